@@ -209,7 +209,7 @@ class Run:
         if (metric := self._latest_answer.eval_metric or self._declared_eval) in logged.values:
             self._evals.append((logged.step, logged.values[metric]))
         for part in logged.split(OBSERVATIONS_PER_ENTRY):
-            self._put(part)
+            self._put_entry(part)
 
     def checkpoint(self, uri: str | os.PathLike[str], *, step: int) -> None:
         """Report that the checkpoint of `step` exists at `uri`."""
@@ -218,7 +218,7 @@ class Run:
         if whole_step is None or not isinstance(path, str) or not path:
             self._warnings.count_dropped("checkpoint", 1, "checkpoint: step %.80r, uri %.80r", step, uri)
         else:
-            self._put(Entry("checkpoints", {"step": whole_step, "uri": path}))
+            self._put_entry(Entry("checkpoints", {"step": whole_step, "uri": path}))
 
     def resume(self, *, step: int) -> None:
         """Report that training resumes from the checkpoint of `step`: what was logged after it is superseded.
@@ -229,7 +229,7 @@ class Run:
         if whole_step is None:
             self._warnings.count_dropped("resume", 1, "resume: step %.80r", step)
         else:
-            self._put(Entry("resume", {"step": whole_step}))
+            self._put_entry(Entry("resume", {"step": whole_step}))
 
     def eval_changed(self, *, step: int, why: str, version: str | None = None) -> None:
         """Report that the eval is measured differently from `step` on: another grader, other or fewer prompts.
@@ -241,7 +241,7 @@ class Run:
         if whole_step is None or not isinstance(why, str) or not why or not isinstance(version, str | None):
             self._warnings.count_dropped("eval_changed", 1, "eval_changed: step %.80r, why %.80r", step, why)
         else:
-            self._put(Entry("eval-changes", {"step": whole_step, "reason": why[:500], "version": version}))
+            self._put_entry(Entry("eval-changes", {"step": whole_step, "reason": why[:500], "version": version}))
 
     def eval_requests(self) -> Iterator[EvalRequest]:
         """The paired evaluations that the service requests and that are not yet answered; usually none.
@@ -271,8 +271,8 @@ class Run:
             self._warnings.warn_once("finish", "finish: %.80r is neither completed nor failed; failed is sent", status)
             status = "failed"
         obeyed = {"obeyed": self._obeyed} if self._obeyed is not None and status == "completed" else {}
-        self._put(Entry("finish", {"status": status, **obeyed}))
-        self._close()
+        self._put_entry(Entry("finish", {"status": status, **obeyed}))
+        self._close_run()
 
     @property
     def is_reported(self) -> bool:
@@ -310,7 +310,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if os.getpid() != self._pid:  # a forked child exits the block: the run continues in the parent
-            self._close()
+            self._close_run()
         else:
             ended_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
             self.finish("completed" if ended_well else "failed")
@@ -321,9 +321,9 @@ class Run:
 
     def _answer_request(self, request_id: str, answer: Mapping[str, Any]) -> None:
         self._answered_requests.add(request_id)
-        self._put(Entry(f"eval-requests/{request_id}/answer", answer))
+        self._put_entry(Entry(f"eval-requests/{request_id}/answer", answer))
 
-    def _put(self, entry: Entry | LoggedValues) -> None:
+    def _put_entry(self, entry: Entry | LoggedValues) -> None:
         if self._finished:
             self._warnings.count_dropped(
                 "finished", max(1, entry.observation_count), "the run is finished: later calls are dropped"
@@ -331,7 +331,7 @@ class Run:
         elif self._reporter is not None:
             self._reporter.put(entry)
 
-    def _close(self) -> None:
+    def _close_run(self) -> None:
         self._finished = True
         _open_runs.discard(self)
         if self._reporter is not None:
@@ -357,7 +357,7 @@ _open_runs: set[Run] = set()  # keeps a reference until the run is closed, so th
 def _close_all() -> None:
     """At exit: send what was logged, without ending the run, since its status is unknown."""
     for run in list(_open_runs):
-        run._close()
+        run._close_run()
 
 
 def _restart_in_child() -> None:

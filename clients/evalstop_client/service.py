@@ -77,15 +77,15 @@ class Service:
             content = json.dumps(body, allow_nan=False).encode()  # all ASCII: names may hold lone surrogates
         except (TypeError, ValueError, RecursionError) as error:
             return Refused(0, f"POST {path}: the body is not JSON: {error}")
-        return self._request("POST", path, content)
+        return self._send_request("POST", path, content)
 
     def get(self, path: str) -> Answer:
         """GET a path such as `/runs/{id}`."""
-        return self._request("GET", path, None)
+        return self._send_request("GET", path, None)
 
     def send(self, method: str, path: str, body: Json | None = None) -> Answer:
         """Send another method, or a POST without a body; a response without a body becomes an empty object."""
-        return self._request(method, path, None if body is None else json.dumps(body).encode())
+        return self._send_request(method, path, None if body is None else json.dumps(body).encode())
 
     def page_of(self, run_id: str) -> str:
         """The URL of a run's page, if the service does not return it."""
@@ -97,7 +97,7 @@ class Service:
             self._client.close()
             self._client = None
 
-    def _request(self, method: str, path: str, content: bytes | None) -> Answer:
+    def _send_request(self, method: str, path: str, content: bytes | None) -> Answer:
         import httpx
 
         try:
@@ -128,7 +128,7 @@ def understand(response: httpx.Response) -> Answer:
     if status == 204:
         return Accepted({})
     body = _object_in(response)
-    reason = _reason(response, body)
+    reason = _describe_refusal(response, body)
     if 200 <= status < 300:
         return (
             Unavailable(f"{reason}: the answer is not EvalStop's; is the url right?")
@@ -141,7 +141,7 @@ def understand(response: httpx.Response) -> Answer:
         return Unavailable(reason, _retry_after_seconds(response.headers.get("retry-after"), time.time()))
     spoken = response.headers.get("content-type", "").startswith("application/problem+json")
     if status == 413 or (400 <= status < 500 and spoken):
-        return Refused(status, reason, _pointers(body))
+        return Refused(status, reason, _read_pointers(body))
     return Unavailable(f"{reason}: the answer is not EvalStop's; is the url right?")
 
 
@@ -153,7 +153,7 @@ def _object_in(response: httpx.Response) -> Json | None:
     return body if isinstance(body, dict) else None
 
 
-def _reason(response: httpx.Response, body: Json | None) -> str:
+def _describe_refusal(response: httpx.Response, body: Json | None) -> str:
     errors = body.get("errors") if body else None
     fields = ("title",) if errors else ("title", "detail")  # the detail only counts the errors
     parts = [str(body[name]) for name in fields if body and body.get(name)]
@@ -168,7 +168,7 @@ def _reason(response: httpx.Response, body: Json | None) -> str:
     return f"{where}: {'; '.join(parts)}" if parts else where
 
 
-def _pointers(body: Json | None) -> tuple[str, ...]:
+def _read_pointers(body: Json | None) -> tuple[str, ...]:
     errors = body.get("errors") if body else None
     if not isinstance(errors, list):
         return ()

@@ -38,7 +38,7 @@ def sign(secret: str, webhook_id: str, timestamp: int, body: bytes) -> dict[str,
     return {
         "webhook-id": webhook_id,
         "webhook-timestamp": str(timestamp),
-        "webhook-signature": _signature(secret_bytes(secret), _signed(webhook_id, str(timestamp), body)),
+        "webhook-signature": _signature(secret_bytes(secret), _signed_bytes(webhook_id, str(timestamp), body)),
     }
 
 
@@ -56,7 +56,7 @@ def verify(
     hold several signatures.
     """
     values = {name.lower(): value for name, value in headers.items()}
-    webhook_id, timestamp, signatures = (_header(values, name) for name in ("id", "timestamp", "signature"))
+    webhook_id, timestamp, signatures = (_find_header(values, name) for name in ("id", "timestamp", "signature"))
     if not (timestamp.isascii() and timestamp.isdecimal() and len(timestamp) <= LONGEST_TIMESTAMP):
         raise TimestampMalformed(f"It is {timestamp!r:.40}.")
     age_seconds = now - int(timestamp)
@@ -64,8 +64,8 @@ def verify(
         raise TimestampTooOld(f"It is {age_seconds:.0f} s old; at most {tolerance_seconds:.0f} s are allowed.")
     if age_seconds < -tolerance_seconds:
         raise TimestampInFuture(f"It is {-age_seconds:.0f} s ahead; at most {tolerance_seconds:.0f} s are allowed.")
-    signed, presented = _signed(webhook_id, timestamp, body), signatures.split()[:MOST_SIGNATURES]
-    if not any(_matches(secret, signed, presented) for secret in secrets):
+    signed, presented = _signed_bytes(webhook_id, timestamp, body), signatures.split()[:MOST_SIGNATURES]
+    if not any(_has_match(secret, signed, presented) for secret in secrets):
         raise SignatureMismatch
     return webhook_id
 
@@ -92,14 +92,14 @@ def secret_bytes(secret: str) -> bytes:
     return key
 
 
-def _header(headers: Mapping[str, str], name: str) -> str:
+def _find_header(headers: Mapping[str, str], name: str) -> str:
     value = headers.get(f"webhook-{name}", "")
     if not value:
         raise HeaderMissing(f"There is no webhook-{name}.")
     return value
 
 
-def _signed(webhook_id: str, timestamp: str, body: bytes) -> bytes:
+def _signed_bytes(webhook_id: str, timestamp: str, body: bytes) -> bytes:
     return f"{webhook_id}.{timestamp}.".encode(errors="surrogatepass") + body
 
 
@@ -107,7 +107,7 @@ def _signature(key: bytes, signed: bytes) -> str:
     return f"{VERSION_TAG}," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
 
 
-def _matches(secret: str, signed: bytes, presented: Sequence[str]) -> bool:
+def _has_match(secret: str, signed: bytes, presented: Sequence[str]) -> bool:
     if secret.startswith(PUBLIC_PREFIX):
         key = _public_key(secret)
         of_key_pairs = [

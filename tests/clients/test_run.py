@@ -297,7 +297,7 @@ def test_earlier_runs_spool_does_not_stop_the_next_run(server: FakeServer, servi
     service.scripted_answers = [answer_on_path("/observations", Answer(503, {}))] * 1000
     first = open_run(server, limits=Limits(flush_seconds=0.2))
     first.log({"score": 1.0}, step=7)
-    first._close()
+    first._close_run()
     stopped = service.find_run("a run")
     assert stopped.observations == {}
     stopped.status, service.stop_at_step = "stopped", 7

@@ -51,30 +51,30 @@ def list_decisions(options: argparse.Namespace) -> int:
 
 def veto(options: argparse.Namespace) -> int:
     """Cancel a stop that is on hold or pending: the run continues."""
-    return _tell(_find(connect(options), options.decision).veto(options.reason), options)
+    return _print_decision(_find_decision(connect(options), options.decision).veto(options.reason), options)
 
 
 def release(options: argparse.Namespace) -> int:
     """Carry out a stop that is on hold, despite its guards."""
-    return _tell(_find(connect(options), options.decision).release(options.reason), options)
+    return _print_decision(_find_decision(connect(options), options.decision).release(options.reason), options)
 
 
 def undo(options: argparse.Namespace) -> int:
     """Undo a requested stop, or resume a parked job; receivers resume the job if they can."""
-    return _tell(_find(connect(options), options.decision).undo(options.reason), options)
+    return _print_decision(_find_decision(connect(options), options.decision).undo(options.reason), options)
 
 
 def label(options: argparse.Namespace) -> int:
     """Label whether a stop was right."""
-    decision = _find(connect(options), options.decision)
-    return _tell(decision.label(options.outcome, options.note, turn_step=options.turn_step), options)
+    decision = _find_decision(connect(options), options.decision)
+    return _print_decision(decision.label(options.outcome, options.note, turn_step=options.turn_step), options)
 
 
 def _add_decision(command: argparse.ArgumentParser) -> None:
     command.add_argument("decision", metavar="DECISION", help="its id, or the name of its run")
 
 
-def _find(api: Api, id_or_run: str) -> DecisionRecord:
+def _find_decision(api: Api, id_or_run: str) -> DecisionRecord:
     if is_id(id_or_run):
         return api.decision(id_or_run)
     decision = api.run(id_or_run).decision
@@ -83,7 +83,7 @@ def _find(api: Api, id_or_run: str) -> DecisionRecord:
     return decision
 
 
-def _tell(decision: DecisionRecord, options: argparse.Namespace) -> int:
+def _print_decision(decision: DecisionRecord, options: argparse.Namespace) -> int:
     if options.json:
         print_json(decision.document)
     else:

@@ -97,10 +97,10 @@ def _list_endpoints(connection: Connection) -> list[EndpointFacts] | None:
         endpoints = connection.get("/endpoints")["items"]
     except KeyRefused:
         return None
-    return [_describe(connection, endpoint) for endpoint in endpoints if STOP in endpoint["event_types"]]
+    return [_gather_endpoint_facts(connection, endpoint) for endpoint in endpoints if STOP in endpoint["event_types"]]
 
 
-def _describe(connection: Connection, endpoint: Json) -> EndpointFacts:
+def _gather_endpoint_facts(connection: Connection, endpoint: Json) -> EndpointFacts:
     latest = connection.get("/deliveries", {"endpoint_id": endpoint["id"], "limit": 1})["items"]
     return EndpointFacts(endpoint, latest[0] if latest else None)
 

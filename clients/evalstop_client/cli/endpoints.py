@@ -76,7 +76,7 @@ def add_endpoint(options: argparse.Namespace) -> int:
 def send_test(options: argparse.Namespace) -> int:
     """Send a signed test event to an endpoint, and print its answer."""
     api = connect(options)
-    tested = api.connection.post(f"/endpoints/{_find(api, options.endpoint)}/test")
+    tested = api.connection.post(f"/endpoints/{_find_endpoint_id(api, options.endpoint)}/test")
     if options.json:
         print_json(tested)
     else:
@@ -87,7 +87,7 @@ def send_test(options: argparse.Namespace) -> int:
 def remove_endpoint(options: argparse.Namespace) -> int:
     """Remove an endpoint and cancel its waiting deliveries."""
     api = connect(options)
-    endpoint_id = _find(api, options.endpoint)
+    endpoint_id = _find_endpoint_id(api, options.endpoint)
     api.connection.delete(f"/endpoints/{endpoint_id}")
     if options.json:
         print_json({"id": endpoint_id, "removed": True})
@@ -96,7 +96,7 @@ def remove_endpoint(options: argparse.Namespace) -> int:
     return OK
 
 
-def _find(api: Api, id_or_url: str) -> str:
+def _find_endpoint_id(api: Api, id_or_url: str) -> str:
     if is_id(id_or_url):
         return id_or_url
     for item in api.connection.get("/endpoints")["items"]:

@@ -47,7 +47,7 @@ def add_to(commands: Subcommands, text: str) -> None:
 
 def list_keys(options: argparse.Namespace) -> int:
     """List the keys of the project, revoked ones included."""
-    items = _load(connect(options))
+    items = _load_keys(connect(options))
     if options.json:
         print_json(items)
         return OK
@@ -83,7 +83,7 @@ def rotate_key(options: argparse.Namespace) -> int:
     """Give a key a new secret and print it once; the current one stays valid for a while."""
     api = connect(options)
     body = {"overlap_seconds": options.overlap_seconds}
-    made = api.connection.post(f"/keys/{_find(api, options.key)}/rotate", body)
+    made = api.connection.post(f"/keys/{_find_key_id(api, options.key)}/rotate", body)
     if options.json:
         print_json(made)
     else:
@@ -94,7 +94,7 @@ def rotate_key(options: argparse.Namespace) -> int:
 def revoke_key(options: argparse.Namespace) -> int:
     """Revoke a key."""
     api = connect(options)
-    key_id = _find(api, options.key)
+    key_id = _find_key_id(api, options.key)
     api.connection.delete(f"/keys/{key_id}")
     if options.json:
         print_json({"id": key_id, "revoked": True})
@@ -103,15 +103,15 @@ def revoke_key(options: argparse.Namespace) -> int:
     return OK
 
 
-def _load(api: Api) -> list[Json]:
+def _load_keys(api: Api) -> list[Json]:
     return list(api.connection.get("/keys")["items"])
 
 
-def _find(api: Api, name: str) -> str:
+def _find_key_id(api: Api, name: str) -> str:
     """The id of the key with this id or name."""
     if is_id(name):
         return name
-    key_ids = [key["id"] for key in _load(api) if key["name"] == name and key["revoked_at"] is None]
+    key_ids = [key["id"] for key in _load_keys(api) if key["name"] == name and key["revoked_at"] is None]
     if not key_ids:
         raise NotFound(f"no active key is called {name!r}.")
     if len(key_ids) > 1:

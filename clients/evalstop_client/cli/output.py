@@ -26,7 +26,7 @@ def _write_time(value: object) -> str:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None:
     """Print a table, as wide as the terminal, else as needed; plain text without rich; `none` without rows."""
-    cells = [tuple(map(_text, row)) for row in rows]
+    cells = [tuple(map(_format_value, row)) for row in rows]
     if not cells:
         print("none")
         return
@@ -55,7 +55,7 @@ def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
 
 def print_facts(facts: Iterable[tuple[str, Shown]]) -> None:
     """Print one fact per line, without those that are None. Needs no library: a command can always print its result."""
-    shown = [(name, _text(value)) for name, value in facts if value is not None]
+    shown = [(name, _format_value(value)) for name, value in facts if value is not None]
     width = max((len(name) for name, _ in shown), default=0)
     for name, text in shown:
         print(f"{name:<{width}}  {text}")
@@ -71,7 +71,7 @@ def format_number(value: float) -> str:
     return f"{value:.6g}"
 
 
-def _text(value: Shown) -> str:
+def _format_value(value: Shown) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -33,7 +33,7 @@ def add_to(commands: Subcommands, text: str) -> None:
 
 def show_project(options: argparse.Namespace) -> int:
     """Show the settings of the project."""
-    return _tell(connect(options).connection.get("/project"), options)
+    return _print_settings(connect(options).connection.get("/project"), options)
 
 
 def set_project(options: argparse.Namespace) -> int:
@@ -41,7 +41,7 @@ def set_project(options: argparse.Namespace) -> int:
     written = parse_pairs(options.settings, "setting")
     changes = {name: parse_setting(name, text) for name, text in written.items()}
     changed = connect(options).connection.patch("/project", changes)
-    return _tell(changed if options.json else {name: changed[name] for name in changes}, options)
+    return _print_settings(changed if options.json else {name: changed[name] for name in changes}, options)
 
 
 def pause_project(options: argparse.Namespace) -> int:
@@ -75,11 +75,11 @@ def parse_setting(name: str, text: str) -> object:
     return value if isinstance(value, int | float) else text
 
 
-def _tell(settings: Json, options: argparse.Namespace) -> int:
+def _print_settings(settings: Json, options: argparse.Namespace) -> int:
     if options.json:
         print_json(settings)
     else:
-        print_facts((name, _show(name, value)) for name, value in settings.items())
+        print_facts((name, _format_setting(name, value)) for name, value in settings.items())
     return OK
 
 
@@ -93,7 +93,7 @@ def _tell_pause(project: Json, options: argparse.Namespace) -> int:
     return OK
 
 
-def _show(name: str, value: object) -> Shown:
+def _format_setting(name: str, value: object) -> Shown:
     if value is None and name in LISTS:
         return "any"
     if isinstance(value, list):

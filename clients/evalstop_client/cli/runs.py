@@ -119,7 +119,7 @@ def tail_run(options: argparse.Namespace) -> int:
     for item in list(last)[-options.lines :] if options.lines else ():
         _print_observation(item, options)
     if options.follow:
-        for item in _follow(run, metric, step):
+        for item in _follow_run(run, metric, step):
             _print_observation(item, options)
     return OK
 
@@ -150,7 +150,7 @@ def _list_cells(run: RunRecord) -> tuple[Shown, ...]:
     )
 
 
-def _follow(run: RunRecord, metric: str, step: int | None) -> Iterator[ObservationRecord]:
+def _follow_run(run: RunRecord, metric: str, step: int | None) -> Iterator[ObservationRecord]:
     """Yield observations after a step, or all, as they arrive, until the run has ended."""
     while True:
         ended = run.refresh().status in ENDED  # read the status first: observations before the end must still be read

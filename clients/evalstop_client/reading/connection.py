@@ -26,19 +26,19 @@ class Connection:
     def get(self, path: str, query: Query | None = None) -> Json:
         """GET a path such as `/runs`."""
         parameters = {name: value for name, value in (query or {}).items() if value not in (None, [])}
-        return _document(self._service.get(f"{path}?{urlencode(parameters, doseq=True)}" if parameters else path))
+        return _read_document(self._service.get(f"{path}?{urlencode(parameters, doseq=True)}" if parameters else path))
 
     def post(self, path: str, body: Json | None = None) -> Json:
         """POST to a path, with a body if the route requires one."""
-        return _done(_document(self._service.send("POST", path, body)))
+        return _require_success(_read_document(self._service.send("POST", path, body)))
 
     def patch(self, path: str, body: Json) -> Json:
         """PATCH a path."""
-        return _done(_document(self._service.send("PATCH", path, body)))
+        return _require_success(_read_document(self._service.send("PATCH", path, body)))
 
     def delete(self, path: str) -> None:
         """DELETE a path."""
-        _document(self._service.send("DELETE", path))
+        _read_document(self._service.send("DELETE", path))
 
     def pages(self, path: str, query: Query, page: int = PAGE) -> Iterator[Json]:
         """The items of a list, fetched page by page on demand."""
@@ -58,14 +58,14 @@ class Connection:
         self._service.close()
 
 
-def _done(document: Json) -> Json:
+def _require_success(document: Json) -> Json:
     """Return the document; raises ConfirmationNeeded if it is a proposal, which another person must confirm."""
     if "proposed_by" in document:
         raise ConfirmationNeeded(f"{document['summary']}: proposal {document['id']}, on the page Overview.")
     return document
 
 
-def _document(answer: Answer) -> Json:
+def _read_document(answer: Answer) -> Json:
     if isinstance(answer, Accepted):
         return answer.body
     if isinstance(answer, Unavailable):

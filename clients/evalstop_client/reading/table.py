@@ -46,14 +46,14 @@ class Table(Generic[Item]):
 
     def to_pandas(self) -> Any:
         """All records as a pandas.DataFrame. Raises LibraryMissing."""
-        return _import("pandas").DataFrame(self.to_rows())
+        return _import_library("pandas").DataFrame(self.to_rows())
 
     def to_polars(self) -> Any:
         """All records as a polars.DataFrame. Raises LibraryMissing."""
-        return _import("polars").DataFrame(self.to_rows())
+        return _import_library("polars").DataFrame(self.to_rows())
 
 
-def _import(library: str) -> Any:
+def _import_library(library: str) -> Any:
     try:
         return import_module(library)
     except ImportError as error:

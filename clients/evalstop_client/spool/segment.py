@@ -142,7 +142,7 @@ class FileSegment:
         draft = path.with_suffix(".draft")  # renamed once it is locked, so that no other process adopts it before
         descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            _lock(descriptor)
+            _lock_file(descriptor)
             header = Entry("open", opening).line()
             _write_all(descriptor, header, 0)
             os.fsync(descriptor)
@@ -161,7 +161,7 @@ class FileSegment:
         except FileNotFoundError:
             return None
         try:
-            if not _lock(descriptor, adopting=True) or os.fstat(descriptor).st_nlink == 0:
+            if not _lock_file(descriptor, adopting=True) or os.fstat(descriptor).st_nlink == 0:
                 os.close(descriptor)
                 return None
             size = os.fstat(descriptor).st_size
@@ -189,7 +189,7 @@ class FileSegment:
     def head(self, batch_points: int) -> Batch | None:
         chosen: list[Entry] = []
         unreadable, end = 0, self._sent
-        for line in self._lines():
+        for line in self._read_lines():
             try:
                 entry = Entry.from_line(line)
             except (ValueError, RecursionError):
@@ -216,7 +216,7 @@ class FileSegment:
         self._path.with_suffix(".sent").unlink(missing_ok=True)
         self.close()
 
-    def _lines(self) -> list[bytes]:
+    def _read_lines(self) -> list[bytes]:
         """Complete lines from the first unsent one on; a last line torn by the death of its writer is left out."""
         read_bytes = READ_BYTES
         while True:
@@ -235,7 +235,7 @@ def _fits(chosen: Sequence[Entry], entry: Entry, batch_points: int) -> bool:
     return sum(other.observation_count for other in chosen) + entry.observation_count <= batch_points
 
 
-def _lock(descriptor: int, adopting: bool = False) -> bool:
+def _lock_file(descriptor: int, adopting: bool = False) -> bool:
     """Lock a segment's file; the system releases the lock when the process dies."""
     if sys.platform == "win32":
         return not adopting

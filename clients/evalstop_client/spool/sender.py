@@ -87,7 +87,7 @@ class Sender:
                 if not adopted:
                     self._spool.adopt()
                     adopted = True
-                answer = self._step()
+                answer = self._send_next()
             except Exception as error:  # a bug must not end the thread: the spool keeps unsent entries
                 if not self._failures:
                     logger.exception("evalstop: internal error in the sender")
@@ -95,27 +95,27 @@ class Sender:
             self._pause_after(answer, began)
         self._service.close()
 
-    def _step(self) -> Answer | None:
+    def _send_next(self) -> Answer | None:
         """Send the oldest batch; None if there was nothing to send."""
         batch = self._spool.head()
         opening = self._opening if batch is None else batch.opening
         if self._opened != opening and not self._is_refused(opening):
-            return self._open(opening)
+            return self._open_run(opening)
         if batch is None:
             return self._wait_or_send_heartbeat()
         if not batch.entries:  # damaged lines only
             self._spool.advance(batch)
             return None
         if self._refusal is not None and self._is_refused(opening):
-            self._reject(batch.entries, self._refusal[1])
+            self._reject_entries(batch.entries, self._refusal[1])
             self._spool.advance(batch)
             return None
-        answer = self._send(_merge_entries(batch.entries))
+        answer = self._send_entry(_merge_entries(batch.entries))
         if isinstance(answer, Accepted):
             self._spool.advance(batch)
         return answer
 
-    def _open(self, opening: Mapping[str, Any]) -> Answer:
+    def _open_run(self, opening: Mapping[str, Any]) -> Answer:
         answer = self._service.post("/runs", dict(opening))
         if isinstance(answer, Accepted):
             if not isinstance(answer.body.get("id"), str):
@@ -143,7 +143,7 @@ class Sender:
     def _is_refused(self, opening: Mapping[str, Any]) -> bool:
         return self._refusal is not None and self._refusal[0] == opening
 
-    def _send(self, entry: Entry) -> Answer:
+    def _send_entry(self, entry: Entry) -> Answer:
         """Post `entry`; parts that the service refuses are rejected, and the rest is posted again."""
         if entry.to == "resume" and self._is_renamed:
             self._warnings.say_error_once(
@@ -171,13 +171,13 @@ class Sender:
                     return answer
                 bad, valid = split_rejected(part, answer)
                 if bad is not None:
-                    self._reject([bad], answer)
+                    self._reject_entries([bad], answer)
                 waiting.extend(reversed(valid))
             else:
                 return answer  # everything is sent again; accepted observations become duplicates
         return Accepted({})
 
-    def _reject(self, entries: Sequence[Entry], refused: Refused) -> None:
+    def _reject_entries(self, entries: Sequence[Entry], refused: Refused) -> None:
         path = self._spool.reject(entries, refused.reason)
         self._warnings.warn_once("refused", "the service refused data, which is kept in %s: %s", path, refused.reason)
 

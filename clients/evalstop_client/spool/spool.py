@@ -60,7 +60,7 @@ class Spool:
                     "spool-full", lost, "the spool %s is full: observations are dropped", self._folder
                 )
             if storable and not self._closed:
-                self._write(storable)
+                self._write_entries(storable)
             self._changed.notify_all()
 
     def head(self) -> Batch | None:
@@ -147,23 +147,23 @@ class Spool:
         in_memory = isinstance(self._owned, MemorySegment) and self._owned.entry_count >= self._limits.queue_entries
         return on_disk >= self._limits.spool_bytes or in_memory
 
-    def _write(self, entries: Sequence[Entry]) -> None:
+    def _write_entries(self, entries: Sequence[Entry]) -> None:
         owned = self._owned
         refused = isinstance(owned, MemorySegment) and not owned.is_sent
         try:
             if not refused:
                 if not isinstance(owned, FileSegment) or owned.byte_count >= self._limits.segment_bytes:
-                    owned = self._own(FileSegment.create(self._folder, self._opening))
+                    owned = self._own_segment(FileSegment.create(self._folder, self._opening))
                 owned.append(entries)
                 self._warnings.reset("disk")
                 return
         except OSError as error:
             self._warnings.warn_once("disk", "cannot write the spool %s, kept in memory only: %s", self._folder, error)
-            owned = self._own(MemorySegment(self._opening))
+            owned = self._own_segment(MemorySegment(self._opening))
         assert owned is not None
         owned.append(entries)
 
-    def _own(self, segment: Segment) -> Segment:
+    def _own_segment(self, segment: Segment) -> Segment:
         self._owned = segment
         self._segments.append(segment)
         return segment

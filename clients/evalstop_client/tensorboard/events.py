@@ -48,34 +48,34 @@ def parse_scalars(record: bytes) -> list[Scalar]:
         elif field == 2 and kind == VARINT:
             step = signed(value)
         elif field == 5 and kind == BYTES:
-            scalars += [read for read in map(_value, repeated(value, 1)) if read is not None]
+            scalars += [read for read in map(_parse_value, repeated(value, 1)) if read is not None]
     return [Scalar(tag, step, number, wall_time) for tag, number in scalars]
 
 
-def _value(summary: bytes) -> tuple[str, float] | None:
+def _parse_value(summary: bytes) -> tuple[str, float] | None:
     tag: str | None = None
     number: float | None = None
     plugin = "scalars"
     for field, kind, value in fields(summary):
         if field == 1 and kind == BYTES:
-            tag = _text(value)
+            tag = _decode_text(value)
         elif field == 2 and kind == FIXED32:
             (number,) = struct.unpack("<f", value)
         elif field == 8 and kind == BYTES:
-            number = _number(value)
+            number = _parse_number(value)
         elif field == 9 and kind == BYTES:
-            plugin = _plugin(value)
+            plugin = _parse_plugin(value)
     return (tag, number) if tag and number is not None and plugin == "scalars" else None
 
 
-def _plugin(metadata: bytes) -> str:
+def _parse_plugin(metadata: bytes) -> str:
     for data in repeated(metadata, 1):
         for name in repeated(data, 1):
-            return _text(name) or ""
+            return _decode_text(name) or ""
     return "scalars"
 
 
-def _number(tensor: bytes) -> float | None:
+def _parse_number(tensor: bytes) -> float | None:
     """The number of a tensor with exactly one."""
     dtype, content = 0, b""
     numbers: list[float] = []
@@ -103,7 +103,7 @@ def _number(tensor: bytes) -> float | None:
     return float(numbers[0]) if len(numbers) == 1 and not content else None
 
 
-def _text(data: bytes) -> str | None:
+def _decode_text(data: bytes) -> str | None:
     try:
         return data.decode()
     except UnicodeDecodeError:

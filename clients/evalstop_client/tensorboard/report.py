@@ -62,16 +62,16 @@ class Watch:
             folder = self._folders.setdefault(inside, Folder())
             for file in files:
                 while (portion := folder.portion(file)) is not None:
-                    self._send(inside, portion)
+                    self._send_portion(inside, portion)
                     folder.take(file, portion)
-                    self._remember()
+                    self._save_positions()
 
     def finish(self) -> None:
         """Report every run with sent data as completed. Raises ServiceUnavailable."""
         for run in sorted(self._ids):
-            self._post(run, "finish", {"status": "completed"})
+            self._post_entry(run, "finish", {"status": "completed"})
 
-    def _send(self, inside: str, portion: Portion) -> None:
+    def _send_portion(self, inside: str, portion: Portion) -> None:
         below = "" if inside == "." else inside
         run = self._name if self._one_run or not below else f"{self._name}/{below}"
         before = f"{below}/" if self._one_run and below else ""
@@ -79,42 +79,42 @@ class Watch:
         if not points:
             return
         if portion.restarts_at is not None:
-            self._post(run, "resume", {"step": max(0, portion.restarts_at - 1)})
+            self._post_entry(run, "resume", {"step": max(0, portion.restarts_at - 1)})
         waiting = [merge_observations(points)]
         while waiting:
             part = waiting.pop()
-            refused = self._post(run, part.to, dict(part.body))
+            refused = self._post_entry(run, part.to, dict(part.body))
             if refused is not None:
                 bad, valid = split_rejected(part, refused)
                 if bad is not None:
                     self._log_once("refused", f"the service refuses some data of {run}: {refused.reason}")
                 waiting.extend(reversed(valid))
 
-    def _post(self, run: str, to: str, body: Json) -> Refused | None:
+    def _post_entry(self, run: str, to: str, body: Json) -> Refused | None:
         """Post to a run, which is opened first; returns a refusal."""
         if run not in self._ids:
-            opened = self._open(run)
+            opened = self._open_run(run)
             if isinstance(opened, Refused):
                 self._log_once(f"open {run}", f"{run} is NOT being watched: {opened.reason}")
                 return None
             self._ids[run] = str(opened.body.get("id"))
-        answer = self._answered(self._service.post(f"/runs/{self._ids[run]}/{to}", body))
+        answer = self._check_answer(self._service.post(f"/runs/{self._ids[run]}/{to}", body))
         if isinstance(answer, Refused) and answer.status == 404:
             del self._ids[run]  # the service does not know it: reopen it at the next poll
             raise ServiceUnavailable(answer.reason)
         return answer if isinstance(answer, Refused) else None
 
-    def _open(self, run: str) -> Accepted | Refused:
+    def _open_run(self, run: str) -> Accepted | Refused:
         """Open the run of a folder: always the same one, even if it was reported as ended."""
         identity = f"tensorboard:{socket.gethostname()}:{self._root.resolve()}"[:LONGEST_IDENTITY]
         opening = {**self._opening, "name": run, "job": identity}
         once = {"opening": str(uuid.uuid5(uuid.NAMESPACE_URL, f"{identity}\n{run}"))}
-        opened = self._answered(self._service.post("/runs", opening | once))
+        opened = self._check_answer(self._service.post("/runs", opening | once))
         if isinstance(opened, Accepted) and opened.body.get("status") in ENDED:
-            return self._answered(self._service.post("/runs", opening | {"resume": "must"}))
+            return self._check_answer(self._service.post("/runs", opening | {"resume": "must"}))
         return opened
 
-    def _answered(self, answer: Answer) -> Accepted | Refused:
+    def _check_answer(self, answer: Answer) -> Accepted | Refused:
         if isinstance(answer, Accepted | Refused):
             return answer
         raise ServiceUnavailable(answer.reason)
@@ -144,7 +144,7 @@ class Watch:
             logger.warning("%s cannot be read, everything is sent again: %s", self._memory, error)
             return {}
 
-    def _remember(self) -> None:
+    def _save_positions(self) -> None:
         document = {"version": 1, "folders": {path: folder.document() for path, folder in self._folders.items()}}
         draft = self._memory.with_suffix(".draft")
         try:

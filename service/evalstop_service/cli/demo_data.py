@@ -116,13 +116,13 @@ class Script:
 
     def begin(self, story: Story) -> None:
         """Schedule the opening, the posts and the end of a run."""
-        self.schedule(story.begins_at, partial(self._open, story))
+        self.schedule(story.begins_at, partial(self._open_run, story))
         length = len(story.example.steps)
         for first in range(0, length if story.silent_after is None else story.silent_after, EVALS_A_POST):
             evals = range(first, min(first + EVALS_A_POST, length))
-            self.schedule(story.at(evals[-1]), partial(self._post, story, evals))
+            self.schedule(story.at(evals[-1]), partial(self._post_evals, story, evals))
         if story.silent_after is None:
-            self.schedule(story.at(length), partial(self._finish, story))
+            self.schedule(story.at(length), partial(self._end_run, story))
 
     def tick(self, at: datetime) -> None:
         """Run the worker's periodic jobs."""
@@ -136,7 +136,7 @@ class Script:
             proposed = proposals.list_open(tx, self.project.id, at)
         for proposal in proposed:
             if proposal.argument == Stage.CANARY:  # `enforce` is left unconfirmed
-                self.schedule(at + TICK / 2, partial(self._promote, proposal.id))
+                self.schedule(at + TICK / 2, partial(self._confirm_proposal, proposal.id))
 
     def try_policy(self, at: datetime) -> None:
         """Start a policy in shadow, to earn its rollout stage."""
@@ -147,11 +147,11 @@ class Script:
             rollout_stage.set_rollout_stage(tx, self.project.id, TRIED, version.version, **TRIED_TERMS, now=at)
             author.record(tx, "rollout_stage.set", f"policy {TRIED}", TRIED_TERMS)
 
-    def _promote(self, proposal_id: UUID, at: datetime) -> None:
+    def _confirm_proposal(self, proposal_id: UUID, at: datetime) -> None:
         author = Author(self.project.id, PEOPLE[0], at)
         second_person.confirm_proposal(self.database, author, proposal_id, "its recorded stops were right")
 
-    def _open(self, story: Story, at: datetime) -> None:
+    def _open_run(self, story: Story, at: datetime) -> None:
         terms = open_run.OpenRequest(
             story.name,
             METRICS,
@@ -162,7 +162,7 @@ class Script:
         )
         story.run, _ = open_run.open_run(self.database, self.project.id, terms, at)
 
-    def _post(self, story: Story, evals: range, at: datetime) -> None:
+    def _post_evals(self, story: Story, evals: range, at: datetime) -> None:
         run, example = story.run, story.example
         if run is None or story.over:
             return
@@ -176,9 +176,9 @@ class Script:
             receipt = self.committer.submit_and_wait(Message(self.project.id, run.id, content))
             if receipt.decision is not None and not story.decided:
                 story.decided = True
-                self._react(story, receipt.decision)
+                self._schedule_reactions(story, receipt.decision)
 
-    def _react(self, story: Story, decision: Decision) -> None:
+    def _schedule_reactions(self, story: Story, decision: Decision) -> None:
         """Schedule the reactions of people and receivers to a decision."""
         if decision.state != DecisionState.PENDING:
             return
@@ -186,49 +186,49 @@ class Script:
         if number < 0.06:
             why = self.chance.choice(("a known dip: the curriculum changed", "the run is needed for a comparison"))
             at = decision.created_at + timedelta(minutes=self.chance.uniform(2, 12))
-            self.schedule(at, partial(self._veto, decision, why))
+            self.schedule(at, partial(self._veto_decision, decision, why))
         elif number < 0.95:  # no receiver hears of the others
             acknowledged_at = decision.due_at + timedelta(seconds=self.chance.uniform(2, 30))
             gone_at = acknowledged_at + timedelta(seconds=self.chance.uniform(20, 600))
             acknowledged = (DecisionState.ACKNOWLEDGED, "the job is being ended")
-            self.schedule(acknowledged_at, partial(self._report, decision, *acknowledged))
+            self.schedule(acknowledged_at, partial(self._report_state, decision, *acknowledged))
             end = (DecisionState.CONFIRMED, "the job is gone")
             if number > 0.92:
                 end = (DecisionState.FAILED, "scancel was refused")
-            self.schedule(gone_at, partial(self._gone, story, decision, end))
+            self.schedule(gone_at, partial(self._report_gone, story, decision, end))
 
-    def _veto(self, decision: Decision, why: str, at: datetime) -> None:
+    def _veto_decision(self, decision: Decision, why: str, at: datetime) -> None:
         command = Vetoed(at, self.chance.choice(PEOPLE), why)
         commands.apply_command(self.database, self.project.id, decision.id, command)
 
-    def _report(self, decision: Decision, state: DecisionState, reason: str, at: datetime) -> None:
+    def _report_state(self, decision: Decision, state: DecisionState, reason: str, at: datetime) -> None:
         report = Reported(at, state, RECEIVER, reason, {"job": str(4000 + decision.step)})
         commands.record_report(self.database, self.project.id, decision.id, report)
 
-    def _gone(self, story: Story, decision: Decision, end: tuple[DecisionState, str], at: datetime) -> None:
-        self._report(decision, *end, at)
+    def _report_gone(self, story: Story, decision: Decision, end: tuple[DecisionState, str], at: datetime) -> None:
+        self._report_state(decision, *end, at)
         if end[0] is DecisionState.CONFIRMED:
             story.over = True
             if self.chance.random() < 0.7:
                 later = at + timedelta(hours=self.chance.uniform(1, 40))
-                self.schedule(later, partial(self._judge, story, decision))
+                self.schedule(later, partial(self._label_outcome, story, decision))
 
-    def _finish(self, story: Story, at: datetime) -> None:
+    def _end_run(self, story: Story, at: datetime) -> None:
         if story.run is None or story.over:
             return
         status = "failed" if self.chance.random() < 0.05 else "completed"
         commands.finish_run(self.database, self.project.id, story.run.id, status, at)
-        decision = self._decision(story)
+        decision = self._find_decision(story)
         if self.chance.random() < (0.15 if decision is None else 0.9):
             later = at + timedelta(hours=self.chance.uniform(1, 40))
-            self.schedule(later, partial(self._judge, story, decision))
+            self.schedule(later, partial(self._label_outcome, story, decision))
 
-    def _decision(self, story: Story) -> Decision | None:
+    def _find_decision(self, story: Story) -> Decision | None:
         assert story.run is not None
         with self.database.reading() as tx:
             return decisions.find_decision_of_attempt(tx, story.run.id, 1)
 
-    def _judge(self, story: Story, decision: Decision | None, at: datetime) -> None:
+    def _label_outcome(self, story: Story, decision: Decision | None, at: datetime) -> None:
         """A person labels the outcome; sometimes the label is `unknown`."""
         assert story.run is not None
         peak, turned = story.example.peak_step, story.example.turned

@@ -104,7 +104,7 @@ class Story:
 
 def choose_stories(chance: random.Random, now: datetime, most: int | None) -> list[Story]:
     """All runs by start: most have ended, the last few are running."""
-    examples = _examples()
+    examples = _load_examples()
     chance.shuffle(examples)
     examples = examples[: max(most, RUNNING)] if most is not None else examples
     stories = []
@@ -115,13 +115,13 @@ def choose_stories(chance: random.Random, now: datetime, most: int | None) -> li
         length = (len(example.steps) + 1) * pace
         earliest, latest = (timedelta(days=days - DAYS) for days in tried.get(index, (0.0, DAYS)))
         begins_at = now + earliest + chance.random() * (latest - earliest - length - timedelta(hours=2))
-        stories.append(_story(chance, example, begins_at, pace))
+        stories.append(_create_story(chance, example, begins_at, pace))
         if index in tried:
             stories[-1].policy, stories[-1].mode = TRIED, "enforce"
     for number, example in enumerate(examples[-RUNNING:]):
         pace = timedelta(minutes=chance.uniform(10, 20))
         done = chance.uniform(0.3, 0.9) * len(example.steps)
-        stories.append(_story(chance, example, now - done * pace, pace))
+        stories.append(_create_story(chance, example, now - done * pace, pace))
         if number < 2:  # one has been silent for six hours, the other for ten days
             silence = (timedelta(hours=6), timedelta(days=10))[number]
             stories[-1].silent_after = 3 * EVALS_A_POST
@@ -132,7 +132,7 @@ def choose_stories(chance: random.Random, now: datetime, most: int | None) -> li
         assert stops_at is not None
         last = stops_at + EVALS_A_POST - 1 - stops_at % EVALS_A_POST
         pace = timedelta(minutes=12)
-        story = _story(chance, example, now - (last + 1) * pace - timedelta(minutes=2 + number), pace)
+        story = _create_story(chance, example, now - (last + 1) * pace - timedelta(minutes=2 + number), pace)
         story.policy, story.mode, story.saves = "patient", "enforce", number > 0
         stories.append(story)
     stories.sort(key=lambda story: story.begins_at)
@@ -169,13 +169,13 @@ def patient_policy(k: int) -> Policy:
     )
 
 
-def _story(chance: random.Random, example: Example, begins_at: datetime, pace: timedelta) -> Story:
+def _create_story(chance: random.Random, example: Example, begins_at: datetime, pace: timedelta) -> Story:
     policy, mode = chance.choice(POLICIES_OF_RUNS)
     gpus, kind = chance.choice(GPUS), chance.choice(KINDS)
     labels = {"job_kind": kind} | ({"gpus": gpus} if gpus else {})
     return Story(f"{kind}-{example.family.replace('_', '-')}", example, policy, mode, labels, begins_at, pace)
 
 
-def _examples() -> list[Example]:
+def _load_examples() -> list[Example]:
     packed = resources.files("evalstop_service").joinpath(FILE).read_bytes()
     return [Example(**run) for run in json.loads(gzip.decompress(packed))["runs"]]

@@ -134,7 +134,7 @@ def record_report(
     3. Record the case of the attempt, now that run and decision are final.
     4. Write the audit log: the receiver gives its own name, its key is the proved identity.
     """
-    with _locked(database, project_id, decision_id) as (tx, run, decision):
+    with _hold_decision(database, project_id, decision_id) as (tx, run, decision):
         confirms = report.state == DecisionState.CONFIRMED
         open_before = decision.state not in STOPPED and decision.state != DecisionState.UNDONE
         ends_run = confirms and open_before and run.attempt == decision.attempt
@@ -160,7 +160,7 @@ def label_decision(
     database: Database, project_id: UUID, decision_id: UUID, label: Label, proved: str | None = None
 ) -> Decision:
     """Record whether a decision was right; a later label replaces it. Raises Invalid for a contradiction."""
-    with _locked(database, project_id, decision_id) as (tx, run, decision):
+    with _hold_decision(database, project_id, decision_id) as (tx, run, decision):
         details = {"run": run.name} | _record_label(tx, run, decision.attempt, decision, label)
         subject = f"decision {decision.id}"
         audit.record_action(tx, project_id, label.actor, "decision.labeled", subject, details, label.at, proved)
@@ -268,7 +268,9 @@ def _lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
 
 
 @contextmanager
-def _locked(database: Database, project_id: UUID, decision_id: UUID) -> Iterator[tuple[Transaction, Run, Decision]]:
+def _hold_decision(
+    database: Database, project_id: UUID, decision_id: UUID
+) -> Iterator[tuple[Transaction, Run, Decision]]:
     """A decision and its run, locked in a transaction: the run first, so that transactions cannot deadlock."""
     with database.transaction() as tx:
         yield tx, *_lock_decision(tx, project_id, decision_id)

@@ -34,10 +34,10 @@ class RefusedVetoes:
         with self._lock:
             self._reported.add(project_id)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._extend, name="refused-vetoes", daemon=True)
+                self._thread = threading.Thread(target=self._extend_windows, name="refused-vetoes", daemon=True)
                 self._thread.start()
 
-    def _extend(self) -> None:
+    def _extend_windows(self) -> None:
         while True:
             with self._lock:
                 if not self._reported:

@@ -37,7 +37,7 @@ def stop_run(database: Database, author: Author, run_id: UUID, command: StopOrde
         run = runs.find_run(tx, author.project_id, run_id)
         if run is None:
             raise NotFound(f"there is no run {run_id} in this project")
-        return _propose(tx, author, ProposalKind.STOP_RUN, str(run.id), f"Stop {run.name} now", command.reason)
+        return _add_proposal(tx, author, ProposalKind.STOP_RUN, str(run.id), f"Stop {run.name} now", command.reason)
 
 
 def release_stop(database: Database, author: Author, decision_id: UUID, command: Released) -> Proposal | None:
@@ -50,7 +50,7 @@ def release_stop(database: Database, author: Author, decision_id: UUID, command:
         if decision is None:
             raise NotFound(f"there is no decision {decision_id} in this project")
         summary = f"Release the stop of {decision.run_name}"
-        return _propose(tx, author, ProposalKind.RELEASE_STOP, str(decision_id), summary, command.reason)
+        return _add_proposal(tx, author, ProposalKind.RELEASE_STOP, str(decision_id), summary, command.reason)
 
 
 def change_project(database: Database, author: Author, change: ProjectChange) -> Proposal | None:
@@ -63,7 +63,7 @@ def change_project(database: Database, author: Author, change: ProjectChange) ->
             return None
         same = {name for name in change.model_fields_set if getattr(change, name) == getattr(project, name)}
         argument = change.model_dump_json(exclude_unset=True, exclude=same)
-        return _propose(tx, author, ProposalKind.CHANGE_PROJECT, "settings", f"Set {widened}", "", argument)
+        return _add_proposal(tx, author, ProposalKind.CHANGE_PROJECT, "settings", f"Set {widened}", "", argument)
 
 
 def remove_stage(database: Database, author: Author, policy_name: str) -> Proposal | None:
@@ -74,7 +74,7 @@ def remove_stage(database: Database, author: Author, policy_name: str) -> Propos
             rollout_stage.remove_rollout_stage(tx, author, policy_name)
             return None
         summary = f"Remove the rollout stage of policy {policy_name}"
-        return _propose(tx, author, ProposalKind.REMOVE_STAGE, policy_name, summary, "")
+        return _add_proposal(tx, author, ProposalKind.REMOVE_STAGE, policy_name, summary, "")
 
 
 def find_proposal(tx: Transaction, project_id: UUID, proposal_id: UUID) -> Proposal:
@@ -100,11 +100,11 @@ def refuse_proposal(database: Database, author: Author, proposal_id: UUID) -> Pr
         proposal = find_proposal(tx, author.project_id, proposal_id)
         if proposal.state is ProposalState.REFUSED:
             return proposal
-        _close(tx, author, proposal, ProposalState.REFUSED, "proposal.refused")
+        _close_proposal(tx, author, proposal, ProposalState.REFUSED, "proposal.refused")
     return replace(proposal, state=ProposalState.REFUSED, closed_at=author.at)
 
 
-def _propose(
+def _add_proposal(
     tx: Transaction,
     author: Author,
     kind: ProposalKind,
@@ -158,7 +158,7 @@ def _add_approval(tx: Transaction, author: Author, proposal: Proposal, reason: s
         author.record(tx, "proposal.approved", f"proposal {proposal.id}", details)
         return proposal
     _carry_out(tx, author, proposal)
-    _close(tx, author, proposal, ProposalState.CONFIRMED, "proposal.confirmed", reason)
+    _close_proposal(tx, author, proposal, ProposalState.CONFIRMED, "proposal.confirmed", reason)
     return replace(proposal, state=ProposalState.CONFIRMED, closed_at=author.at)
 
 
@@ -187,7 +187,7 @@ def _carry_out(tx: Transaction, author: Author, proposal: Proposal) -> None:
             project_settings.apply_change(tx, author, change)
 
 
-def _close(
+def _close_proposal(
     tx: Transaction, author: Author, proposal: Proposal, state: ProposalState, action: str, reason: str = ""
 ) -> None:
     if not proposals.close_proposal(tx, proposal, state, author.at):

@@ -97,7 +97,7 @@ def _find_unchanged(
             next_checks[record.run_id] = None
             continue
         stale_seconds = settings[run.project_id].stale_seconds
-        state, check_at = _assess(run, record, stale_seconds, record.cadence_seconds, now)
+        state, check_at = _assess_liveness(run, record, stale_seconds, record.cadence_seconds, now)
         # A cadence that raises the run's limit is measured again at each check: the run may now report more often.
         is_slow = liveness.stale_after_seconds(stale_seconds, record.cadence_seconds) > stale_seconds
         if (
@@ -109,7 +109,7 @@ def _find_unchanged(
     return next_checks
 
 
-def _assess(
+def _assess_liveness(
     run: Run, record: RunHealth, stale_seconds: float, cadence_seconds: float | None, now: datetime
 ) -> tuple[Liveness, datetime | None]:
     """The liveness of a run with this cadence, and when to check it again."""
@@ -137,7 +137,7 @@ def _record_change(database: Database, due: RunHealth, now: datetime) -> None:
             return
         project = projects.get_project(tx, run.project_id)
         cadence_seconds = health.load_cadence(tx, run)
-        state, check_at = _assess(run, before, project.stale_seconds, cadence_seconds, now)
+        state, check_at = _assess_liveness(run, before, project.stale_seconds, cadence_seconds, now)
         faults = _find_metric_faults(tx, [run], {})[run.id]
         after = replace(
             before,

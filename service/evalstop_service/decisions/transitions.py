@@ -110,7 +110,7 @@ def _insert_decision(
     verdict: Verdict,
     observed_probability: float,
 ) -> Decision:
-    lifecycle, instructions = decision_transitions.start_lifecycle(event, _timeouts(project))
+    lifecycle, instructions = decision_transitions.start_lifecycle(event, _choose_timeouts(project))
     _raise_refusal(instructions)
     decision = Decision(
         id=decision_id,
@@ -146,7 +146,9 @@ def move_decision(tx: Transaction, run: Run, decision: Decision, event: Event) -
     4. Recompute the case if the attempt is over, because cases depend on the state.
     """
     project = projects.get_project(tx, run.project_id)
-    lifecycle, instructions = decision_transitions.apply_event(_load_lifecycle(tx, decision), event, _timeouts(project))
+    lifecycle, instructions = decision_transitions.apply_event(
+        _load_lifecycle(tx, decision), event, _choose_timeouts(project)
+    )
     _raise_refusal(instructions)
     moved = decision.moved(lifecycle, _list_records(instructions))
     if moved != decision and not decisions.update_decision(tx, decision, moved):
@@ -227,5 +229,5 @@ def _load_lifecycle(tx: Transaction, decision: Decision) -> Lifecycle:
     return replace(lifecycle, late_reports=decision_transitions.list_late_reports(undone))
 
 
-def _timeouts(project: Project) -> Timeouts:
+def _choose_timeouts(project: Project) -> Timeouts:
     return Timeouts(project.veto_window_seconds, project.confirm_seconds)

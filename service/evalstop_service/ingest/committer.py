@@ -162,7 +162,7 @@ class Committer:
                 self._apart = self._start_commit({run_id: self._waiting.pop(run_id)})
 
     def _start_commit(self, group: Group) -> asyncio.Task[None]:
-        task = self._loop.create_task(self._commit(group))
+        task = self._loop.create_task(self._commit_group(group))
         self._commits.add(task)
         task.add_done_callback(self._end_commit)
         return task
@@ -188,7 +188,7 @@ class Committer:
         self._busy.update(group)
         return group
 
-    async def _commit(self, group: Group) -> None:
+    async def _commit_group(self, group: Group) -> None:
         entries = [entry for run_entries in group.values() for entry in run_entries]
         try:
             await self._commit_or_split(group)
@@ -257,14 +257,14 @@ class Committer:
         while unanswered:
             now = self._clock()
             self._count_loaded("mistaken", len(changed_elsewhere))
-            states, read = await self._load(unanswered, changed_elsewhere | doubted)
+            states, read = await self._load_states(unanswered, changed_elsewhere | doubted)
             with self._tracer.span("step detectors", runs=len(states)):
-                applied, needs = await self._apply(unanswered, states, facts, now)
+                applied, needs = await self._apply_messages(unanswered, states, facts, now)
             doubted = {result.state.run.id for result in applied if not result.is_changed} - read - facts.keys()
             if doubted:
                 applied = [result for result in applied if result.state.run.id not in doubted]
             with self._tracer.span("write"):
-                saved = await self._save(applied, now)
+                saved = await self._save_results(applied, now)
             changed_elsewhere = set()
             if len(saved) < len(applied):
                 changed_elsewhere = {result.state.run.id for result in applied} - {
@@ -281,7 +281,7 @@ class Committer:
                     for entry in unanswered[run_id]:
                         entry.answer(state or not_found(entry.message))
                     unanswered[run_id] = []
-            self._measure(saved)
+            self._record_metrics(saved)
             for run_id, (_, needed) in list(needs.items()):
                 if objection := self.replays.find_objection(unanswered[run_id][0].message, needed):
                     self.count_refused("replays")
@@ -295,7 +295,7 @@ class Committer:
             }
             unanswered = {run_id: entries for run_id, entries in unanswered.items() if entries}
 
-    async def _load(self, unanswered: Group, doubted: Collection[UUID]) -> tuple[Loaded, Set[UUID]]:
+    async def _load_states(self, unanswered: Group, doubted: Collection[UUID]) -> tuple[Loaded, Set[UUID]]:
         """The states of these runs, and which were read: cached states are used unless they are in `doubted`."""
         loaded: Loaded = {}
         cached: dict[UUID, RunState] = {}
@@ -324,7 +324,7 @@ class Committer:
         if count:
             self._metrics.loaded_runs.labels(source).inc(count)
 
-    async def _apply(
+    async def _apply_messages(
         self, unanswered: Group, states: Loaded, facts: Mapping[UUID, Facts], now: datetime
     ) -> tuple[list[Applied], dict[UUID, tuple[Run, Needs]]]:
         """Each run's messages applied, and the needs of those that could not be."""
@@ -356,7 +356,7 @@ class Committer:
             self._metrics.detector_seconds.observe(time.perf_counter() - started_at)
         return applied, needs
 
-    async def _save(self, applied: Sequence[Applied], now: datetime) -> list[Applied]:
+    async def _save_results(self, applied: Sequence[Applied], now: datetime) -> list[Applied]:
         """Save the changes; returns those that are durable, with their consequences."""
         changed = [result for result in applied if result.is_changed]
         if not changed:
@@ -380,7 +380,7 @@ class Committer:
         self._cache.put_states(with_decision(result.state, result.decision) for result in saved)
         return saved + [result for result in applied if not result.is_changed]
 
-    def _measure(self, saved: Sequence[Applied]) -> None:
+    def _record_metrics(self, saved: Sequence[Applied]) -> None:
         receipts = [answer for result in saved for answer in result.answers if isinstance(answer, Receipt)]
         if not receipts:
             return

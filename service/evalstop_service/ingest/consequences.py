@@ -108,7 +108,7 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
         cases.record_case(tx, run, now)
     raised = raise_request(tx, before, state, now)
     state = replace(state, eval_request=keep_open_request(state, raised))
-    _announce(tx, before.run, run, state.unrecorded, raised, now)
+    _announce_changes(tx, before.run, run, state.unrecorded, raised, now)
 
     answers = applied.answers
     if isinstance(answers[-1], Receipt):
@@ -138,7 +138,7 @@ def _return_run(tx: Transaction, run: Run, decision: Decision, now: datetime) ->
     return resumed
 
 
-def _announce(
+def _announce_changes(
     tx: Transaction, before: Run, run: Run, reached: Sequence[Verdict], raised: EvalRequest | None, now: datetime
 ) -> None:
     """Record the verdict changes, and announce a first suspicion, a new best checkpoint and a request.

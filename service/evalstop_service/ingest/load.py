@@ -134,7 +134,7 @@ def _restore_state(
     shared = SHARED_FOR if cached is not None else 0
     monitor = None
     if run.last_step is not None and stored is not None and stored.version >= run.rewritten_version:
-        monitor = _decoded(policy, stored)
+        monitor = _decode_monitor(policy, stored)
     source = "rebuilt" if monitor is None else "restored"
     return RunState(run, policy, WatchedMetrics(run, policy), monitor or start(policy), {}, shared=shared), source
 
@@ -144,7 +144,7 @@ def _was_only_added_to(run: Run, cached: RunState | None) -> bool:
     return cached is not None and cached.run.version >= run.rewritten_version
 
 
-def _decoded(policy: Policy, stored: StoredMonitorState) -> MonitorState | None:
+def _decode_monitor(policy: Policy, stored: StoredMonitorState) -> MonitorState | None:
     try:
         return state_from_json(policy, stored.state)
     except StaleState:
@@ -179,7 +179,7 @@ def _catch_up(
     scoreless = {
         (run_id, metric): step
         for run_id, state in states.items()
-        for metric, step in _unseen(state, scores.get(run_id)).items()
+        for metric, step in _find_unseen_steps(state, scores.get(run_id)).items()
     }
     last_steps, series = observations.load_last_steps_and_series(tx, list(states), scoreless, KEEP_EVERY)
     caught_up = {}
@@ -210,7 +210,7 @@ def _catch_up(
     return caught_up
 
 
-def _unseen(state: RunState, scores: Scores | None) -> dict[str, int]:
+def _find_unseen_steps(state: RunState, scores: Scores | None) -> dict[str, int]:
     """The step from which each metric has to be read; empty if nothing was observed."""
     if state.run.last_step is None:
         return {}

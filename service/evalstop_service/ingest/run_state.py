@@ -46,7 +46,7 @@ class Trail(msgspec.Struct, frozen=True):
 
     def extended(self, count: int, state: MonitorState) -> Trail:
         """The trail with the state after `count` observations."""
-        near, far = _extended(self.near, 16, count, state), _extended(self.far, 128, count, state)
+        near, far = _extend_states(self.near, 16, count, state), _extend_states(self.far, 128, count, state)
         return self if near is self.near and far is self.far else Trail(near, far)
 
     def before(self, observation: Observation) -> Trail:
@@ -59,7 +59,7 @@ class Trail(msgspec.Struct, frozen=True):
         return max((states[-1] for states in (self.near, self.far) if states), key=lambda item: item[0], default=None)
 
 
-def _extended(
+def _extend_states(
     states: tuple[tuple[int, MonitorState], ...], gap: int, count: int, state: MonitorState
 ) -> tuple[tuple[int, MonitorState], ...]:
     return states if states and count // gap <= states[-1][0] // gap else (*states[-1:], (count, state))

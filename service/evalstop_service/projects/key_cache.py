@@ -64,7 +64,7 @@ class KeyCache:
         `urgent`: skip the limit on wrong keys, because a veto must be accepted even if others behind the same proxy
         send wrong keys. Raises TooOften.
         """
-        return _accept(self.get(secret) or self._load(secret, address, urgent), address)
+        return _accept_key(self.get(secret) or self._load_key(secret, address, urgent), address)
 
     async def authenticate_together(self, secret: str, address: str, urgent: bool = False) -> Key | None:
         """Like `authenticate`, on an event loop: concurrent requests with an uncached key share one read, in a thread.
@@ -73,7 +73,7 @@ class KeyCache:
         """
         key = self.get(secret)
         if key is not None:
-            return _accept(key, address)
+            return _accept_key(key, address)
         read_key = (
             secret,
             address,
@@ -82,9 +82,11 @@ class KeyCache:
         )  # a read that began before a key was revoked must not admit it afterwards
         read = self._reads.get(read_key)
         if read is None:
-            read = self._reads[read_key] = asyncio.create_task(to_thread.run_sync(self._load, secret, address, urgent))
+            read = self._reads[read_key] = asyncio.create_task(
+                to_thread.run_sync(self._load_key, secret, address, urgent)
+            )
             read.add_done_callback(lambda _: self._reads.pop(read_key))
-        return _accept(await asyncio.shield(read), address)  # a cancelled request leaves the read to the others
+        return _accept_key(await asyncio.shield(read), address)  # a cancelled request leaves the read to the others
 
     def clear(self) -> None:
         """Empty the cache after a key was revoked."""
@@ -92,7 +94,7 @@ class KeyCache:
             self._keys.clear()
             self._clears += 1
 
-    def _load(self, secret: str, address: str, urgent: bool = False) -> Key | None:
+    def _load_key(self, secret: str, address: str, urgent: bool = False) -> Key | None:
         clears, now = self._clears, self._clock()
         if not keys.is_well_formed(secret) or self._is_wrong(secret):
             return None
@@ -130,7 +132,7 @@ def may_come_from(key: Key, address: str) -> bool:
     return not key.networks or is_within(address, key.networks)
 
 
-def _accept(key: Key | None, address: str) -> Key | None:
+def _accept_key(key: Key | None, address: str) -> Key | None:
     """The key if it may be used from the address."""
     if key is None or may_come_from(key, address):
         return key

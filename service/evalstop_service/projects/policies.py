@@ -50,14 +50,14 @@ def list_versions(tx: Transaction, project_id: UUID) -> list[Version]:
     """All versions of all policies, by name, newest first."""
     stored = policies.list_policies(tx, project_id)
     names = {policy.name for policy in stored}
-    shipped = [_shipped(name) for name in POLICIES if name not in names]
+    shipped = [_load_shipped(name) for name in POLICIES if name not in names]
     return sorted([*stored, *shipped], key=lambda policy: (policy.name, -policy.version))
 
 
 def find_version(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> Version | None:
     """The given version of a policy, or its latest."""
     stored = policies.find_policy(tx, project_id, name, version)
-    return _shipped(name) if stored is None and name in POLICIES and version in (None, 1) else stored
+    return _load_shipped(name) if stored is None and name in POLICIES and version in (None, 1) else stored
 
 
 def find_referred_policy(tx: Transaction, project_id: UUID, reference: str) -> Version:
@@ -134,5 +134,5 @@ def _stored(tx: Transaction, project: Project, policy: Version, now: datetime) -
     return policies.add_policy(tx, project, policy.name, policy.document, now)
 
 
-def _shipped(name: str) -> ShippedPolicy:
+def _load_shipped(name: str) -> ShippedPolicy:
     return ShippedPolicy(name, policy_to_document(POLICIES[name]))

@@ -80,18 +80,20 @@ def estimate_precision(flagged: Sequence[Stratum], alpha: float = ALPHA) -> Esti
     """The share of stops that were right."""
 
     def ends(strata: Sequence[Stratum]) -> tuple[float, float]:
-        return _lowest(strata, alpha), 1 - _lowest([_swap(stratum) for stratum in strata], alpha)
+        return _find_lowest_share(strata, alpha), 1 - _find_lowest_share(
+            [_swap_outcomes(stratum) for stratum in strata], alpha
+        )
 
     right = sum(stratum.right / stratum.probability for stratum in flagged)
     wrong = sum(stratum.wrong / stratum.probability for stratum in flagged)
     return Estimate(
-        _share(right, wrong),
+        _compute_share(right, wrong),
         *ends(flagged),
         Bounds(
             ends([Stratum(s.right, s.wrong + s.unknown, 0, s.probability) for s in flagged])[0],
             ends([Stratum(s.right + s.unknown, s.wrong, 0, s.probability) for s in flagged])[1],
         ),
-        *_counts(flagged),
+        *_count_cases(flagged),
     )
 
 
@@ -147,20 +149,20 @@ def _estimate_share(
         return Stratum(above, no(passed_stratum, worst) * smallest)
 
     def ends(stratum: Stratum) -> tuple[float, float]:
-        return _lowest([stratum], alpha), 1 - _lowest([_swap(stratum)], alpha)
+        return _find_lowest_share([stratum], alpha), 1 - _find_lowest_share([_swap_outcomes(stratum)], alpha)
 
     decided = weigh_cases([_drop_unknown(stratum) for stratum in flagged], _drop_unknown(passed), worst=True)
     worst, best = weigh_cases(flagged, passed, worst=True), weigh_cases(flagged, passed, worst=False)
     return Estimate(
-        _share(decided.right, decided.wrong),
+        _compute_share(decided.right, decided.wrong),
         *ends(decided),
         Bounds(ends(worst)[0], ends(best)[1]),
         round(sum(yes(_drop_unknown(stratum), True) for stratum in flagged) + no(_drop_unknown(passed), True)),
-        _counts([*flagged, passed])[1],
+        _count_cases([*flagged, passed])[1],
     )
 
 
-def _lowest(strata: Iterable[Stratum], alpha: float) -> float:
+def _find_lowest_share(strata: Iterable[Stratum], alpha: float) -> float:
     """The lowest weighted mean of the rates in the joint set; each case is weighted by its inverse probability.
 
     1. Drop empty strata: their rates are free, and have no weight.
@@ -191,11 +193,11 @@ def _lowest(strata: Iterable[Stratum], alpha: float) -> float:
             total -= stratum.wrong * math.log1p(-rate) if stratum.wrong else 0.0
         return total
 
-    lowest = rates(math.exp(_root(excess, -60.0, 60.0)))
+    lowest = rates(math.exp(_find_root(excess, -60.0, 60.0)))
     return math.fsum(share * rate for (share, _), rate in zip(parts, lowest, strict=True))
 
 
-def _root(falling: Callable[[float], float], low: float, high: float) -> float:
+def _find_root(falling: Callable[[float], float], low: float, high: float) -> float:
     """Where a falling function crosses zero between `low` and `high`, by the Illinois form of regula falsi."""
     above, below, last = falling(low), falling(high), 0
     for _ in range(_ROUNDS):
@@ -214,7 +216,7 @@ def _log_beta(a: float, b: float) -> float:
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
-def _swap(stratum: Stratum) -> Stratum:
+def _swap_outcomes(stratum: Stratum) -> Stratum:
     return Stratum(stratum.wrong, stratum.right, stratum.unknown, stratum.probability)
 
 
@@ -222,11 +224,11 @@ def _drop_unknown(stratum: Stratum) -> Stratum:
     return Stratum(stratum.right, stratum.wrong, 0, stratum.probability)
 
 
-def _share(yes: float, no: float) -> float | None:
+def _compute_share(yes: float, no: float) -> float | None:
     return yes / (yes + no) if yes + no > 0 else None
 
 
-def _counts(strata: Iterable[Stratum]) -> tuple[int, int]:
+def _count_cases(strata: Iterable[Stratum]) -> tuple[int, int]:
     strata = list(strata)
     return round(sum(stratum.right + stratum.wrong for stratum in strata)), round(
         sum(stratum.unknown for stratum in strata)

@@ -118,14 +118,18 @@ def _apply_time(lifecycle: Lifecycle, event: TimePassed, timeouts: Timeouts) -> 
         return lifecycle, []
     # 1. Never request the stop of an earlier attempt again: it might end the current attempt.
     if event.attempt_over:
-        return _fail(lifecycle, "no receiver reported what became of the job, and the run resumed in a new attempt")
+        return _fail_decision(
+            lifecycle, "no receiver reported what became of the job, and the run resumed in a new attempt"
+        )
     # 2. A stop that every receiver refuses is not sent again; after two escalations a person has to act.
     if refused:
-        return _fail(lifecycle, f"no receiver accepts the request: {event.refusal}")
+        return _fail_decision(lifecycle, f"no receiver accepts the request: {event.refusal}")
     if lifecycle.action is Action.PARK and lifecycle.escalations >= 1:  # parking is never forced
-        return _fail(lifecycle, "no receiver confirmed that the job is parked, even after it was asked again")
+        return _fail_decision(lifecycle, "no receiver confirmed that the job is parked, even after it was asked again")
     if lifecycle.escalations >= 2:
-        return _fail(lifecycle, "no receiver confirmed that the job is gone, even after the stop was escalated")
+        return _fail_decision(
+            lifecycle, "no receiver confirmed that the job is gone, even after the stop was escalated"
+        )
     # 3. Repeat the same request first, in case it was lost; then escalate to force.
     escalations = lifecycle.escalations + 1
     action = "requested again" if escalations == 1 else "escalated"
@@ -150,7 +154,7 @@ def _apply_guard_check(lifecycle: Lifecycle, event: GuardsChecked, timeouts: Tim
         return lifecycle, []
     if event.verdict_stops and not event.guards:
         return _open_veto_window(lifecycle, event.at, SERVICE, "no guard holds the stop any longer", timeouts)
-    if event.verdict_stops and _kinds(event.guards) != lifecycle.guard_kinds:
+    if event.verdict_stops and _list_kinds(event.guards) != lifecycle.guard_kinds:
         return _put_on_hold(lifecycle, event.at, event.guards, SERVICE, _join_reasons(event.guards))
     return replace(lifecycle, deadline_at=event.at + timedelta(seconds=RECHECK_SECONDS)), []
 
@@ -160,7 +164,7 @@ def _apply_release(lifecycle: Lifecycle, event: Released, timeouts: Timeouts) ->
         return lifecycle, []
     if lifecycle.state is not DecisionState.ON_HOLD:
         return lifecycle, [Refuse(f"the decision is {lifecycle.state}; only a decision on hold can be released")]
-    if GuardKind.PAUSED in _kinds(event.guards):
+    if GuardKind.PAUSED in _list_kinds(event.guards):
         return lifecycle, [Refuse("the decision is on hold and its project is paused; resume the project first")]
     return _open_veto_window(lifecycle, event.at, event.actor, event.reason, timeouts, _describe_guards(event.guards))
 
@@ -191,7 +195,7 @@ def _apply_veto(lifecycle: Lifecycle, event: Vetoed) -> Transition:
         over = f" and its veto window ended at {lifecycle.due_at.isoformat()}" if lifecycle.state in STOPPING else ""
         rule = "only a pending decision or one on hold can be vetoed"
         return lifecycle, [Refuse(f"the decision is {lifecycle.state}{over}; {rule}")]
-    lifecycle, record = _end(lifecycle, DecisionState.VETOED, event.actor, event.reason)
+    lifecycle, record = _end_decision(lifecycle, DecisionState.VETOED, event.actor, event.reason)
     return lifecycle, [Cancel("the decision was vetoed"), record]
 
 
@@ -212,7 +216,7 @@ def _apply_report(lifecycle: Lifecycle, event: Reported, timeouts: Timeouts) -> 
     if event.state is DecisionState.ACKNOWLEDGED:
         record = Record(event.state, event.actor, event.reason, event.details)
         return _await_report(lifecycle, event.state, event.at, timeouts, event.expected_seconds), [record]
-    ended, record = _end(lifecycle, event.state, event.actor, event.reason, event.details)
+    ended, record = _end_decision(lifecycle, event.state, event.actor, event.reason, event.details)
     if event.state is DecisionState.PARKED:
         parked = replace(ended, deadline_at=event.at + timedelta(seconds=PARKED_SECONDS))
         return parked, [record, Announce(EventType.PARKED, {"report": event.details})]
@@ -228,7 +232,7 @@ def _apply_run_end(lifecycle: Lifecycle, event: RunEnded) -> Transition:
     if not unsent and not unseen and lifecycle.state is not DecisionState.PARKED:
         return lifecycle, []
     reason = f"the run ended by itself: {event.status}"
-    lifecycle, record = _end(lifecycle, DecisionState.MOOT, SERVICE, reason)
+    lifecycle, record = _end_decision(lifecycle, DecisionState.MOOT, SERVICE, reason)
     return lifecycle, [Cancel("the run ended by itself"), record]
 
 
@@ -236,7 +240,7 @@ def _apply_obedience(lifecycle: Lifecycle, event: RunObeyed) -> Transition:
     if DecisionState.OBEYED not in NEXT_STATES[lifecycle.state] or lifecycle.action is Action.PARK:
         return lifecycle, []
     reason = "the trainer saw the stop and ended the run by itself"
-    lifecycle, record = _end(lifecycle, DecisionState.OBEYED, event.actor, reason)
+    lifecycle, record = _end_decision(lifecycle, DecisionState.OBEYED, event.actor, reason)
     return lifecycle, [Cancel(reason), record, Announce(EventType.STOPPED, {"report": {"reason": reason}})]
 
 
@@ -249,7 +253,7 @@ def _apply_resume(lifecycle: Lifecycle, event: RunResumed) -> Transition:
     else:
         return lifecycle, instructions
     reason = f"the trainer resumed from step {event.step} before {before}"
-    lifecycle, record = _end(lifecycle, state, SERVICE, reason)
+    lifecycle, record = _end_decision(lifecycle, state, SERVICE, reason)
     return lifecycle, [*instructions, record]
 
 
@@ -260,7 +264,7 @@ def _apply_undo(lifecycle: Lifecycle, event: Undone) -> Transition:
         instead = "; veto it instead" if lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD) else ""
         why = "cannot be undone: its stop was never requested"
         return lifecycle, [Refuse(f"the decision is {lifecycle.state} and {why}{instead}")]
-    lifecycle, record = _end(lifecycle, DecisionState.UNDONE, event.actor, event.reason)
+    lifecycle, record = _end_decision(lifecycle, DecisionState.UNDONE, event.actor, event.reason)
     return lifecycle, [Cancel("the decision was undone"), record, Announce(EventType.RESUME_REQUESTED)]
 
 
@@ -269,15 +273,15 @@ def _apply_recovery(lifecycle: Lifecycle, event: Recovered) -> Transition:
         return lifecycle, []
     cancel = Cancel("the run has recovered")
     if lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD):
-        lifecycle, record = _end(lifecycle, DecisionState.MOOT, event.actor, event.reason)
+        lifecycle, record = _end_decision(lifecycle, DecisionState.MOOT, event.actor, event.reason)
         return lifecycle, [cancel, record]
-    lifecycle, record = _end(lifecycle, DecisionState.UNDONE, event.actor, event.reason)
+    lifecycle, record = _end_decision(lifecycle, DecisionState.UNDONE, event.actor, event.reason)
     return lifecycle, [cancel, record, Announce(EventType.RESUME_REQUESTED)]
 
 
 def _put_on_hold(lifecycle: Lifecycle, at: datetime, guards: tuple[Guard, ...], actor: str, reason: str) -> Transition:
     deadline_at = at + timedelta(seconds=RECHECK_SECONDS)
-    on_hold = replace(lifecycle, state=DecisionState.ON_HOLD, deadline_at=deadline_at, guard_kinds=_kinds(guards))
+    on_hold = replace(lifecycle, state=DecisionState.ON_HOLD, deadline_at=deadline_at, guard_kinds=_list_kinds(guards))
     details = _describe_guards(guards)
     return on_hold, [Record(on_hold.state, actor, reason, details), Announce(EventType.STOP_ON_HOLD, details)]
 
@@ -315,19 +319,19 @@ def _await_report(
     return replace(lifecycle, state=state, deadline_at=deadline_at)
 
 
-def _fail(lifecycle: Lifecycle, reason: str) -> Transition:
+def _fail_decision(lifecycle: Lifecycle, reason: str) -> Transition:
     details = {"escalations": lifecycle.escalations}
-    lifecycle, record = _end(lifecycle, DecisionState.FAILED, SERVICE, reason, details)
+    lifecycle, record = _end_decision(lifecycle, DecisionState.FAILED, SERVICE, reason, details)
     return lifecycle, [record, Announce(EventType.STOP_FAILED, {"report": details})]
 
 
-def _end(
+def _end_decision(
     lifecycle: Lifecycle, state: DecisionState, actor: str, reason: str, details: dict[str, Any] | None = None
 ) -> tuple[Lifecycle, Record]:
     return replace(lifecycle, state=state, deadline_at=None), Record(state, actor, reason, details or {})
 
 
-def _kinds(guards: Iterable[Guard]) -> frozenset[str]:
+def _list_kinds(guards: Iterable[Guard]) -> frozenset[str]:
     return frozenset(guard.kind for guard in guards)
 
 

@@ -97,10 +97,10 @@ def judge_levelled_off(scores: Sequence[Score], decided_step: int) -> DecisionOu
     decided_count = sum(score.step <= decided_step for score in finite)
     if min(decided_count, len(finite) - decided_count) < width:
         return DecisionOutcome.UNKNOWN
-    means = _means([noise.clipped(score.value) for score in finite], width)
+    means = _compute_means([noise.clipped(score.value) for score in finite], width)
     highest = max(means[: decided_count - width + 1])
     gained, unit = max(means[decided_count:]) - highest, highest - min(means[: decided_count - width + 1])
-    errors = gained / stderr if (stderr := _stderr(finite, width)) > 0 else math.inf
+    errors = gained / stderr if (stderr := _estimate_stderr(finite, width)) > 0 else math.inf
     if gained > SHARE_OF_GAIN * unit and errors > SIGNIFICANT:
         return DecisionOutcome.WRONG
     if gained <= SHARE_OF_GAIN * unit or errors < INSIGNIFICANT:
@@ -121,7 +121,7 @@ def read_run_outcome(outcome: DecisionOutcome, turn_step: int | None, *, flagged
 
 def _compare_means(finite: Sequence[Score], width: int) -> RunAssessment:
     values = [noise.clipped(score.value) for score in finite]
-    means = _means(values, width)
+    means = _compute_means(values, width)
     last_at = len(means) - 1
     earlier = means[: last_at - width + 1]
     highest = max(earlier)
@@ -130,15 +130,15 @@ def _compare_means(finite: Sequence[Score], width: int) -> RunAssessment:
     span = max(means) - min(means)
     gain = highest - means[0]
     unit = gain if gain > _RISEN * span else span
-    stderr = _stderr(finite, width)
+    stderr = _estimate_stderr(finite, width)
     run_outcome, reason = _assess_drop(drop, unit, stderr)
     return RunAssessment(
         run_outcome,
         reason,
         len(finite),
         width,
-        _window(finite, best_at, width, highest),
-        _window(finite, last_at, width, means[last_at]),
+        _select_window(finite, best_at, width, highest),
+        _select_window(finite, last_at, width, means[last_at]),
         gain,
         drop,
         stderr,
@@ -158,19 +158,19 @@ def _assess_drop(drop: float, unit: float, stderr: float) -> tuple[RunOutcome, s
     return RunOutcome.UNDECIDED, f"{reason}: more than noise, too little to be sure"
 
 
-def _means(values: Sequence[float], width: int) -> list[float]:
+def _compute_means(values: Sequence[float], width: int) -> list[float]:
     """The mean of each window of `width` adjacent values."""
     first = values[0]
     sums = [0.0, *accumulate(value - first for value in values)]
     return [first + (after - before) / width for before, after in zip(sums, sums[width:], strict=False)]
 
 
-def _stderr(finite: Sequence[Score], width: int) -> float:
+def _estimate_stderr(finite: Sequence[Score], width: int) -> float:
     """The standard error of the difference of two means: from the noise of the run, and at least as reported."""
     state = noise.take_values([score.value for score in finite], [score.stderr for score in finite])
     estimate = noise.estimate(state)
     return estimate.sd * estimate.inflation * math.sqrt(2 / width)
 
 
-def _window(finite: Sequence[Score], at: int, width: int, mean: float) -> Window:
+def _select_window(finite: Sequence[Score], at: int, width: int, mean: float) -> Window:
     return Window(finite[at].step, finite[at + (width - 1) // 2].step, finite[at + width - 1].step, mean)

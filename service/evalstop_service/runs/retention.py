@@ -123,17 +123,17 @@ class _Pass:
 
     def run(self, projects: list[tuple[Project, datetime]]) -> PruneResult:
         runs: dict[str, int] = {}
-        if not self._empty():  # first finish an interrupted pass
+        if not self._empty_runs():  # first finish an interrupted pass
             return PruneResult(runs, self._rows)
         for project, ended_before in projects:
-            while marked := self._mark(project, ended_before):
+            while marked := self._mark_runs(project, ended_before):
                 runs[project.name] = runs.get(project.name, 0) + marked
                 self._service_metrics.pruned_runs.inc(marked)
-                if not self._empty():
+                if not self._empty_runs():
                     return PruneResult(runs, self._rows)
         return PruneResult(runs, self._rows)
 
-    def _mark(self, project: Project, ended_before: datetime) -> int:
+    def _mark_runs(self, project: Project, ended_before: datetime) -> int:
         with self._database.reading() as tx:
             run_ids = retention.list_expired_runs(tx, project.id, ended_before, RUNS_AT_A_TIME)
         if not run_ids:
@@ -141,7 +141,7 @@ class _Pass:
         with self._database.transaction() as tx:
             return retention.mark_runs(tx, run_ids, ended_before, self._now)
 
-    def _empty(self) -> bool:
+    def _empty_runs(self) -> bool:
         """Remove the details of all marked runs; False if asked to stop before the end."""
         position: DeletePosition | None = None
         left = True

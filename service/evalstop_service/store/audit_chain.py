@@ -74,7 +74,7 @@ def list_chains(tx: Transaction) -> list[UUID]:
 def chain_entries(tx: Transaction, project_id: UUID, limit: int = _ENTRIES_AT_A_TIME) -> int:
     """Append up to `limit` waiting entries to their project's chain, oldest first; returns their number."""
     end = _lock_end(tx, project_id)
-    query = _select(project_id).where(_WAITING).order_by(audit_log.c.id).limit(limit)
+    query = _select_entries(project_id).where(_WAITING).order_by(audit_log.c.id).limit(limit)
     chained = []
     for row in tx.execute(query).all():
         entry = replace(AuditEntry(*row), position=end.position + 1, previous_hash=end.hash)
@@ -96,7 +96,7 @@ def list_chained(
     tx: Transaction, project_id: UUID, *, after: int = 0, since: datetime | None = None, limit: int = _ENTRIES_AT_A_TIME
 ) -> list[AuditEntry]:
     """Chained entries in chain order: after the position `after`, none older than `since`."""
-    query = _select(project_id).where(audit_log.c.position > after)
+    query = _select_entries(project_id).where(audit_log.c.position > after)
     if since is not None:
         query = query.where(audit_log.c.at >= since)
     return [AuditEntry(*row) for row in tx.execute(query.order_by(audit_log.c.position).limit(limit))]
@@ -112,7 +112,7 @@ def verify_chain(tx: Transaction, project_id: UUID, contains: str | None = None)
     last, entries, contained = _End(0, ""), 0, contains is None
     anchors: set[_End] = set()
     began = _End(0, "")
-    for entry in _walk(tx, project_id):
+    for entry in _walk_chain(tx, project_id):
         if entries == 0 and entry.position != 1:
             assert entry.position is not None
             began = last = _End(entry.position - 1, entry.previous_hash or "")
@@ -140,9 +140,9 @@ def remove_entries(tx: Transaction, project_id: UUID, before: datetime, actor: s
     An entry that records the removal is chained in the same transaction; the rest of the chain is verified from it.
     """
     _lock_end(tx, project_id)
-    younger = sa.select(sa.func.min(audit_log.c.position)).where(_of(project_id), audit_log.c.at >= before)
+    younger = sa.select(sa.func.min(audit_log.c.position)).where(_is_of_project(project_id), audit_log.c.at >= before)
     first_kept = tx.execute(younger).scalar_one()
-    chained = _select(project_id).where(audit_log.c.position.is_not(None))
+    chained = _select_entries(project_id).where(audit_log.c.position.is_not(None))
     if first_kept is not None:
         chained = chained.where(audit_log.c.position < first_kept)
     row = tx.execute(chained.order_by(audit_log.c.position.desc()).limit(1)).one_or_none()
@@ -153,7 +153,9 @@ def remove_entries(tx: Transaction, project_id: UUID, before: datetime, actor: s
     record_action(tx, project_id, actor, PRUNED, "audit log", details, now)
     while chain_entries(tx, project_id) == _ENTRIES_AT_A_TIME:
         pass
-    return tx.execute(audit_log.delete().where(_of(project_id), audit_log.c.position <= last.position)).rowcount
+    return tx.execute(
+        audit_log.delete().where(_is_of_project(project_id), audit_log.c.position <= last.position)
+    ).rowcount
 
 
 def _lock_end(tx: Transaction, project_id: UUID) -> _End:
@@ -162,7 +164,7 @@ def _lock_end(tx: Transaction, project_id: UUID) -> _End:
     return _End(*tx.execute(query.with_for_update()).one())
 
 
-def _walk(tx: Transaction, project_id: UUID) -> Iterator[AuditEntry]:
+def _walk_chain(tx: Transaction, project_id: UUID) -> Iterator[AuditEntry]:
     after = 0
     while page := list_chained(tx, project_id, after=after):
         yield from page
@@ -179,12 +181,12 @@ def _find_fault(project_id: UUID, entry: AuditEntry, last: _End) -> str | None:
     return None
 
 
-def _of(project_id: UUID) -> sa.ColumnElement[bool]:
+def _is_of_project(project_id: UUID) -> sa.ColumnElement[bool]:
     return audit_log.c.project_id == project_id
 
 
-def _select(project_id: UUID) -> sa.Select[Any]:
-    return sa.select(*COLUMNS).where(_of(project_id))
+def _select_entries(project_id: UUID) -> sa.Select[Any]:
+    return sa.select(*COLUMNS).where(_is_of_project(project_id))
 
 
 _WAITING = audit_log.c.position.is_(None)

@@ -87,14 +87,14 @@ class PastRun:
 
 def add_backtest(tx: Transaction, backtest: Backtest) -> None:
     """Store a new one."""
-    tx.execute(backtests.insert().values(_columns(backtest)))
+    tx.execute(backtests.insert().values(_to_columns(backtest)))
 
 
 def find_backtest(tx: Transaction, project_id: UUID, backtest_id: UUID) -> Backtest | None:
     """The project's backtest with this id."""
     query = sa.select(backtests).where(backtests.c.project_id == project_id, backtests.c.id == backtest_id)
     row = tx.execute(query).mappings().one_or_none()
-    return _backtest(row) if row else None
+    return _to_backtest(row) if row else None
 
 
 def read_revision(tx: Transaction, project_id: UUID, backtest_id: UUID) -> str | None:
@@ -133,7 +133,7 @@ def claim_backtest(tx: Transaction, now: datetime, lease_until: datetime) -> Bac
         .where(backtests.c.id == row["id"])
         .values(state=BacktestState.RUNNING, lease_until=lease_until)
     )
-    return _backtest(claimed)
+    return _to_backtest(claimed)
 
 
 def save_progress(tx: Transaction, leased: Backtest, changed: Backtest) -> bool:
@@ -143,18 +143,18 @@ def save_progress(tx: Transaction, leased: Backtest, changed: Backtest) -> bool:
         backtests.c.state == BacktestState.RUNNING,
         backtests.c.lease_until == leased.lease_until,
     )
-    return tx.execute(query.values(_columns(changed))).rowcount == 1
+    return tx.execute(query.values(_to_columns(changed))).rowcount == 1
 
 
 def count_past_runs(tx: Transaction, project_id: UUID, before: UUID, most: int) -> int:
     """How many runs there are to replay, up to `most`."""
-    query = _ended(sa.select(runs.c.id), project_id, before).limit(most)
+    query = _select_ended(sa.select(runs.c.id), project_id, before).limit(most)
     return tx.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()
 
 
 def load_past_runs(tx: Transaction, project_id: UUID, before: UUID, limit: int) -> list[PastRun]:
     """Runs that have ended and were not pruned, with ids below `before`, newest first."""
-    page = _ended(sa.select(*runs.c), project_id, before).order_by(runs.c.id.desc()).limit(limit).subquery()
+    page = _select_ended(sa.select(*runs.c), project_id, before).order_by(runs.c.id.desc()).limit(limit).subquery()
     query = (
         sa.select(
             page,
@@ -182,7 +182,7 @@ def load_past_runs(tx: Transaction, project_id: UUID, before: UUID, limit: int) 
     return past_runs
 
 
-def _ended(query: sa.Select[Any], project_id: UUID, before: UUID) -> sa.Select[Any]:
+def _select_ended(query: sa.Select[Any], project_id: UUID, before: UUID) -> sa.Select[Any]:
     return query.where(
         runs.c.project_id == project_id,
         runs.c.id < before,
@@ -191,11 +191,11 @@ def _ended(query: sa.Select[Any], project_id: UUID, before: UUID) -> sa.Select[A
     )
 
 
-def _backtest(row: sa.RowMapping | dict[str, Any]) -> Backtest:
+def _to_backtest(row: sa.RowMapping | dict[str, Any]) -> Backtest:
     return Backtest(**(dict(row) | {"findings": msgspec.convert(row["findings"], list[BacktestFinding])}))
 
 
-def _columns(backtest: Backtest) -> dict[str, Any]:
+def _to_columns(backtest: Backtest) -> dict[str, Any]:
     return vars(backtest) | {"findings": msgspec.to_builtins(backtest.findings)}
 
 

@@ -139,7 +139,7 @@ def count_flagged(
     tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Split] = ()
 ) -> list[CaseCount]:
     """Count the cases with a decision to stop by group, treatment and outcome."""
-    keys = [_key(tx, split) for split in by]
+    keys = [_key_column(tx, split) for split in by]
     kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome]
     columns: list[Any] = [
         *keys,
@@ -154,8 +154,8 @@ def count_flagged(
         sa.func.max(cases.c.stated_risk),
         sa.func.min(cases.c.ended_at),
     ]
-    query = _from(tx, sa.select(*columns), project_id, case_filter, by).where(_FLAGGED).group_by(*keys, *kinds)
-    named = _names(tx, project_id, by)
+    query = _filter_cases(tx, sa.select(*columns), project_id, case_filter, by).where(_FLAGGED).group_by(*keys, *kinds)
+    named = _load_key_names(tx, project_id, by)
     return [CaseCount(named(row), *row[len(keys) :]) for row in tx.execute(query)]
 
 
@@ -166,9 +166,9 @@ def count_towards_stage(
 
     For each key and day the cases that ended first count, whatever their outcome.
     """
-    lacking = _shortfalls(tx, project_id, replace(case_filter, since=None, until=None), needed)
+    lacking = _select_shortfalls(tx, project_id, replace(case_filter, since=None, until=None), needed)
     kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome, lacking.c.shortfall]
-    query = _from(tx, sa.select(*kinds, sa.func.count()), project_id, case_filter, ())
+    query = _filter_cases(tx, sa.select(*kinds, sa.func.count()), project_id, case_filter, ())
     query = query.join(lacking, (lacking.c.run_id == cases.c.run_id) & (lacking.c.attempt == cases.c.attempt))
     counted, not_counted = [], dict.fromkeys(Shortfall, 0)
     for treatment, probability, outcome, shortfall, number in tx.execute(query.group_by(*kinds)):
@@ -187,7 +187,9 @@ def find_shortfalls(
     if not listed_cases:
         return {}
     days = [case.ended_at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) for case in listed_cases]
-    lacking = _shortfalls(tx, project_id, CaseFilter(since=min(days), until=max(days) + timedelta(days=1)), needed)
+    lacking = _select_shortfalls(
+        tx, project_id, CaseFilter(since=min(days), until=max(days) + timedelta(days=1)), needed
+    )
     query = sa.select(lacking).where(
         lacking.c.shortfall.is_not(None), lacking.c.run_id.in_([case.run_id for case in listed_cases])
     )
@@ -201,23 +203,23 @@ def count_unflagged(
 
     They are many times as many as the flagged ones; by policy or as a whole an index alone answers.
     """
-    keys = [_key(tx, grouping) for grouping in by]
-    query = _from(tx, sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, case_filter, by)
+    keys = [_key_column(tx, grouping) for grouping in by]
+    query = _filter_cases(tx, sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, case_filter, by)
     rows = tx.execute(query.where(~_FLAGGED).group_by(*keys, cases.c.outcome))
-    named = _names(tx, project_id, by)
+    named = _load_key_names(tx, project_id, by)
     return [CaseCount(named(row), None, None, *row[len(keys) :]) for row in rows]
 
 
 def count_delays(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Split] = ()) -> list[Delay]:
     """The delays of all stops that were observed and right and whose turn is known."""
-    kinds = [*(_key(tx, split) for split in by), cases.c.delay_steps, cases.c.observed_probability]
-    query = _from(tx, sa.select(*kinds, sa.func.count()), project_id, case_filter, by).where(
+    kinds = [*(_key_column(tx, split) for split in by), cases.c.delay_steps, cases.c.observed_probability]
+    query = _filter_cases(tx, sa.select(*kinds, sa.func.count()), project_id, case_filter, by).where(
         _FLAGGED,
         cases.c.treatment == Treatment.OBSERVED,
         cases.c.outcome == DecisionOutcome.RIGHT,
         cases.c.delay_steps.is_not(None),
     )
-    named = _names(tx, project_id, by)
+    named = _load_key_names(tx, project_id, by)
     return [Delay(named(row), *row[len(by) :]) for row in tx.execute(query.group_by(*kinds))]
 
 
@@ -241,7 +243,7 @@ def list_cases(
         policies.c.name.label("policy_name"),
         policies.c.version.label("policy_version"),
     ]
-    query = _from(tx, sa.select(*columns), project_id, case_filter, ())
+    query = _filter_cases(tx, sa.select(*columns), project_id, case_filter, ())
     query = query.join(runs, runs.c.id == cases.c.run_id).join(policies, policies.c.id == cases.c.policy_id)
     order = (cases.c.ended_at, cases.c.run_id, cases.c.attempt)
     if before is not None:
@@ -262,7 +264,9 @@ _NEWEST = 50
 _FLAGGED = cases.c.decision_id.is_not(None)
 
 
-def _shortfalls(tx: Transaction, project_id: UUID, case_filter: CaseFilter, needed: CaseRequirements) -> sa.Subquery:
+def _select_shortfalls(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, needed: CaseRequirements
+) -> sa.Subquery:
     """Why each observed stop does not count towards a rollout stage; NULL: it counts."""
     by_itself = sa.case(
         (cases.c.seconds < needed.seconds, Shortfall.DURATION.value),
@@ -270,11 +274,13 @@ def _shortfalls(tx: Transaction, project_id: UUID, case_filter: CaseFilter, need
         (cases.c.gpu_hours < needed.gpu_hours, Shortfall.GPU_HOURS.value),  # unknown GPU-hours pass
     )
     rank = sa.func.row_number().over(
-        partition_by=[cases.c.policy_id, cases.c.key_id, _key(tx, "day"), by_itself],
+        partition_by=[cases.c.policy_id, cases.c.key_id, _key_column(tx, "day"), by_itself],
         order_by=[cases.c.ended_at, cases.c.run_id, cases.c.attempt],
     )
     identity = (cases.c.run_id, cases.c.attempt)
-    query = _from(tx, sa.select(*identity, by_itself.label("own"), rank.label("place")), project_id, case_filter, ())
+    query = _filter_cases(
+        tx, sa.select(*identity, by_itself.label("own"), rank.label("place")), project_id, case_filter, ()
+    )
     observed = query.where(_FLAGGED, cases.c.treatment == Treatment.OBSERVED).subquery()
     too_many = sa.case((observed.c.place > needed.per_key_and_day, Shortfall.KEY_AND_DAY.value))
     return sa.select(
@@ -282,12 +288,12 @@ def _shortfalls(tx: Transaction, project_id: UUID, case_filter: CaseFilter, need
     ).subquery()
 
 
-def _from(
+def _filter_cases(
     tx: Transaction, query: sa.Select[Any], project_id: UUID, case_filter: CaseFilter, by: Sequence[Split]
 ) -> sa.Select[Any]:
     query = query.select_from(cases)
     if "detector" in by:
-        query = query.join(_detectors(tx), sa.true())
+        query = query.join(_select_detectors(tx), sa.true())
     exact = {
         sa.func.coalesce(cases.c.job_kind, ""): case_filter.job_kind,
         cases.c.treatment: case_filter.treatment,
@@ -296,9 +302,9 @@ def _from(
     }
     conditions = [column == value for column, value in exact.items() if value is not None]
     if case_filter.policy is not None or case_filter.version is not None:
-        conditions.append(cases.c.policy_id.in_(_policies(project_id, case_filter)))
+        conditions.append(cases.c.policy_id.in_(_select_policies(project_id, case_filter)))
     if case_filter.detector is not None:
-        detector = _detectors(tx)
+        detector = _select_detectors(tx)
         conditions.append(sa.exists(sa.select(1).select_from(detector).where(detector.c.value == case_filter.detector)))
     if case_filter.since is not None:
         conditions.append(cases.c.ended_at >= case_filter.since)
@@ -309,7 +315,7 @@ def _from(
     return query.where(cases.c.project_id == project_id, *conditions)
 
 
-def _key(tx: Transaction, by: Split) -> sa.ColumnElement[Any]:
+def _key_column(tx: Transaction, by: Split) -> sa.ColumnElement[Any]:
     match by:
         case "policy":
             return cases.c.policy_id  # resolved to names afterwards: a join would look one up for each of many rows
@@ -327,7 +333,7 @@ def _key(tx: Transaction, by: Split) -> sa.ColumnElement[Any]:
     return sa.func.date(ended_at, *(sa.literal_column(move) for move in moves))
 
 
-def _names(tx: Transaction, project_id: UUID, by: Sequence[Split]) -> Callable[[Sequence[Any]], Key]:
+def _load_key_names(tx: Transaction, project_id: UUID, by: Sequence[Split]) -> Callable[[Sequence[Any]], Key]:
     """A function from a row that begins with the key's parts to the key."""
     names: dict[UUID, tuple[str, int]] = {}
     if "policy" in by:
@@ -345,14 +351,14 @@ def _names(tx: Transaction, project_id: UUID, by: Sequence[Split]) -> Callable[[
     return lambda row: tuple(part for split, value in zip(by, row, strict=False) for part in parts(split, value))
 
 
-def _policies(project_id: UUID, case_filter: CaseFilter) -> sa.Select[Any]:
+def _select_policies(project_id: UUID, case_filter: CaseFilter) -> sa.Select[Any]:
     query = sa.select(policies.c.id).where(policies.c.project_id == project_id)
     if case_filter.policy is not None:
         query = query.where(policies.c.name == case_filter.policy)
     return query if case_filter.version is None else query.where(policies.c.version == case_filter.version)
 
 
-def _detectors(tx: Transaction) -> sa.FromClause:
+def _select_detectors(tx: Transaction) -> sa.FromClause:
     """One row for each detector that called for a stop; none for a case that was never flagged, whatever is stored."""
     detectors = cases.c.detectors
     if tx.dialect.name == "postgresql":

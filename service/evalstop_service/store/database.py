@@ -88,14 +88,14 @@ class Database:
             self._writer,
             self.engine.connect().execution_options(evalstop_writes=True) as tx,
             tx.begin(),
-            _translated(tx),
+            _translate_errors(tx),
         ):
             yield tx
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
         """A read-only transaction."""
-        with self.engine.connect() as tx, tx.begin(), _translated(tx):
+        with self.engine.connect() as tx, tx.begin(), _translate_errors(tx):
             yield tx
 
     def async_engine(self) -> AsyncEngine:
@@ -186,7 +186,7 @@ def driver_connection(tx: Transaction) -> Any:
 
 
 @contextmanager
-def _translated(tx: Transaction) -> Iterator[None]:
+def _translate_errors(tx: Transaction) -> Iterator[None]:
     connection, errors = driver_connection(tx), tx.dialect.loaded_dbapi.Error
     try:
         yield

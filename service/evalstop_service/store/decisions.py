@@ -176,7 +176,7 @@ def add_change(tx: Transaction, decision: Decision, entry: Record, now: datetime
         decision_changes.insert().values(
             run_id=decision.run_id,
             decision_id=decision.id,
-            sequence=_next(tx, decision),
+            sequence=_next_number(tx, decision),
             state=entry.state,
             actor=entry.actor,
             reason=entry.reason,
@@ -190,7 +190,7 @@ def request_due_decisions(tx: Transaction, now: datetime) -> int:
     """Move the decisions whose veto window is over from pending to requested; returns their number."""
     # In a fixed order, so that two workers cannot deadlock.
     query = _SELECT.add_columns(projects.c.confirm_seconds).join(projects, projects.c.id == decisions.c.project_id)
-    due = query.where(_due(now)).order_by(decisions.c.due_at, decisions.c.id)
+    due = query.where(_is_due(now)).order_by(decisions.c.due_at, decisions.c.id)
     count = 0
     for row in tx.execute(due).mappings().all():
         fields = dict(row)
@@ -208,12 +208,12 @@ def request_due_decisions(tx: Transaction, now: datetime) -> int:
 
 def is_any_unseen(tx: Transaction, now: datetime) -> bool:
     """Whether some veto window ended so long ago that the service must have been unable to write."""
-    return tx.execute(sa.select(sa.exists().where(_due(now - UNSEEN)))).scalar_one()
+    return tx.execute(sa.select(sa.exists().where(_is_due(now - UNSEEN)))).scalar_one()
 
 
 def is_any_due(tx: Transaction, now: datetime) -> bool:
     """Whether any pending decision's veto window is over."""
-    query = sa.exists().where(_due(now))
+    query = sa.exists().where(_is_due(now))
     return tx.execute(sa.select(query)).scalar_one()
 
 
@@ -248,12 +248,12 @@ def is_any_refused(tx: Transaction) -> bool:
 
 def find_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision | None:
     """The project's decision with this id."""
-    return _one(tx, (decisions.c.id == decision_id) & (decisions.c.project_id == project_id))
+    return _load_one(tx, (decisions.c.id == decision_id) & (decisions.c.project_id == project_id))
 
 
 def find_decision_of_attempt(tx: Transaction, run_id: UUID, attempt: int) -> Decision | None:
     """The decision on an attempt of a run."""
-    return _one(tx, (decisions.c.run_id == run_id) & (decisions.c.attempt == attempt))
+    return _load_one(tx, (decisions.c.run_id == run_id) & (decisions.c.attempt == attempt))
 
 
 def load_decisions(tx: Transaction, run_ids: Iterable[UUID]) -> dict[UUID, Decision]:
@@ -365,16 +365,16 @@ _REFUSED = (
 )
 
 
-def _due(now: datetime) -> sa.ColumnElement[bool]:
+def _is_due(now: datetime) -> sa.ColumnElement[bool]:
     return _PENDING & (decisions.c.due_at <= now)
 
 
-def _one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Decision | None:
+def _load_one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Decision | None:
     row = tx.execute(_SELECT.where(condition)).mappings().one_or_none()
     return Decision(**row) if row else None
 
 
-def _next(tx: Transaction, decision: Decision) -> int:
+def _next_number(tx: Transaction, decision: Decision) -> int:
     table = decision_changes.c
     query = sa.select(sa.func.max(table.sequence))
     query = query.where(table.run_id == decision.run_id, table.decision_id == decision.id)

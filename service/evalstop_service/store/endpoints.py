@@ -113,18 +113,18 @@ def add_endpoint(
         "open_until": None,
     }
     tx.execute(sa.insert(endpoints).values(row))
-    return _endpoint(row)
+    return _to_endpoint(row)
 
 
 def find_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
     """The endpoint with this id; None when the project has none, or it was deleted."""
-    row = tx.execute(_of(project_id).where(endpoints.c.id == endpoint_id)).mappings().one_or_none()
-    return None if row is None else _endpoint(row)
+    row = tx.execute(_is_of_project(project_id).where(endpoints.c.id == endpoint_id)).mappings().one_or_none()
+    return None if row is None else _to_endpoint(row)
 
 
 def list_endpoints(tx: Transaction, project_id: UUID) -> list[Endpoint]:
     """The endpoints of a project, oldest first."""
-    return [_endpoint(row) for row in tx.execute(_of(project_id).order_by(endpoints.c.id)).mappings()]
+    return [_to_endpoint(row) for row in tx.execute(_is_of_project(project_id).order_by(endpoints.c.id)).mappings()]
 
 
 def update_endpoint(
@@ -146,7 +146,7 @@ def update_endpoint(
     if url is not None or enabled:  # the cause of the failures may be gone
         values |= {"failures": 0, "open_until": None}
     if values:
-        tx.execute(sa.update(endpoints).where(_is(project_id, endpoint_id)).values(values))
+        tx.execute(sa.update(endpoints).where(_is_endpoint(project_id, endpoint_id)).values(values))
     if enabled:
         wakeup.wake_workers(tx)
     return find_endpoint(tx, project_id, endpoint_id)
@@ -167,7 +167,7 @@ def rotate_secret(
         "previous_secret": endpoints.c.secret,
         "previous_secret_until": now + timedelta(hours=previous_valid_hours),
     }
-    tx.execute(sa.update(endpoints).where(_is(project_id, endpoint_id)).values(values))
+    tx.execute(sa.update(endpoints).where(_is_endpoint(project_id, endpoint_id)).values(values))
     return find_endpoint(tx, project_id, endpoint_id)
 
 
@@ -198,7 +198,7 @@ def reencrypt_secrets(tx: Transaction, encryption: Encryption) -> ReencryptedSec
 def delete_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime) -> bool:
     """Delete the endpoint and cancel its waiting deliveries; past deliveries stay. False when there was none."""
     deleted = tx.execute(
-        sa.update(endpoints).where(_is(project_id, endpoint_id)).values(deleted_at=now, enabled=False)
+        sa.update(endpoints).where(_is_endpoint(project_id, endpoint_id)).values(deleted_at=now, enabled=False)
     ).rowcount
     if deleted:
         waiting = sa.and_(deliveries.c.endpoint_id == endpoint_id, deliveries.c.state == sa.literal_column("'waiting'"))
@@ -218,16 +218,16 @@ def disable_endpoint(tx: Transaction, endpoint_id: UUID) -> None:
     tx.execute(sa.update(endpoints).where(endpoints.c.id == endpoint_id).values(enabled=False))
 
 
-def _is(project_id: UUID, endpoint_id: UUID) -> sa.ColumnElement[bool]:
+def _is_endpoint(project_id: UUID, endpoint_id: UUID) -> sa.ColumnElement[bool]:
     return sa.and_(
         endpoints.c.project_id == project_id, endpoints.c.id == endpoint_id, endpoints.c.deleted_at.is_(None)
     )
 
 
-def _of(project_id: UUID) -> sa.Select[Any]:
+def _is_of_project(project_id: UUID) -> sa.Select[Any]:
     return sa.select(endpoints).where(endpoints.c.project_id == project_id, endpoints.c.deleted_at.is_(None))
 
 
-def _endpoint(row: Any) -> Endpoint:
+def _to_endpoint(row: Any) -> Endpoint:
     fields = {name: row[name] for name in Endpoint.__dataclass_fields__}
     return Endpoint(**fields | {"event_types": tuple(row["event_types"])})

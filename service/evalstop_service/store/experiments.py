@@ -66,7 +66,7 @@ def count_experiments(tx: Transaction, project_id: UUID) -> int:
 
 def find_experiment(tx: Transaction, project_id: UUID, number: int) -> Experiment | None:
     """The project's experiment with this number."""
-    return _one(tx, project_id, experiments.c.number == number)
+    return _load_one(tx, project_id, experiments.c.number == number)
 
 
 def load_experiments(tx: Transaction, ids: Collection[UUID]) -> dict[UUID, Experiment]:
@@ -77,12 +77,12 @@ def load_experiments(tx: Transaction, ids: Collection[UUID]) -> dict[UUID, Exper
 
 def lock_experiment(tx: Transaction, project_id: UUID, number: int) -> Experiment | None:
     """The project's experiment with this number, locked until the transaction ends."""
-    return _one(tx, project_id, experiments.c.number == number, lock=True)
+    return _load_one(tx, project_id, experiments.c.number == number, lock=True)
 
 
 def find_experiment_by_name(tx: Transaction, project_id: UUID, name: str) -> Experiment | None:
     """The project's experiment with this name."""
-    return _one(tx, project_id, experiments.c.name == name)
+    return _load_one(tx, project_id, experiments.c.name == name)
 
 
 def list_experiments(tx: Transaction, project_id: UUID, limit: int) -> list[Experiment]:
@@ -91,7 +91,7 @@ def list_experiments(tx: Transaction, project_id: UUID, limit: int) -> list[Expe
     return [Experiment(**row) for row in tx.execute(query.limit(limit)).mappings()]
 
 
-def _one(
+def _load_one(
     tx: Transaction, project_id: UUID, condition: sa.ColumnElement[bool], *, lock: bool = False
 ) -> Experiment | None:
     query = sa.select(experiments).where(experiments.c.project_id == project_id, condition)

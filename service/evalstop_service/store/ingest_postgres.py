@@ -74,18 +74,18 @@ class PostgresIngest:
 
     async def read(self, query: Callable[[Transaction], T]) -> T:
         """See `IngestStore`."""
-        async with self._connection() as connection:
-            return await connection.wrapped.run_sync(_ended(query))
+        async with self._borrow_connection() as connection:
+            return await connection.wrapped.run_sync(_run_in_block(query))
 
     async def save(self, changes: Sequence[RunChange], now: datetime, follow_up: FollowUp | None) -> Collection[UUID]:
         """See `IngestStore`."""
         arguments = save_arguments(changes, now)
-        async with self._connection() as connection:
+        async with self._borrow_connection() as connection:
             if follow_up is None:
                 return {row[0] for row in await connection.raw.fetch(SAVE, *arguments)}
             async with connection.raw.transaction():
                 saved = {row[0] for row in await connection.raw.fetch(SAVE, *arguments)}
-                await connection.wrapped.run_sync(_ended(lambda tx: follow_up(tx, saved)))
+                await connection.wrapped.run_sync(_run_in_block(lambda tx: follow_up(tx, saved)))
             return saved
 
     async def close(self) -> None:
@@ -95,7 +95,7 @@ class PostgresIngest:
         await self._engine.dispose()
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[_Connection]:
+    async def _borrow_connection(self) -> AsyncIterator[_Connection]:
         """A connection for one use; closed after any error, whatever its state."""
         connection = None
         try:
@@ -103,10 +103,10 @@ class PostgresIngest:
             yield connection
         except BaseException as error:
             if connection is not None:
-                await _discard(connection)
+                await _discard_connection(connection)
             failure = error.orig if isinstance(error, sa.exc.DBAPIError) else error
             if isinstance(failure, _FAILURES):
-                raise _translated(failure) from error
+                raise _translate_error(failure) from error
             raise
         self._idle.append(connection)
 
@@ -115,7 +115,7 @@ class PostgresIngest:
             connection = self._idle.pop()
             if not connection.raw.is_closed():
                 return connection
-            await _discard(connection)
+            await _discard_connection(connection)
         return None
 
     async def _connect(self) -> _Connection:
@@ -125,7 +125,7 @@ class PostgresIngest:
         return _Connection(wrapped, raw)
 
 
-async def _discard(connection: _Connection) -> None:
+async def _discard_connection(connection: _Connection) -> None:
     connection.raw.terminate()
     await connection.wrapped.invalidate()
     await connection.wrapped.close()
@@ -159,7 +159,7 @@ def save_arguments(changes: Sequence[RunChange], now: datetime) -> tuple[Any, ..
     )
 
 
-def _ended(query: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
+def _run_in_block(query: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
     """The query in a transaction block, so that SQLAlchemy is not left in a transaction."""
 
     def run(tx: Transaction) -> T:
@@ -169,7 +169,7 @@ def _ended(query: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
     return run
 
 
-def _translated(error: Exception) -> sa.exc.DBAPIError:
+def _translate_error(error: Exception) -> sa.exc.DBAPIError:
     """An asyncpg error as the SQLAlchemy exception that any other statement would raise."""
     sqlstate: str | None = getattr(error, "sqlstate", None)
     lost = sqlstate is None or sqlstate.startswith(("08", "57P"))

@@ -36,25 +36,27 @@ class SqliteIngest:
 
     async def read(self, query: Callable[[Transaction], T]) -> T:
         """See `IngestStore`."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._read, query)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._read_query, query)
 
     async def save(self, changes: Sequence[RunChange], now: datetime, follow_up: FollowUp | None) -> Collection[UUID]:
         """See `IngestStore`."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._save, changes, now, follow_up)
+        return await loop.run_in_executor(self._thread, self._save_changes, changes, now, follow_up)
 
     async def close(self) -> None:
         """See `IngestStore`."""
         self._thread.shutdown()
 
-    def _read(self, query: Callable[[Transaction], T]) -> T:
+    def _read_query(self, query: Callable[[Transaction], T]) -> T:
         with self._database.reading() as tx:
             return query(tx)
 
-    def _save(self, changes: Sequence[RunChange], now: datetime, follow_up: FollowUp | None) -> Collection[UUID]:
+    def _save_changes(
+        self, changes: Sequence[RunChange], now: datetime, follow_up: FollowUp | None
+    ) -> Collection[UUID]:
         at = moment_text(now)
         with self._database.transaction() as tx:
-            saved = [change for change in changes if _update(tx, change, at)]
+            saved = [change for change in changes if _update_run(tx, change, at)]
             rows = [
                 (
                     change.run.id.hex,
@@ -77,7 +79,7 @@ class SqliteIngest:
         return run_ids
 
 
-def _update(tx: Transaction, change: RunChange, at: str) -> bool:
+def _update_run(tx: Transaction, change: RunChange, at: str) -> bool:
     before, run = change.before, change.run
     values = (
         at,

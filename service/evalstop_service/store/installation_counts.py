@@ -75,8 +75,8 @@ def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
         awaited={str(state): count for state, count in tx.execute(_AWAITED)},
         open_endpoints=tx.execute(_OPEN).scalar_one(),
         **counts,
-        oldest_due_seconds=_age(rows["due"][2] if "due" in rows else None, now),
-        oldest_waiting_seconds=_age(min(created_at, default=None), now),
+        oldest_due_seconds=_compute_age(rows["due"][2] if "due" in rows else None, now),
+        oldest_waiting_seconds=_compute_age(min(created_at, default=None), now),
         quota_use=quota_use.find_highest_use(tx, now),
     )
 
@@ -107,5 +107,5 @@ _OPEN = (
 )
 
 
-def _age(moment: datetime | None, now: datetime) -> float:
+def _compute_age(moment: datetime | None, now: datetime) -> float:
     return max((now - moment).total_seconds(), 0.0) if moment is not None else 0.0

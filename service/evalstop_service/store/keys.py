@@ -78,14 +78,14 @@ def create_key(
         "networks": limits.networks,
         "endpoint_ids": [str(endpoint_id) for endpoint_id in key.endpoint_ids],
     }
-    tx.execute(keys.insert().values(**(vars(key) | lists), hash=_hash(secret)))
+    tx.execute(keys.insert().values(**(vars(key) | lists), hash=_hash_secret(secret)))
     return key, secret
 
 
 def generate_secret() -> str:
     """A new secret: the prefix, 256 random bits, and a checksum by which malformed keys are recognized."""
     random = "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS))
-    return PREFIX + random + _checksum(random)
+    return PREFIX + random + _compute_checksum(random)
 
 
 def is_well_formed(secret: str) -> bool:
@@ -95,20 +95,20 @@ def is_well_formed(secret: str) -> bool:
         secret.startswith(PREFIX)
         and len(random) == _RANDOM_CHARACTERS
         and secret.isascii()
-        and checksum == _checksum(random)
+        and checksum == _compute_checksum(random)
     )
 
 
 def authenticate_key(tx: Transaction, secret: str, now: datetime) -> Key | None:
     """The valid key with this secret, or whose previous secret this is while that is still accepted."""
-    secret_hash = _hash(secret)
+    secret_hash = _hash_secret(secret)
     present = (keys.c.hash == secret_hash) | ((keys.c.previous_hash == secret_hash) & (keys.c.previous_until > now))
-    return _one(tx, present & _in_use(now))
+    return _load_one(tx, present & _in_use(now))
 
 
 def find_key(tx: Transaction, key_id: UUID, now: datetime) -> Key | None:
     """The valid key with this id."""
-    return _one(tx, (keys.c.id == key_id) & _in_use(now))
+    return _load_one(tx, (keys.c.id == key_id) & _in_use(now))
 
 
 def record_use(tx: Transaction, key_id: UUID, now: datetime) -> None:
@@ -123,15 +123,15 @@ def rotate_key(
     """Give a key a new secret; the current one is accepted until `previous_until`. None if no such key is valid."""
     secret = generate_secret()
     condition = (keys.c.id == key_id) & (keys.c.project_id == project_id) & _in_use(now)
-    values = {"hash": _hash(secret), "previous_hash": keys.c.hash, "previous_until": previous_until}
+    values = {"hash": _hash_secret(secret), "previous_hash": keys.c.hash, "previous_until": previous_until}
     row = tx.execute(keys.update().where(condition).values(values).returning(*_COLUMNS)).mappings().one_or_none()
-    return (_key(row), secret) if row else None
+    return (_to_key(row), secret) if row else None
 
 
 def list_keys(tx: Transaction, project_id: UUID) -> list[Key]:
     """All keys of a project, revoked ones included, oldest first."""
     query = sa.select(*_COLUMNS).where(keys.c.project_id == project_id).order_by(keys.c.id)
-    return [_key(row) for row in tx.execute(query).mappings()]
+    return [_to_key(row) for row in tx.execute(query).mappings()]
 
 
 def has_any_key(tx: Transaction) -> bool:
@@ -144,7 +144,7 @@ def revoke_key(tx: Transaction, project_id: UUID, key_id: UUID, now: datetime) -
     condition = (keys.c.id == key_id) & (keys.c.project_id == project_id) & keys.c.revoked_at.is_(None)
     change = keys.update().where(condition).values(revoked_at=now).returning(*_COLUMNS)
     row = tx.execute(change).mappings().one_or_none()
-    return _key(row) if row else None
+    return _to_key(row) if row else None
 
 
 _COLUMNS = [column for column in keys.c if column.name not in ("hash", "previous_hash")]
@@ -154,17 +154,17 @@ def _in_use(now: datetime) -> sa.ColumnElement[bool]:
     return keys.c.revoked_at.is_(None) & (keys.c.expires_at.is_(None) | (keys.c.expires_at > now))
 
 
-def _one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Key | None:
+def _load_one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Key | None:
     row = tx.execute(sa.select(*_COLUMNS).where(condition)).mappings().one_or_none()
-    return _key(row) if row else None
+    return _to_key(row) if row else None
 
 
-def _key(row: sa.RowMapping) -> Key:
+def _to_key(row: sa.RowMapping) -> Key:
     lists = {name: tuple(row[name]) for name in ("scopes", "networks")}
     return Key(**(dict(row) | lists | {"endpoint_ids": tuple(map(UUID, row["endpoint_ids"]))}))
 
 
-def _checksum(random: str) -> str:
+def _compute_checksum(random: str) -> str:
     number, digits = zlib.crc32(random.encode()), ""
     for _ in range(_CHECKSUM_CHARACTERS):
         number, digit = divmod(number, len(_ALPHABET))
@@ -172,6 +172,6 @@ def _checksum(random: str) -> str:
     return digits
 
 
-def _hash(secret: str) -> str:
+def _hash_secret(secret: str) -> str:
     # A secret of 256 random bits needs no slow hash: it cannot be guessed.
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -155,7 +155,7 @@ def load_last_steps_and_series(
         for run_id, metric, last_step, step, value, stderr in rows:
             last_steps[run_id][metric] = last_step
             if step is not None:
-                series[run_id][metric].append(_observation(metric, step, value, stderr))
+                series[run_id][metric].append(_to_observation(metric, step, value, stderr))
     else:
         last_steps = load_last_steps(tx, run_ids)
         keys = list(wanted)
@@ -163,14 +163,14 @@ def load_last_steps_and_series(
         parameters = {"series": msgspec.json.encode(requested).decode(), "most": most}
         for index, step, value, stderr in tx.exec_driver_sql(_SERIES_ON_SQLITE, parameters) if wanted else ():
             run_id, metric = keys[index]
-            series[run_id][metric].append(_observation(metric, step, value, stderr))
+            series[run_id][metric].append(_to_observation(metric, step, value, stderr))
     return last_steps, {
         run_id: None if any(len(points) > most for points in by_metric.values()) else list(chain(*by_metric.values()))
         for run_id, by_metric in series.items()
     }
 
 
-def _observation(metric: str, step: int, value: float | None, stderr: float | None) -> PostedObservation:
+def _to_observation(metric: str, step: int, value: float | None, stderr: float | None) -> PostedObservation:
     return PostedObservation(metric, step, math.nan if value is None else value, stderr)
 
 

@@ -93,7 +93,7 @@ def lock_project(tx: Transaction, project_id: UUID) -> Project:
 
 def find_project(tx: Transaction, project_id: UUID) -> Project | None:
     """The project with this id."""
-    return _one(tx, projects.c.id == project_id)
+    return _load_one(tx, projects.c.id == project_id)
 
 
 def get_project(tx: Transaction, project_id: UUID) -> Project:
@@ -103,7 +103,7 @@ def get_project(tx: Transaction, project_id: UUID) -> Project:
 
 def find_project_by_name(tx: Transaction, name: str) -> Project | None:
     """The project with this name."""
-    return _one(tx, projects.c.name == name)
+    return _load_one(tx, projects.c.name == name)
 
 
 def list_projects(tx: Transaction) -> list[Project]:
@@ -111,6 +111,6 @@ def list_projects(tx: Transaction) -> list[Project]:
     return [Project(**row) for row in tx.execute(sa.select(projects).order_by(projects.c.name)).mappings()]
 
 
-def _one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Project | None:
+def _load_one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Project | None:
     row = tx.execute(sa.select(projects).where(condition)).mappings().one_or_none()
     return Project(**row) if row else None

@@ -30,7 +30,7 @@ class QuotaUse:
 def require_room(tx: Transaction, project: Project, quota: Quota, now: datetime, *, added: int = 0) -> None:
     """Raise QuotaReached when a project is at its limit; `added`: rows that this transaction already added."""
     most = project.quotas.get(quota) + added
-    table, condition = _counted(quota, now)
+    table, condition = _count_query(quota, now)
     # Counted no further than the quota: far below it all rows are read, otherwise never more than the limit.
     counted = sa.select(sa.literal(1)).select_from(table).where(table.c.project_id == project.id, condition).limit(most)
     if tx.execute(sa.select(sa.func.count()).select_from(counted.subquery())).scalar_one() >= most:
@@ -41,7 +41,7 @@ def load_use(tx: Transaction, now: datetime, project_id: UUID | None = None) -> 
     """The quota use of one project, or of all."""
     counts = []
     for quota in COUNTED:
-        table, condition = _counted(quota, now)
+        table, condition = _count_query(quota, now)
         counts.append(sa.select(sa.func.count()).where(table.c.project_id == projects.c.id, condition))
     query = sa.select(projects.c.id, projects.c.quotas, *(count.scalar_subquery() for count in counts))
     if project_id is not None:
@@ -61,7 +61,7 @@ def find_highest_use(tx: Transaction, now: datetime) -> dict[Quota, float]:
     }
 
 
-def _counted(quota: Quota, now: datetime) -> tuple[sa.Table, sa.ColumnElement[bool]]:
+def _count_query(quota: Quota, now: datetime) -> tuple[sa.Table, sa.ColumnElement[bool]]:
     """The table and the rows of it that count towards a quota."""
     match quota:
         case Quota.OPEN_RUNS:

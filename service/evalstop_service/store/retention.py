@@ -91,13 +91,13 @@ def list_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime,
 
     A run with a delivery that waits for an active endpoint is left out until the delivery is settled.
     """
-    query = sa.select(runs.c.id).where(runs.c.project_id == project_id, _old(ended_before))
+    query = sa.select(runs.c.id).where(runs.c.project_id == project_id, _is_old(ended_before))
     return list(tx.execute(query.order_by(runs.c.ended_at, runs.c.id).limit(limit)).scalars())
 
 
 def count_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime) -> tuple[int, int]:
     """How many runs `_old` matches without a limit, and how many rows they hold."""
-    expired = sa.select(runs.c.id).where(runs.c.project_id == project_id, _old(ended_before)).subquery()
+    expired = sa.select(runs.c.id).where(runs.c.project_id == project_id, _is_old(ended_before)).subquery()
     rows = [
         tx.execute(sa.select(sa.func.count()).where(table.c.run_id.in_(sa.select(expired.c.id)))).scalar_one()
         for table in REMOVED
@@ -107,7 +107,7 @@ def count_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime
 
 def mark_runs(tx: Transaction, run_ids: Sequence[UUID], ended_before: datetime, now: datetime) -> int:
     """Mark those of these runs as pruned that are still old and not locked; returns their number."""
-    query = sa.select(runs.c.id).where(runs.c.id.in_(run_ids), _old(ended_before)).order_by(runs.c.id)
+    query = sa.select(runs.c.id).where(runs.c.id.in_(run_ids), _is_old(ended_before)).order_by(runs.c.id)
     marked_ids = list(tx.execute(query.with_for_update(skip_locked=True, of=runs)).scalars())
     if marked_ids:
         # A new version, so that run caches reload the run.
@@ -131,7 +131,7 @@ def delete_details(tx: Transaction, limit: int, since: DeletePosition | None = N
             if removed >= limit:
                 return DeletedRows(removed, None, left=True)
             after = since.key if since is not None and (since.run_id, since.table) == (run_id, table.name) else None
-            count, last = _remove(tx, table, run_id, limit - removed, after)
+            count, last = _remove_rows(tx, table, run_id, limit - removed, after)
             removed += count
             if last is not None:
                 return DeletedRows(removed, DeletePosition(run_id, table.name, last), left=True)
@@ -139,7 +139,7 @@ def delete_details(tx: Transaction, limit: int, since: DeletePosition | None = N
     return DeletedRows(removed, None, left=len(waiting) == _RUNS_AT_A_TIME)
 
 
-def _old(ended_before: datetime) -> sa.ColumnElement[bool]:
+def _is_old(ended_before: datetime) -> sa.ColumnElement[bool]:
     in_service = sa.and_(endpoints.c.enabled, endpoints.c.deleted_at.is_(None))
     waits = (
         sa.select(deliveries.c.id)
@@ -149,7 +149,7 @@ def _old(ended_before: datetime) -> sa.ColumnElement[bool]:
     return sa.and_(runs.c.pruned_at.is_(None), runs.c.ended_at < ended_before, ~waits.exists())
 
 
-def _remove(
+def _remove_rows(
     tx: Transaction, table: sa.Table, run_id: UUID, limit: int, after: tuple[Any, ...] | None
 ) -> tuple[int, tuple[Any, ...] | None]:
     """Remove up to `limit` rows of a run after a key; returns their number, and the last key if more remain."""
@@ -159,13 +159,13 @@ def _remove(
         return tx.execute(table.delete().where(of_run)).rowcount, None
     key = sa.tuple_(*columns)
     if after is not None:
-        of_run &= key > _bound(columns, after)
+        of_run &= key > _bind_values(columns, after)
     last = tx.execute(sa.select(*columns).where(of_run).order_by(*columns).offset(limit - 1).limit(2)).all()
     if len(last) < 2:
         return tx.execute(table.delete().where(of_run)).rowcount, None
     boundary = tuple(last[0])
-    return tx.execute(table.delete().where(of_run, key <= _bound(columns, boundary))).rowcount, boundary
+    return tx.execute(table.delete().where(of_run, key <= _bind_values(columns, boundary))).rowcount, boundary
 
 
-def _bound(columns: Sequence[sa.Column[Any]], values: tuple[Any, ...]) -> sa.Tuple:
+def _bind_values(columns: Sequence[sa.Column[Any]], values: tuple[Any, ...]) -> sa.Tuple:
     return sa.tuple_(*(sa.literal(value, column.type) for column, value in zip(columns, values, strict=True)))

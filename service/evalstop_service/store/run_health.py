@@ -124,7 +124,11 @@ def postpone_checks(tx: Transaction, next_checks: Mapping[UUID, datetime | None]
 def list_post_times(tx: Transaction, run: Run) -> list[list[datetime]]:
     """For each watched metric the times of its newest values, as `liveness.measure_cadence` takes them."""
     return [
-        list(tx.execute(_newest(run, metric, NEWEST_POSTS).with_only_columns(observations.c.received_at)).scalars())
+        list(
+            tx.execute(
+                _select_newest(run, metric, NEWEST_POSTS).with_only_columns(observations.c.received_at)
+            ).scalars()
+        )
         for metric in run.metrics
     ]
 
@@ -143,13 +147,13 @@ def load_readings(tx: Transaction, wanted: Sequence[tuple[Run, str]]) -> dict[tu
             readings[run_id, metric].append(Reading(step, math.nan if value is None else value, at))
     else:
         for run, metric in wanted:
-            readings[run.id, metric] = [Reading(*row) for row in tx.execute(_newest(run, metric, NEWEST))]
+            readings[run.id, metric] = [Reading(*row) for row in tx.execute(_select_newest(run, metric, NEWEST))]
     for newest in readings.values():
         newest.reverse()
     return readings
 
 
-def _newest(run: Run, metric: str, most: int) -> sa.Select[Any]:
+def _select_newest(run: Run, metric: str, most: int) -> sa.Select[Any]:
     """A metric's newest live observations. Those past the run's last step, possibly very many, are superseded."""
     table = observations.c
     last_step = -1 if run.last_step is None else run.last_step

@@ -68,9 +68,9 @@ def list_runs(
     """
     # The page comes first, from an index in its order: with the joins inside, a planner without statistics sorts all
     # runs.
-    page = _page(tx, sa.select(*runs.c), project_id, run_filter, limit).subquery()
+    page = _select_page(tx, sa.select(*runs.c), project_id, run_filter, limit).subquery()
     query = sa.select(page, *POLICY_COLUMNS).join(policies, policies.c.id == page.c.policy_id)
-    return [Run(**row) for row in tx.execute(query.order_by(*_ordered(page.c, run_filter.order))).mappings()]
+    return [Run(**row) for row in tx.execute(query.order_by(*_list_order_columns(page.c, run_filter.order))).mappings()]
 
 
 class ListedVerdict(NamedTuple):
@@ -84,12 +84,12 @@ class ListedVerdict(NamedTuple):
 def list_verdicts(tx: Transaction, project_id: UUID, run_filter: RunFilter, limit: int) -> list[ListedVerdict]:
     """The verdicts of the runs that `list_runs` returns for the same arguments, without reading whole rows."""
     query = sa.select(runs.c.id, runs.c.name, runs.c.verdict)
-    return [ListedVerdict(*row) for row in tx.execute(_page(tx, query, project_id, run_filter, limit))]
+    return [ListedVerdict(*row) for row in tx.execute(_select_page(tx, query, project_id, run_filter, limit))]
 
 
 def read_run_revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:
     """A value that changes whenever the run, its health, or its decisions change."""
-    return _digest(tx, _REVISION.where(runs.c.project_id == project_id, runs.c.id == run_id))
+    return _digest_rows(tx, _REVISION.where(runs.c.project_id == project_id, runs.c.id == run_id))
 
 
 def read_list_revision(
@@ -99,7 +99,7 @@ def read_list_revision(
     limit: int = 50,
 ) -> str:
     """A value that changes whenever the result of `list_runs` for the same arguments, or a decision on it, changes."""
-    return _digest(tx, _page(tx, _REVISION, project_id, run_filter, limit))
+    return _digest_rows(tx, _select_page(tx, _REVISION, project_id, run_filter, limit))
 
 
 _REVISION = sa.select(
@@ -119,7 +119,7 @@ _REVISION = sa.select(
 )
 
 
-def _page(
+def _select_page(
     tx: Transaction, query: sa.Select[Any], project_id: UUID, run_filter: RunFilter, limit: int
 ) -> sa.Select[Any]:
     query = query.where(runs.c.project_id == project_id)
@@ -143,7 +143,7 @@ def _page(
     if run_filter.until is not None:
         query = query.where(runs.c.created_at < run_filter.until)
     if run_filter.owner is not None or run_filter.group is not None or run_filter.tags:
-        query = query.where(runs.c.id.in_(_described(tx, project_id, run_filter)))
+        query = query.where(runs.c.id.in_(_select_described(tx, project_id, run_filter)))
     if run_filter.bounded:
         newest = sa.select(runs.c.id).where(runs.c.project_id == project_id)
         if run_filter.before is not None and run_filter.order == "newest":
@@ -151,11 +151,11 @@ def _page(
         oldest = newest.order_by(runs.c.id.desc()).offset(_SEARCHED - 1).limit(1).scalar_subquery()
         query = query.where(runs.c.id >= sa.func.coalesce(oldest, sa.literal(UUID(int=0), sa.Uuid)))
     if run_filter.before is not None:
-        query = query.where(_after(run_filter))
-    return query.order_by(*_ordered(runs.c, run_filter.order)).limit(limit)
+        query = query.where(_is_after(run_filter))
+    return query.order_by(*_list_order_columns(runs.c, run_filter.order)).limit(limit)
 
 
-def _described(tx: Transaction, project_id: UUID, run_filter: RunFilter) -> sa.Select[Any]:
+def _select_described(tx: Transaction, project_id: UUID, run_filter: RunFilter) -> sa.Select[Any]:
     """The ids of the runs whose description matches."""
     table = run_descriptions.c
     query = sa.select(table.run_id).where(table.project_id == project_id)
@@ -170,7 +170,7 @@ def _described(tx: Transaction, project_id: UUID, run_filter: RunFilter) -> sa.S
     return query
 
 
-def _ordered(columns: Any, order: str) -> tuple[sa.ColumnElement[Any], ...]:
+def _list_order_columns(columns: Any, order: str) -> tuple[sa.ColumnElement[Any], ...]:
     newest = columns.id.desc()
     match order:
         case "updated":
@@ -180,7 +180,7 @@ def _ordered(columns: Any, order: str) -> tuple[sa.ColumnElement[Any], ...]:
     return (newest,)
 
 
-def _after(run_filter: RunFilter) -> sa.ColumnElement[bool]:
+def _is_after(run_filter: RunFilter) -> sa.ColumnElement[bool]:
     """The condition for runs after the run `before` in the order."""
     older = runs.c.id < run_filter.before
     if run_filter.order == "newest" or run_filter.place is None:
@@ -189,5 +189,5 @@ def _after(run_filter: RunFilter) -> sa.ColumnElement[bool]:
     return (key < run_filter.place) | ((key == run_filter.place) & older)
 
 
-def _digest(tx: Transaction, query: sa.Select[Any]) -> str:
+def _digest_rows(tx: Transaction, query: sa.Select[Any]) -> str:
     return hashlib.sha256(repr([tuple(row) for row in tx.execute(query)]).encode()).hexdigest()[:16]

@@ -149,17 +149,17 @@ def load_attempt_starts(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, 
 
 def find_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
     """The project's run with this id."""
-    return _one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id))
+    return _load_one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id))
 
 
 def find_run_by_name(tx: Transaction, project_id: UUID, name: str) -> Run | None:
     """The project's run with this name."""
-    return _one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.name == name))
+    return _load_one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.name == name))
 
 
 def find_run_by_opening(tx: Transaction, project_id: UUID, opening: UUID) -> Run | None:
     """The project's run that was opened by the request with this id."""
-    return _one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.opening == opening))
+    return _load_one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.opening == opening))
 
 
 def find_opened_run(tx: Transaction, project_id: UUID, name: str, job: str | None, *, ended: bool) -> Run | None:
@@ -172,7 +172,7 @@ def find_opened_run(tx: Transaction, project_id: UUID, name: str, job: str | Non
         query = query.where(runs.c.status.in_(OPEN))
         if job is not None:
             query = query.where(runs.c.job == job)
-    return _one(tx, query.order_by(runs.c.job.is_not_distinct_from(job).desc(), runs.c.id.desc()).limit(1))
+    return _load_one(tx, query.order_by(runs.c.job.is_not_distinct_from(job).desc(), runs.c.id.desc()).limit(1))
 
 
 def lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
@@ -181,7 +181,7 @@ def lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
     # for the lock.
     is_run = (runs.c.project_id == project_id, runs.c.id == run_id)
     tx.execute(sa.select(runs.c.id).where(*is_run).with_for_update())
-    return _one(tx, _SELECT.where(*is_run))
+    return _load_one(tx, _SELECT.where(*is_run))
 
 
 def lock_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:
@@ -252,7 +252,7 @@ _INGESTED = (
 )
 
 
-def _one(tx: Transaction, query: sa.Select[Any]) -> Run | None:
+def _load_one(tx: Transaction, query: sa.Select[Any]) -> Run | None:
     row = tx.execute(query).mappings().one_or_none()
     return Run(**row) if row else None
 

@@ -44,8 +44,8 @@ def upgrade_schema(database: Database, phase: Phase = Phase.ALL, folder: Path = 
     so.
     """
     target = needed_revision(folder) if phase is Phase.BEFORE else head_revision(folder)
-    with _alone(database) as connection:
-        config = _config(folder)
+    with _hold_migration_lock(database) as connection:
+        config = _create_config(folder)
         config.attributes.update(connection=connection, metadata=metadata)
         for tries_left in reversed(range(_TRIES)):
             try:
@@ -67,17 +67,17 @@ def current_revision(database: Database) -> str | None:
 
 def head_revision(folder: Path = MIGRATIONS) -> str:
     """The newest revision."""
-    return _revisions(folder)[-1].revision
+    return _list_revisions(folder)[-1].revision
 
 
 def needed_revision(folder: Path = MIGRATIONS) -> str:
     """The oldest revision that this code runs on: later migrations may wait until the code is deployed."""
-    return [script for script in _revisions(folder) if script.module.deploy == Phase.BEFORE][-1].revision
+    return [script for script in _list_revisions(folder) if script.module.deploy == Phase.BEFORE][-1].revision
 
 
 def is_served(revision: str | None, folder: Path = MIGRATIONS) -> bool:
     """Whether this code runs on a schema at this revision; newer, unknown revisions are compatible by promise."""
-    revisions = [script.revision for script in _revisions(folder)]
+    revisions = [script.revision for script in _list_revisions(folder)]
     return revision is not None and (
         revision not in revisions or revisions.index(revision) >= revisions.index(needed_revision(folder))
     )
@@ -93,7 +93,7 @@ def require_schema(database: Database) -> None:
 
 
 @contextmanager
-def _alone(database: Database) -> Iterator[sa.Connection]:
+def _hold_migration_lock(database: Database) -> Iterator[sa.Connection]:
     """A connection for migrations, with a lock that keeps other processes from migrating."""
     if database.embedded:
         with database.transaction() as tx:
@@ -115,15 +115,15 @@ def _alone(database: Database) -> Iterator[sa.Connection]:
 
 
 @cache
-def _revisions(folder: Path) -> list[Script]:
+def _list_revisions(folder: Path) -> list[Script]:
     """All migrations, oldest first."""
-    revisions = list(ScriptDirectory.from_config(_config(folder)).walk_revisions())[::-1]
+    revisions = list(ScriptDirectory.from_config(_create_config(folder)).walk_revisions())[::-1]
     if not revisions:
         raise LookupError(f"there are no migrations in {folder}")
     return revisions
 
 
-def _config(folder: Path) -> Config:
+def _create_config(folder: Path) -> Config:
     config = Config()
     config.set_main_option("script_location", str(folder))
     return config

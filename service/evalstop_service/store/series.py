@@ -54,12 +54,12 @@ def load_buckets(
     inside = {**bounds, "first_step": first_step, "last_step": last_step}
     count, covered_from, covered_to = tx.execute(_COVERED, inside).one()
     if count <= FEW:
-        return _merged(tx.execute(_ONE_BY_ONE, inside).all(), buckets)
+        return _merge_buckets(tx.execute(_ONE_BY_ONE, inside).all(), buckets)
     # Partially covered ends and observations not yet summarized are read individually.
     before = tx.execute(_ONE_BY_ONE, {**bounds, "first_step": first_step, "last_step": covered_from - 1}).all()
     covered = tx.execute(_SUMMARIES, inside).all()
     after = tx.execute(_ONE_BY_ONE, {**bounds, "first_step": covered_to + 1, "last_step": last_step}).all()
-    return _merged([*before, *covered, *after], buckets)
+    return _merge_buckets([*before, *covered, *after], buckets)
 
 
 def catch_up_summaries(
@@ -123,7 +123,7 @@ def forget_summaries_after(tx: Transaction, run_id: UUID, step: int) -> None:
     tx.execute(sa.delete(series_buckets).where(series_buckets.c.run_id == run_id, series_buckets.c.last_step > step))
 
 
-def _merged(parts: Sequence[Sequence[Any]], buckets: int) -> list[Bucket]:
+def _merge_buckets(parts: Sequence[Sequence[Any]], buckets: int) -> list[Bucket]:
     """Merge parts in step order into at most this many buckets."""
     total = sum(part[2] for part in parts)
     merged: list[Bucket] = []

@@ -39,13 +39,13 @@ def create_session(tx: Transaction, session: Session) -> str:
     """Create a session and return its token; expired sessions are deleted."""
     tx.execute(sessions.delete().where(sessions.c.expires_at <= session.created_at))
     token = PREFIX + secrets.token_urlsafe(32)
-    tx.execute(sessions.insert().values(hash=_hash(token), **vars(session)))
+    tx.execute(sessions.insert().values(hash=_hash_token(token), **vars(session)))
     return token
 
 
 def find_session(tx: Transaction, token: str, now: datetime) -> Session | None:
     """The session with this token, unless it has ended or expired."""
-    query = sa.select(*_COLUMNS).where(sessions.c.hash == _hash(token), sessions.c.expires_at > now)
+    query = sa.select(*_COLUMNS).where(sessions.c.hash == _hash_token(token), sessions.c.expires_at > now)
     row = tx.execute(query).one_or_none()
     return Session(**row._mapping) if row else None
 
@@ -71,5 +71,5 @@ def delete_session(tx: Transaction, session_id: UUID) -> None:
 _COLUMNS = [column for column in sessions.c if column.name != "hash"]
 
 
-def _hash(token: str) -> str:
+def _hash_token(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()  # of 256 random bits, which cannot be guessed

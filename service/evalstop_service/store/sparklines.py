@@ -37,7 +37,7 @@ def load_segments(tx: Transaction, requested: Collection[Series], stretches: int
     all_bounds = _load_bounds(tx, requested)
     short, long = ([bounds for bounds in all_bounds if bounds.long is is_long] for is_long in (False, True))
     segments: dict[Series, list[Segment]] = defaultdict(list)
-    for bounds, rows in ((short, _outline(tx, short, stretches)), (long, _sample(tx, long, stretches))):
+    for bounds, rows in ((short, _outline_series(tx, short, stretches)), (long, _sample_series(tx, long, stretches))):
         for number, *stretch in rows:
             segments[bounds[number][:2]].append(Segment(*stretch))
     return segments
@@ -68,7 +68,7 @@ def _load_bounds(tx: Transaction, requested: Collection[Series]) -> list[_Bounds
     return [_Bounds(*row) for row in tx.execute(query) if row[2] is not None]
 
 
-def _outline(tx: Transaction, series_bounds: Sequence[_Bounds], stretches: int) -> Sequence[Any]:
+def _outline_series(tx: Transaction, series_bounds: Sequence[_Bounds], stretches: int) -> Sequence[Any]:
     """The number of a series, and for each of its segments the last step, the lowest and the highest finite value."""
     if not series_bounds:
         return []
@@ -85,7 +85,9 @@ def _outline(tx: Transaction, series_bounds: Sequence[_Bounds], stretches: int) 
     return tx.execute(query).all()
 
 
-def _sample(tx: Transaction, series_bounds: Sequence[_Bounds], places: int) -> list[tuple[int, int, float, float]]:
+def _sample_series(
+    tx: Transaction, series_bounds: Sequence[_Bounds], places: int
+) -> list[tuple[int, int, float, float]]:
     """The number of a series, and its first value at or after each of `places` steps, evenly from first to last."""
     if not series_bounds:
         return []

@@ -116,7 +116,7 @@ def answer(problem: Problem, path: str) -> JSONResponse:
 def install(app: FastAPI) -> None:
     """Convert every error of the app to a problem."""
     for error_type in _PROBLEMS:
-        app.add_exception_handler(error_type, _handle)
+        app.add_exception_handler(error_type, _handle_error)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_api_route(PATH, _show_kinds, include_in_schema=False)
@@ -138,7 +138,7 @@ def problem_of(error: Exception) -> Problem:
     return problem
 
 
-def _handle(request: Request, error: Exception) -> JSONResponse:
+def _handle_error(request: Request, error: Exception) -> JSONResponse:
     count_refusal(request, error)
     return answer(problem_of(error), request.url.path)
 
@@ -153,14 +153,14 @@ def _invalid_body(request: Request, error: Exception) -> JSONResponse:
 def _invalid_request(error: RequestValidationError, model: Any = None) -> Problem:
     details = error.errors()
     errors = [
-        {"pointer": _pointer(item["loc"]), "detail": describe_fault(item) + _suggest_correction(item, model)}
+        {"pointer": _format_pointer(item["loc"]), "detail": describe_fault(item) + _suggest_correction(item, model)}
         for item in details[:MOST_ERRORS]
     ]
     detail = f"the request has {len(details)} error{'s' if len(details) != 1 else ''}; nothing was stored"
     return Problem(422, ProblemKind.INVALID_REQUEST, detail, errors=errors)
 
 
-def _pointer(location: tuple[int | str, ...]) -> str:
+def _format_pointer(location: tuple[int | str, ...]) -> str:
     if location and location[0] == "body":
         parts = [str(part) for part in location[1:] if part not in CHOICES]
         return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)
@@ -197,7 +197,7 @@ def _list_fields(annotation: Any, location: tuple[int | str, ...]) -> list[str]:
 def _no_route(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     status, path = error.status_code, request.url.path
-    if status == 404 and path.endswith("/") and _methods(request, path.rstrip("/")):
+    if status == 404 and path.endswith("/") and _list_methods(request, path.rstrip("/")):
         query = f"?{request.url.query}" if request.url.query else ""
         problem = Problem(
             308, ProblemKind.MOVED, "the path has no trailing slash", headers={"Location": path.rstrip("/") + query}
@@ -208,7 +208,7 @@ def _no_route(request: Request, error: Exception) -> JSONResponse:
     elif status == 404:
         problem = Problem(404, ProblemKind.NOT_FOUND, "there is nothing at this path; /docs lists all paths")
     elif status == 405:
-        methods = _methods(request, path) or set((error.headers or {}).get("Allow", "").split(", "))
+        methods = _list_methods(request, path) or set((error.headers or {}).get("Allow", "").split(", "))
         allowed = ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
         detail = f"this path accepts {allowed}, not {request.method}; see /docs"
         problem = Problem(405, ProblemKind.WRONG_METHOD, detail, headers={"Allow": allowed})
@@ -219,7 +219,7 @@ def _no_route(request: Request, error: Exception) -> JSONResponse:
     return answer(problem, path)
 
 
-def _methods(request: Request, path: str) -> set[str]:
+def _list_methods(request: Request, path: str) -> set[str]:
     """All methods of a path; the router names only those of the first matching route."""
     for template, operations in request.app.openapi()["paths"].items():
         if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), path):
@@ -241,7 +241,7 @@ def _database_away(error: Exception) -> Problem:
     )
 
 
-def _bug(error: Exception) -> Problem:
+def _describe_bug(error: Exception) -> Problem:
     _log.error("a request failed", exc_info=error)
     return Problem(500, ProblemKind.FAULT, "this is a bug in the service; its log has the details")
 
@@ -256,7 +256,7 @@ def _quota_reached(error: QuotaReached) -> Problem:
     return Problem(429, ProblemKind.QUOTA_REACHED, str(error), headers={"Retry-After": str(math.ceil(error.seconds))})
 
 
-def _refused(error: Exception) -> Problem:
+def _describe_refused_address(error: Exception) -> Problem:
     return Problem(
         422,
         ProblemKind.ADDRESS_REFUSED,
@@ -278,10 +278,10 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     Behind: _ask_again(ProblemKind.SERVICE_TOO_OLD, 60),
     Closed: _ask_again(ProblemKind.OVERLOADED, 1),
     UnreadableSecret: _ask_again(ProblemKind.UNREADABLE_SECRET, 60),
-    AddressRefused: _refused,
+    AddressRefused: _describe_refused_address,
     InvalidPolicy: lambda error: Problem(422, ProblemKind.INVALID_POLICY, str(error)),
     RequestValidationError: _invalid_request,
     sa.exc.OperationalError: _database_away,
     sa.exc.TimeoutError: _database_away,
-    Exception: _bug,
+    Exception: _describe_bug,
 }

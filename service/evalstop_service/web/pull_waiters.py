@@ -35,10 +35,10 @@ class PullWaiters:
         """Wait for the next poll; returns whether the endpoint may have something to claim. Raises DBAPIError."""
         self._endpoint_ids.add(endpoint_id)
         if self._next is None:
-            self._next = asyncio.create_task(self._look())
+            self._next = asyncio.create_task(self._wait_and_look())
         return endpoint_id in await asyncio.shield(self._next)  # a cancelled request must not cancel the others' poll
 
-    async def _look(self) -> Set[UUID]:
+    async def _wait_and_look(self) -> Set[UUID]:
         await asyncio.sleep(POLL_SECONDS)
         endpoint_ids, self._endpoint_ids, self._next = self._endpoint_ids, set(), None
         return await anyio.to_thread.run_sync(self._find_claimable, endpoint_ids, limiter=self.threads)

@@ -20,24 +20,24 @@ def fit_data(data: dict[str, Any]) -> dict[str, Any]:
     Short labels identify a job: 500 of 60 characters always stay.
     """
     most = MOST_EVENT_BYTES - _ENVELOPE_BYTES
-    if _size(data) <= most:
+    if _count_bytes(data) <= most:
         return data
     labels: dict[str, str] = data.get("run", {}).get("labels", {})
     if labels:
         data = data | {"run": data["run"] | {"labels": {}}}
     longest = 2000
-    while _size(data) > most - _LABEL_BYTES and longest > 10:
+    while _count_bytes(data) > most - _LABEL_BYTES and longest > 10:
         data, longest = _truncate(data, longest), longest // 2
     if labels:
-        data["run"]["labels"] = _select_shortest(labels, most - _size(data))
+        data["run"]["labels"] = _select_shortest(labels, most - _count_bytes(data))
     return data
 
 
 def _select_shortest(labels: dict[str, str], most: int) -> dict[str, str]:
     """The shortest labels that fit, in their original order."""
     selected: set[str] = set()
-    for name in sorted(labels, key=lambda name: _size({name: labels[name]})):
-        most -= _size({name: labels[name]})  # its braces stand for the comma
+    for name in sorted(labels, key=lambda name: _count_bytes({name: labels[name]})):
+        most -= _count_bytes({name: labels[name]})  # its braces stand for the comma
         if most < 0:
             break
         selected.add(name)
@@ -56,5 +56,5 @@ def _truncate(value: Any, longest: int) -> Any:
     return value
 
 
-def _size(document: Any) -> int:
+def _count_bytes(document: Any) -> int:
     return len(json.dumps(document, separators=(",", ":")))

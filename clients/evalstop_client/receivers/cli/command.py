@@ -86,24 +86,24 @@ def run(options: argparse.Namespace) -> int:
     commands = Commands(
         cancel=template(options.cancel),
         check=template(options.check),
-        signal=_optional(options.signal),
-        force=_optional(options.force),
-        park=_optional(options.park),
-        resume=_optional(options.resume),
+        signal=_parse_optional(options.signal),
+        force=_parse_optional(options.force),
+        park=_parse_optional(options.park),
+        resume=_parse_optional(options.resume),
     )
     action = CommandJobControl(
         commands,
         environment_without(options.secret_env, options.key_env),
         own_labels=own_labels,
         allow=allow,
-        patterns=_patterns(options.pattern, commands.names - IDS),
+        patterns=_parse_patterns(options.pattern, commands.names - IDS),
         command_seconds=options.command_seconds,
         gone_exit_code=options.gone_exit_code,
     )
     return run_receiver(action, options, "command")
 
 
-def _patterns(texts: Sequence[str], labels: frozenset[str]) -> dict[str, re.Pattern[str]]:
+def _parse_patterns(texts: Sequence[str], labels: frozenset[str]) -> dict[str, re.Pattern[str]]:
     """The patterns by label; each label must have one."""
     try:
         patterns = {name: re.compile(values[-1]) for name, values in pairs(texts, "--pattern").items()}
@@ -114,5 +114,5 @@ def _patterns(texts: Sequence[str], labels: frozenset[str]) -> dict[str, re.Patt
     return patterns
 
 
-def _optional(text: str | None) -> Template | None:
+def _parse_optional(text: str | None) -> Template | None:
     return None if text is None else template(text)

@@ -14,7 +14,7 @@ from evalstop_client.version import __version__
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = _parser()
+    parser = _create_parser()
     options = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="evalstop-receiver: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _create_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="evalstop-receiver",
         description="Runs beside a scheduler, ends jobs when EvalStop requests it, and reports when they are gone; "

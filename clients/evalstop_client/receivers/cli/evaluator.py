@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     if options.prompts < 1:
         raise ConfigurationError(f"--prompts {options.prompts}: it must be positive.")
     ended = threading.Event()
-    evaluation = _evaluation(options, ended)
+    evaluation = _create_evaluation(options, ended)
     evaluator = Evaluator(Service(url, key), evaluation, options.prompts, max(0.05, options.poll_seconds), ended)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluation(options: argparse.Namespace, ended: threading.Event) -> Evaluation:
+def _create_evaluation(options: argparse.Namespace, ended: threading.Event) -> Evaluation:
     environment = environment_without(options.key_env)
     if (options.kubernetes_job is None) == (not options.command):
         raise ConfigurationError("command: give a command after --, or --kubernetes-job.")

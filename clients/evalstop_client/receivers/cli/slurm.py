@@ -89,7 +89,7 @@ def run_slurm_receiver(options: argparse.Namespace) -> int:
     if options.rest and signal is not None and signal.where != "full":
         raise ConfigurationError(f"checkpoint signal {signal}: slurmrestd can only signal the whole job; write @full.")
     action = SlurmJobControl(
-        _cluster(options),
+        _create_cluster(options),
         users=None if options.allow_any_user else users,
         partitions=partitions,
         default_signal=signal,
@@ -98,7 +98,7 @@ def run_slurm_receiver(options: argparse.Namespace) -> int:
     return run_receiver(action, options, "slurm")
 
 
-def _cluster(options: argparse.Namespace) -> Cluster:
+def _create_cluster(options: argparse.Namespace) -> Cluster:
     environment = environment_without(options.secret_env, options.key_env)
     if not options.rest:
         programs = Programs(environment)
@@ -109,11 +109,11 @@ def _cluster(options: argparse.Namespace) -> Cluster:
         raise ConfigurationError(
             "cluster: set the cluster with --cluster, with the value of SLURM_CLUSTER_NAME in a job."
         )
-    token = _token(options, environment)
+    token = _choose_token(options, environment)
     return Rest(validate_rest_url(options.rest), options.cluster, options.rest_user, token)
 
 
-def _token(options: argparse.Namespace, environment: dict[str, str]) -> Callable[[], str]:
+def _choose_token(options: argparse.Namespace, environment: dict[str, str]) -> Callable[[], str]:
     if options.token_command:
         command = shlex.split(options.token_command)
 

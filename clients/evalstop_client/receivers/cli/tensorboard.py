@@ -87,7 +87,7 @@ def watch_tensorboard(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"folder {str(root)!r}: there is no such folder.")
     labels = {name: values[-1] for name, values in pairs(options.label, "label").items()}
     opening = {
-        "metrics": _roles(options.metric) or AUTO,
+        "metrics": _parse_roles(options.metric) or AUTO,
         # The process receiver adds its label there for jobs that start this command beside their trainer.
         "labels": {**parse_labels(os.environ.get("EVALSTOP_LABELS", "")), **labels},
         **({"total_steps": options.total_steps} if options.total_steps else {}),
@@ -101,10 +101,10 @@ def watch_tensorboard(options: argparse.Namespace) -> int:
     digest = hashlib.sha256(f"{url}\n{name}\n{root.resolve()}".encode(errors="replace")).hexdigest()[:12]
     memory = options.state or choose_state_folder(None, "tensorboard") / f"{digest}.json"
     watch = Watch(root, Service(url, key), name, opening, memory, options.one_run)
-    return _follow(watch, ShutdownSignal(), options.poll_seconds, options.once)
+    return _follow_folder(watch, ShutdownSignal(), options.poll_seconds, options.once)
 
 
-def _follow(watch: Watch, ending: ShutdownSignal, poll_seconds: float, once: bool) -> int:
+def _follow_folder(watch: Watch, ending: ShutdownSignal, poll_seconds: float, once: bool) -> int:
     failures = 0
     while not ending.is_set:
         try:
@@ -125,7 +125,7 @@ def _follow(watch: Watch, ending: ShutdownSignal, poll_seconds: float, once: boo
     return 0
 
 
-def _roles(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+def _parse_roles(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     roles: dict[str, dict[str, str]] = {}
     for text in texts:
         tag, _, role = text.rpartition("=")  # a tag may contain `=`, a role does not

@@ -98,7 +98,7 @@ class CommandJobControl:
 
     def check_job(self, job: Job) -> Present | Gone:
         """Run the check command: exit 0, the job exists; `gone_exit_code`, it is gone; any other, unknown."""
-        result = self._run(self._commands.check, job)
+        result = self._run_template(self._commands.check, job)
         if result.exit_code == 0:
             return Present(_first_line(result) or "there")
         if result.exit_code == self._gone_exit_code:
@@ -124,11 +124,11 @@ class CommandJobControl:
             raise RequestRefused("this receiver was given no command that resumes a job (--resume)")
         self._run_or_raise(self._commands.resume, job)
 
-    def _run(self, command: Template, job: Job) -> Done:
+    def _run_template(self, command: Template, job: Job) -> Done:
         return run(command.filled(job.facts), self._environment, self._command_seconds)
 
     def _run_or_raise(self, command: Template, job: Job) -> None:
-        result = self._run(command, job)
+        result = self._run_template(command, job)
         if result.exit_code != 0:
             raise SchedulerUnavailable(f"{command.arguments[0]}: exit code {result.exit_code}: {result.last_line}")
 

@@ -76,12 +76,12 @@ class Api:
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | Missing:
         """An object."""
-        return _read(self._ask("get", kind, namespace, name), "get", kind)
+        return _read_answer(self._request_object("get", kind, namespace, name), "get", kind)
 
     def list(self, kind: Kind, namespace: str, selector: str) -> Listing:
         """All objects that a label selector selects, as they are now, not from a cache."""
-        response = self._ask("list", kind, namespace, params={"labelSelector": selector})
-        body = _read(response, "list", kind)
+        response = self._request_object("list", kind, namespace, params={"labelSelector": selector})
+        body = _read_answer(response, "list", kind)
         if isinstance(body, Missing) or not isinstance(response, httpx.Response):
             raise SchedulerUnavailable(f"list {kind}: there is no such place")
         return Listing(list(body.get("items") or []), str(at(body, "metadata", "resourceVersion")), _date(response))
@@ -105,7 +105,7 @@ class Api:
                 if response.status_code == codes.GONE:
                     yield Expired()
                 elif response.is_success:
-                    yield from _happened(response.iter_lines())
+                    yield from _parse_events(response.iter_lines())
                 else:
                     response.read()
                     self._raise_for_status(response, "watch", kind, namespace)
@@ -115,31 +115,31 @@ class Api:
 
     def merge(self, kind: Kind, namespace: str, name: str, change: Object) -> Object | Missing | Conflict:
         """Change the fields in `change`; its metadata may require a uid and a version."""
-        answer = self._ask("patch", kind, namespace, name, body=change)
-        return answer if isinstance(answer, Conflict) else _read(answer, "patch", kind)
+        answer = self._request_object("patch", kind, namespace, name, body=change)
+        return answer if isinstance(answer, Conflict) else _read_answer(answer, "patch", kind)
 
     def create(self, kind: Kind, namespace: str, item: Object) -> Conflict | None:
         """Create an object; Conflict if there is one with this name."""
         body = {"apiVersion": self.api_version(kind), "kind": kind.name, **item}
-        answer = self._ask("create", kind, namespace, body=body)
+        answer = self._request_object("create", kind, namespace, body=body)
         return answer if isinstance(answer, Conflict) else None
 
     def delete(self, kind: Kind, namespace: str, name: str, options: Object) -> Conflict | None:
         """Delete an object if it exists; Conflict if it is not the one that the options require."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
-        answer = self._ask("delete", kind, namespace, name, body=body)
+        answer = self._request_object("delete", kind, namespace, name, body=body)
         return answer if isinstance(answer, Conflict) else None
 
     def read_log(self, namespace: str, pod: str, container: str, max_bytes: int) -> bytes | Missing:
         """The log of a pod's container, stdout and stderr together; the first `max_bytes` of it."""
         params = {"container": container, "limitBytes": str(max_bytes)}
-        response = self._send("GET", f"{self._path(POD, namespace)}/{pod}/log", params)
+        response = self._send_request("GET", f"{self._path(POD, namespace)}/{pod}/log", params)
         if response.status_code == codes.NOT_FOUND:
             return Missing()
         self._raise_for_status(response, "get", POD_LOG, namespace)
         return response.content
 
-    def _ask(
+    def _request_object(
         self,
         verb: str,
         kind: Kind,
@@ -152,7 +152,7 @@ class Api:
         method = {"get": "GET", "list": "GET", "patch": "PATCH", "create": "POST", "delete": "DELETE"}[verb]
         path = self._path(kind, namespace) + (f"/{name}" if name else "")
         headers = {} if body is None else {"content-type": MERGE_PATCH if verb == "patch" else "application/json"}
-        response = self._send(method, path, params, headers, body)
+        response = self._send_request(method, path, params, headers, body)
         if response.status_code == codes.CONFLICT:
             return Conflict(_message_of(response))
         if response.status_code == codes.NOT_FOUND:
@@ -196,24 +196,24 @@ class Api:
 
     def _discover_version(self, kind: Kind) -> str:
         """The version that serves a kind on this cluster, preferably the cluster's preferred one."""
-        group = self._described(f"/apis/{kind.group}")
+        group = self._load_description(f"/apis/{kind.group}")
         preferred = at(group, "preferredVersion", "version")
         offered = [entry["version"] for entry in group.get("versions") or []]
         for version in sorted(offered, key=lambda offered_version: offered_version != preferred):
-            resources = self._described(f"/apis/{kind.group}/{version}").get("resources") or []
+            resources = self._load_description(f"/apis/{kind.group}/{version}").get("resources") or []
             if any(resource["name"] == kind.resource for resource in resources):
                 return str(version)
         raise RequestRefused(f"this cluster knows no {kind.resource}.{kind.group}")
 
-    def _described(self, path: str) -> Object:
-        response = self._send("GET", path)
+    def _load_description(self, path: str) -> Object:
+        response = self._send_request("GET", path)
         if response.status_code == codes.NOT_FOUND:
             return {}
         if not response.is_success:
             raise SchedulerUnavailable(f"GET {path}: {_message_of(response)}")
         return _body_of(response)
 
-    def _send(
+    def _send_request(
         self,
         method: str,
         path: str,
@@ -237,7 +237,7 @@ class Api:
         return {"accept": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
 
 
-def _happened(lines: Iterator[str]) -> Iterator[Happened | Expired]:
+def _parse_events(lines: Iterator[str]) -> Iterator[Happened | Expired]:
     for line in lines:
         try:
             event = json.loads(line)
@@ -251,7 +251,7 @@ def _happened(lines: Iterator[str]) -> Iterator[Happened | Expired]:
             raise SchedulerUnavailable(f"the watch failed: {at(event, 'object', 'message')}")
 
 
-def _read(answer: httpx.Response | Missing | Conflict, verb: str, kind: Kind) -> Object | Missing:
+def _read_answer(answer: httpx.Response | Missing | Conflict, verb: str, kind: Kind) -> Object | Missing:
     if isinstance(answer, Missing):
         return answer
     body = None if isinstance(answer, Conflict) else _body_of(answer)

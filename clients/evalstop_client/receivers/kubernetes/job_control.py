@@ -104,14 +104,14 @@ class KubernetesJobControl:
         """Suspend or delete it; its pods have their own grace period."""
         logger.info("stopping %s %s", job.facts["kind"], job.id)
         self._record_event(job, request)
-        self._stop(job, request.decision_id)
+        self._stop_workload(job, request.decision_id)
 
     def kill_job(self, job: Job) -> None:
         """Stop it again, delete remaining pods, and force-delete those whose grace period is over.
 
         Force-deleting a pod frees its resources in Kubernetes' view, without waiting for its node to confirm the end.
         """
-        self._stop(job)
+        self._stop_workload(job)
         pods = self._pods(job)
         now = pods.list()
         for pod in pods.holding:
@@ -234,7 +234,7 @@ class KubernetesJobControl:
             self._followed.pop(job.facts["uid"], None)
         return Gone(state, {"scheduler_state": state, **details(pods.own)})
 
-    def _stop(self, job: Job, decision_id: str | None = None) -> None:
+    def _stop_workload(self, job: Job, decision_id: str | None = None) -> None:
         kind, workload = _kind(job), self._find_workload(job)
         if workload is not None and not kind.list_states(workload) & kind.ended:
             self._levers.stop(kind, workload, decision_id)

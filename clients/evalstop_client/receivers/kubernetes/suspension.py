@@ -44,7 +44,7 @@ class Suspension:
     def stop(self, kind: Kind, workload: Object, decision_id: str | None = None) -> None:
         """Stop it permanently, annotated with the decision; repeating it is harmless."""
         if self._deletes:
-            self._delete(kind, workload)
+            self._delete_workload(kind, workload)
         else:
             self.suspend(kind, workload, decision_id)
 
@@ -52,7 +52,7 @@ class Suspension:
         """Suspend it, so that it has no pods until it is resumed. `may_delete`: delete it if it cannot be suspended."""
         note = {STOPPED_BY: decision_id} if decision_id else {}
         if kind is VOLCANO_JOB:
-            self._command(workload, "AbortJob")
+            self._command_job(workload, "AbortJob")
         elif queued := self._list_queued(workload):
             for queued_workload in queued:
                 self._set_suspend(WORKLOAD, queued_workload, False, note)
@@ -64,7 +64,7 @@ class Suspension:
     def resume(self, kind: Kind, workload: Object) -> None:
         """Resume it."""
         if kind is VOLCANO_JOB:
-            self._command(workload, "ResumeJob")
+            self._command_job(workload, "ResumeJob")
         elif queued := self._list_queued(workload):
             for queued_workload in queued:
                 self._set_suspend(WORKLOAD, queued_workload, True, {STOPPED_BY: None})
@@ -105,7 +105,7 @@ class Suspension:
         field = ".".join(kind.lever)
         if self._instead == "delete" and may_delete:
             logger.warning("%s: the API server dropped %s; deleting it instead", description, field)
-            self._delete(kind, workload)
+            self._delete_workload(kind, workload)
         elif self._instead == "parallelism" and kind is JOB:
             logger.warning("%s: the API server dropped %s; setting its parallelism to 0 instead", description, field)
             self._merge_change(kind, workload, _without_pods)
@@ -131,13 +131,13 @@ class Suspension:
                 return None if isinstance(changed, Missing) or changed["metadata"]["uid"] != uid else changed
         raise SchedulerUnavailable(f"{kind} {name} keeps being changed by others")
 
-    def _delete(self, kind: Kind, workload: Object) -> None:
+    def _delete_workload(self, kind: Kind, workload: Object) -> None:
         """Delete it in the foreground: its pods go first, so that it stays visible until then. Checks its uid."""
         metadata = workload["metadata"]
         options = {"propagationPolicy": "Foreground", "preconditions": {"uid": metadata["uid"]}}
         self._api.delete(kind, metadata["namespace"], metadata["name"], options)
 
-    def _command(self, workload: Object, action: str) -> None:
+    def _command_job(self, workload: Object, action: str) -> None:
         """Send a command to Volcano, which deletes it when done; one that still exists has the same effect."""
         metadata = workload["metadata"]
         target = {

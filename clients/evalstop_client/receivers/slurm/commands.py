@@ -38,7 +38,7 @@ class Programs:
     def jobs(self, job_id: str) -> list[Record]:
         """From squeue, which also lists ended jobs for some minutes (MinJobAge)."""
         command = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", f"--Format={SQUEUE_FORMAT}"]
-        result = self._run(*command)
+        result = self._run_command(*command)
         if result.exit_code != 0:
             if UNKNOWN in result.errors:
                 return []
@@ -52,7 +52,7 @@ class Programs:
         if not self._has_accounting:
             return []
         options = ["--allocations", "--noheader", "--parsable2", f"--jobs={job_id}"]
-        result = self._run("sacct", *options, f"--format={','.join(SACCT_FIELDS)}")
+        result = self._run_command("sacct", *options, f"--format={','.join(SACCT_FIELDS)}")
         if result.exit_code != 0:
             if "disabled" in result.errors:
                 self._has_accounting = False
@@ -63,51 +63,51 @@ class Programs:
     def signal(self, job: str, user: str, name: str, where: str) -> bool:
         """`scancel --signal`, with --batch or --full as wanted."""
         reach = {"batch": ["--batch"], "full": ["--full"], "steps": []}[where]
-        self._cancel(job, user, f"--signal={name}", *reach)
+        self._cancel_job(job, user, f"--signal={name}", *reach)
         return True
 
     def cancel(self, job: str, user: str) -> None:
         """Plain `scancel`."""
-        self._cancel(job, user)
+        self._cancel_job(job, user)
 
     def kill(self, job: str, user: str) -> None:
         """`scancel --signal=KILL --full`, and a plain `scancel` for jobs that KILL leaves in the queue."""
-        self._cancel(job, user, "--signal=KILL", "--full")
-        self._cancel(job, user)
+        self._cancel_job(job, user, "--signal=KILL", "--full")
+        self._cancel_job(job, user)
 
     def is_requeuable(self, job: str) -> bool:
         """`Requeue=1` in `scontrol show job`."""
-        result = self._run("scontrol", "--oneliner", "show", "job", job)
+        result = self._run_command("scontrol", "--oneliner", "show", "job", job)
         if result.exit_code != 0:
             raise SchedulerUnavailable(f"scontrol: {result.last_line}")
         return "Requeue=0" not in result.output.split()
 
     def move(self, job: str, partition: str) -> None:
         """`scontrol update ... Partition=`."""
-        self._control("update", f"JobId={job}", f"Partition={partition}")
+        self._run_scontrol("update", f"JobId={job}", f"Partition={partition}")
 
     def requeue_held(self, job: str) -> None:
         """`scontrol requeuehold`."""
-        self._control("requeuehold", job)
+        self._run_scontrol("requeuehold", job)
 
     def hold(self, job: str) -> None:
         """`scontrol hold`."""
-        self._control("hold", job)
+        self._run_scontrol("hold", job)
 
     def release(self, job: str) -> None:
         """`scontrol release`."""
-        self._control("release", job)
+        self._run_scontrol("release", job)
 
     def comment(self, job: str, text: str) -> None:
         """`scontrol update ... Comment=`."""
-        self._control("update", f"JobId={job}", f"Comment={text}")
+        self._run_scontrol("update", f"JobId={job}", f"Comment={text}")
 
-    def _cancel(self, job: str, user: str, *options: str) -> None:
+    def _cancel_job(self, job: str, user: str, *options: str) -> None:
         # --user: no effect if the id meanwhile belongs to another user's job
-        self._raise_for_failure(self._run("scancel", f"--user={user}", *options, job))
+        self._raise_for_failure(self._run_command("scancel", f"--user={user}", *options, job))
 
-    def _control(self, *arguments: str) -> None:
-        self._raise_for_failure(self._run("scontrol", *arguments))
+    def _run_scontrol(self, *arguments: str) -> None:
+        self._raise_for_failure(self._run_command("scontrol", *arguments))
 
     def _raise_for_failure(self, result: Done) -> None:
         output = result.errors + result.output
@@ -119,7 +119,7 @@ class Programs:
 
     def _read_config(self, name: str) -> str:
         if self._config is None:
-            result = self._run("scontrol", "show", "config")
+            result = self._run_command("scontrol", "show", "config")
             if result.exit_code != 0:
                 raise SchedulerUnavailable(f"scontrol: {result.last_line}")
             self._config = result.output
@@ -128,7 +128,7 @@ class Programs:
             raise SchedulerUnavailable(f"scontrol show config does not show {name}")
         return match[1]
 
-    def _run(self, *command: str) -> Done:
+    def _run_command(self, *command: str) -> Done:
         return run(command, self._environment, self._timeout_seconds)
 
 

@@ -72,7 +72,7 @@ class SlurmJobControl:
                 )
             return Job(job_id, facts)
         record = records[0]
-        self._check(record, labels)
+        self._check_record(record, labels)
         facts |= {"user": record.user, "partition": record.partition}
         facts["restarts"] = labels.get("slurm_restart_count") or str(record.restarts)
         return Job(record.name, facts)
@@ -87,7 +87,7 @@ class SlurmJobControl:
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Add a comment, because a job that exits 0 on SIGTERM looks like one that ended by itself; then cancel."""
-        self._comment(job, request)
+        self._comment_job(job, request)
         logger.info("cancelling job %s", job.id)
         self._cluster.cancel(job.id, job.facts["user"])
 
@@ -95,7 +95,7 @@ class SlurmJobControl:
         """Requeue it, held or into the partition for parked jobs; RequestRefused if it is not requeuable."""
         if not self._cluster.is_requeuable(job.id):
             raise RequestRefused(f"job {job.id} cannot be parked: it was submitted without --requeue, or by slurmrestd")
-        self._comment(job, request)
+        self._comment_job(job, request)
         logger.info("parking job %s", job.id)
         if self._park_partition is None:
             self._hold_job(job)
@@ -162,7 +162,7 @@ class SlurmJobControl:
         else:
             self._cluster.requeue_held(job.id)
 
-    def _comment(self, job: Job, request: StopRequest) -> None:
+    def _comment_job(self, job: Job, request: StopRequest) -> None:
         try:
             self._cluster.comment(job.id, request.explanation)
         except (RequestRefused, SchedulerUnavailable) as error:
@@ -180,7 +180,7 @@ class SlurmJobControl:
             raise RequestRefused(f"job {job.id} has ended")
         return records
 
-    def _check(self, record: Record, labels: Mapping[str, str]) -> None:
+    def _check_record(self, record: Record, labels: Mapping[str, str]) -> None:
         if self._users is not None and record.user not in self._users:
             raise RequestRefused(f"job {record.name} belongs to {record.user}, who is not on the allow-list")
         if self._partitions is not None and not set(record.partition.split(",")) <= self._partitions:

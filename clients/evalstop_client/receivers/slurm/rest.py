@@ -55,7 +55,7 @@ class Rest:
 
     def jobs(self, job_id: str) -> list[Record]:
         """From slurmctld."""
-        body = self._ask("GET", f"job/{job_id}")
+        body = self._request_object("GET", f"job/{job_id}")
         return [from_rest(job) for job in body.get("jobs") or [] if isinstance(job, Mapping)]
 
     def past(self, job_id: str) -> list[Record]:
@@ -66,17 +66,17 @@ class Rest:
         """Only the whole job can be signalled."""
         if where != "full":
             return False
-        self._ask("DELETE", f"job/{job}", params={"signal": name})
+        self._request_object("DELETE", f"job/{job}", params={"signal": name})
         return True
 
     def cancel(self, job: str, user: str) -> None:
         """DELETE the job."""
-        self._ask("DELETE", f"job/{job}")
+        self._request_object("DELETE", f"job/{job}")
 
     def kill(self, job: str, user: str) -> None:
         """DELETE with SIGKILL, and a plain one for jobs that KILL leaves in the queue."""
-        self._ask("DELETE", f"job/{job}", params={"signal": "KILL"})
-        self._ask("DELETE", f"job/{job}")
+        self._request_object("DELETE", f"job/{job}", params={"signal": "KILL"})
+        self._request_object("DELETE", f"job/{job}")
 
     def is_requeuable(self, job: str) -> bool:
         """False: slurmrestd cannot requeue."""
@@ -100,13 +100,13 @@ class Rest:
 
     def comment(self, job: str, text: str) -> None:
         """Update the job."""
-        self._ask("POST", f"job/{job}", change={"comment": text})
+        self._request_object("POST", f"job/{job}", change={"comment": text})
 
-    def _ask(
+    def _request_object(
         self, method: str, path: str, params: Mapping[str, str] | None = None, change: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        version = self._version = self._version or self._discover()
-        response = self._send(method, f"/slurm/{version}/{path}", params, change)
+        version = self._version = self._version or self._discover_version()
+        response = self._send_request(method, f"/slurm/{version}/{path}", params, change)
         body = _object_in(response)
         errors = [error for error in (body or {}).get("errors") or [] if isinstance(error, Mapping)]
         numbers = {error.get("error_number") for error in errors}
@@ -123,15 +123,15 @@ class Rest:
             )
         return body
 
-    def _discover(self) -> str:
+    def _discover_version(self) -> str:
         for path in DESCRIPTIONS:
-            body = _object_in(self._send("GET", path))
+            body = _object_in(self._send_request("GET", path))
             versions = re.findall(r"/slurm/v0\.0\.(\d+)/job/", " ".join((body or {}).get("paths") or {}))
             if versions:
                 return f"v0.0.{max(int(number) for number in versions)}"
         raise SchedulerUnavailable("slurmrestd reports no API version; check the token")
 
-    def _send(
+    def _send_request(
         self,
         method: str,
         path: str,

@@ -209,7 +209,7 @@ def _claim_sqlite(
 
 
 def _settle_postgresql(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dict[UUID, tuple[str, int]]:
-    document = msgspec.json.encode([_row(attempt) for attempt in ended]).decode()
+    document = msgspec.json.encode([_to_row(attempt) for attempt in ended]).decode()
     rows = driver_connection(tx).cursor(binary=True).execute(_SETTLE_POSTGRESQL, (document,), prepare=True)
     return {key: (state, attempts) for key, state, attempts in rows}
 
@@ -225,7 +225,7 @@ def _settle_sqlite(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dict[UU
         if present_row is not None:
             present[attempt.claimed.id] = present_row
         if present_row == ("waiting", attempt.claimed.attempts):
-            row = _row(attempt)
+            row = _to_row(attempt)
             moments = {name: moment_text(row[name]) for name in ("new_due_at", "ended_at")}
             settled_rows.append(row | moments | {"of_run": row["of_run"].hex, "of_id": row["of_id"].hex})
     connection.executemany(_CHANGE_SQLITE, settled_rows)
@@ -233,7 +233,7 @@ def _settle_sqlite(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dict[UU
     return present
 
 
-def _row(ended: FinishedAttempt) -> dict[str, Any]:
+def _to_row(ended: FinishedAttempt) -> dict[str, Any]:
     """The new state of the delivery's row, and the attempt to log."""
     claimed, result = ended.claimed, ended.result
     state, due_at, error = "waiting", claimed.due_at, None

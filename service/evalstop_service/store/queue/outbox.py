@@ -72,7 +72,9 @@ def add_event(
     if targets:
         if type in REQUEST_EVENTS and decision_id is not None:
             waiting = deliveries.c.endpoint_id.in_([endpoint.id for endpoint in targets])
-            _cancel(tx, run_id, _stops(run_id, decision_id), now, "the stop was requested again", waiting)
+            _cancel_deliveries(
+                tx, run_id, _select_stops(run_id, decision_id), now, "the stop was requested again", waiting
+            )
         add_deliveries(tx, [(run_id, event_id, type, endpoint.id) for endpoint in targets], now, due_at)
     return event_id
 
@@ -111,7 +113,7 @@ def cancel_stop(tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime,
     A delivery that a worker holds may still arrive. Events that report on the decision, such as `run.stopped`,
     are still delivered.
     """
-    return _cancel(tx, run_id, _stops(run_id, decision_id), now, why)
+    return _cancel_deliveries(tx, run_id, _select_stops(run_id, decision_id), now, why)
 
 
 def read_stop_reach(tx: Transaction, run_id: UUID, decision_id: UUID) -> StopReach:
@@ -126,7 +128,7 @@ def read_stop_reach(tx: Transaction, run_id: UUID, decision_id: UUID) -> StopRea
         .join(targets_of, targets_of.c.id == deliveries.c.endpoint_id)
         .where(
             deliveries.c.run_id == run_id,
-            deliveries.c.event_id.in_(_stops(run_id, decision_id)),
+            deliveries.c.event_id.in_(_select_stops(run_id, decision_id)),
             targets_of.c.format == "standard",
             (deliveries.c.state != DeliveryState.CANCELLED) | (deliveries.c.attempts > 0),
         )
@@ -138,18 +140,18 @@ def read_stop_reach(tx: Transaction, run_id: UUID, decision_id: UUID) -> StopRea
 def list_stop_endpoints(tx: Transaction, run_id: UUID, decision_id: UUID) -> frozenset[UUID]:
     """The endpoints that a decision's stop is or was addressed to."""
     query = sa.select(deliveries.c.endpoint_id).where(
-        deliveries.c.run_id == run_id, deliveries.c.event_id.in_(_stops(run_id, decision_id))
+        deliveries.c.run_id == run_id, deliveries.c.event_id.in_(_select_stops(run_id, decision_id))
     )
     return frozenset(tx.execute(query).scalars())
 
 
-def _stops(run_id: UUID, decision_id: UUID) -> sa.Select[Any]:
+def _select_stops(run_id: UUID, decision_id: UUID) -> sa.Select[Any]:
     return sa.select(events.c.id).where(
         events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(REQUEST_EVENTS)
     )
 
 
-def _cancel(
+def _cancel_deliveries(
     tx: Transaction, run_id: UUID, event_ids: sa.Select[Any], now: datetime, why: str, *wanted: sa.ColumnElement[bool]
 ) -> int:
     waiting = sa.select(deliveries.c.id).where(

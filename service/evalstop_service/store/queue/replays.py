@@ -47,39 +47,41 @@ def replay_range(
 
     `types`: only these. `after`: only events after this one, to continue an earlier replay.
     """
-    query = _events(project_id).where(events.c.created_at >= since, events.c.created_at < until)
+    query = _select_events(project_id).where(events.c.created_at >= since, events.c.created_at < until)
     if types is not None:
         query = query.where(events.c.type.in_(list(types)))
     if after is not None:
         query = query.where(events.c.id > after)
     replayed = tx.execute(query.order_by(events.c.id).limit(limit)).all()
-    delivery_ids = _send(tx, endpoint_id, replayed, now)
+    delivery_ids = _send_events(tx, endpoint_id, replayed, now)
     return Replay(delivery_ids, len(replayed) - len(delivery_ids), replayed[-1].id if len(replayed) == limit else None)
 
 
 def replay_event(tx: Transaction, project_id: UUID, endpoint_id: UUID, event_id: UUID, now: datetime) -> UUID | None:
     """Replay one event; returns the new delivery. None: there is no such event, or it no longer holds."""
-    delivery_ids = _send(tx, endpoint_id, tx.execute(_events(project_id).where(events.c.id == event_id)).all(), now)
+    delivery_ids = _send_events(
+        tx, endpoint_id, tx.execute(_select_events(project_id).where(events.c.id == event_id)).all(), now
+    )
     return delivery_ids[0] if delivery_ids else None
 
 
 def may_replay(tx: Transaction, project_id: UUID, event_id: UUID) -> bool:
     """Whether an event may be replayed now. Only stops and resume requests are ever denied: when they no longer
     hold."""
-    return bool(_holding(tx, tx.execute(_events(project_id).where(events.c.id == event_id)).all()))
+    return bool(_list_holding_events(tx, tx.execute(_select_events(project_id).where(events.c.id == event_id)).all()))
 
 
-def _events(project_id: UUID) -> sa.Select[Any]:
+def _select_events(project_id: UUID) -> sa.Select[Any]:
     columns = (events.c.run_id, events.c.id, events.c.type, events.c.decision_id)
     return sa.select(*columns).where(events.c.project_id == project_id)
 
 
-def _send(tx: Transaction, endpoint_id: UUID, candidates: Sequence[Any], now: datetime) -> list[UUID]:
-    holding = [(event.run_id, event.id, event.type, endpoint_id) for event in _holding(tx, candidates)]
+def _send_events(tx: Transaction, endpoint_id: UUID, candidates: Sequence[Any], now: datetime) -> list[UUID]:
+    holding = [(event.run_id, event.id, event.type, endpoint_id) for event in _list_holding_events(tx, candidates)]
     return outbox.add_deliveries(tx, holding, now)
 
 
-def _holding(tx: Transaction, candidates: Sequence[Any]) -> list[Any]:
+def _list_holding_events(tx: Transaction, candidates: Sequence[Any]) -> list[Any]:
     """The events that still hold; they keep holding until this transaction ends."""
     states = _lock_states(tx, [event for event in candidates if event.type in URGENT_EVENTS])
     return [

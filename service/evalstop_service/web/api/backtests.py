@@ -122,7 +122,9 @@ def create_backtest(body: BacktestIn, caller: Operate, database: Db, now: Now) -
             document = policies.find_referred_policy(tx, caller.project_id, body.policy).document
     else:
         document = body.policy.root
-    return _out(backtests.request_backtest(database, caller.project_id, document, body.runs, caller.actor, now))
+    return _view_backtest(
+        backtests.request_backtest(database, caller.project_id, document, body.runs, caller.actor, now)
+    )
 
 
 @router.get("/{backtest_id}")
@@ -136,10 +138,10 @@ def get_backtest(
         backtest = backtest_rows.find_backtest(tx, caller.project_id, backtest_id)
     if backtest is None:
         raise NotFound(f"there is no backtest {backtest_id} in this project")
-    return _out(backtest)
+    return _view_backtest(backtest)
 
 
-def _out(backtest: Backtest) -> BacktestOut:
+def _view_backtest(backtest: Backtest) -> BacktestOut:
     details = {
         "summary": vars(backtests.summarize_findings(backtest.findings)),
         "findings": backtests.sort_findings(backtest.findings),

@@ -207,17 +207,17 @@ FIELDS: dict[str, Any] = {
 def add_examples(components: dict[str, Any]) -> None:
     """Add to every schema an example composed of the values of its fields."""
     for name, schema in components.items():
-        schema["examples"] = [_build(schema, components, name)]
+        schema["examples"] = [_build_example(schema, components, name)]
 
 
-def _build(schema: dict[str, Any], components: dict[str, Any], name: str, field: str = "") -> Any:
+def _build_example(schema: dict[str, Any], components: dict[str, Any], name: str, field: str = "") -> Any:
     """An example of a schema: from the table above, the schema's own, its first choice, or built from its parts."""
     for key in (f"{name}.{field}", field):
         if field and key in FIELDS and not _refers(schema):
             return FIELDS[key]
     if "$ref" in schema:
         name = schema["$ref"].rsplit("/", 1)[1]
-        return _build(components[name], components, name)
+        return _build_example(components[name], components, name)
     if name in SCHEMAS and not field:
         return SCHEMAS[name]
     if field and "examples" in schema:
@@ -225,19 +225,19 @@ def _build(schema: dict[str, Any], components: dict[str, Any], name: str, field:
     for options in (schema.get("anyOf"), schema.get("oneOf")):
         if options:
             is_unset = {"type": "null"} in options and not _refers(schema)
-            return None if is_unset else _build(options[0], components, name, field)
+            return None if is_unset else _build_example(options[0], components, name, field)
     if "const" in schema or "enum" in schema:
         return schema.get("const", schema.get("enum", [None])[0])
     match schema.get("type"):
         case "object":
             required = schema.get("required", ())
             return {
-                key: _build(part, components, name, key)
+                key: _build_example(part, components, name, key)
                 for key, part in schema.get("properties", {}).items()
                 if key in required or key in FIELDS or f"{name}.{key}" in FIELDS
             }
         case "array":
-            return [_build(schema["items"], components, name, f"{field}[]")]
+            return [_build_example(schema["items"], components, name, f"{field}[]")]
         case "string":
             if schema.get("format") == "uuid":
                 return _RUN_ID

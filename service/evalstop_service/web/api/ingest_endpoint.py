@@ -103,17 +103,17 @@ class IngestEndpoint:
             return
         share_ms_at_begin = await self._shares.begin(key.id)
         try:
-            await self._answer(scope, receive, send, key, key.project_id, path[1])
+            await self._answer_request(scope, receive, send, key, key.project_id, path[1])
         finally:
             self._shares.end(key.id, share_ms_at_begin)
 
-    async def _answer(
+    async def _answer_request(
         self, scope: Scope, receive: Receive, send: Send, key: Key, project_id: UUID, run_id: str
     ) -> None:
-        body, next_event = await self._read(key, receive)
+        body, next_event = await self._read_body(key, receive)
         points = read(body) if next_event is None else None
         if points is None:
-            await self._app(scope, _again(body, next_event, receive), send)
+            await self._app(scope, _replay_body(body, next_event, receive), send)
             return
         scope["endpoint"], scope["path_params"] = self, {"run_id": run_id}
         logs.add_log_context(run_id=run_id, project_id=project_id)
@@ -131,7 +131,7 @@ class IngestEndpoint:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": document})
 
-    async def _read(self, key: Key, receive: Receive) -> tuple[bytes, Event | None]:
+    async def _read_body(self, key: Key, receive: Receive) -> tuple[bytes, Event | None]:
         """The body, and None if it is complete; else the part read so far, and the event that came next."""
         message = await receive()
         if message["type"] == "http.request" and not message.get("more_body", False):
@@ -217,7 +217,7 @@ def _is_plain(name: str) -> bool:
         return False
 
 
-def _again(body: bytes, next_event: Event | None, receive: Receive) -> Receive:
+def _replay_body(body: bytes, next_event: Event | None, receive: Receive) -> Receive:
     """A `receive` that replays what was already read, then continues."""
     waiting: list[Event] = [{"type": "http.request", "body": body, "more_body": next_event is not None}]
     if next_event is not None:

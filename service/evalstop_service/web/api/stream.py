@@ -194,7 +194,7 @@ class _Body:
             seconds = min(self._limits.idle_seconds, until - loop.time())
             try:
                 async with asyncio.timeout(seconds):
-                    part = await self._next()
+                    part = await self._receive_part()
             except TimeoutError as error:
                 raise too_slow(self._limits) from error
             if part:
@@ -206,10 +206,10 @@ class _Body:
         with suppress(TimeoutError, Problem):
             async with asyncio.timeout(_DRAIN_SECONDS):
                 while not self._ended and remaining_bytes > 0:
-                    remaining_bytes -= len(await self._next())
+                    remaining_bytes -= len(await self._receive_part())
         return self._ended
 
-    async def _next(self) -> bytes:
+    async def _receive_part(self) -> bytes:
         message = await self._receive()
         self._ended = message["type"] == "http.disconnect" or not message.get("more_body", False)
         if message["type"] == "http.disconnect":

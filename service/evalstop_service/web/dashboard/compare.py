@@ -177,9 +177,9 @@ def _run_document(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], t
         lines.append(
             {
                 "role": role,
-                "steps": _steps(item.drawn),
+                "steps": _list_steps(item.drawn),
                 "seconds": [None if time is None or first is None else (time - first).total_seconds() for time in at],
-                "kl": _kl_at(kl, _steps(item.drawn)),
+                "kl": _kl_at(kl, _list_steps(item.drawn)),
                 "values": [finite_or_none(point.value) for point in item.drawn],
             }
         )
@@ -195,7 +195,7 @@ def _run_document(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], t
 def _load_times(tx: Transaction, run: Run, item: ChartedSeries) -> dict[int, datetime]:
     """The time of each charted observation; loads missing times."""
     drawn_times = {point.step: point.time for point in item.drawn if point.time is not None}
-    missing = [step for step in _steps(item.drawn) if step not in drawn_times]
+    missing = [step for step in _list_steps(item.drawn) if step not in drawn_times]
     return drawn_times | observations.load_times(tx, run.id, item.metric, missing)
 
 
@@ -211,10 +211,10 @@ def _find_place(
 
 def _kl_at(kl: Sequence[PostedObservation], steps: Sequence[int]) -> list[float | None]:
     """The last KL up to each step."""
-    kl_steps = _steps(kl)
+    kl_steps = _list_steps(kl)
     positions = [bisect_right(kl_steps, step) - 1 for step in steps]
     return [None if position < 0 else finite_or_none(kl[position].value) for position in positions]
 
 
-def _steps(points: Sequence[PostedObservation]) -> list[int]:
+def _list_steps(points: Sequence[PostedObservation]) -> list[int]:
     return [point.step for point in points]

@@ -72,7 +72,7 @@ def show_fleet(
     """The first `shown` of the newest running runs, the most likely to have turned first."""
     with site.database.reading() as tx:
         running = run_lists.list_verdicts(tx, visitor.project.id, RunFilter(status=RunStatus.RUNNING), MOST_RUNS + 1)
-        ranked = sorted(running[:MOST_RUNS], key=_rank)
+        ranked = sorted(running[:MOST_RUNS], key=_rank_run)
         loaded = load_runs(tx, [verdict.run_id for verdict in ranked[:shown]])
         runs = [run for verdict in ranked if (run := loaded.get(verdict.run_id)) is not None]
         segments = load_eval_segments(tx, runs, CELLS)
@@ -146,7 +146,7 @@ def _draw_lines(levels: Sequence[int]) -> tuple[tuple[int, str], ...]:
     return tuple((level, "".join(segments)) for level, segments in sorted(pieces.items()))
 
 
-def _rank(listed: ListedVerdict) -> tuple[float, str]:
+def _rank_run(listed: ListedVerdict) -> tuple[float, str]:
     """Sort key: most likely to have turned first; by the verdict if no detector estimates it."""
     probability = _find_probability(listed.verdict)
     return -(_SUPPOSED[listed.verdict.verdict] if probability is None else probability), listed.name

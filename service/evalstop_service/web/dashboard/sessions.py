@@ -30,11 +30,11 @@ class Sessions:
 
     def sign_link(self, key_id: UUID) -> str:
         """The token of a sign-in link, valid for twelve hours."""
-        return _dump(self._link, key_id)
+        return _sign_token(self._link, key_id)
 
     def read_link(self, text: str) -> UUID | None:
         """The key of a sign-in token; None if it is forged or expired."""
-        return _load(self._link, text, LINK_SECONDS)
+        return _load_token(self._link, text, LINK_SECONDS)
 
     def sign_flow(self, flow: dict[str, str]) -> str:
         """Sign the state of an OpenID sign-in, which the browser stores for ten minutes."""
@@ -73,11 +73,11 @@ def _serializer(secret: str, purpose: str, clock: Clock) -> URLSafeTimedSerializ
     return URLSafeTimedSerializer(secret, salt=purpose, signer=_ClockedSigner, signer_kwargs={"clock": clock})
 
 
-def _dump(serializer: URLSafeTimedSerializer, key_id: UUID) -> str:
+def _sign_token(serializer: URLSafeTimedSerializer, key_id: UUID) -> str:
     return serializer.dumps(str(key_id))
 
 
-def _load(serializer: URLSafeTimedSerializer, text: str, max_age_seconds: int) -> UUID | None:
+def _load_token(serializer: URLSafeTimedSerializer, text: str, max_age_seconds: int) -> UUID | None:
     try:
         return UUID(serializer.loads(text, max_age=max_age_seconds))
     except (BadData, ValueError, TypeError, AttributeError):

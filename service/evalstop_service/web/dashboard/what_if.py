@@ -54,16 +54,16 @@ def replay_policy(
         run = visitor.load_run(tx, run_id)
         reference = policies.find_referred_policy(tx, run.project_id, policy)
         if any(series.is_long_series(tx, run.id, metric) for metric in list_watched(run)):
-            return _answer(TOO_LONG)
+            return _create_answer(TOO_LONG)
         try:
             tried = _change_threshold(policy_from_document(reference.document, stored=True), stop_at)
             replay = replay_run(tx, run, tried)
         except DetectorError as error:
-            return _answer(f"{reference.name} cannot be replayed: {error}.")
+            return _create_answer(f"{reference.name} cannot be replayed: {error}.")
         saved = checkpoints.list_checkpoints(tx, run.id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     stop = next((verdict for verdict in replay.verdicts if verdict.stops), None)
-    return _answer(
+    return _create_answer(
         _describe_stop(run, tried, stop_at, replay, stop, decision, saved),
         step=stop.step if stop else None,
         reason=(stop or replay.verdicts[-1]).reason,
@@ -71,7 +71,7 @@ def replay_policy(
     )
 
 
-def _answer(
+def _create_answer(
     sentence: str, *, step: int | None = None, reason: str = "", threshold: dict[str, Any] | None = None
 ) -> Response:
     return JSONResponse({"sentence": sentence, "step": step, "reason": reason, "threshold": threshold})

@@ -95,9 +95,9 @@ class BodyLimit:
         elif declared in ("", "0") and b"transfer-encoding" not in headers:
             await self._app(scope, receive, send)
         else:
-            await self._answer(scope, receive, send, size)
+            await self._answer_request(scope, receive, send, size)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, declared_bytes: int | None) -> None:
+    async def _answer_request(self, scope: Scope, receive: Receive, send: Send, declared_bytes: int | None) -> None:
         """Identify the sender, then hold the body; reports failures on veto paths."""
         path: str = scope["path"]
         sender: Sender | None = None
@@ -120,12 +120,12 @@ class BodyLimit:
             await self._refusal(_STRANGER, path)(scope, receive, watched)
             return
         try:
-            await self._hold(scope, receive, watched, sender, declared_bytes)
+            await self._hold_body(scope, receive, watched, sender, declared_bytes)
         except Exception:  # a bug, which an outer layer answers with 500
             report_failure()
             raise
 
-    async def _hold(
+    async def _hold_body(
         self, scope: Scope, receive: Receive, send: Send, sender: Sender, declared_bytes: int | None
     ) -> None:
         """Receive the body, counting it in its pool, and pass it on."""
@@ -139,7 +139,7 @@ class BodyLimit:
                 if message["type"] != "http.request":  # the client has disconnected
                     return
                 part = message.get("body", b"")
-                if problem := self._objection(sender, size + len(part)):
+                if problem := self._find_objection(sender, size + len(part)):
                     await self._refusal(problem, scope["path"])(scope, receive, send)
                     return
                 if (room := pool.hold(sender.name, len(part))) is not Room.FREE:
@@ -151,14 +151,14 @@ class BodyLimit:
                 arriving = message.get("more_body", False)
             body = b"".join(parts)
             parts.clear()
-            if (count := _parts(body)) > MOST_PARTS:
+            if (count := _count_parts(body)) > MOST_PARTS:
                 await self._refusal(_too_many_parts(count), scope["path"])(scope, receive, send)
             else:
-                await self._app(scope, _whole(body, receive), send)
+                await self._app(scope, _replay_body(body, receive), send)
         finally:
             pool.release(sender.name, size)
 
-    def _objection(self, sender: Sender, size: int) -> Problem | None:
+    def _find_objection(self, sender: Sender, size: int) -> Problem | None:
         if size > self._max_bytes:
             return self._too_large()
         return _STRANGER if size > SHORT_BYTES and not sender.known else None
@@ -172,7 +172,7 @@ class BodyLimit:
         )
 
 
-def _parts(body: bytes) -> int:
+def _count_parts(body: bytes) -> int:
     """About how many values a body contains; counting is much faster than parsing."""
     if len(body) <= MOST_PARTS:
         return 0
@@ -188,7 +188,7 @@ def _too_many_parts(count: int) -> Problem:
     )
 
 
-def _whole(body: bytes, receive: Receive) -> Receive:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     """A `receive` that returns the whole body at once."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -46,7 +46,7 @@ class ArtifactFolder:
 
     def list_artifacts(self, project_id: UUID, path: str) -> list[Artifact]:
         """The contents of a folder, by name; empty if there is no such folder. Raises MlflowError."""
-        folder = self._resolve(project_id, path)
+        folder = self._resolve_path(project_id, path)
         if not folder.is_dir():
             return []
         return sorted(
@@ -56,14 +56,14 @@ class ArtifactFolder:
 
     def find_file(self, project_id: UUID, path: str) -> Path | None:
         """Find a file; None if there is none. Raises MlflowError."""
-        file = self._resolve(project_id, path)
+        file = self._resolve_path(project_id, path)
         return file if file.is_file() else None
 
     def start_upload(self, project_id: UUID, path: str) -> Upload:
         """Start writing or overwriting a file. Raises MlflowError."""
-        return Upload(self._resolve(project_id, path), self.folder / "uploads" / new_id().hex, self.max_bytes)
+        return Upload(self._resolve_path(project_id, path), self.folder / "uploads" / new_id().hex, self.max_bytes)
 
-    def _resolve(self, project_id: UUID, path: str) -> Path:
+    def _resolve_path(self, project_id: UUID, path: str) -> Path:
         """The file of a path, which must be below the project's folder."""
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if any(part == ".." or "\\" in part or not part.isprintable() for part in parts):
@@ -90,37 +90,37 @@ class Upload:
                 self._temporary.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self._temporary.open("wb")
             if self._size > self._max_bytes:
-                self._fail(f"it is larger than {self._max_bytes} bytes (EVALSTOP_MLFLOW_ARTIFACT_BYTES)")
+                self._record_failure(f"it is larger than {self._max_bytes} bytes (EVALSTOP_MLFLOW_ARTIFACT_BYTES)")
             elif shutil.disk_usage(self._temporary.parent).free - len(chunk) < MIN_FREE_BYTES:
-                self._fail(f"less than {MIN_FREE_BYTES} bytes would remain free on the disk")
+                self._record_failure(f"less than {MIN_FREE_BYTES} bytes would remain free on the disk")
             else:
                 self._file.write(chunk)
         except OSError as error:
-            self._fail(str(error))
+            self._record_failure(str(error))
 
     def finish(self) -> bool:
         """Move the file to its destination; returns whether it was stored."""
         self.write(b"")  # creates the file even if it is empty
         if self.failure is None:
             try:
-                self._close()
+                self._close_file()
                 self._target.parent.mkdir(parents=True, exist_ok=True)
                 self._temporary.replace(self._target)
             except OSError as error:
-                self._fail(str(error))
+                self._record_failure(str(error))
         if self.failure is not None:
             _log.warning("the artifact %s is dropped: %s", self._target, self.failure)
         return self.failure is None
 
     def abandon(self) -> None:
         """Discard what arrived when the client has disconnected."""
-        self._close()
+        self._close_file()
         self._temporary.unlink(missing_ok=True)
 
-    def _fail(self, failure: str) -> None:
+    def _record_failure(self, failure: str) -> None:
         self.failure = failure
         self.abandon()
 
-    def _close(self) -> None:
+    def _close_file(self) -> None:
         if self._file is not None:
             self._file.close()

@@ -85,7 +85,7 @@ def get_experiment_by_name(caller: ReadOrIngest, database: Db, artifacts: Artifa
 def rename_experiment(body: RenameExperiment, caller: Ingest, database: Db, now: Now, artifacts: Artifacts) -> Document:
     """Rename an experiment; its runs keep their names."""
     with database.transaction() as tx:
-        experiment = _lock(tx, caller, body.experiment_id, artifacts)
+        experiment = _lock_experiment(tx, caller, body.experiment_id, artifacts)
         _refuse_default(experiment)
         renamed = replace(experiment, name=_check_name(body.new_name), updated_at=now)
         if body.new_name == DEFAULT_NAME or not experiments.save_experiment(tx, renamed):
@@ -109,7 +109,7 @@ def restore_experiment(body: ExperimentBody, caller: Ingest, database: Db, now: 
 def set_experiment_tag(body: ExperimentTag, caller: Ingest, database: Db, now: Now, artifacts: Artifacts) -> Document:
     """Set a tag of an experiment."""
     with database.transaction() as tx:
-        experiment = _lock(tx, caller, body.experiment_id, artifacts)
+        experiment = _lock_experiment(tx, caller, body.experiment_id, artifacts)
         experiments.save_experiment(tx, replace(experiment, tags=_to_tags(experiment.tags, [body]), updated_at=now))
     return {}
 
@@ -120,7 +120,7 @@ def delete_experiment_tag(
 ) -> Document:
     """Remove a tag of an experiment."""
     with database.transaction() as tx:
-        experiment = _lock(tx, caller, body.experiment_id, artifacts)
+        experiment = _lock_experiment(tx, caller, body.experiment_id, artifacts)
         if body.key not in experiment.tags:
             raise not_found(f"No tag with name: {body.key} in experiment with id {body.experiment_id}")
         tags = {key: value for key, value in experiment.tags.items() if key != body.key}
@@ -141,9 +141,9 @@ def search_experiments(body: SearchExperiments, caller: ReadOrIngest, database: 
         document
         for document in map(experiment_document, stored)
         if is_visible(document["lifecycle_stage"] == "deleted", body.view_type)
-        and search.matches(clauses, _fields(document))
+        and search.matches(clauses, _list_fields(document))
     ]
-    page, token = paginate(search.sort(chosen, orders, _fields), body.offset, min(body.max_results, 1000))
+    page, token = paginate(search.sort(chosen, orders, _list_fields), body.offset, min(body.max_results, 1000))
     return {"experiments": page, **token}
 
 
@@ -163,7 +163,7 @@ def load_experiment(tx: Transaction, project_id: UUID, experiment_id: str, artif
     raise _no_experiment(experiment_id)
 
 
-def _lock(tx: Transaction, caller: Caller, experiment_id: str, artifacts: ArtifactFolder) -> Experiment:
+def _lock_experiment(tx: Transaction, caller: Caller, experiment_id: str, artifacts: ArtifactFolder) -> Experiment:
     number = _parse_number(experiment_id)
     if number == DEFAULT_NUMBER:
         experiments.add_experiment(tx, default_experiment(caller.project_id, artifacts))
@@ -192,7 +192,7 @@ def _set_deleted(
     body: ExperimentBody, caller: Caller, database: Db, now: datetime, artifacts: ArtifactFolder, *, deleted: bool
 ) -> Document:
     with database.transaction() as tx:
-        experiment = _lock(tx, caller, body.experiment_id, artifacts)
+        experiment = _lock_experiment(tx, caller, body.experiment_id, artifacts)
         _refuse_default(experiment)
         if experiment.deleted != deleted:
             experiments.save_experiment(tx, replace(experiment, deleted=deleted, updated_at=now))
@@ -212,5 +212,5 @@ def _to_tags(current: dict[str, str], tags: Sequence[ItemIn]) -> dict[str, str]:
     return merged.labels
 
 
-def _fields(document: Document) -> search.Fields:
+def _list_fields(document: Document) -> search.Fields:
     return {"attributes": document, "tags": {tag["key"]: tag["value"] for tag in document["tags"]}}

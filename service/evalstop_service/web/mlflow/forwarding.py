@@ -134,7 +134,7 @@ class Forwarder:
     def _run(self) -> None:
         while (request := self._take_next()) is not None:
             try:
-                self._count(self._forward(request))
+                self._count(self._forward_request(request))
             except Exception:
                 _log.exception("cannot forward a request about run %s to MLflow", request.run_id)
                 self._count("refused")
@@ -150,14 +150,16 @@ class Forwarder:
             self._queued_bytes -= len(request.body)
             return request
 
-    def _forward(self, request: ForwardedRequest) -> str:
+    def _forward_request(self, request: ForwardedRequest) -> str:
         """Send a request until it is answered: `sent`, `refused`, or `dropped` at shutdown."""
         pause_seconds, errors = self._first_pause_seconds, 0
         while True:
             try:
                 copy = self._find_copy(request.project_id, request.run_id)
                 if request.path is not None:
-                    self._call("POST", request.path, json.loads(request.body) | {"run_id": copy, "run_uuid": copy})
+                    self._call_server(
+                        "POST", request.path, json.loads(request.body) | {"run_id": copy, "run_uuid": copy}
+                    )
             except _Refused as error:
                 _log.warning("MLflow at %s refused %s of run %s: %s", self._url, request.path, request.run_id, error)
                 return "refused"
@@ -201,7 +203,7 @@ class Forwarder:
     def _create_copy(self, run: Run) -> str:
         """A new copy of a run, or the one that another process recorded meanwhile."""
         tags = [{"key": key, "value": value} for key, value in run.labels.items()]
-        created = self._call(
+        created = self._call_server(
             "POST",
             "runs/create",
             {
@@ -220,19 +222,19 @@ class Forwarder:
 
     def _is_copy_of(self, copy: str, run: Run) -> bool:
         """Whether a run there was created for this one. The label alone proves nothing: trainers can set it."""
-        response = self._call("GET", "runs/get", {"run_id": copy})
+        response = self._call_server("GET", "runs/get", {"run_id": copy})
         return {"key": _ORIGINAL_RUN, "value": str(run.id)} in response["run"]["data"]["tags"]
 
     def _find_experiment(self, name: str | None) -> str:
         if name is None:
             return "0"
         try:  # create first, because another process may do so at the same time
-            return str(self._call("POST", "experiments/create", {"name": name})["experiment_id"])
+            return str(self._call_server("POST", "experiments/create", {"name": name})["experiment_id"])
         except _Refused:  # it exists
-            response = self._call("GET", "experiments/get-by-name", {"experiment_name": name})
+            response = self._call_server("GET", "experiments/get-by-name", {"experiment_name": name})
             return str(response["experiment"]["experiment_id"])
 
-    def _call(self, method: str, path: str, body: Document) -> Document:
+    def _call_server(self, method: str, path: str, body: Document) -> Document:
         try:
             if method == "GET":
                 answer = self._server.get(path, params=body)

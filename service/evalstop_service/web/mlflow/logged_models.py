@@ -74,26 +74,26 @@ def create_model(body: CreateModel, caller: Ingest, database: Db, now: Now, arti
 def get_model(model_id: str, caller: ReadOrIngest, database: Db) -> Document:
     """A model by its id."""
     with database.reading() as tx:
-        return {"model": _present(_find(tx, caller.project_id, model_id), model_id).document}
+        return {"model": _require_model(_find_model(tx, caller.project_id, model_id), model_id).document}
 
 
 @router.patch("/{model_id}")
 def finalize_model(model_id: str, body: FinalizeModel, caller: Ingest, database: Db, now: Now) -> Document:
     """Report whether a model was saved completely."""
-    return _change(database, caller, model_id, now, lambda document: _with_info(document, status=body.status))
+    return _change_model(database, caller, model_id, now, lambda document: _with_info(document, status=body.status))
 
 
 @router.delete("/{model_id}")
 def delete_model(model_id: str, caller: Ingest, database: Db, now: Now) -> Document:
     """Mark a model as deleted, which hides it. Its files stay."""
-    _change(database, caller, model_id, now, lambda document: _with_info(document, lifecycle_stage="deleted"))
+    _change_model(database, caller, model_id, now, lambda document: _with_info(document, lifecycle_stage="deleted"))
     return {}
 
 
 @router.patch("/{model_id}/tags")
 def set_model_tags(model_id: str, body: ModelTags, caller: Ingest, database: Db, now: Now) -> Document:
     """Set tags of a model."""
-    return _change(
+    return _change_model(
         database,
         caller,
         model_id,
@@ -112,7 +112,7 @@ def delete_model_tag(model_id: str, tag_key: str, caller: Ingest, database: Db, 
             raise not_found(f"No tag with key {tag_key!r:.100} on model {model_id!r:.100}")
         return _with_info(document, tags=remaining)
 
-    _change(database, caller, model_id, now, remove)
+    _change_model(database, caller, model_id, now, remove)
     return {}
 
 
@@ -124,7 +124,7 @@ def log_model_params(model_id: str, body: ModelParams, caller: Ingest, database:
         data = document["data"]
         return document | {"data": data | {"params": _merge_pairs(data["params"], _to_pairs(body.params))}}
 
-    _change(database, caller, model_id, now, add)
+    _change_model(database, caller, model_id, now, add)
     return {}
 
 
@@ -143,9 +143,9 @@ def search_models(body: SearchModels, caller: ReadOrIngest, database: Db, artifa
         model.document
         for model in models
         if model.document["info"].get("lifecycle_stage") != "deleted"
-        and search.matches(clauses, _fields(model.document))
+        and search.matches(clauses, _list_fields(model.document))
     ]
-    page, token = paginate(search.sort(chosen, orders, _fields), int(body.page_token or 0), body.max_results)
+    page, token = paginate(search.sort(chosen, orders, _list_fields), int(body.page_token or 0), body.max_results)
     return {"models": page, **token}
 
 
@@ -155,7 +155,7 @@ def store_model_metrics(database: Database, project_id: UUID, run_id: UUID, metr
         new = [metric for metric in metrics if metric.model_id == model_id]
         documents = [metric.model_dump(mode="json", exclude_none=True) | {"run_id": run_id.hex} for metric in new]
         with database.transaction() as tx:
-            model = _find(tx, project_id, model_id, lock=True)
+            model = _find_model(tx, project_id, model_id, lock=True)
             if model is None:
                 continue
             data = model.document["data"]
@@ -165,12 +165,12 @@ def store_model_metrics(database: Database, project_id: UUID, run_id: UUID, metr
             mlflow_runs.save_logged_model(tx, msgspec.structs.replace(model, document=document))
 
 
-def _change(
+def _change_model(
     database: Database, caller: Caller, model_id: str, now: datetime, change: Callable[[Document], Document]
 ) -> Document:
     """The model after a change. Raises MlflowError."""
     with database.transaction() as tx:
-        model = _present(_find(tx, caller.project_id, model_id, lock=True), model_id)
+        model = _require_model(_find_model(tx, caller.project_id, model_id, lock=True), model_id)
         changed = change(model.document)
         if changed != model.document:
             changed = _with_info(changed, last_updated_timestamp_ms=to_milliseconds(now))
@@ -178,12 +178,12 @@ def _change(
     return {"model": changed}
 
 
-def _find(tx: Transaction, project_id: UUID, model_id: str, *, lock: bool = False) -> LoggedModel | None:
+def _find_model(tx: Transaction, project_id: UUID, model_id: str, *, lock: bool = False) -> LoggedModel | None:
     own_id = model_id.removeprefix(_ID_PREFIX)
     return mlflow_runs.find_logged_model(tx, project_id, UUID(own_id), lock=lock) if is_uuid(own_id) else None
 
 
-def _present(model: LoggedModel | None, model_id: str) -> LoggedModel:
+def _require_model(model: LoggedModel | None, model_id: str) -> LoggedModel:
     """The model, unless there is none or it was deleted; raises MlflowError."""
     if model is None or model.document["info"].get("lifecycle_stage") == "deleted":
         raise not_found(f"Logged model with ID '{model_id[:100]}' not found.")
@@ -203,7 +203,7 @@ def _merge_pairs(current: list[Document], new: list[Document]) -> list[Document]
     return list(merged.values())
 
 
-def _fields(document: Document) -> search.Fields:
+def _list_fields(document: Document) -> search.Fields:
     info = document["info"]
     times = {
         "creation_timestamp": info["creation_timestamp_ms"],

@@ -68,7 +68,7 @@ def create_run(body: CreateRun, logger: Logger, artifacts: Artifacts) -> Documen
     logger.register_checkpoints(run.id, tags)
     logger.forward(run.id, None, {})
     with logger.database.reading() as tx:
-        return {"run": _describe(tx, run, logger.context, artifacts)}
+        return {"run": _run_document(tx, run, logger.context, artifacts)}
 
 
 @router.get("/runs/get")
@@ -83,7 +83,7 @@ def get_run(
     """A run with its newest values; the tag `evalstop.should_stop` says whether to stop."""
     with database.reading() as tx:
         run = load_run(tx, caller.project_id, parse_run_id(run_id or run_uuid))
-        return {"run": _describe(tx, run, context, artifacts)}
+        return {"run": _run_document(tx, run, context, artifacts)}
 
 
 @router.post("/runs/update")
@@ -228,7 +228,7 @@ def search_runs(body: SearchRuns, caller: Read, context: Ctx, database: Db, arti
         ids = [load_experiment(tx, caller.project_id, own_id, artifacts).reference for own_id in body.experiment_ids]
         scanned = mlflow_runs.list_runs_of_experiments(tx, caller.project_id, ids, MAX_SCANNED_RUNS)
         fields = {
-            recorded.run.id: _fields(tx, recorded, with_metrics)
+            recorded.run.id: _list_fields(tx, recorded, with_metrics)
             for recorded in load_recorded(tx, scanned, artifacts)
             if is_visible(recorded.deleted, body.run_view_type)
         }
@@ -258,11 +258,11 @@ def list_artifacts(
     return {"root_uri": root, "files": files if root.startswith(SCHEME) else []}
 
 
-def _describe(tx: Transaction, run: Run, context: Context, artifacts: ArtifactFolder) -> Document:
+def _run_document(tx: Transaction, run: Run, context: Context, artifacts: ArtifactFolder) -> Document:
     return next(responses.run_documents(tx, load_recorded(tx, [run], artifacts), context))
 
 
-def _fields(tx: Transaction, recorded: RecordedRun, with_metrics: bool) -> search.Fields:
+def _list_fields(tx: Transaction, recorded: RecordedRun, with_metrics: bool) -> search.Fields:
     latest = observations.list_latest(tx, recorded.run.id) if with_metrics else []
     return {
         "attributes": responses.run_info(recorded),

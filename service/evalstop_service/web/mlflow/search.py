@@ -152,7 +152,7 @@ def parse_orders(texts: Iterable[str], language: Language) -> list[Order]:
 
 def matches(clauses: Sequence[Clause], fields: Fields) -> bool:
     """Whether all clauses hold. As in MLflow, an item without a key matches no comparison with it."""
-    return all(_holds(clause, fields.get(clause.kind, {}).get(clause.key)) for clause in clauses)
+    return all(_clause_holds(clause, fields.get(clause.kind, {}).get(clause.key)) for clause in clauses)
 
 
 def sort(items: list[T], orders: Sequence[Order], fields_of: Callable[[T], Fields]) -> list[T]:
@@ -175,7 +175,7 @@ def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _holds(clause: Clause, value: Any) -> bool:
+def _clause_holds(clause: Clause, value: Any) -> bool:
     if clause.sign == "null":
         return value is None
     if clause.sign == "not null":

@@ -156,7 +156,7 @@ class DeliveryWorker:
             if listener is not None:
                 watching.append(asyncio.create_task(listener.run()))
             try:
-                await self._deliver(stop, threads, listener)
+                await self._deliver_until_stopped(stop, threads, listener)
                 await self._shut_down(threads)
             finally:
                 for task in (*watching, *self._tasks):
@@ -164,7 +164,7 @@ class DeliveryWorker:
                 await asyncio.gather(*watching, *self._tasks, return_exceptions=True)
                 threads.shutdown(wait=False)
 
-    async def _deliver(
+    async def _deliver_until_stopped(
         self, stop: asyncio.Event, threads: ThreadPoolExecutor, listener: NotificationListener | None
     ) -> None:
         pause = FIRST_PAUSE_SECONDS
@@ -303,7 +303,7 @@ class DeliveryWorker:
             return FinishedAttempt(
                 claimed, Released(), started
             )  # queued for so long that its lease may end during the attempt
-        answer = await self._send(claimed, started)
+        answer = await self._send_event(claimed, started)
         at = started + timedelta(milliseconds=answer.duration_ms)
         result = judge_answer(answer, claimed.attempts, at, self._chance.random(), self._backoff)
         if answer.duration_ms:
@@ -311,7 +311,7 @@ class DeliveryWorker:
             self._service_metrics.delivery_lag_seconds.observe(max(0.0, (started - claimed.due_at).total_seconds()))
         return FinishedAttempt(claimed, result, at, answer.duration_ms, answer.status_code, answer.excerpt)
 
-    async def _send(self, claimed: ClaimedDelivery, now: datetime) -> Answer:
+    async def _send_event(self, claimed: ClaimedDelivery, now: datetime) -> Answer:
         event = add_url(claimed.body, self._public_url, claimed.run_id)
         body = render_body(claimed.format, event).encode()
         try:

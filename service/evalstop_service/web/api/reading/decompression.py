@@ -46,13 +46,13 @@ def create_decompressor(encoding: str) -> Decompressor | None:
         case "gzip" | "x-gzip":
             return _Compressed(_Gzip)
         case "zstd":
-            return _Compressed(_zstd)
+            return _Compressed(_create_zstd)
     return None
 
 
 class _Identity:
     def feed(self, data: bytes) -> Iterator[bytes]:
-        yield from _split(data)
+        yield from _split_pieces(data)
 
     def end(self) -> None:
         pass
@@ -75,7 +75,7 @@ class _Compressed:
         self._members = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        for part in _split(data):
+        for part in _split_pieces(data):
             yield from self._pieces(part)
 
     def end(self) -> None:
@@ -85,7 +85,7 @@ class _Compressed:
     def _pieces(self, data: bytes) -> Iterator[bytes]:
         full = False
         while data or full:
-            member = self._member or self._begin()
+            member = self._member or self._begin_member()
             try:
                 piece = member.decompress(data, PIECE_BYTES)
             except (zlib.error, zstd.ZstdError) as error:
@@ -96,7 +96,7 @@ class _Compressed:
             if member.eof:
                 data, full, self._member = member.unused_data, False, None
 
-    def _begin(self) -> _Member:
+    def _begin_member(self) -> _Member:
         self._members += 1
         if self._members > MOST_MEMBERS:
             raise DecompressionError(f"it is a concatenation of more than {MOST_MEMBERS} compressed files")
@@ -122,11 +122,11 @@ class _Gzip:
         return self._reader.decompress(self._reader.unconsumed_tail + data, max_length)
 
 
-def _zstd() -> _Member:
+def _create_zstd() -> _Member:
     return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG})
 
 
-def _split(data: bytes) -> Iterator[bytes]:
+def _split_pieces(data: bytes) -> Iterator[bytes]:
     return (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
 
 

@@ -86,16 +86,16 @@ class LineSplitter:
         long."""
         first, last = piece.find(b"\n"), piece.rfind(b"\n")
         if last < 0:
-            self._append(piece)
+            self._append_part(piece)
             return
         at = 0
         if self._buffer or self._overlong:
-            self._append(piece[:first])
+            self._append_part(piece[:first])
             yield self.rest()
             at = first + 1
         if at <= last:
             yield piece[at:last]
-        self._append(piece[last + 1 :])
+        self._append_part(piece[last + 1 :])
 
     def rest(self) -> bytes | None:
         """The buffer: after the end of the stream, its last line, which may lack a line feed."""
@@ -104,7 +104,7 @@ class LineSplitter:
         self._overlong = False
         return line
 
-    def _append(self, part: bytes) -> None:
+    def _append_part(self, part: bytes) -> None:
         if self._overlong or len(self._buffer) + len(part) > MOST_LINE_BYTES:
             self._overlong = True
             self._buffer.clear()
@@ -149,10 +149,10 @@ def parse_line(line: bytes) -> RunObservations:
             run_id, points, marks = point.run_id, [point], _MARKS
         result = RunObservations(str(run_id), tuple([point.to_observation() for point in points]))
     except UNREADABLE as error:
-        _refuse(line)
+        _refuse_line(line)
         raise BadLine("The line is not valid", str(error)[:200]) from error
     if b"\\" in line or not _has_unique_names(line, marks, points):
-        _refuse(line)
+        _refuse_line(line)
     return result
 
 
@@ -177,7 +177,7 @@ def _is_canonical(run_id: str) -> bool:
     return len(run_id) == 36 and _CANONICAL.fullmatch(run_id) is not None
 
 
-def _refuse(line: bytes) -> None:
+def _refuse_line(line: bytes) -> None:
     """Find what is wrong with a line with the slower parser. Raises BadLine, or returns if it finds nothing."""
     try:
         document = json_body.load(line)
@@ -192,10 +192,10 @@ def _refuse(line: bytes) -> None:
 
 def _describe_errors(error: ValidationError) -> str:
     errors = error.errors(include_url=False, include_context=False, include_input=False)
-    first = [f"{_place(item['loc'])}{item['msg'].removeprefix('Value error, ')}"[:200] for item in errors[:3]]
+    first = [f"{_format_place(item['loc'])}{item['msg'].removeprefix('Value error, ')}"[:200] for item in errors[:3]]
     omitted = f"; and {len(errors) - len(first)} more" if len(errors) > len(first) else ""
     return "; ".join(first) + omitted
 
 
-def _place(location: tuple[int | str, ...]) -> str:
+def _format_place(location: tuple[int | str, ...]) -> str:
     return "".join(f"/{part}" for part in location) + ": " if location else ""

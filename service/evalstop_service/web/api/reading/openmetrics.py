@@ -50,16 +50,18 @@ def read_observations(
     `strict`: it is OpenMetrics. Samples without the step label are skipped.
     """
     _check_lines(text)
-    samples = _samples(text, strict)
+    samples = _parse_samples(text, strict)
     if stepping.metric is not None:
         stepping = Stepping(_find_step(samples, stepping.metric))
     points = []
     for sample in samples:
         if only and sample.name not in only:
             continue
-        step = _step(sample, stepping)
+        step = _find_sample_step(sample, stepping)
         if step is not None:
-            name = _name(sample.name, {key: value for key, value in sample.labels.items() if key != stepping.label})
+            name = _make_name(
+                sample.name, {key: value for key, value in sample.labels.items() if key != stepping.label}
+            )
             points.append(PostedObservation(name, step, float(sample.value)))
     if not points:
         raise Invalid("the scrape has no gauge or counter to store; nothing was stored")
@@ -79,17 +81,17 @@ def _check_lines(text: str) -> None:
             raise Invalid(f"line {number} has more than {MOST_LABELS} labels; nothing was stored")
 
 
-def _samples(text: str, strict: bool) -> list[Sample]:
+def _parse_samples(text: str, strict: bool) -> list[Sample]:
     families = (openmetrics if strict else prometheus).text_string_to_metric_families
     try:
-        return list(_taken(families(text)))
+        return list(_select_samples(families(text)))
     except Exception as error:  # the parser raises various errors
         kind = "OpenMetrics" if strict else "the text format of Prometheus"
         message = _ADDRESS.sub("...", str(error))[:300]
         raise Invalid(f"the body is not {kind}: {message or type(error).__name__}; nothing was stored") from error
 
 
-def _taken(families: Iterable[Any]) -> Iterator[Sample]:
+def _select_samples(families: Iterable[Any]) -> Iterator[Sample]:
     for family in families:
         if family.type in _TAKEN:
             yield from (sample for sample in family.samples if not sample.name.endswith("_created"))
@@ -99,21 +101,21 @@ def _find_step(samples: Iterable[Sample], metric: str) -> int:
     values = {sample.value for sample in samples if sample.name == metric}
     if len(values) != 1:
         raise Invalid(f"step_metric {metric!r:.100} has {len(values)} values in the scrape; it must have one")
-    return _whole(values.pop(), f"the value of step_metric {metric!r:.100}")
+    return _parse_whole_number(values.pop(), f"the value of step_metric {metric!r:.100}")
 
 
-def _step(sample: Sample, stepping: Stepping) -> int | None:
+def _find_sample_step(sample: Sample, stepping: Stepping) -> int | None:
     if stepping.step is not None:
         return stepping.step
     if stepping.label is not None:
         text = sample.labels.get(stepping.label)
-        return None if text is None else _whole(text, f"label {stepping.label!r:.100} of {sample.name}")
+        return None if text is None else _parse_whole_number(text, f"label {stepping.label!r:.100} of {sample.name}")
     if sample.timestamp is None:
         raise Invalid(f"{sample.name} has no timestamp to use as its step; set `step`, `step_label` or `step_metric`")
-    return _whole(math.floor(float(sample.timestamp)), f"the timestamp of {sample.name}")
+    return _parse_whole_number(math.floor(float(sample.timestamp)), f"the timestamp of {sample.name}")
 
 
-def _whole(value: float | str, where: str) -> int:
+def _parse_whole_number(value: float | str, where: str) -> int:
     try:
         step = float(value)
     except ValueError:
@@ -123,7 +125,7 @@ def _whole(value: float | str, where: str) -> int:
     return int(step)
 
 
-def _name(name: str, labels: Mapping[str, str]) -> str:
+def _make_name(name: str, labels: Mapping[str, str]) -> str:
     if labels:
         pairs = ",".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in sorted(labels.items()))
         name = f"{name}{{{pairs}}}"
