@@ -151,11 +151,15 @@ def _check_eval(run: RunRecord, metrics: Sequence[Json]) -> Iterator[Check]:
     name = run.eval_metric
     counts = {metric["metric"]: metric["count"] for metric in metrics}
     unwatched = [metric["metric"] for metric in metrics if metric["role"] is None]
-    named = f"; not watched: {', '.join(unwatched[:8])}" if unwatched else ""
+    unwatched_text = f"; not watched: {', '.join(unwatched[:8])}" if unwatched else ""
     if name is None:
-        yield Check("eval", Finding.BLOCKS, f"no metric has the role eval{named}", "declare it: eval=, or metrics=")
+        yield Check(
+            "eval", Finding.BLOCKS, f"no metric has the role eval{unwatched_text}", "declare it: eval=, or metrics="
+        )
     elif name not in counts:
-        yield Check("eval", Finding.BLOCKS, f"{name} has no value yet{named}", "log it, or declare the one logged")
+        yield Check(
+            "eval", Finding.BLOCKS, f"{name} has no value yet{unwatched_text}", "log it, or declare the one logged"
+        )
     elif run.document["recognition"]["origins"].get(name) == "guessed":
         text = f"the role of {name} was guessed from its name, and a guess cannot stop the run"
         yield Check("eval", Finding.BLOCKS, text, "confirm it on the run's page, or declare it")

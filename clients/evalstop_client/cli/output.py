@@ -35,16 +35,16 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None
     except ImportError:
         _print_columns([tuple(columns), *cells])
         return
-    shown = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    rich_table = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         # A truncated URL is useless, and an id over several lines cannot be copied.
-        shown.add_column(column, overflow="fold", no_wrap=column == "id")
+        rich_table.add_column(column, overflow="fold", no_wrap=column == "id")
     for row in cells:
-        shown.add_row(*row)
+        rich_table.add_row(*row)
     wide = console.Console(highlight=False, markup=False)
     if not wide.is_terminal:
         wide.width = 1000
-    wide.print(shown)
+    wide.print(rich_table)
 
 
 def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
@@ -55,9 +55,9 @@ def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
 
 def print_facts(facts: Iterable[tuple[str, Shown]]) -> None:
     """Print one fact per line, without those that are None. Needs no library: a command can always print its result."""
-    shown = [(name, _format_value(value)) for name, value in facts if value is not None]
-    width = max((len(name) for name, _ in shown), default=0)
-    for name, text in shown:
+    texts = [(name, _format_value(value)) for name, value in facts if value is not None]
+    width = max((len(name) for name, _ in texts), default=0)
+    for name, text in texts:
         print(f"{name:<{width}}  {text}")
 
 

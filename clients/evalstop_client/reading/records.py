@@ -147,8 +147,8 @@ class DecisionRecord:
 
     def to_row(self) -> dict[str, Cell]:
         """Its fields as plain values."""
-        shown = ("id", "state", "reason", "run_id", "run_name", "attempt", "step", "policy", "outcome", "created_at")
-        return {name: getattr(self, name) for name in shown} | {
+        fields = ("id", "state", "reason", "run_id", "run_name", "attempt", "step", "policy", "outcome", "created_at")
+        return {name: getattr(self, name) for name in fields} | {
             "guards": ", ".join(self.guards),
             "verdict_reason": self.verdict.reason,
         }
@@ -254,10 +254,10 @@ class RunRecord:
 
     def to_row(self) -> dict[str, Cell]:
         """Its fields as plain values."""
-        named = ("id", "name", "owner", "group", "status", "attempt", "mode", "policy")
-        shown = (*named, "total_steps", "last_step", "should_stop")
+        described = ("id", "name", "owner", "group", "status", "attempt", "mode", "policy")
+        fields = (*described, "total_steps", "last_step", "should_stop")
         best = self.best_checkpoint
-        return {name: getattr(self, name) for name in shown} | {
+        return {name: getattr(self, name) for name in fields} | {
             "verdict": self.verdict.verdict,
             "reason": self.verdict.reason,
             "decision": self.decision.state if self.decision else None,

@@ -171,11 +171,11 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
         return sorted(sorted(places, key=lambda index: -joint[index])[: self.run_lengths - 1])
 
 
-def _best(item: RunLength, own: bool) -> float:
+def _best(item: RunLength, is_long_enough: bool) -> float:
     """The best level so far under this run length."""
     if item.best is None:
         return item.mean
-    return max(item.best, item.mean) if own else item.best
+    return max(item.best, item.mean) if is_long_enough else item.best
 
 
 def _in_units(value: float, zero: float, unit: float) -> float:

@@ -137,10 +137,10 @@ class Focus(Struct, frozen=True, forbid_unknown_fields=True):
         return (*grown[:least], *grown[least + 1 :])
 
 
-def _height(left: Candidate, middle: Candidate, right: Candidate) -> float:
+def _height(earlier: Candidate, middle: Candidate, later: Candidate) -> float:
     """How far the middle point lies above the line between its neighbors."""
-    share = (middle[0] - left[0]) / (right[0] - left[0])
-    return (middle[1] - left[1]) - (right[1] - left[1]) * share
+    share = (middle[0] - earlier[0]) / (later[0] - earlier[0])
+    return (middle[1] - earlier[1]) - (later[1] - earlier[1]) * share
 
 
 def _best(hull: Sequence[Candidate], count: int, total: float, sign: float) -> tuple[float, Candidate]:

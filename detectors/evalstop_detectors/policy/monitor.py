@@ -118,15 +118,15 @@ def _step_guarded(policy: Policy, state: MonitorState, observation: Observation)
     """
     is_shared = observation.role is not MetricRole.EVAL
     guarded = tuple(
-        step(policy.guarding if place else policy.unguarded, item, observation)[0]
-        if is_shared or observation.critical == place
+        step(policy.guarding if index else policy.unguarded, item, observation)[0]
+        if is_shared or observation.critical == index
         else item
-        for place, item in enumerate(state.guarded)
+        for index, item in enumerate(state.guarded)
     )
     verdict, at = state.verdict, observation.step
     if not policy.keeps(verdict):
-        calling = [place for place, item in enumerate(guarded) if item.verdict.verdict is Call.STOP]
-        calling += [place for place, item in enumerate(guarded) if item.verdict.verdict is Call.SUSPECT]
+        calling = [index for index, item in enumerate(guarded) if item.verdict.verdict is Call.STOP]
+        calling += [index for index, item in enumerate(guarded) if item.verdict.verdict is Call.SUSPECT]
         verdict = _follow(verdict, _name_critical(policy, guarded, calling[0] if calling else 0))
         verdict = verdict if verdict.stops or verdict.step == at else _moved_to(verdict, at)
     first, suspect_step = guarded[0], state.suspect_step
@@ -141,11 +141,11 @@ def _follow(before: Verdict, judged: Verdict) -> Verdict:
     return before if before.stops and judged.verdict is not Call.CONTINUE else judged
 
 
-def _name_critical(policy: Policy, guarded: Sequence[MonitorState], place: int) -> Verdict:
-    verdict = guarded[place].verdict
-    if place == 0:
+def _name_critical(policy: Policy, guarded: Sequence[MonitorState], index: int) -> Verdict:
+    verdict = guarded[index].verdict
+    if index == 0:
         return verdict
-    name = policy.critical[place - 1]
+    name = policy.critical[index - 1]
     return replace(verdict, critical=name, reason=f"critical eval {name}: {verdict.reason}")
 
 

@@ -196,11 +196,11 @@ def select_trainers(
     if tag is None:
         plain = [_plain(name) for name in names]
         return [trainer for trainer in TRAINERS if _any_fits(trainer.marks, plain)], []
-    named = [trainer for trainer in TRAINERS if trainer.name == tag]
-    if named:
-        return named, []
-    known = ", ".join(trainer.name for trainer in TRAINERS)
-    warning = f"The tag {PRESET_TAG} names {tag!r:.80}, not one of {known}: the metrics are used instead."
+    tagged = [trainer for trainer in TRAINERS if trainer.name == tag]
+    if tagged:
+        return tagged, []
+    trainer_names = ", ".join(trainer.name for trainer in TRAINERS)
+    warning = f"The tag {PRESET_TAG} names {tag!r:.80}, not one of {trainer_names}: the metrics are used instead."
     return select_trainers(names, {})[0], [warning]
 
 

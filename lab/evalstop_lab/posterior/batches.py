@@ -65,8 +65,8 @@ def to_batch(runs: Sequence[DrawnRun]) -> Batch:
             columns["kl"][at], flags["kl"][at],
             columns["progress"][at], flags["progress"][at],
         )  # fmt: skip
-        state, found = advance(MANY, state, inputs)
-        for number, feature in enumerate(found):
+        state, run_features = advance(MANY, state, inputs)
+        for number, feature in enumerate(run_features):
             features[at, :, number] = feature
         unit = state.best - state.low + np.abs(state.first)
         to_come[at] /= np.where(unit > 0, unit, 1)

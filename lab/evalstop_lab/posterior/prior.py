@@ -193,8 +193,10 @@ def _fall(rng: Rng, n: int) -> Floats:
         swing = rng.uniform(0.05, 0.5)
         return np.asarray(t + swing * np.sin(np.pi * waves * t) ** 2 * (1 - t))
     if shape == 6:  # recovers in part
-        bottom, back = rng.uniform(0.1, 0.8), rng.uniform(1.2, 4)
-        return np.asarray(np.interp(t, [0, bottom, min(0.99, bottom + rng.uniform(0.05, 0.5)), 1], [0, back, 1, 1]))
+        bottom, recovery_end = rng.uniform(0.1, 0.8), rng.uniform(1.2, 4)
+        return np.asarray(
+            np.interp(t, [0, bottom, min(0.99, bottom + rng.uniform(0.05, 0.5)), 1], [0, recovery_end, 1, 1])
+        )
     if shape == 7:  # a hump: u (1 - ln u) beyond its peak
         last = rng.uniform(1.3, 12)
         u = 1 + (last - 1) * t ** rng.uniform(0.5, 1.5)

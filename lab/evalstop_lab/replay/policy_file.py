@@ -91,13 +91,13 @@ def _is_collection(node: yaml.Node) -> bool:
 
 def _check_node(node: yaml.Node | None) -> None:
     """Refuse repeated keys, which YAML silently accepts, and aliases, which can expand without bound."""
-    seen: set[int] = set()
+    seen_keys: set[int] = set()
     waiting = [] if node is None else [node]
     while waiting:
         here = waiting.pop()
-        if id(here) in seen:
+        if id(here) in seen_keys:
             raise yaml.MarkedYAMLError(problem="a policy must not have aliases", problem_mark=here.start_mark)
-        seen.add(id(here))
+        seen_keys.add(id(here))
         if isinstance(here, yaml.SequenceNode):
             waiting.extend(here.value)
         elif isinstance(here, yaml.MappingNode):

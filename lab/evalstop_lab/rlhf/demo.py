@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
             job.wait()
         summary = _summarize(args, _wait_for_end(api), evals, folder)
     if summary["stopped"]:
-        rest = _continue_training(folder, console)
-        summary |= _compute_savings(summary, evals, rest)
-        draw_picture(folder / "demo.png", evals, rest, summary)
+        later_evals = _continue_training(folder, console)
+        summary |= _compute_savings(summary, evals, later_evals)
+        draw_picture(folder / "demo.png", evals, later_evals, summary)
     _print_summary(console, summary)
     if args.json:
         sys.stdout.write(json.dumps(summary) + "\n")
@@ -183,14 +183,14 @@ def _continue_training(folder: Path, console: Console) -> list[Eval]:
     return list(track(trainer.evals(), description, total=remaining, console=console, transient=True))
 
 
-def _compute_savings(summary: dict[str, Any], evals: list[Eval], rest: list[Eval]) -> dict[str, Any]:
-    final = rest[-1] if rest else evals[-1]
+def _compute_savings(summary: dict[str, Any], evals: list[Eval], later_evals: list[Eval]) -> dict[str, Any]:
+    final = later_evals[-1] if later_evals else evals[-1]
     return {
         "gold_had_it_run_on": final.gold,
         "gold_had_it_run_on_stderr": final.gold_stderr,
         "proxy_had_it_run_on": final.proxy,
         "share_of_steps_saved": 1 - summary["last_step"] / summary["total_steps"],
-        "rest": [asdict(item) for item in rest],
+        "rest": [asdict(item) for item in later_evals],
     }
 
 

@@ -12,12 +12,12 @@ from evalstop_lab.rlhf.trainer import Eval
 EVAL, PROXY, STOP = "#b7791f", "#3b6fb6", "#c53030"
 
 
-def draw_picture(path: Path, evals: Sequence[Eval], rest: Sequence[Eval], summary: dict[str, Any]) -> None:
+def draw_picture(path: Path, evals: Sequence[Eval], later_evals: Sequence[Eval], summary: dict[str, Any]) -> None:
     """Write a PNG of eval and proxy over steps: solid up to the stop, faint for the course without it."""
     with save_figure(path, (10, 4.6), dpi=150) as axes:
         eval_axis = axes[0, 0]
         proxy_axis = eval_axis.twinx()
-        for series, alpha, style in ((evals, 1.0, "-"), ([*evals[-1:], *rest], 0.35, "--")):
+        for series, alpha, style in ((evals, 1.0, "-"), ([*evals[-1:], *later_evals], 0.35, "--")):
             steps = [item.step for item in series]
             proxy_axis.plot(steps, [item.proxy for item in series], style, color=PROXY, alpha=alpha, linewidth=1.6)
             eval_axis.plot(steps, [item.gold for item in series], style, color=EVAL, alpha=alpha, linewidth=2)
@@ -42,7 +42,7 @@ def draw_picture(path: Path, evals: Sequence[Eval], rest: Sequence[Eval], summar
             textcoords="offset points",
             ha="right",
         )
-        final = rest[-1] if rest else evals[-1]
+        final = later_evals[-1] if later_evals else evals[-1]
         eval_axis.annotate(
             f"without the stop: {final.gold:.2f}",
             (final.step, final.gold),

@@ -209,10 +209,10 @@ def _summarize(savings: Sequence[Savings], offered: float, prices: Prices) -> di
         name: estimate_interval(np.array([getattr(item, name) for item in savings]))
         for name in ("gpu_hours", "billed", "time", "time_at_equal_load", "given_up")
     }
-    held: Figure = shares["gpu_hours"]
+    gpu_hours: Figure = shares["gpu_hours"]
     return {name: asdict(share) for name, share in shares.items()} | {
-        "gpu_hours_a_month": held.value * offered,
-        "more_jobs_at_equal_load": 1 / (1 - held.value) - 1,
+        "gpu_hours_a_month": gpu_hours.value * offered,
+        "more_jobs_at_equal_load": 1 / (1 - gpu_hours.value) - 1,
         "dollars_a_month": convert_to_dollars(prices, shares["billed"].value * offered, int(shares["given_up"].value)),
     }
 

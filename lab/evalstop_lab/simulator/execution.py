@@ -102,10 +102,10 @@ def _simulate_fused(iteration: Iteration, lengths: Floats, predicted: Floats) ->
     ordered, engines = np.sort(lengths), iteration.engines
     inference = _compute_inference(iteration, lengths)
     best = math.inf
-    for left in range(1, iteration.most_sequences + 1):
-        moment = ordered[-left - 1]
+    for sequences_left in range(1, iteration.most_sequences + 1):
+        moment = ordered[-sequences_left - 1]
         before = iteration.step_ms * moment + iteration.sequence_ms * np.minimum(ordered, moment).sum() / engines
-        tail = _compute_decoding(iteration, ordered[-left:] - moment)
+        tail = _compute_decoding(iteration, ordered[-sequences_left:] - moment)
         done = min(inference, tail * (engines - 1))
         best = min(best, float(before + tail + (inference - done) / engines))
     time = best + _compute_prefill(iteration, len(lengths)) + _compute_training(iteration, lengths, bubbles=False)

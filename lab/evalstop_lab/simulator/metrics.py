@@ -112,7 +112,9 @@ def measure_schedule(
     peak_at = hidden.peak_hours * hours
     after_peak = np.maximum(schedule.ran - peak_at, 0.0)
     falsely = _find_false_stops(hidden, schedule, hours, peak_at)
-    known = [job.evals_after(ran * (1 + 1e-9)) for job, ran in zip(workload.jobs, schedule.ran.tolist(), strict=True)]
+    eval_counts = [
+        job.evals_after(ran * (1 + 1e-9)) for job, ran in zip(workload.jobs, schedule.ran.tolist(), strict=True)
+    ]
     return Figures(
         jct=_compute_mean(jct[inside]),
         jct_healthy=_compute_mean(jct[inside & ~hidden.hacking]),
@@ -122,7 +124,7 @@ def measure_schedule(
         gpu_hours=float((schedule.held * gpus).sum()),
         post_peak=float((after_peak * gpus)[hidden.hacking].sum()),
         false_stop=float((schedule.held * gpus)[falsely].sum()),
-        evals=float((np.array(known) * workload.eval_hours * gpus).sum()),
+        evals=float((np.array(eval_counts) * workload.eval_hours * gpus).sum()),
         pauses=float(((schedule.held - schedule.ran) * gpus).sum()),
         hacking=float((schedule.held * gpus)[hidden.hacking].sum()),
         again=float((hours * gpus)[falsely].sum()),

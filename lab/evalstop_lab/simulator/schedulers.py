@@ -86,12 +86,12 @@ def _by_loss_reduction(job: Job, ran: float) -> float:
 
 
 @lru_cache(maxsize=2**16)  # called at every event, but changes only with an eval
-def _rank_by_loss(job: Job, known: int) -> float:
+def _rank_by_loss(job: Job, eval_count: int) -> float:
     """Minus the last loss reduction per GPU-hour, as a share of the total reduction; jobs without one go first."""
-    if known < 2 or len(job.losses) < known:
+    if eval_count < 2 or len(job.losses) < eval_count:
         return -float("inf")
-    first, before, last = job.losses[0], job.losses[known - 2], job.losses[known - 1]
-    whole = max(first - min(job.losses[:known]), 1e-9)
+    first, before, last = job.losses[0], job.losses[eval_count - 2], job.losses[eval_count - 1]
+    whole = max(first - min(job.losses[:eval_count]), 1e-9)
     return -max(before - last, 0.0) / whole / (job.hours / job.evals * job.gpus)
 
 

@@ -108,18 +108,18 @@ def run_rules(args: argparse.Namespace) -> int:
     return 0
 
 
-def _choose_rules(own: Sequence[str], only: Sequence[str] | None) -> tuple[list[str], list[str]]:
+def _choose_rules(own_rules: Sequence[str], only: Sequence[str] | None) -> tuple[list[str], list[str]]:
     """The rules to judge, and those skipped because their library is not installed."""
     unknown = [name for name in only or () if name not in BUILT_IN]
     if unknown:
         raise UnusableArguments(f"{unknown[0]!r} is not a built-in rule; choose from {', '.join(BUILT_IN)}.")
-    wanted = list(BUILT_IN) if only is None else list(only)
-    rules = [*own, *(name for name in wanted if is_installed(name))]
+    requested = list(BUILT_IN) if only is None else list(only)
+    rules = [*own_rules, *(name for name in requested if is_installed(name))]
     if not rules:
         raise UnusableArguments("No rule to judge; give --rule path.py:Name.")
-    for name in own:
+    for name in own_rules:
         load_rule(name)
-    return rules, [name for name in wanted if not is_installed(name)]
+    return rules, [name for name in requested if not is_installed(name)]
 
 
 def _judge_suite(rules: Sequence[str], suite: str, seeds: str, runs: int | None, jobs: int) -> dict[str, Any]:

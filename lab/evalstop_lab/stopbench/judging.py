@@ -136,4 +136,4 @@ def _compute_saved(judged: Judged) -> Any:
 
 def _round_noise(level: float) -> float:
     """The nearest noise level by which runs are grouped."""
-    return min((0.0, 0.01, 0.02, 0.05, 0.1, 0.2), key=lambda known: abs(known - level))
+    return min((0.0, 0.01, 0.02, 0.05, 0.1, 0.2), key=lambda known_level: abs(known_level - level))

@@ -62,8 +62,10 @@ class PolicyRule:
         """See `Rule`."""
         progress = None if self._planned is None else min(1.0, step / self._planned)
         values = ((MetricRole.KL, kl, None), (MetricRole.PROXY, proxy, None), (MetricRole.EVAL, score, stderr))
-        seen = [Observation(role, step, value, error, progress) for role, value, error in values if value is not None]
-        self._state, _ = evalstop_detectors.advance(self._policy, self._state, seen)
+        observations = [
+            Observation(role, step, value, error, progress) for role, value, error in values if value is not None
+        ]
+        self._state, _ = evalstop_detectors.advance(self._policy, self._state, observations)
         if score is not None:
             self._best.add(Score(step, score, stderr))
             self._best.saved(step)

@@ -61,8 +61,8 @@ def draw_partial_recovery(rng: np.random.Generator, n: int) -> Curve:
     peak = _draw_peak(rng, n, 0.2, 0.55)
     bottom = peak + rng.uniform(0.25, 0.6) * (1 - peak)
     depth = rng.uniform(0.3, 1.0)
-    left = rng.uniform(max(0.15, 0.3 * depth), 0.8 * depth)
-    eval_scores = draw_rise(rng)(t / peak) - np.interp(t, [peak, bottom, 1.0], [0.0, depth, left], left=0.0)
+    remaining_fall = rng.uniform(max(0.15, 0.3 * depth), 0.8 * depth)
+    eval_scores = draw_rise(rng)(t / peak) - np.interp(t, [peak, bottom, 1.0], [0.0, depth, remaining_fall], left=0.0)
     return _add_proxy_and_kl(rng, eval_scores)
 
 

@@ -73,8 +73,8 @@ def add_proxy_and_kl(rng: np.random.Generator, eval_scores: Floats) -> Curve:
     The proxy follows the eval score, and in half of the runs also rises slightly on its own.
     """
     t = np.linspace(0, 1, len(eval_scores))
-    own = rng.uniform(0.05, 0.4) if rng.random() < 0.5 else 0.0
-    proxy = np.clip(eval_scores, 0, None) ** rng.uniform(0.7, 1.1) + own * draw_distance_growth(rng)(t)
+    own_growth = rng.uniform(0.05, 0.4) if rng.random() < 0.5 else 0.0
+    proxy = np.clip(eval_scores, 0, None) ** rng.uniform(0.7, 1.1) + own_growth * draw_distance_growth(rng)(t)
     return Curve(eval_scores, proxy, kl=(rng.uniform(0.7, 5.0) * draw_distance_growth(rng)(t)) ** 2)
 
 

@@ -53,28 +53,28 @@ def add_noise(rng: np.random.Generator, kind: NoiseKind, clean: Floats, sd: floa
     Binomial noise requires `clean` in (0, 1); `sd` is then its root mean square. Outliers are added to noise of `sd`.
     For AR(1) noise `sd` is the marginal standard deviation.
     """
-    known = np.full(len(clean), sd)
+    stderrs = np.full(len(clean), sd)
     if sd == 0:
-        return NoisyScores(_with_gaps(rng, clean) if kind is NoiseKind.MISSING else clean.copy(), known)
+        return NoisyScores(_with_gaps(rng, clean) if kind is NoiseKind.MISSING else clean.copy(), stderrs)
     match kind:
         case NoiseKind.STUDENT_T3:
             # A normal over the root of an independent chi-square preserves the correlation with the proxy.
             scale = np.sqrt(rng.chisquare(3, len(clean)))  # sd of the quotient is 1 for 3 degrees of freedom
-            return NoisyScores(clean + sd * common / scale, known)
+            return NoisyScores(clean + sd * common / scale, stderrs)
         case NoiseKind.AR1:
-            return NoisyScores(clean + sd * _correlate(common, rng.uniform(0.3, 0.7)), known)
+            return NoisyScores(clean + sd * _correlate(common, rng.uniform(0.3, 0.7)), stderrs)
         case NoiseKind.HETEROSCEDASTIC:
-            known = sd * _draw_spread(rng, len(clean))
-            return NoisyScores(clean + known * common, known)
+            stderrs = sd * _draw_spread(rng, len(clean))
+            return NoisyScores(clean + stderrs * common, stderrs)
         case NoiseKind.BINOMIAL:
             return _count_hits(rng, clean, sd)
         case NoiseKind.OUTLIERS:
             far = (rng.random(len(clean)) < 0.03) * rng.uniform(4, 8, len(clean)) * rng.choice([-1.0, 1.0], len(clean))
-            return NoisyScores(clean + sd * (common + far), known)
+            return NoisyScores(clean + sd * (common + far), stderrs)
         case NoiseKind.MISSING:
-            return NoisyScores(_with_gaps(rng, clean + sd * common), known)
+            return NoisyScores(_with_gaps(rng, clean + sd * common), stderrs)
         case _:
-            return NoisyScores(clean + sd * common, known)
+            return NoisyScores(clean + sd * common, stderrs)
 
 
 def count_prompts(shares: Floats, sd: float) -> int:

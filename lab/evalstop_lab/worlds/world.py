@@ -187,9 +187,9 @@ def _measure_curve(
     clean = offset + scale * curve.eval_scores
     sd = noise.level * label_curve(steps, clean, None).unit
     n = len(clean)
-    common, own = rng.standard_normal(n), rng.standard_normal(n)
-    eval_scores = add_noise(rng, noise.kind, clean, sd, common)
-    shared = noise.correlation * common + np.sqrt(1 - noise.correlation**2) * own
+    common_noise, own_noise = rng.standard_normal(n), rng.standard_normal(n)
+    eval_scores = add_noise(rng, noise.kind, clean, sd, common_noise)
+    shared = noise.correlation * common_noise + np.sqrt(1 - noise.correlation**2) * own_noise
     proxy_sd = noise.level * rng.uniform(0.3, 1.0) * np.ptp(curve.proxy)
     kl = curve.kl * (1 + 0.02 * rng.standard_normal(n)) + 0.002 * rng.standard_normal(n)
     kl[0] = 0.0

@@ -145,10 +145,12 @@ def demo_data(settings: Settings, options: argparse.Namespace) -> int:
     logging.getLogger("evalstop_service").setLevel(logging.ERROR)  # the demo would log two months of events
     database = configuration.create_database(settings.model_copy(update={"sqlite_synchronous": "NORMAL"}))
     schema.upgrade_schema(database)
-    shown = None if options.json or not sys.stderr.isatty() else _bar
-    filled = demonstration.fill(database, options.project, utc_now(), shown or (lambda _done, _of: None), options.runs)
+    show_progress = None if options.json or not sys.stderr.isatty() else _bar
+    filled = demonstration.fill(
+        database, options.project, utc_now(), show_progress or (lambda _done, _of: None), options.runs
+    )
     database.close()
-    if shown is not None:
+    if show_progress is not None:
         print(file=sys.stderr)
     text = "is already filled" if filled is None else f"has {filled} example runs; `evalstop up` shows them"
     tell(options, {"project": options.project, "runs": filled or 0}, f"the project {options.project} {text}")

@@ -70,12 +70,12 @@ class Example:
 
     def stops_at(self, policy: Policy) -> int | None:
         """The index of the step at which a policy stops the run; None: it never does."""
-        seen = [
+        evals_seen = [
             Observation(MetricRole.EVAL, step, value, self.stderr[index] if self.stderr else None)
             for index, (step, value) in enumerate(zip(self.steps, self.gold, strict=True))
             if value is not None
         ]
-        _, changes = advance(policy, start(policy), seen)
+        _, changes = advance(policy, start(policy), evals_seen)
         step = next((verdict.step for verdict in changes if verdict.stops), None)
         return self.steps.index(step) if step is not None else None
 

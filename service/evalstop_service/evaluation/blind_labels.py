@@ -73,11 +73,11 @@ def _list_curves(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> 
     listed = case_counts.list_cases(tx, project_id, case_filter, limit=_EXAMINED)
     present = runs.load_runs(tx, [case.run_id for case in listed])
     decided = decisions.load_decisions(tx, present)
-    shown = []
+    curves = []
     for case in listed:
         run, decision = present[case.run_id], decided.get(case.run_id)
         whole = run.attempt == case.attempt and run.pruned_at is None and run.last_step is not None
         ordered = decision is not None and decision.ordered
         if whole and not ordered and watched_metrics.find_eval_metric(run) is not None:
-            shown.append((run, decision))
-    return shown
+            curves.append((run, decision))
+    return curves

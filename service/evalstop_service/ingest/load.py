@@ -202,7 +202,7 @@ def _catch_up(
             last_steps=last_steps[run_id],
             monitor=monitor,
             scores=run_scores,
-            scores_taken=run_scores.taken if run_scores is not None else 0,
+            scores_count=run_scores.count if run_scores is not None else 0,
             count=count,
             unkept=state.unkept + (1 if state.count else REPLAY_WEIGHT) * len(unseen),
             trail=state.trail.extended(count, monitor) if unseen else state.trail,

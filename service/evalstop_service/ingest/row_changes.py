@@ -53,7 +53,7 @@ def add_evals(
         changes["turn"] = change_point.find_change_point(
             watched_metrics.select_scores(run, sorted([*stored, *evals], key=_STEP))
         )
-    return replace(state, scores=scores, scores_taken=scores.taken), changes
+    return replace(state, scores=scores, scores_count=scores.count), changes
 
 
 def _describe_best(scores: Scores, sign: float) -> BestCheckpoint | None:

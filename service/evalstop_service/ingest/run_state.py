@@ -68,17 +68,17 @@ def _extend_states(
 class Scores:
     """The scores and checkpoints of a run, from which the best one is chosen.
 
-    Mutable, because the selection is costly to copy. `taken` counts what was added, so that a state recognizes scores
+    Mutable, because the selection is costly to copy. `count` counts what was added, so that a state recognizes scores
     that have advanced past it, for example by a message whose commit failed: see `RunState.usable_scores`.
     """
 
-    __slots__ = ("best", "last_step", "taken", "uris")
+    __slots__ = ("best", "count", "last_step", "uris")
 
     def __init__(self, scores: Iterable[Score] = (), checkpoints: Iterable[Checkpoint] = ()) -> None:
         self.best = BestSoFar(CHOOSER)
         self.last_step = -1
         self.uris: dict[int, str] = {}
-        self.taken = 0
+        self.count = 0
         self.add_scores(scores)
         self.add_checkpoints(checkpoints)
 
@@ -87,7 +87,7 @@ class Scores:
         for score in scores:
             self.last_step = score.step
             self.best.add(score)
-            self.taken += 1
+            self.count += 1
 
     def add_checkpoints(self, checkpoints: Iterable[Checkpoint]) -> None:
         """Add checkpoints; known ones are skipped."""
@@ -95,7 +95,7 @@ class Scores:
             if checkpoint.step not in self.uris:
                 self.uris[checkpoint.step] = checkpoint.uri
                 self.best.saved(checkpoint.step)
-                self.taken += 1
+                self.count += 1
 
 
 class RunState(msgspec.Struct, frozen=True):
@@ -119,7 +119,7 @@ class RunState(msgspec.Struct, frozen=True):
     final_decision: Decision | None = None
     eval_request: EvalRequest | None = None
     scores: Scores | None = None
-    scores_taken: int = 0
+    scores_count: int = 0
     combined: CombinedState | None = None
     recorded: Verdict | None = None
     unrecorded: tuple[Verdict, ...] = ()
@@ -131,7 +131,7 @@ class RunState(msgspec.Struct, frozen=True):
     @property
     def usable_scores(self) -> Scores | None:
         """The scores, unless they have advanced past this state."""
-        return self.scores if self.scores is not None and self.scores.taken == self.scores_taken else None
+        return self.scores if self.scores is not None and self.scores.count == self.scores_count else None
 
 
 def with_eval_changes(state: RunState, changes: tuple[EvalChange, ...]) -> RunState:

@@ -173,8 +173,8 @@ def _apply_order(lifecycle: Lifecycle, event: StopOrdered, timeouts: Timeouts) -
     if lifecycle.state in AWAITING_CONFIRMATION and lifecycle.action is Action.PARK:
         return lifecycle, [Refuse("the job is being parked; stop the run once it is parked")]
     if lifecycle.state in AWAITING_CONFIRMATION:
-        how = "unless it is confirmed, it is repeated and then forced"
-        return lifecycle, [Refuse(f"the stop is {lifecycle.state} already and was not sent again: {how}")]
+        next_step = "unless it is confirmed, it is repeated and then forced"
+        return lifecycle, [Refuse(f"the stop is {lifecycle.state} already and was not sent again: {next_step}")]
     if event.paused:
         return lifecycle, [Refuse("the project is paused, so no run is stopped; resume the project first")]
     if DecisionState.REQUESTED not in NEXT_STATES[lifecycle.state]:
@@ -261,9 +261,9 @@ def _apply_undo(lifecycle: Lifecycle, event: Undone) -> Transition:
     if lifecycle.state is DecisionState.UNDONE:
         return lifecycle, []
     if lifecycle.state not in STOPPING:
-        instead = "; veto it instead" if lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD) else ""
+        advice = "; veto it instead" if lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD) else ""
         why = "cannot be undone: its stop was never requested"
-        return lifecycle, [Refuse(f"the decision is {lifecycle.state} and {why}{instead}")]
+        return lifecycle, [Refuse(f"the decision is {lifecycle.state} and {why}{advice}")]
     lifecycle, record = _end_decision(lifecycle, DecisionState.UNDONE, event.actor, event.reason)
     return lifecycle, [Cancel("the decision was undone"), record, Announce(EventType.RESUME_REQUESTED)]
 

@@ -56,9 +56,9 @@ def load_metric_faults(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) ->
 def _find_needed_metrics(run: Run, policy: Policy) -> dict[str, bool]:
     """The metrics on which the run may be stopped, and whether each is required: the eval always, others if the trainer
     named them."""
-    named = run.metrics != DEFAULT_METRICS
+    is_declared = run.metrics != DEFAULT_METRICS
     return {
-        metric: named or role["role"] == MetricRole.EVAL
+        metric: is_declared or role["role"] == MetricRole.EVAL
         for metric, role in run.metrics.items()
         if role["role"] in policy.stopping_roles
     }

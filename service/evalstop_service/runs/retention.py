@@ -144,15 +144,15 @@ class _Pass:
     def _empty_runs(self) -> bool:
         """Remove the details of all marked runs; False if asked to stop before the end."""
         position: DeletePosition | None = None
-        left = True
-        while left:
+        has_more = True
+        while has_more:
             started = time.perf_counter()
             with self._database.transaction() as tx:
                 emptied = retention.delete_details(tx, self._pace.rows, position)
-            position, left = emptied.position, emptied.left
+            position, has_more = emptied.position, emptied.left
             self._rows += emptied.rows
             self._service_metrics.pruned_rows.inc(emptied.rows)
-            if (emptied.rows or left) and self._pause(max(self._pace.pause_seconds, time.perf_counter() - started)):
+            if (emptied.rows or has_more) and self._pause(max(self._pace.pause_seconds, time.perf_counter() - started)):
                 return False
         return True
 

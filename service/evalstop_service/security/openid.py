@@ -91,9 +91,9 @@ class OpenIdProvider:
         )
 
     def finish_sign_in(
-        self, sign_in: SignInState, redirect_uri: str, answer: Mapping[str, str], wanted: Iterable[str]
+        self, sign_in: SignInState, redirect_uri: str, answer: Mapping[str, str], claim_names: Iterable[str]
     ) -> dict[str, Any]:
-        """The claims of a visitor who returned; the `wanted` ones are fetched if the token lacks them.
+        """The claims of a visitor who returned; those in `claim_names` are fetched if the token lacks them.
 
         Raises SignInRefused unless this response belongs to the sign-in, ProviderUnavailable when the provider fails.
         """
@@ -108,7 +108,7 @@ class OpenIdProvider:
         try:
             if "iss" not in answer and self._app.load_server_metadata()[_SAYS_ISSUER]:
                 raise SignInRefused
-            return self._claims(sign_in, redirect_uri, answer["code"], wanted)
+            return self._fetch_claims(sign_in, redirect_uri, answer["code"], claim_names)
         except httpx2.TransportError as error:
             raise self._unavailable(error) from error
         except SignInRefused:
@@ -119,7 +119,9 @@ class OpenIdProvider:
             _log.warning("the response of the OpenID provider %s was refused: %s", self.issuer, _describe(error))
             raise SignInRefused from error
 
-    def _claims(self, sign_in: SignInState, redirect_uri: str, code: str, wanted: Iterable[str]) -> dict[str, Any]:
+    def _fetch_claims(
+        self, sign_in: SignInState, redirect_uri: str, code: str, claim_names: Iterable[str]
+    ) -> dict[str, Any]:
         token = self._app.fetch_access_token(redirect_uri, code=code, code_verifier=sign_in.verifier)
         claims = self._app.parse_id_token(
             token,
@@ -129,7 +131,7 @@ class OpenIdProvider:
         )
         if not claims or not _is_subject(claims["sub"]):
             raise SignInRefused
-        missing = [name for name in wanted if name not in claims]
+        missing = [name for name in claim_names if name not in claims]
         if missing and _USERINFO in self._app.load_server_metadata():
             userinfo = self._app.userinfo(token=token)
             if userinfo.get("sub") != claims["sub"]:

@@ -155,8 +155,8 @@ def count_flagged(
         sa.func.min(cases.c.ended_at),
     ]
     query = _filter_cases(tx, sa.select(*columns), project_id, case_filter, by).where(_FLAGGED).group_by(*keys, *kinds)
-    named = _load_key_names(tx, project_id, by)
-    return [CaseCount(named(row), *row[len(keys) :]) for row in tx.execute(query)]
+    name_key = _load_key_names(tx, project_id, by)
+    return [CaseCount(name_key(row), *row[len(keys) :]) for row in tx.execute(query)]
 
 
 def count_towards_stage(
@@ -206,8 +206,8 @@ def count_unflagged(
     keys = [_key_column(tx, grouping) for grouping in by]
     query = _filter_cases(tx, sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, case_filter, by)
     rows = tx.execute(query.where(~_FLAGGED).group_by(*keys, cases.c.outcome))
-    named = _load_key_names(tx, project_id, by)
-    return [CaseCount(named(row), None, None, *row[len(keys) :]) for row in rows]
+    name_key = _load_key_names(tx, project_id, by)
+    return [CaseCount(name_key(row), None, None, *row[len(keys) :]) for row in rows]
 
 
 def count_delays(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Split] = ()) -> list[Delay]:
@@ -219,8 +219,8 @@ def count_delays(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by:
         cases.c.outcome == DecisionOutcome.RIGHT,
         cases.c.delay_steps.is_not(None),
     )
-    named = _load_key_names(tx, project_id, by)
-    return [Delay(named(row), *row[len(by) :]) for row in tx.execute(query.group_by(*kinds))]
+    name_key = _load_key_names(tx, project_id, by)
+    return [Delay(name_key(row), *row[len(by) :]) for row in tx.execute(query.group_by(*kinds))]
 
 
 def read_revision(tx: Transaction, project_id: UUID) -> str:

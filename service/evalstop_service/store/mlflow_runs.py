@@ -61,10 +61,10 @@ def change_mlflow_run(tx: Transaction, run_id: UUID, change: Callable[[MlflowRun
 
 def load_mlflow_runs(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, MlflowRun]:
     """The MLflow fields of each of these runs that has any."""
-    known = {run_id: MlflowRun(run_id) for run_id in run_ids}
+    runs_by_id = {run_id: MlflowRun(run_id) for run_id in run_ids}
     for row in tx.execute(sa.select(mlflow_runs).where(mlflow_runs.c.run_id.in_(run_ids))).mappings():
-        known[row["run_id"]] = MlflowRun(**row)
-    return known
+        runs_by_id[row["run_id"]] = MlflowRun(**row)
+    return runs_by_id
 
 
 def list_runs_of_experiments(

@@ -132,7 +132,7 @@ def load_each_after(tx: Transaction, run_id: UUID, first_steps: Mapping[str, int
 
 
 def load_last_steps_and_series(
-    tx: Transaction, run_ids: Sequence[UUID], wanted: Mapping[tuple[UUID, str], int], most: int
+    tx: Transaction, run_ids: Sequence[UUID], first_steps: Mapping[tuple[UUID, str], int], most: int
 ) -> tuple[dict[UUID, dict[str, int]], dict[UUID, list[PostedObservation] | None]]:
     """`load_last_steps`, and the live observations of each series (run, metric) from its step on.
 
@@ -140,14 +140,14 @@ def load_last_steps_and_series(
     that has more than `most`. On PostgreSQL this is one statement, since a round trip costs more than its rows.
     """
     series: dict[UUID, dict[str, list[PostedObservation]]] = defaultdict(dict)
-    for run_id, metric in wanted:
+    for run_id, metric in first_steps:
         series[run_id][metric] = []
     if tx.dialect.name == "postgresql":
         last_steps: dict[UUID, dict[str, int]] = {run_id: {} for run_id in run_ids}
         series_parameters = {
-            "given_ids": [run_id for run_id, _ in wanted],
-            "metrics": [metric for _, metric in wanted],
-            "steps": list(wanted.values()),
+            "given_ids": [run_id for run_id, _ in first_steps],
+            "metrics": [metric for _, metric in first_steps],
+            "steps": list(first_steps.values()),
         }
         rows = tx.execute(
             _LAST_STEPS_AND_SERIES, {"run_ids": list(run_ids), "until": MAX_STEP, **series_parameters, "most": most}
@@ -158,10 +158,10 @@ def load_last_steps_and_series(
                 series[run_id][metric].append(_to_observation(metric, step, value, stderr))
     else:
         last_steps = load_last_steps(tx, run_ids)
-        keys = list(wanted)
-        requested = [(run_id.hex, metric, step) for (run_id, metric), step in wanted.items()]
+        keys = list(first_steps)
+        requested = [(run_id.hex, metric, step) for (run_id, metric), step in first_steps.items()]
         parameters = {"series": msgspec.json.encode(requested).decode(), "most": most}
-        for index, step, value, stderr in tx.exec_driver_sql(_SERIES_ON_SQLITE, parameters) if wanted else ():
+        for index, step, value, stderr in tx.exec_driver_sql(_SERIES_ON_SQLITE, parameters) if first_steps else ():
             run_id, metric = keys[index]
             series[run_id][metric].append(_to_observation(metric, step, value, stderr))
     return last_steps, {

@@ -133,20 +133,20 @@ def list_post_times(tx: Transaction, run: Run) -> list[list[datetime]]:
     ]
 
 
-def load_readings(tx: Transaction, wanted: Sequence[tuple[Run, str]]) -> dict[tuple[UUID, str], list[Reading]]:
+def load_readings(tx: Transaction, series: Sequence[tuple[Run, str]]) -> dict[tuple[UUID, str], list[Reading]]:
     """The newest readings of these metrics of runs, each by ascending step."""
-    readings: dict[tuple[UUID, str], list[Reading]] = {(run.id, metric): [] for run, metric in wanted}
+    readings: dict[tuple[UUID, str], list[Reading]] = {(run.id, metric): [] for run, metric in series}
     if tx.dialect.name == "postgresql":
         parameters = {
-            "run_ids": [run.id for run, _ in wanted],
-            "metrics": [metric for _, metric in wanted],
-            "steps": [run.last_step for run, _ in wanted],
+            "run_ids": [run.id for run, _ in series],
+            "metrics": [metric for _, metric in series],
+            "steps": [run.last_step for run, _ in series],
         }
         rows = tx.execute(_NEWEST, parameters)
         for run_id, metric, step, value, at in rows:
             readings[run_id, metric].append(Reading(step, math.nan if value is None else value, at))
     else:
-        for run, metric in wanted:
+        for run, metric in series:
             readings[run.id, metric] = [Reading(*row) for row in tx.execute(_select_newest(run, metric, NEWEST))]
     for newest in readings.values():
         newest.reverse()

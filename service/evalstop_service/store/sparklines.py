@@ -86,14 +86,14 @@ def _outline_series(tx: Transaction, series_bounds: Sequence[_Bounds], stretches
 
 
 def _sample_series(
-    tx: Transaction, series_bounds: Sequence[_Bounds], places: int
+    tx: Transaction, series_bounds: Sequence[_Bounds], samples: int
 ) -> list[tuple[int, int, float, float]]:
-    """The number of a series, and its first value at or after each of `places` steps, evenly from first to last."""
+    """The number of a series, and its first value at or after each of `samples` steps, evenly from first to last."""
     if not series_bounds:
         return []
     bounds = _bounds_cte(series_bounds)
-    numbers = sa.values(sa.column("place", sa.BigInteger)).data([(place,) for place in range(places)]).cte("places")
-    step = bounds.c.first + (bounds.c.last - bounds.c.first) * numbers.c.place // (places - 1)
+    numbers = sa.values(sa.column("place", sa.BigInteger)).data([(sample,) for sample in range(samples)]).cte("places")
+    step = bounds.c.first + (bounds.c.last - bounds.c.first) * numbers.c.place // (samples - 1)
     probes = [
         sa.select(column).where(*_is_of(bounds), observations.c.step >= step).order_by(observations.c.step).limit(1)
         for column in (observations.c.step, observations.c.value)

@@ -36,10 +36,10 @@ TRIES = 5
 class Suspension:
     """`instead`: what to do with a batch/v1 Job if the API server has no spec.suspend (before Kubernetes 1.21)."""
 
-    def __init__(self, api: Api, stop_by: str, instead: str) -> None:
+    def __init__(self, api: Api, stop_by: str, fallback: str) -> None:
         self._api = api
         self._deletes = stop_by == "delete"
-        self._instead = instead
+        self._fallback = fallback
 
     def stop(self, kind: Kind, workload: Object, decision_id: str | None = None) -> None:
         """Stop it permanently, annotated with the decision; repeating it is harmless."""
@@ -103,10 +103,10 @@ class Suspension:
     def _stop_without_suspend(self, kind: Kind, workload: Object, may_delete: bool) -> None:
         description = f"{kind} {workload['metadata']['name']}"
         field = ".".join(kind.lever)
-        if self._instead == "delete" and may_delete:
+        if self._fallback == "delete" and may_delete:
             logger.warning("%s: the API server dropped %s; deleting it instead", description, field)
             self._delete_workload(kind, workload)
-        elif self._instead == "parallelism" and kind is JOB:
+        elif self._fallback == "parallelism" and kind is JOB:
             logger.warning("%s: the API server dropped %s; setting its parallelism to 0 instead", description, field)
             self._merge_change(kind, workload, _without_pods)
         else:

@@ -207,11 +207,11 @@ class Lineup:
         if wants_bound:
             add(BOUND, (self._start_bound(url),))
         if wants_replicas:
-            others = [
+            other_servers = [
                 self.ends.enter_context(run_service(self.folder / f"replica-{number}", key, environment))
                 for number in range(1, REPLICAS)
             ]
-            self._add_replicas((service, *others), partial(add, shapes=REPLICA_SHAPES))
+            self._add_replicas((service, *other_servers), partial(add, shapes=REPLICA_SHAPES))
 
     def _start_on_sqlite(self, name: str, python: str) -> None:
         wants_bound = name == EVALSTOP and self.wants(BOUND + ON_SQLITE)

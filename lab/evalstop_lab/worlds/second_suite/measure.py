@@ -89,16 +89,16 @@ def evaluate_course(rng: Generator, course: Course, quality: Floats) -> Measured
         scores = rng.binomial(items, np.clip(graded, 0.0, 1.0)) / items
         spread = np.sqrt(np.clip(graded * (1 - graded), 0.25 / items, None) / items)
         smoothed = (scores * items + 1) / (items + 2)
-        known = np.sqrt(smoothed * (1 - smoothed) / items)
+        stated_stderrs = np.sqrt(smoothed * (1 - smoothed) / items)
     else:
         spread = draw_log_uniform(rng, *LEVELS) * gain * _draw_spread(rng, kind, len(quality))
         scores = np.clip(graded + spread * _draw_errors(rng, kind, len(quality)), lowest, highest)
-        known = spread * np.exp(0.1 * rng.standard_normal(len(quality)))
+        stated_stderrs = spread * np.exp(0.1 * rng.standard_normal(len(quality)))
     scores[list(course.failed)] = 0.0
     if kind is NoiseKind.MISSING:
         scores[1:][rng.random(len(scores) - 1) < rng.uniform(0.03, 0.25)] = np.nan
 
-    stderr = known if rng.random() < STDERR_GIVEN else None
+    stderr = stated_stderrs if rng.random() < STDERR_GIVEN else None
     if stderr is not None and rng.random() < STDERR_UNDERSTATED:
         stderr = stderr * rng.uniform(0.3, 0.7)
     return Measured(true, scores, stderr, kind, float(np.median(spread)))

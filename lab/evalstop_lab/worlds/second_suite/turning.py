@@ -72,8 +72,8 @@ def draw_epochs_overfit(rng: Generator, x: Floats) -> Course:
     starts = np.arange(1, epochs) / epochs
     harmful = starts >= starts[int(rng.integers(0, max(1, epochs - 2)))]
     width = at_least_evals(x, 0.03, 2)
-    each = rng.uniform(0.1, 0.3, epochs - 1) * harmful
-    losses = sum(size * ramp(x, start, start + width) for size, start in zip(each, starts, strict=True))
+    falls = rng.uniform(0.1, 0.3, epochs - 1) * harmful
+    losses = sum(size * ramp(x, start, start + width) for size, start in zip(falls, starts, strict=True))
     margins = x * rng.uniform(0.5, 1.5) + sum_steps(x, starts, rng.uniform(0.1, 0.3, epochs - 1))
     return Course(draw_rise(rng, x, end=rng.uniform(0.2, 0.4)) - losses, margins)
 
@@ -126,8 +126,8 @@ def draw_partial_recovery(rng: Generator, x: Floats) -> Course:
     at = rng.uniform(0.25, 0.65)
     depth, recovered_share = rng.uniform(0.4, 1.0), rng.uniform(0.35, 0.75)
     down = ramp(x, at, at + at_least_evals(x, 0.03, 2))
-    back = draw_rise(rng, x, at + at_least_evals(x, 0.04, 3), rng.uniform(0.8, 1.0))
-    return Course(draw_rise(rng, x, end=at) - depth * (down - recovered_share * back))
+    recovery = draw_rise(rng, x, at + at_least_evals(x, 0.04, 3), rng.uniform(0.8, 1.0))
+    return Course(draw_rise(rng, x, end=at) - depth * (down - recovered_share * recovery))
 
 
 def draw_lower_second_peak(rng: Generator, x: Floats) -> Course:
@@ -195,7 +195,7 @@ def draw_refreshed_reward_turns(rng: Generator, x: Floats) -> Course:
     """The reward model is retrained once or twice: the proxy jumps, the score recovers and then is hacked again."""
     onset = rng.uniform(0.25, 0.45)
     at = np.sort(rng.uniform(onset + 0.1, 0.85, int(rng.integers(1, 3))))
-    helped = sum(rng.uniform(0.05, 0.25) * bump(x, place, place + 0.2, 1.5) for place in at)
+    helped = sum(rng.uniform(0.05, 0.25) * bump(x, turn, turn + 0.2, 1.5) for turn in at)
     quality = draw_rise(rng, x, end=onset) - rng.uniform(0.35, 1.0) * draw_fall(rng, x, onset) + helped
     return Course(quality, draw_rising_proxy(rng, x) * 1.5 - sum_steps(x, at, rng.uniform(0.2, 0.7, len(at))))
 

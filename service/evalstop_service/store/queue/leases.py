@@ -39,7 +39,7 @@ class Settlement:
     `opened`: endpoints whose circuit breaker opened.
     """
 
-    kept: frozenset[UUID]
+    still_held: frozenset[UUID]
     cancelled: frozenset[UUID]
     opened: frozenset[UUID] = frozenset()
 

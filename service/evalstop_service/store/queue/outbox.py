@@ -80,7 +80,7 @@ def add_event(
 
 
 def add_deliveries(
-    tx: Transaction, wanted: Iterable[tuple[UUID, UUID, str, UUID]], now: datetime, due_at: datetime | None = None
+    tx: Transaction, requested: Iterable[tuple[UUID, UUID, str, UUID]], now: datetime, due_at: datetime | None = None
 ) -> list[UUID]:
     """Add one delivery for each (run, event, event type, endpoint); returns their ids. The commit wakes the workers."""
     at_once = due_at is None or due_at <= now
@@ -96,7 +96,7 @@ def add_deliveries(
             "urgent": event_type in URGENT_EVENTS,
             "created_at": now,
         }
-        for run_id, event_id, event_type, endpoint_id in wanted
+        for run_id, event_id, event_type, endpoint_id in requested
     ]
     if rows:
         statement = sa.insert(deliveries)
@@ -107,13 +107,13 @@ def add_deliveries(
     return [row["id"] for row in rows]
 
 
-def cancel_stop(tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime, why: str) -> int:
+def cancel_stop(tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime, reason: str) -> int:
     """Cancel the waiting deliveries of a decision's stop; returns their number.
 
     A delivery that a worker holds may still arrive. Events that report on the decision, such as `run.stopped`,
     are still delivered.
     """
-    return _cancel_deliveries(tx, run_id, _select_stops(run_id, decision_id), now, why)
+    return _cancel_deliveries(tx, run_id, _select_stops(run_id, decision_id), now, reason)
 
 
 def read_stop_reach(tx: Transaction, run_id: UUID, decision_id: UUID) -> StopReach:
@@ -152,13 +152,18 @@ def _select_stops(run_id: UUID, decision_id: UUID) -> sa.Select[Any]:
 
 
 def _cancel_deliveries(
-    tx: Transaction, run_id: UUID, event_ids: sa.Select[Any], now: datetime, why: str, *wanted: sa.ColumnElement[bool]
+    tx: Transaction,
+    run_id: UUID,
+    event_ids: sa.Select[Any],
+    now: datetime,
+    reason: str,
+    *conditions: sa.ColumnElement[bool],
 ) -> int:
     waiting = sa.select(deliveries.c.id).where(
         deliveries.c.run_id == run_id,
         deliveries.c.event_id.in_(event_ids),
         deliveries.c.state == DeliveryState.WAITING,
-        *wanted,
+        *conditions,
     )
     # Locked in key order, as workers settle them: otherwise the two can deadlock.
     delivery_ids = list(tx.execute(waiting.order_by(deliveries.c.id).with_for_update()).scalars())
@@ -171,5 +176,5 @@ def _cancel_deliveries(
             deliveries.c.id.in_(delivery_ids),
             deliveries.c.state == DeliveryState.WAITING,
         )
-        .values(state=DeliveryState.CANCELLED, last_error=why, settled_at=now)
+        .values(state=DeliveryState.CANCELLED, last_error=reason, settled_at=now)
     ).rowcount

@@ -118,7 +118,7 @@ def settle_delivery(
     )
     return (
         delivery_id
-        in leases.settle_deliveries(tx, [FinishedAttempt(claimed, result, at, status_code=status_code)]).kept
+        in leases.settle_deliveries(tx, [FinishedAttempt(claimed, result, at, status_code=status_code)]).still_held
     )
 
 

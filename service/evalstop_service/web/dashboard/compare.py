@@ -145,8 +145,8 @@ def _load_rows(tx: Transaction, runs: Sequence[Run]) -> tuple[list[tuple[str, st
             value = observations.load_live_values(tx, run.id, [(metric, step)]).get((metric, step))
             last_eval = None if value is None else (step, value)
         turn_step = charted_series.find_turn_step(run, decided.get(run.id))
-        shown = [run_fields.get(field) for field in differing[:MOST_FIELDS]]
-        rows.append(ComparedRun(run, run.best_checkpoint or run.raw_maximum, last_eval, turn_step, shown))
+        field_values = [run_fields.get(field) for field in differing[:MOST_FIELDS]]
+        rows.append(ComparedRun(run, run.best_checkpoint or run.raw_maximum, last_eval, turn_step, field_values))
     return differing, rows
 
 

@@ -73,14 +73,14 @@ def show_case(
                 choice.until = newest[0].ended_at + timedelta(seconds=1)
                 return RedirectResponse(visitor.link(choice.link()), 303)
         cases = blind_labels.choose_cases(tx, project_id, choice.case_filter)
-        left = [place for place, case in enumerate(cases, 1) if visitor.actor not in case.labels]
-        place = at or next(iter(left), None)
+        unlabeled = [place for place, case in enumerate(cases, 1) if visitor.actor not in case.labels]
+        place = at or next(iter(unlabeled), None)
         if at is not None and at > len(cases):
             raise NotFound
         shown = cases[place - 1] if place else None
         curves = curve_drawing.load_curves(tx, shown.run) if shown else []
-    others = [case for case in left if case != place]
-    following = next((case for case in others if place and case > place), next(iter(others), None))
+    other_places = [other for other in unlabeled if other != place]
+    following = next((other for other in other_places if place and other > place), next(iter(other_places), None))
     return render_page(
         "labeling.html",
         visitor=visitor,
@@ -88,7 +88,7 @@ def show_case(
         shown=shown,
         place=place,
         number=len(cases),
-        done=len(cases) - len(left),
+        done=len(cases) - len(unlabeled),
         curves=curves,
         lower_is_better=shown is not None and _is_lower_better(shown.run),
         own_label=shown.labels.get(visitor.actor) if shown else None,

@@ -42,18 +42,18 @@ def show_metric_charts(
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
         charted = list_charted(run)
-        others = [item for item in observations.list_latest(tx, run.id) if item.metric not in charted]
-        segments = sparklines.load_segments(tx, [(run.id, item.metric) for item in others[:shown]], STRETCHES)
-    charts = [_draw_chart(item, segments.get((run.id, item.metric), [])) for item in others[:shown]]
-    more = make_link(f"/runs/{run.id}/metric-charts", {"shown": min(shown + A_PAGE, MOST_SHOWN)})
-    left = max(0, len(others) - shown)
+        other_metrics = [item for item in observations.list_latest(tx, run.id) if item.metric not in charted]
+        segments = sparklines.load_segments(tx, [(run.id, item.metric) for item in other_metrics[:shown]], STRETCHES)
+    charts = [_draw_chart(item, segments.get((run.id, item.metric), [])) for item in other_metrics[:shown]]
+    more_link = make_link(f"/runs/{run.id}/metric-charts", {"shown": min(shown + A_PAGE, MOST_SHOWN)})
+    remaining_count = max(0, len(other_metrics) - shown)
     return render_page(
         "metric_charts.html",
         visitor=visitor,
         run=run,
         charts=charts,
-        left=left,
-        more=more if left and shown < MOST_SHOWN else None,
+        left=remaining_count,
+        more=more_link if remaining_count and shown < MOST_SHOWN else None,
         size=(WIDTH, HEIGHT),
     )
 

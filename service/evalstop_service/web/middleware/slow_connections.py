@@ -99,8 +99,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     limits = ConnectionLimits()
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         self.request_since: float | None = None
         self._request_bytes = 0
         self._in_head = True
@@ -191,13 +191,15 @@ class LimitedConnection(HttpToolsProtocol):
     def _make_room(self) -> None:
         """Close the connections that have waited for their clients longest; several at once, since finding them is
         slow."""
-        others = (
+        other_connections = (
             connection
             for connection in self.connections
             if isinstance(connection, LimitedConnection) and connection is not self
         )
         waiting = [
-            connection for connection in others if connection.waits_for_client and not connection.transport.is_closing()
+            connection
+            for connection in other_connections
+            if connection.waits_for_client and not connection.transport.is_closing()
         ]
         for connection in nsmallest(max(1, self.limits.connections // 100), waiting, key=_waiting_since):
             connection.drop()

@@ -94,8 +94,8 @@ def _convert_validation_error(error: RequestValidationError) -> MlflowError:
     if first["type"] == "missing" or first.get("input") is None:
         return invalid_parameter(f"Missing value for required parameter '{name}'.")
     value = json.dumps(first["input"], default=str)
-    shown = value if len(value) <= LONGEST_SHOWN else f"{value[:LONGEST_SHOWN]}..."
-    return invalid_parameter(f"Invalid value {shown} for parameter '{name}' supplied: {first['msg']}")
+    shortened = value if len(value) <= LONGEST_SHOWN else f"{value[:LONGEST_SHOWN]}..."
+    return invalid_parameter(f"Invalid value {shortened} for parameter '{name}' supplied: {first['msg']}")
 
 
 def convert_problem(problem: Problem) -> MlflowError:

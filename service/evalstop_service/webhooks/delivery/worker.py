@@ -344,7 +344,7 @@ class DeliveryWorker:
         for attempt in finished:
             claimed, result = attempt.claimed, attempt.result
             log_context = {"run_id": claimed.run_id, "delivery_id": claimed.id}
-            if claimed.id in settled.kept:
+            if claimed.id in settled.still_held:
                 results[_RESULT_LABELS[type(result)]] += 1
                 if isinstance(result, Retry | Dead):
                     then = f"next at {rfc3339(result.due_at)}" if isinstance(result, Retry) else "given up"

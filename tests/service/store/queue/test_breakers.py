@@ -21,7 +21,7 @@ def settle_attempt(
     """Settle one attempt; return whether its endpoint's breaker opened."""
     at = EPOCH + timedelta(seconds=seconds)
     settled = leases.settle_deliveries(tx, [FinishedAttempt(claimed, result, at, 1.0, code)], BREAKER)
-    assert settled.kept == {claimed.id}
+    assert settled.still_held == {claimed.id}
     return claimed.endpoint_id in settled.opened
 
 

@@ -73,7 +73,7 @@ def test_batch_settles_each_attempt(database: Database, project: SeededProject) 
                 FinishedAttempt(cancelled, Delivered(), at, 1.0, 200),
             ],
         )
-        assert settled.kept == {delivered.id, retried.id, dead.id, released.id}
+        assert settled.still_held == {delivered.id, retried.id, dead.id, released.id}
         assert settled.cancelled == {cancelled.id}
         stored = {delivery.id: delivery for delivery in project.list_deliveries(tx)}
         assert [
@@ -120,7 +120,9 @@ def test_deliveries_are_locked_in_one_order(postgres_database: Database, name: s
     calls: dict[str, Callable[[Transaction], object]] = {
         "settle": partial(leases.settle_deliveries, ended=ends),
         "delete": partial(endpoints.delete_endpoint, project_id=project.id, endpoint_id=endpoint.id, now=EPOCH),
-        "cancel": partial(outbox.cancel_stop, run_id=project.run_id, decision_id=decision.id, now=EPOCH, why="vetoed"),
+        "cancel": partial(
+            outbox.cancel_stop, run_id=project.run_id, decision_id=decision.id, now=EPOCH, reason="vetoed"
+        ),
     }
 
     def run_call() -> None:

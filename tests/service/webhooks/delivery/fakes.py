@@ -263,7 +263,7 @@ def settle_delivery(
     tx: Transaction, claimed: ClaimedDelivery, result: Result, at: datetime = EPOCH, **details: Any
 ) -> bool:
     """Settle one attempt; return whether its lease was still held."""
-    return leases.settle_deliveries(tx, [FinishedAttempt(claimed, result, at, **details)]).kept == {claimed.id}
+    return leases.settle_deliveries(tx, [FinishedAttempt(claimed, result, at, **details)]).still_held == {claimed.id}
 
 
 def announce_events(database: Database, project: SeededProject, count: int = 1) -> None:
