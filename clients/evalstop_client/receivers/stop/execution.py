@@ -133,18 +133,18 @@ class StopExecution:
                 job_control.kill_job(job)
                 return events.JobKilled(clock())
             case instructions.CheckJob(job, known_checkpoint):
-                seen = job_control.check_parked(job) if self._stop.parks else job_control.check_job(job)
+                state = job_control.check_parked(job) if self._stop.parks else job_control.check_job(job)
                 has_saved = None if known_checkpoint is None else self._has_newer_checkpoint(known_checkpoint)
-                return events.JobChecked(clock(), seen, has_saved)
+                return events.JobChecked(clock(), state, has_saved)
         raise AssertionError(instruction)
 
     def _check_found_job(self, job: Job) -> Event:
-        seen = self._context.job_control.check_job(job)
-        if isinstance(seen, Present):  # in a separate thread: the stop does not wait for the service
-            threading.Thread(target=self._acknowledge, args=(job,), name="acknowledge", daemon=True).start()
-        return events.JobFound(self._context.clock(), job, seen)
+        state = self._context.job_control.check_job(job)
+        if isinstance(state, Present):  # in a separate thread: the stop does not wait for the service
+            threading.Thread(target=self._acknowledge_stop, args=(job,), name="acknowledge", daemon=True).start()
+        return events.JobFound(self._context.clock(), job, state)
 
-    def _acknowledge(self, job: Job) -> None:
+    def _acknowledge_stop(self, job: Job) -> None:
         reports = self._context.open_report_client()  # a connection is not thread-safe
         try:
             report = Report("acknowledged", "the job was found and is being ended", {**job.facts, "job": job.id})

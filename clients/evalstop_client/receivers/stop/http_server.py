@@ -93,7 +93,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/metrics" and not self._may_read_metrics():
             self._reply(Reply(401, {"error": "Send Authorization: Bearer with the key from --metrics-key-env."}))
         elif self.path == "/metrics":
-            self._send(200, "text/plain; version=0.0.4; charset=utf-8", self.server.receiver.metrics.text().encode())
+            self._send_response(
+                200, "text/plain; version=0.0.4; charset=utf-8", self.server.receiver.metrics.text().encode()
+            )
         else:
             self._reply(Reply(404, {"error": "Send webhooks by POST; /livez checks that the receiver runs."}))
 
@@ -104,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(Reply(411, {"error": "The header content-length is required."}))
         elif len(length) > 12 or int(length) > BODY_LIMIT_BYTES:
             self._reply(Reply(413, {"error": f"The body may have at most {BODY_LIMIT_BYTES} bytes."}))
-            self._discard()
+            self._discard_body()
         else:
             body = self.rfile.read(int(length))
             self._deadline.cancel()
@@ -116,20 +118,20 @@ class _Handler(BaseHTTPRequestHandler):
         logger.debug("%s %s", self.address_string(), format % args)
 
     def _may_read_metrics(self) -> bool:
-        key, given = self.server.metrics_key, self.headers.get("authorization", "")
-        return key is None or hmac.compare_digest(given.encode(errors="replace"), f"Bearer {key}".encode())
+        key, authorization = self.server.metrics_key, self.headers.get("authorization", "")
+        return key is None or hmac.compare_digest(authorization.encode(errors="replace"), f"Bearer {key}".encode())
 
     def _reply(self, reply: Reply) -> None:
-        self._send(reply.status, "application/json", json.dumps(reply.body).encode())
+        self._send_response(reply.status, "application/json", json.dumps(reply.body).encode())
 
-    def _send(self, status: int, content_type: str, body: bytes) -> None:
+    def _send_response(self, status: int, content_type: str, body: bytes) -> None:
         self.send_response(status)
         self.send_header("content-type", content_type)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    def _discard(self) -> None:
+    def _discard_body(self) -> None:
         """Keep reading briefly: closing immediately would reset the connection before the sender has read the
         response."""
         until = time.monotonic() + DISCARD_SECONDS

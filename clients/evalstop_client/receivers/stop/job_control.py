@@ -39,8 +39,8 @@ class StopRequest:
     @property
     def explanation(self) -> str:
         """The reason, as one sanitized line for the scheduler's records."""
-        url, done = self.event.get("url"), "parked" if self.parks else "stopped"
-        parts = [f"{done} by EvalStop: {self.reason}"[:MOST_REASON], f"decision {self.decision_id}"]
+        url, outcome = self.event.get("url"), "parked" if self.parks else "stopped"
+        parts = [f"{outcome} by EvalStop: {self.reason}"[:MOST_REASON], f"decision {self.decision_id}"]
         parts += [url] if isinstance(url, str) else []
         return "".join(character if character.isprintable() else " " for character in "; ".join(parts))
 
@@ -159,9 +159,9 @@ def parse_stop_request(webhook_id: str, event: Mapping[str, Any]) -> StopRequest
 
 
 def _object(event: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    found: Any = event
+    value: Any = event
     for name in path:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    if not isinstance(found, Mapping):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping):
         raise EventMalformed(f"{'.'.join(path)} must be an object.")
-    return found
+    return value

@@ -72,13 +72,13 @@ class Journal:
             if known is not None and not _may_start_again(known.stop, request):
                 return None
             entry = JournalEntry(request, Stop(started_at=at, parks=request.parks))
-            self._store(entry)
+            self._store_entry(entry)
             return entry
 
     def record_stop(self, request: StopRequest, stop: Stop) -> None:
         """Record the state of a stop."""
         with self._lock:
-            self._store(JournalEntry(request, stop))
+            self._store_entry(JournalEntry(request, stop))
 
     def find_entry(self, decision_id: str) -> JournalEntry | None:
         """The entry of a decision."""
@@ -98,7 +98,7 @@ class Journal:
                 if entry.stop.phase is Phase.DONE and entry.stop.started_at < before:
                     self._delete(entry.request.decision_id)
 
-    def _store(self, entry: JournalEntry) -> None:
+    def _store_entry(self, entry: JournalEntry) -> None:
         decision_id = entry.request.decision_id
         if not entry.stop.is_ours:  # other receivers' stops are not stored
             self._delete(decision_id)

@@ -39,7 +39,7 @@ class Metrics:
             values = dict(self._values)
         for name, (kind, description) in HELP.items():
             lines += [f"# HELP evalstop_receiver_{name} {description}", f"# TYPE evalstop_receiver_{name} {kind}"]
-            of_name = sorted((label, value) for (one, label), value in values.items() if one == name)
+            of_name = sorted((label, value) for (metric_name, label), value in values.items() if metric_name == name)
             for label, value in of_name or [("", 0)]:
                 lines.append(f"evalstop_receiver_{name}{{{label}}} {value:g}" if label else f"{_plain(name, value)}")
         return "\n".join(lines) + "\n"

@@ -158,10 +158,10 @@ def _load_certificate(certificate: Path | None, key: Path | None) -> ssl.SSLCont
     return context
 
 
-def choose_state_folder(given: Path | None, scheduler: str) -> Path:
+def choose_state_folder(chosen: Path | None, scheduler: str) -> Path:
     """The folder of a receiver's journal."""
-    if given is not None:
-        return given
+    if chosen is not None:
+        return chosen
     state = os.environ.get("XDG_STATE_HOME")
     root = Path(state) if state else Path("~/.local/state").expanduser()
     return root / "evalstop" / f"receiver-{scheduler}"
@@ -169,13 +169,13 @@ def choose_state_folder(given: Path | None, scheduler: str) -> Path:
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, list[str]]:
     """Parse repeated `name=value` options into the values of each name."""
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name) or not value:
             raise ConfigurationError(f"{option} {text!r}: write label=value.")
-        found.setdefault(name, []).append(value)
-    return found
+        values.setdefault(name, []).append(value)
+    return values
 
 
 def write_atomically(path: Path, text: str) -> None:

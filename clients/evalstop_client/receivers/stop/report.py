@@ -89,7 +89,7 @@ class ReportClient:
         if not isinstance(answer, Accepted):
             return None
         items = answer.body.get("items")
-        times = [one.get("created_at") for one in items if isinstance(one, dict)] if isinstance(items, list) else []
+        times = [item.get("created_at") for item in items if isinstance(item, dict)] if isinstance(items, list) else []
         return max((time for time in times if isinstance(time, str)), default="")
 
 

@@ -32,9 +32,10 @@ class ShutdownSignal:
     def wait(self, timeout_seconds: float = math.inf) -> bool:
         """Wait for one of the signals; False on timeout."""
         deadline = time.monotonic() + timeout_seconds
-        while not self.is_set and (left := deadline - time.monotonic()) > 0:
+        while not self.is_set and (remaining_seconds := deadline - time.monotonic()) > 0:
             try:
-                self._signals.put(self._signals.get(timeout=min(left, POLL_SECONDS)))  # for the next caller
+                # Put back for the next caller.
+                self._signals.put(self._signals.get(timeout=min(remaining_seconds, POLL_SECONDS)))
             except Empty:
                 continue
         return self.is_set

@@ -34,7 +34,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout_seconds:
     """Run a program to its end; raises SchedulerUnavailable if it cannot be started or does not end in time."""
     logger.debug("running %s", command)
     try:
-        done = subprocess.run(  # noqa: S603  # a vector that was checked, and no shell
+        completed = subprocess.run(  # noqa: S603  # a vector that was checked, and no shell
             list(command),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -47,8 +47,8 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout_seconds:
         raise SchedulerUnavailable(f"{command[0]} did not end within {timeout_seconds:g} s") from None
     except OSError as error:
         raise SchedulerUnavailable(f"{command[0]} cannot be run: {error}") from None
-    output, errors = (text[:MAX_OUTPUT_BYTES].decode(errors="replace") for text in (done.stdout, done.stderr))
-    return Done(done.returncode, output, errors)
+    output, errors = (text[:MAX_OUTPUT_BYTES].decode(errors="replace") for text in (completed.stdout, completed.stderr))
+    return Done(completed.returncode, output, errors)
 
 
 def environment_without(*private: str) -> dict[str, str]:

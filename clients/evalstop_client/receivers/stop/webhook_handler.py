@@ -63,11 +63,11 @@ class Receiver:
 
     def receive(self, headers: Mapping[str, str], body: bytes, now: float) -> Reply:
         """Verify one event and start what it requests."""
-        reply = self._receive(headers, body, now)
+        reply = self._receive_event(headers, body, now)
         self.metrics.add("webhooks_total", f'status="{reply.status}"')
         return reply
 
-    def _receive(self, headers: Mapping[str, str], body: bytes, now: float) -> Reply:
+    def _receive_event(self, headers: Mapping[str, str], body: bytes, now: float) -> Reply:
         secrets = self._secrets()
         if not secrets:
             return Reply(503, {"error": "The receiver has no secret yet."})
@@ -83,8 +83,8 @@ class Receiver:
         except EventMalformed as error:
             return Reply(422, {"error": str(error)})
         if event["type"] == RESUME_REQUESTED:
-            return self._undo(request)
-        return self._stop(request, escalated=event["type"] == STOP_ESCALATED)
+            return self._undo_stop(request)
+        return self._begin_stop(request, escalated=event["type"] == STOP_ESCALATED)
 
     def wait_until_stopped(self, timeout_seconds: float) -> bool:
         """Wait until a job of this receiver was stopped; False on timeout."""
@@ -105,7 +105,7 @@ class Receiver:
             execution.interrupt()
         return self.wait_idle(timeout_seconds)
 
-    def _stop(self, request: StopRequest, escalated: bool) -> Reply:
+    def _begin_stop(self, request: StopRequest, escalated: bool) -> Reply:
         if self._is_shutting_down:
             return Reply(503, {"error": "The receiver is shutting down; the next one will handle it."})
         try:
@@ -135,10 +135,10 @@ class Receiver:
             self._executions[decision_id] = execution
             self.metrics.add("stops_under_way")
         threading.Thread(
-            target=self._run, args=(decision_id, execution), name=f"stop {decision_id}", daemon=True
+            target=self._run_stop, args=(decision_id, execution), name=f"stop {decision_id}", daemon=True
         ).start()
 
-    def _run(self, decision_id: str, execution: StopExecution) -> None:
+    def _run_stop(self, decision_id: str, execution: StopExecution) -> None:
         try:
             stop = execution.run()
             if stop.phase is Phase.DONE:
@@ -159,7 +159,7 @@ class Receiver:
                 self._has_stopped_a_job = True
                 self._changed.notify_all()
 
-    def _undo(self, request: StopRequest) -> Reply:
+    def _undo_stop(self, request: StopRequest) -> Reply:
         """Resume a stopped job while the sender waits; the sender retries failures."""
         entry = self.context.journal.find_entry(request.decision_id)
         if entry is None or not entry.stop.is_ours or entry.stop.job is None:
