@@ -96,7 +96,7 @@ def list_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime,
 
 
 def count_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime) -> tuple[int, int]:
-    """How many runs `_old` matches without a limit, and how many rows they hold."""
+    """How many runs `_is_old` matches without a limit, and how many rows they hold."""
     expired = sa.select(runs.c.id).where(runs.c.project_id == project_id, _is_old(ended_before)).subquery()
     rows = [
         tx.execute(sa.select(sa.func.count()).where(table.c.run_id.in_(sa.select(expired.c.id)))).scalar_one()
