@@ -48,7 +48,11 @@ class Stratum:
 
 
 class Bounds(Struct, frozen=True):
-    """The lower end of an interval with all undecided cases against the rate, and the upper end with all for it."""
+    """The lower end of an interval with all undecided cases against the rate, and the upper end with all for it.
+
+    They include the interval of decided cases. With several strata, a case against the rate in one of them leaves the
+    joint set less room for low rates in the others, which can raise the lower end.
+    """
 
     low: float
     high: float
@@ -86,15 +90,11 @@ def estimate_precision(flagged: Sequence[Stratum], alpha: float = ALPHA) -> Esti
 
     right = sum(stratum.right / stratum.probability for stratum in flagged)
     wrong = sum(stratum.wrong / stratum.probability for stratum in flagged)
-    return Estimate(
-        _compute_share(right, wrong),
-        *ends(flagged),
-        Bounds(
-            ends([Stratum(s.right, s.wrong + s.unknown, 0, s.probability) for s in flagged])[0],
-            ends([Stratum(s.right + s.unknown, s.wrong, 0, s.probability) for s in flagged])[1],
-        ),
-        *_count_cases(flagged),
-    )
+    low, high = ends(flagged)
+    against = [Stratum(s.right, s.wrong + s.unknown, 0, s.probability) for s in flagged]
+    in_favor = [Stratum(s.right + s.unknown, s.wrong, 0, s.probability) for s in flagged]
+    bounds = Bounds(min(low, ends(against)[0]), max(high, ends(in_favor)[1]))
+    return Estimate(_compute_share(right, wrong), low, high, bounds, *_count_cases(flagged))
 
 
 def estimate_recall(flagged: Sequence[Stratum], passed: Stratum, alpha: float = ALPHA) -> Estimate:

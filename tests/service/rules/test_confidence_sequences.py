@@ -14,7 +14,7 @@ from evalstop_service.rules.confidence_sequences import (
     estimate_precision,
     estimate_recall,
 )
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -109,6 +109,7 @@ def test_weighted_intervals_are_valid_at_every_look() -> None:
 
 
 @given(st.lists(strata, max_size=4), st.builds(Stratum, counts, counts, counts))
+@example([Stratum(1, 0, 1, 1.0), Stratum(3, 0, 0, 0.1)], Stratum(0, 0))  # a case against it raises the joint low end
 def test_undecided_cases_only_widen_the_bounds(flagged: list[Stratum], passed: Stratum) -> None:
     """A value lies in its interval, and the interval within the bounds that undecided cases allow."""
     for estimate in (
