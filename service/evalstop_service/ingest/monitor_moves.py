@@ -1,10 +1,12 @@
-"""Moves a run's monitor: forward by new observations, or back and through its past again. Pure."""
+"""Moves a run's monitor: forward by new observations, or back and through its past again."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 
-from evalstop_detectors import MonitorState, Observation, advance, start
+from evalstop_detectors import MonitorState, Observation, Policy, advance, start
 from msgspec.structs import replace
 
 from evalstop_service.ingest.run_state import RunState, Trail
@@ -12,6 +14,12 @@ from evalstop_service.store.observations import PostedObservation
 
 LATE_WEIGHT = 128
 """The weight of a late observation towards storing the monitor: it makes a stored one useless to other processes."""
+
+SLICE = 16
+"""Observations of a replay in a thread after which other threads run."""
+
+PAUSE_SECONDS = 0.0002
+"""Longer than a thread takes to wake up."""
 
 
 def rewind_monitor(state: RunState, late: Observation | None) -> RunState:
@@ -26,7 +34,7 @@ def replay_monitor(
 ) -> RunState:
     """The state after its rewound monitor has seen all stored and new observations."""
     observations = observations_past(state.monitor, state.watch.observations([*stored, *fresh]))
-    monitor, _ = advance(state.policy, state.monitor, observations)
+    monitor = _advance_in_slices(state.policy, state.monitor, observations)
     count = state.count + len(observations)
     return replace(
         state,
@@ -36,6 +44,30 @@ def replay_monitor(
         unkept=state.unkept + len(observations) + LATE_WEIGHT,
         trail=state.trail.extended(count, monitor),
     )
+
+
+def _advance_in_slices(policy: Policy, monitor: MonitorState, observations: Sequence[Observation]) -> MonitorState:
+    """The monitor after these observations; outside the event loop's thread, other threads run after each slice.
+
+    numpy releases the interpreter's lock for microseconds several times in each step. Each release wakes the threads
+    that wait for the lock, too late, and their wait, after which the interpreter would hand it over, begins anew: in
+    the middle of a long replay the event loop could wait for 0.1 s.
+    """
+    if _runs_event_loop():
+        return advance(policy, monitor, observations)[0]
+    for first in range(0, len(observations), SLICE):
+        if first:
+            time.sleep(PAUSE_SECONDS)
+        monitor, _ = advance(policy, monitor, observations[first : first + SLICE])
+    return monitor
+
+
+def _runs_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def observations_past(monitor: MonitorState, observations: list[Observation]) -> list[Observation]:
