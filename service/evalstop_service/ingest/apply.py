@@ -1,5 +1,7 @@
 """Applies messages to the state of a run. Pure: takes what was loaded, returns what to save.
 
+Outside the event loop's thread a replay pauses between slices, see `ingest.monitor_moves`; its result is the same.
+
 apply(state, messages, facts, now) -> Applied    some of the messages, in order; the rest are applied next time
                                    -> Needs      the first message needs facts; nothing has been applied
 """
