@@ -9,7 +9,7 @@ import threading
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from cachetools import TTLCache
 
 from evalstop_service.clock import Clock, utc_now
@@ -66,8 +66,11 @@ class KeyCache:
         """
         return _accept_key(self.get(secret) or self._load_key(secret, address, urgent), address)
 
-    async def authenticate_together(self, secret: str, address: str, urgent: bool = False) -> Key | None:
-        """Like `authenticate`, on an event loop: concurrent requests with an uncached key share one read, in a thread.
+    async def authenticate_together(
+        self, secret: str, address: str, urgent: bool = False, threads: CapacityLimiter | None = None
+    ) -> Key | None:
+        """Like `authenticate`, on an event loop: concurrent requests with an uncached key share one read, in a thread
+        (one of `threads`).
 
         Otherwise all requests of a busy key would read the database at the moment when its cache entry expires.
         """
@@ -83,7 +86,7 @@ class KeyCache:
         read = self._reads.get(read_key)
         if read is None:
             read = self._reads[read_key] = asyncio.create_task(
-                to_thread.run_sync(self._load_key, secret, address, urgent)
+                to_thread.run_sync(self._load_key, secret, address, urgent, limiter=threads)
             )
             read.add_done_callback(lambda _: self._reads.pop(read_key))
         return _accept_key(await asyncio.shield(read), address)  # a cancelled request leaves the read to the others

@@ -81,36 +81,45 @@ class Caller:
         return Author(self.project_id, self.actor, now, f"key {self.key.id}")
 
 
-def _context(request: Request) -> Context:
+def read_context(request: Request) -> Context:
+    """The context of the app that answers this request."""
     context: Context = request.app.state.context
     return context
 
 
-def _database(context: Annotated[Context, Depends(_context)]) -> Database:
+# Dependencies that do not wait are coroutines all the same: FastAPI calls any other function in a thread of its own,
+# and each change of threads waits for the interpreter's lock, long in a busy process.
+
+
+async def _context(request: Request) -> Context:
+    return read_context(request)
+
+
+async def _database(context: Annotated[Context, Depends(_context)]) -> Database:
     return context.database
 
 
-def _clock(context: Annotated[Context, Depends(_context)]) -> Clock:
+async def _clock(context: Annotated[Context, Depends(_context)]) -> Clock:
     return context.clock
 
 
-def _now(context: Annotated[Context, Depends(_context)]) -> datetime:
+async def _now(context: Annotated[Context, Depends(_context)]) -> datetime:
     return context.clock()
 
 
-def _committer(context: Annotated[Context, Depends(_context)]) -> Committer:
+async def _committer(context: Annotated[Context, Depends(_context)]) -> Committer:
     return context.committer
 
 
-def _key_cache(context: Annotated[Context, Depends(_context)]) -> KeyCache:
+async def _key_cache(context: Annotated[Context, Depends(_context)]) -> KeyCache:
     return context.key_cache
 
 
-def _address_policy(context: Annotated[Context, Depends(_context)]) -> AddressPolicy:
+async def _address_policy(context: Annotated[Context, Depends(_context)]) -> AddressPolicy:
     return context.address_policy
 
 
-def _encryption(context: Annotated[Context, Depends(_context)]) -> Encryption:
+async def _encryption(context: Annotated[Context, Depends(_context)]) -> Encryption:
     return context.encryption
 
 
@@ -175,7 +184,7 @@ async def _key(bearer: Bearer, key_cache: Keys, request: Request) -> Key:
 
 async def insist_on_key(request: Request) -> None:
     """Raise Problem unless the request has a valid key, before its body is read and parsed."""
-    key_cache = _context(request).key_cache
+    key_cache = read_context(request).key_cache
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     urgent = is_decision_path(request.url.path)
     if scheme.lower() != "bearer" or not await key_cache.authenticate_together(secret, read_address(request), urgent):
@@ -237,7 +246,7 @@ ReadOrReport = Annotated[Caller, Depends(may("read", "report"))]
 Admin = Annotated[Caller, Depends(may("admin"))]
 
 
-def installation(key: AnyKey) -> Key:
+async def installation(key: AnyKey) -> Key:
     """A dependency: the key, if it is a key to the installation."""
     if key.project_id is not None or "admin" not in key.scopes:
         raise Problem(

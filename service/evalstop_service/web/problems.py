@@ -138,7 +138,7 @@ def problem_of(error: Exception) -> Problem:
     return problem
 
 
-def _handle_error(request: Request, error: Exception) -> JSONResponse:
+async def _handle_error(request: Request, error: Exception) -> JSONResponse:
     count_refusal(request, error)
     return answer(problem_of(error), request.url.path)
 

@@ -33,7 +33,7 @@ def create_identify(site: Site) -> Callable[[Scope], Awaitable[Sender]]:
         if secret is not None:
             try:
                 urgent = is_decision_path(scope["path"])
-                key = await to_thread.run_sync(key_cache.authenticate, secret, address, urgent, limiter=limiter)
+                key = await key_cache.authenticate_together(secret, address, urgent, limiter)
             except TooOften:  # unknown senders get a small share; the route explains the refusal
                 key = None
             if key is not None:

@@ -145,7 +145,7 @@ class CasePage(Page):
 Version = Annotated[int, Field(ge=1, le=2**31 - 1), Integral] | None
 
 
-def _read_filter(
+async def _read_filter(
     policy: Annotated[Name | None, Query(description="the name of the policy")] = None,
     version: Annotated[Version, Query(description="version of the policy")] = None,
     detector: Annotated[Name | None, Query(description="a detector that wanted the stop")] = None,

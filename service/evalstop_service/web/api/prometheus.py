@@ -38,7 +38,7 @@ MIN_SECONDS_BETWEEN_QUERIES = 5.0
 MAX_WAIT_SECONDS = 1.0
 
 
-def _any_key_to_the_installation(key: AnyKey) -> None:
+async def _any_key_to_the_installation(key: AnyKey) -> None:
     if key.project_id is not None:
         raise Problem(
             403,

@@ -12,7 +12,7 @@ from evalstop_service.web.dashboard.cookies import SESSION, read_cookie
 from evalstop_service.web.dashboard.visitor import Site, find_visitor
 
 
-def _seen_revision(seen: str = "", last_event_id: Annotated[str | None, Header()] = None) -> str:
+async def _seen_revision(seen: str = "", last_event_id: Annotated[str | None, Header()] = None) -> str:
     return last_event_id or seen
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated
@@ -115,7 +115,7 @@ class Visitor:
         return self.role.covers(VisitorRole(role))
 
 
-def _site(request: Request) -> Site:
+async def _site(request: Request) -> Site:
     site: Site = request.app.state.pages
     return site
 
@@ -209,8 +209,8 @@ SignedIn = Annotated[Visitor, Depends(_require_form_token)]
 """Any visitor. Requests that change anything need their form token, here and for the two roles below."""
 
 
-def _require_role(role: VisitorRole) -> Callable[[Visitor], Visitor]:
-    def require_role(visitor: SignedIn) -> Visitor:
+def _require_role(role: VisitorRole) -> Callable[[Visitor], Awaitable[Visitor]]:
+    async def require_role(visitor: SignedIn) -> Visitor:
         if not visitor.role.covers(role):
             raise Forbidden(f"You are signed in as {visitor.role}. This needs the role {role}.")
         return visitor
@@ -225,7 +225,7 @@ Admin = Annotated[Visitor, Depends(_require_role(VisitorRole.ADMIN))]
 """A visitor with the role admin: settings, keys, endpoints."""
 
 
-def _require_fresh_sign_in(request: Request, site: SiteOf, visitor: Admin) -> Visitor:
+async def _require_fresh_sign_in(request: Request, site: SiteOf, visitor: Admin) -> Visitor:
     if not visitor.has_just_signed_in(site.clock()):
         raise SignInOutdated(request.url.path)
     return visitor

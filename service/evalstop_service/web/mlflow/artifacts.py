@@ -20,7 +20,7 @@ PREFIX = "/mlflow-artifacts/artifacts"
 router = APIRouter(prefix=PREFIX, route_class=MlflowRoute)
 
 
-def _find_artifacts(request: Request) -> ArtifactFolder:
+async def _find_artifacts(request: Request) -> ArtifactFolder:
     artifacts: ArtifactFolder = request.app.state.artifacts
     return artifacts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
@@ -14,15 +15,15 @@ from msgspec.structs import replace
 
 from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict, NotFound
-from evalstop_service.ingest import CheckpointSaved, Message, Observations, open_run
+from evalstop_service.ingest import CheckpointSaved, Committer, Message, Observations, open_run
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.store import mlflow_runs, runs
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.mlflow_runs import MlflowRun
 from evalstop_service.store.runs import Run
-from evalstop_service.web.context import Commit, Ctx, Db, Now
+from evalstop_service.web.context import Caller, Commit, Context, Ctx, Db, Now
 from evalstop_service.web.mlflow import labels
 from evalstop_service.web.mlflow.authentication import Ingest
 from evalstop_service.web.mlflow.errors import invalid_parameter, not_found
@@ -38,7 +39,13 @@ class RunLogger:
     """Stores what a client logs, counts what cannot be stored, and forwards the request."""
 
     def __init__(
-        self, request: Request, caller: Ingest, context: Ctx, committer: Commit, database: Db, now: Now
+        self,
+        request: Request,
+        caller: Caller,
+        context: Context,
+        committer: Committer,
+        database: Database,
+        now: datetime,
     ) -> None:
         self.project_id, self.key, self.actor = caller.project_id, caller.key, caller.actor
         self.context, self.database, self.now = context, database, now
@@ -137,7 +144,13 @@ class RunLogger:
             self._service_metrics.mlflow_left_out.labels(kind).inc(count)
 
 
-Logger = Annotated[RunLogger, Depends(RunLogger)]
+async def _create_logger(
+    request: Request, caller: Ingest, context: Ctx, committer: Commit, database: Db, now: Now
+) -> RunLogger:
+    return RunLogger(request, caller, context, committer, database, now)
+
+
+Logger = Annotated[RunLogger, Depends(_create_logger)]
 
 
 def load_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
+from inspect import iscoroutinefunction
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 
 from evalstop_service.web.context import insist_on_key
@@ -25,6 +28,10 @@ class JsonRoute(APIRoute):
 
     insist: Callable[[Request], Awaitable[object]] = staticmethod(insist_on_key)
 
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        # FastAPI would call a function in a thread, and take another one to check what it returned.
+        super().__init__(path, endpoint if iscoroutinefunction(endpoint) else _run_in_thread(endpoint), **options)
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         if self.body_field is None:
@@ -41,7 +48,15 @@ class JsonRoute(APIRoute):
         return strict
 
 
-def _sent_body(request: Request) -> bytes:
+def _run_in_thread(endpoint: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    @wraps(endpoint)
+    async def run(**arguments: Any) -> Any:
+        return await run_in_threadpool(endpoint, **arguments)
+
+    return run
+
+
+async def _sent_body(request: Request) -> bytes:
     body: bytes = request.state.body
     return body
 

@@ -1,0 +1,48 @@
+"""What of a request leaves the event loop: each change of threads is a wait in a busy process."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import pytest
+from evalstop_service.app import create_app
+from evalstop_service.settings import Settings
+from evalstop_service.store.database import Database
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute, iter_route_contexts
+
+
+@pytest.fixture
+def routes(embedded_database: Database) -> list[APIRoute]:
+    app = create_app(Settings(), embedded_database, session_secret="s" * 32)
+    listed = [context.original_route for context in iter_route_contexts(app.routes)]
+    return [route for route in listed if isinstance(route, APIRoute)]
+
+
+def list_dependencies(dependant: Dependant) -> Iterator[Dependant]:
+    """All dependencies, those of dependencies included."""
+    for inner in dependant.dependencies:
+        yield inner
+        yield from list_dependencies(inner)
+
+
+def test_no_dependency_takes_a_thread_but_the_visitor(routes: list[APIRoute]) -> None:
+    """Of the functions that routes depend on, only the one that reads the session runs in a thread."""
+    calls = {dependency.call for route in routes for dependency in list_dependencies(route.dependant)}
+    functions = [call for call in calls if inspect.isfunction(call)]
+    in_threads = [
+        call.__name__
+        for call in functions
+        if not inspect.iscoroutinefunction(call) and not inspect.isasyncgenfunction(call)
+    ]
+    assert len(functions) > 10
+    assert in_threads == ["_require_visitor"]
+
+
+def test_response_is_checked_in_the_thread_of_the_event_loop(routes: list[APIRoute]) -> None:
+    """To FastAPI the routes of the API are coroutines; for a function it checks the response in another thread."""
+    json_routes = [route for route in routes if isinstance(route, JsonRoute)]
+    assert len(json_routes) > 50
+    assert all(inspect.iscoroutinefunction(route.endpoint) for route in json_routes)
