@@ -72,11 +72,12 @@ def add_values(state: RunState, facts: Facts, fresh: Sequence[PostedObservation]
         combined, scores = combine_values(_weights(state), state.combined, values)
     else:
         combined, scores = _combine_all(state, [*facts.points, *fresh])
-    state = replace(state, combined=combined)
     first = values[0].step
-    if first > last:
-        return state, NewScores(_to_observations(scores, last + 1))
-    return state, NewScores(_to_observations(scores, first), first)
+    is_late = first <= last
+    points = _to_observations(scores, first if is_late else last + 1)
+    last_steps = {**state.last_steps, COMBINED_METRIC: points[-1].step} if points else state.last_steps
+    state = replace(state, combined=combined, last_steps=last_steps)
+    return state, NewScores(points, first if is_late else None)
 
 
 def combine_anew(state: RunState, facts: Facts, first_step: int = 0) -> tuple[RunState, NewScores]:

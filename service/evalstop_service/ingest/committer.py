@@ -28,7 +28,8 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, get_current_span
 
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Closed, Overloaded
-from evalstop_service.ingest.apply import Applied, not_found
+from evalstop_service.ingest.applied import Applied
+from evalstop_service.ingest.apply import not_found
 from evalstop_service.ingest.consequences import carry_out
 from evalstop_service.ingest.costs import CostlyRuns, ReplayShares
 from evalstop_service.ingest.facts import NO_FACTS, Facts, Needs, load_facts

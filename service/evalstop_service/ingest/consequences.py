@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from evalstop_service.decisions import attempts, commands, transitions
 from evalstop_service.evaluation import cases
-from evalstop_service.ingest.apply import Applied, place_of
+from evalstop_service.ingest.applied import Applied, place_of
 from evalstop_service.ingest.eval_requests import keep_open_request, raise_request, save_answer
 from evalstop_service.ingest.messages import (
     CheckpointSaved,

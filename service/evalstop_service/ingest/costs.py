@@ -8,7 +8,8 @@ from datetime import datetime
 from uuid import UUID
 
 from evalstop_service.errors import TooOften
-from evalstop_service.ingest.apply import Applied, apply
+from evalstop_service.ingest.applied import Applied
+from evalstop_service.ingest.apply import apply
 from evalstop_service.ingest.facts import Facts, Needs
 from evalstop_service.ingest.messages import Message
 from evalstop_service.ingest.run_state import RunState

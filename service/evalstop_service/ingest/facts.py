@@ -7,6 +7,7 @@ from uuid import UUID
 
 import msgspec
 
+from evalstop_service.ingest.run_state import RunState
 from evalstop_service.store import checkpoints, decisions, observations, projects, runs
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Transaction
@@ -50,14 +51,15 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 NOTHING_NEEDED = Needs()
+_DECISION = Needs(decision=True)
 
 
 class Facts(msgspec.Struct, frozen=True):
     """The facts for the next message of a run at this `version`; `needs` says which of them were loaded.
 
-    `points`: of the series, by ascending step. `attempt_began_at`: the step from which the current attempt was resumed.
-    `attempt_is_empty`: it has no observations or checkpoints. `last_steps`: the highest live step of each metric that
-    is not past `needs.resumed_at`.
+    `points`: of the series, by ascending step. `decision`: on the current attempt. `attempt_began_at`: the step from
+    which the current attempt was resumed. `attempt_is_empty`: it has no observations or checkpoints. `last_steps`: the
+    highest live step of each metric that is not past `needs.resumed_at`.
     """
 
     needs: Needs = NOTHING_NEEDED
@@ -72,9 +74,12 @@ class Facts(msgspec.Struct, frozen=True):
     attempt_is_empty: bool = False
     last_steps: Mapping[str, int] = {}
 
-    def meet(self, needs: Needs) -> bool:
-        """Whether everything needed was loaded."""
-        return needs is NOTHING_NEEDED or self.needs | needs == self.needs
+    def find_missing(self, needs: Needs) -> Needs | None:
+        """What to load, together with what was, if anything that is needed was not loaded."""
+        if needs is NOTHING_NEEDED:
+            return None
+        all_needs = self.needs | needs
+        return None if all_needs == self.needs else all_needs
 
     @property
     def of_later_messages(self) -> Facts:
@@ -83,6 +88,23 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 NO_FACTS = Facts()
+
+
+def needs_of_decision(state: RunState) -> Needs:
+    """The decision, if there is one that may have changed since it was loaded."""
+    return _DECISION if state.has_decision and state.final_decision is None else NOTHING_NEEDED
+
+
+def needs_of_past(state: RunState, *, replayed: bool = False, rescored: bool = False, turned: bool = False) -> Needs:
+    """The stored observations that a replay, rebuilt scores or a new change point in hindsight require."""
+    if not (replayed or rescored or turned):
+        return NOTHING_NEEDED
+    series: dict[str, int] = {}
+    if replayed:
+        series = dict.fromkeys(state.watch.metrics, 0 if state.monitor.last is None else state.monitor.last[0])
+    if state.watch.eval_metric is not None and (rescored or turned):
+        series[state.watch.eval_metric] = 0
+    return Needs(series=tuple(sorted(series.items())), checkpoints=rescored and state.watch.eval_metric is not None)
 
 
 def load_facts(tx: Transaction, needs_by_run: Mapping[UUID, tuple[Run, Needs]]) -> dict[UUID, Facts]:

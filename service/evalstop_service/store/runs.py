@@ -69,6 +69,11 @@ class Run(msgspec.Struct, frozen=True):
     eval_changes: tuple[EvalChange, ...] = ()
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the run has ended; a lost one may return."""
+        return self.ended_at is not None and self.status != RunStatus.LOST
+
+    @property
     def best_is_outdated(self) -> bool:
         """Whether no checkpoint has been measured since the eval changed."""
         if self.best_checkpoint is None or self.last_step is None:
