@@ -40,7 +40,7 @@ class EvalStopError(Exception):
 
 
 class ConfigurationError(EvalStopError):
-    """EvalStop was given a setting that it cannot work with."""
+    """A setting or an argument is not valid."""
 
 
 class SignatureError(EvalStopError):

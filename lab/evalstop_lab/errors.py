@@ -32,7 +32,7 @@ class CheckpointUnreadable(LabError):
 
 
 class UnusableArguments(LabError):
-    """The arguments are unusable."""
+    """The arguments are not valid."""
 
 
 class CannotHasten(UnusableArguments):

@@ -41,10 +41,11 @@ def list_decisions(options: argparse.Namespace) -> int:
     if options.json:
         print_json([decision.document for decision in decisions])
         return OK
-    columns = ("id", "run", "step", "state", "why", "policy", "outcome", "made")
+    columns = ("id", "run", "step", "state", "policy", "outcome", "made", "why")
     print_table(
         columns,
-        [(d.id, d.run_name, d.step, d.state, d.reason, d.policy, d.outcome, d.created_at) for d in decisions],
+        [(d.id, d.run_name, d.step, d.state, d.policy, d.outcome, d.created_at, d.reason) for d in decisions],
+        prose=("why",),
     )
     return OK
 
@@ -67,7 +68,8 @@ def undo(options: argparse.Namespace) -> int:
 def label(options: argparse.Namespace) -> int:
     """Label whether a stop was right."""
     decision = _find_decision(connect(options), options.decision)
-    return _print_decision(decision.label(options.outcome, options.note, turn_step=options.turn_step), options)
+    labeled = decision.label(options.outcome, options.note, turn_step=options.turn_step)
+    return _print_decision(labeled, options, f", and was {labeled.outcome}")
 
 
 def _add_decision(command: argparse.ArgumentParser) -> None:
@@ -83,10 +85,9 @@ def _find_decision(api: Api, id_or_run: str) -> DecisionRecord:
     return decision
 
 
-def _print_decision(decision: DecisionRecord, options: argparse.Namespace) -> int:
+def _print_decision(decision: DecisionRecord, options: argparse.Namespace, addition: str = "") -> int:
     if options.json:
         print_json(decision.document)
     else:
-        labeled = f", and was {decision.outcome}" if decision.outcome else ""
-        print(f"the stop of {decision.run_name} is {decision.state}{labeled}")
+        print(f"the stop of {decision.run_name} is {decision.state}{addition}")
     return OK

@@ -193,6 +193,8 @@ def _check_decision(run: RunRecord) -> Iterator[Check]:
         yield Check("verdict", Finding.NOTE, text, "the policy does not want a stop")
     else:
         finding, advice = DECIDED.get(decision.state, (Finding.NOTE, ""))
+        if "paused" in decision.guards:  # a release carries it out despite all other guards
+            advice = "`evalstop project resume` lets it go on"
         if decision.state == "moot":  # the guards until the end of the run are why it was not stopped
             for reason in _list_guards(decision):
                 yield Check("guard", Finding.NOTE, f"the stop was on hold: {reason}")

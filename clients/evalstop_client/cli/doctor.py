@@ -109,6 +109,7 @@ def _print_checks(checks: Sequence[Check]) -> None:
     print_table(
         ("check", "", "found", "what to do"),
         [(check.name, check.finding, check.text, check.advice) for check in checks],
+        prose=("found", "what to do"),
     )
     blocking = [check.name for check in checks if check.finding is Finding.BLOCKS]
     print(f"blocked by: {', '.join(dict.fromkeys(blocking))}" if blocking else "nothing blocks a stop")

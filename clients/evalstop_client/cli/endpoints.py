@@ -28,7 +28,7 @@ def add_to(commands: Subcommands, text: str) -> None:
     adding.add_argument(
         "address",
         metavar="URL",
-        help="URL of the receiver, such as https://receiver.example:8788/; pull:NAME if it fetches its events",
+        help="URL of the receiver, such as https://receiver.example:9000/; pull:NAME if it fetches its events",
     )
     adding.add_argument(
         "--event",
@@ -54,6 +54,7 @@ def list_endpoints(options: argparse.Namespace) -> int:
             (item["id"], item["url"], ", ".join(item["event_types"]), item["enabled"], item["failures"])
             for item in items
         ],
+        prose=("events",),
     )
     return OK
 

@@ -19,7 +19,7 @@ FIRST = "The first key is printed by `evalstop up`, or created on its machine by
 def add_to(commands: Subcommands, text: str) -> None:
     """Add the group and its commands."""
     verbs = add_group(commands, "key", f"{text} {FIRST}")
-    add_command(verbs, "list", list_keys, "ls")
+    add_command(verbs, "ls", list_keys, "list")
     create = add_command(verbs, "create", create_key)
     create.add_argument("--name", required=True, help="what the key is for")
     create.add_argument(
@@ -56,6 +56,7 @@ def list_keys(options: argparse.Namespace) -> int:
     print_table(
         columns,
         [(k["id"], k["name"], ", ".join(k["scopes"]), *(parse_time(k[field]) for field in fields)) for k in items],
+        prose=("scopes",),
     )
     return OK
 

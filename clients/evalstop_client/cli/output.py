@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
+
+GAP = 3
+"""Spaces between two columns."""
+
+PROSE_WIDTH = 24
+"""The least width of a column of prose."""
 
 Shown = str | int | float | bool | datetime | None
 
@@ -24,8 +30,11 @@ def _write_time(value: object) -> str:
     return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None:
-    """Print a table, as wide as the terminal, else as needed; plain text without rich; `none` without rows."""
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]], prose: Collection[str] = ()) -> None:
+    """Print a table; plain text without rich; `none` without rows.
+
+    Only the columns named in `prose` are broken into lines, if the others leave them room in the terminal.
+    """
     cells = [tuple(map(_format_value, row)) for row in rows]
     if not cells:
         print("none")
@@ -37,14 +46,17 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None
         return
     rich_table = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        # A truncated URL is useless, and an id over several lines cannot be copied.
-        rich_table.add_column(column, overflow="fold", no_wrap=column == "id")
+        rich_table.add_column(column, overflow="fold", no_wrap=column not in prose)
     for row in cells:
         rich_table.add_row(*row)
-    wide = console.Console(highlight=False, markup=False)
-    if not wide.is_terminal:
-        wide.width = 1000
-    wide.print(rich_table)
+    output = console.Console(highlight=False, markup=False)
+    least = sum(
+        PROSE_WIDTH if column in prose else max(len(column), *map(len, values))
+        for column, values in zip(columns, zip(*cells, strict=True), strict=True)
+    ) + GAP * len(columns)
+    if not output.is_terminal or output.width < least:
+        output.width = 1000  # a broken name or id cannot be copied, a long line can
+    output.print(rich_table)
 
 
 def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:

@@ -42,6 +42,7 @@ def list_policies(options: argparse.Namespace) -> int:
             )
             for item in items
         ],
+        prose=("what it does",),
     )
     return OK
 
@@ -67,6 +68,8 @@ def try_policy(options: argparse.Namespace) -> int:
 
 def _read_policy(name_or_path: str) -> str | Json:
     """The name, or the document in a file."""
+    if name_or_path.endswith((".yaml", ".yml")):
+        raise ConfigurationError(f"policy {name_or_path!r}: write it in JSON; the service reads no YAML.")
     if not name_or_path.endswith(".json"):
         return name_or_path
     try:
@@ -78,6 +81,10 @@ def _read_policy(name_or_path: str) -> str | Json:
     return document
 
 
+def _format_hours(hours: float) -> str:
+    return f"{hours:,.1f}"
+
+
 def _print_backtest(backtest: Json) -> None:
     summary = backtest["summary"]
     print_facts(
@@ -87,14 +94,14 @@ def _print_backtest(backtest: Json) -> None:
             ("would be stopped", summary["stops"]),
             ("right, wrong, unknown", f"{summary['right']}, {summary['wrong']}, {summary['unknown']}"),
             ("turned, not stopped", summary["missed"]),
-            ("GPU-hours after right stops", summary["hours_after"]),
-            ("GPU-hours after wrong stops", summary["hours_wrong"]),
+            ("GPU-hours after right stops", _format_hours(summary["hours_after"])),
+            ("GPU-hours after wrong stops", _format_hours(summary["hours_wrong"])),
             ("could not be replayed", summary["failed"] or None),
         ]
     )
     stops = [item for item in backtest["findings"] if item["step"] is not None]
     rows = [(item["run_name"], item["step"], item["last_step"], item["outcome"], item["reason"]) for item in stops]
     if rows:
-        print_table(("run", "stop at", "ran to", "was", "why"), rows[:FINDINGS_SHOWN])
+        print_table(("run", "stop at", "ran to", "was", "why"), rows[:FINDINGS_SHOWN], prose=("why",))
     if len(rows) > FINDINGS_SHOWN:
         print(f"... and {len(rows) - FINDINGS_SHOWN} more; --json has them all")

@@ -97,7 +97,7 @@ SOURCES = """A source is a file or a folder, or the address of a server:
                                 offline runs
   train.log                     the console output of verl, OpenRLHF or NeMo-RL (.log, .out, .txt)
   mlflow+http://host:5000       an MLflow server; append ?experiment=NAME for one experiment
-  evalstop+http://host:8000     an EvalStop service, with a key in EVALSTOP_KEY
+  evalstop+http://host:8787     an EvalStop service, with a key in EVALSTOP_KEY
   -                             JSON lines from standard input
 """
 

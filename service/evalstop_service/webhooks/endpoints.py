@@ -46,7 +46,7 @@ def check_url(url: str) -> str:
     except ValueError:
         usable = False
     if not usable or any(character.isspace() for character in url):
-        raise ValueError("an absolute http or https URL, as in https://receiver.example:8788/, or mailto:ADDRESS")
+        raise ValueError("an absolute http or https URL, as in https://receiver.example:9000/, or mailto:ADDRESS")
     if parts.username or parts.password:
         raise ValueError("no user or password in the URL; the signature authenticates the sender")
     return url

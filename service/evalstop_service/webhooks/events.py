@@ -217,7 +217,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
         "An operator tests whether an endpoint answers. Endpoints cannot subscribe to it.",
         "",
         EndpointTest(
-            _PROJECT, Endpoint(UUID("0199aa0e-9999-7a11-8b22-c3d4e5f60718"), "https://receiver.example:8788/")
+            _PROJECT, Endpoint(UUID("0199aa0e-9999-7a11-8b22-c3d4e5f60718"), "https://receiver.example:9000/")
         ),
     ),
 }

@@ -98,7 +98,8 @@ def test_decisions_are_changed_by_run_name(shell: Shell, project: Project) -> No
         labeled = shell.run("decisions", "label", "falls", "wrong", "--note", "it rose", "--turn-step", "3")
         assert labeled == "the stop of falls is vetoed, and was wrong\n"
         assert shell.run("runs", "stop", "falls", "--reason", "over") == "the stop of falls is requested\n"
-        assert "undone" in shell.run("decisions", "undo", "falls", "--reason", "not yet")
+        undone = shell.run("decisions", "undo", "falls", "--reason", "not yet")
+        assert undone == "the stop of falls is undone\n"
     with project.report_run("rises", (0.1, 0.2)):
         assert "no decision" in shell.run("decisions", "veto", "rises", "--reason", "x", code=1)
 
@@ -141,9 +142,9 @@ def test_keys_are_created_listed_rotated_and_revoked(shell: Shell, monkeypatch: 
     secret = shell.run("key", "create", "--name", "reader", "--scopes", "read", "--expires-in-days", "1").strip()
     monkeypatch.setenv("READER", secret)
     assert shell.read("runs", "ls", "--key-env", "READER") == []
-    assert "needs admin" in shell.run("key", "list", "--key-env", "READER", code=1)
-    assert {key["name"] for key in shell.read("key", "list")} == {"test", "reader"}
-    assert "reader" in shell.run("key", "ls")
+    assert "needs admin" in shell.run("key", "ls", "--key-env", "READER", code=1)
+    assert {key["name"] for key in shell.read("key", "ls")} == {"test", "reader"}
+    assert "reader" in shell.run("key", "list")
     monkeypatch.setenv("NEXT", shell.run("key", "rotate", "reader").strip())
     for variable in ("READER", "NEXT"):
         assert shell.read("runs", "ls", "--key-env", variable) == []
@@ -192,6 +193,7 @@ def test_missing_things_are_named(shell: Shell, monkeypatch: pytest.MonkeyPatch,
     assert "since" in shell.run("runs", "ls", "--since", "soon", code=2)
     assert "there is no policy" in shell.run("policy", "try", "nosuch", code=1)
     assert "ours.json" in shell.run("policy", "try", str(tmp_path / "ours.json"), code=2)
+    assert "JSON" in shell.run("policy", "try", "ours.yaml", code=2)
     assert "Connect" in shell.run("runs", "ls", "--url", "http://127.0.0.1:1", code=1)
     monkeypatch.delenv("EVALSTOP_KEY")
     assert "EVALSTOP_KEY" in shell.run("runs", "ls", code=2)

@@ -80,6 +80,15 @@ def test_guard_is_named(examine: Examine, project: Project) -> None:
     assert "checkpoint" in guard
 
 
+def test_paused_stop_is_not_advised_to_be_released(examine: Examine, project: Project) -> None:
+    """A stop on hold in a paused project goes on when the project is resumed; a release would be refused."""
+    project.api.connection.post("/project/pause", {"reason": "the eval set is broken"})
+    with project.report_run("paused"):
+        (advice,) = [check["advice"] for check in examine("paused")["checks"] if check["name"] == "decision"]
+    assert "resume" in advice
+    assert "release" not in advice
+
+
 def test_shadow_mode_of_run_and_project_are_distinguished(
     real_service: tuple[str, Database], examine: Examine, project: Project
 ) -> None:

@@ -40,7 +40,7 @@ class EndpointIn(Body):
 
     url: Address = Field(
         description="where events are posted; for the format email, mailto:ADDRESS or mailto:owner",
-        examples=["https://receiver.example:8788/"],
+        examples=["https://receiver.example:9000/"],
     )
     event_types: EventTypes = Field(
         ["run.stop_requested"],

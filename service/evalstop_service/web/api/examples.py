@@ -7,7 +7,7 @@ from typing import Any
 _RUN_ID = "0199aa10-7c3e-7b51-9d3f-5a0d6f2c8e11"
 _STARTED, _STOPPED = "2026-01-01T12:00:00Z", "2026-01-01T14:31:07.250000Z"
 _REASON = "k_decline: 3 consecutive declines of eval, k = 3"
-_URL = "https://receiver.example:8788/"
+_URL = "https://receiver.example:9000/"
 _ROLES = {"reward/eval": {"role": "eval"}, "reward/proxy": {"role": "proxy"}, "kl": {"role": "kl"}}
 _EVENT_BODY = '{"type":"run.stop_requested","timestamp":"2026-01-01T14:31:07.250000Z","data":{}}'
 _EVENT_SCHEMA = {
