@@ -45,7 +45,9 @@ def add_to(commands: Subcommands, add: Add) -> None:
         metavar="NAME",
         help="a project without runs, or a new one (default: %(default)s)",
     )
-    filling.add_argument("--runs", type=int, metavar="N", help="number of example runs (default: all, some 300)")
+    filling.add_argument(
+        "--runs", type=int, metavar="N", help="number of example runs, at least 13 (default: all, some 300)"
+    )
     for name, run in (("pause", pause), ("resume", resume)):
         command = add(commands, name, run)
         command.add_argument("project", metavar="PROJECT", help="its name")
@@ -60,29 +62,27 @@ def add_to(commands: Subcommands, add: Add) -> None:
         "--older-than-days", type=float, metavar="N", help="instead of the project's retention; requires --project"
     )
     pruning.add_argument("--dry-run", action="store_true", help="count what would be removed, and remove nothing")
-    sealing = commands.add_parser("secrets", help="Encrypt webhook secrets.").add_subparsers(
-        required=True, metavar="VERB"
-    )
+    sealing = _add_group(commands, "secrets", "Encrypt webhook secrets.", "VERB")
     add(sealing, "rotate", secrets_rotate)
-    administered = commands.add_parser(
-        "admin", help="Create projects and keys directly in the database."
-    ).add_subparsers(required=True, metavar="NOUN")
+    administered = _add_group(commands, "admin", "Create projects and keys directly in the database.", "NOUN")
     _add_project(administered, add)
     _add_key(administered, add)
 
 
+def _add_group(commands: Subcommands, name: str, text: str, metavar: str) -> Subcommands:
+    return commands.add_parser(name, help=text, description=text).add_subparsers(required=True, metavar=metavar)
+
+
 def _add_project(commands: Subcommands, add: Add) -> None:
-    project = commands.add_parser("project", help="Create a project; set quotas.").add_subparsers(
-        required=True, metavar="VERB"
-    )
+    project = _add_group(commands, "project", "Create a project; set quotas.", "VERB")
     create = add(project, "create", project_create)
-    create.add_argument("name")
+    create.add_argument("name", metavar="PROJECT", help="its name")
     create.add_argument("--policy", default=policies.DEFAULT_POLICY, help="policy of its runs (default: %(default)s)")
     create.add_argument(
         "--mode", choices=["shadow", "enforce"], default="shadow", help="mode of its runs (default shadow)"
     )
     create.add_argument(
-        "--veto-window-seconds", type=float, default=0.0, help="how long a stop can be vetoed (default 0)"
+        "--veto-window-seconds", type=float, metavar="S", default=0.0, help="how long a stop can be vetoed (default 0)"
     )
     create.add_argument(
         "--held-out-share",
@@ -93,14 +93,14 @@ def _add_project(commands: Subcommands, add: Add) -> None:
     create.add_argument("--price-per-gpu-hour", type=float, metavar="PRICE", help="cost of one GPU hour")
     create.add_argument("--currency", default="USD", help="currency of the price (default USD)")
     quotas = add(project, "quotas", project_quotas)
-    quotas.add_argument("project", metavar="PROJECT")
+    quotas.add_argument("project", metavar="PROJECT", help="its name")
     quotas.add_argument(
         "quotas", nargs="*", metavar="QUOTA=NUMBER", help="such as open_runs=20000; without any, show them"
     )
 
 
 def _add_key(commands: Subcommands, add: Add) -> None:
-    key = commands.add_parser("key", help="Create a key.").add_subparsers(required=True, metavar="VERB")
+    key = _add_group(commands, "key", "Create a key.", "VERB")
     create = add(key, "create", key_create)
     create.add_argument("--name", required=True, help="what the key is for")
     create.add_argument(
@@ -130,7 +130,7 @@ def _add_key(commands: Subcommands, add: Add) -> None:
 
 
 def migrate(settings: Settings, options: argparse.Namespace) -> int:
-    """Migrate the schema to head, or run one phase: what the new release needs, or the rest."""
+    """Migrate the schema of the database to this release, at once or in two phases."""
     database = configuration.create_database(settings)
     before = schema.current_revision(database)
     schema.upgrade_schema(database, Phase(options.phase))
@@ -194,7 +194,7 @@ def prune(settings: Settings, options: argparse.Namespace) -> int:
     finally:
         database.close()
     lines = [f"{name}: {format_count(count, 'run')}" for name, count in sorted(result.runs.items())]
-    text = "\n".join(lines) or "no run is that old"
+    text = "\n".join(lines) or "no run has passed the retention of its project"
     tell(options, {"runs": result.runs, "rows": result.rows, "dry_run": options.dry_run}, f"{text}; {result.rows} rows")
     return OK
 

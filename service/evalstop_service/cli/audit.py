@@ -17,9 +17,8 @@ from evalstop_service.settings import Settings
 
 def add_to(commands: Subcommands, add: Add) -> None:
     """Add `audit verify`, `audit export` and `audit prune`."""
-    verbs = commands.add_parser("audit", help="Verify, export or prune the audit log.").add_subparsers(
-        required=True, metavar="VERB"
-    )
+    text = "Verify, export or prune the audit log."
+    verbs = commands.add_parser("audit", help=text, description=text).add_subparsers(required=True, metavar="VERB")
     checking = add(verbs, "verify", verify)
     checking.add_argument("--contains", metavar="HASH", help="an earlier hash that the log must contain")
     exporting = add(verbs, "export", export)
@@ -32,10 +31,10 @@ def add_to(commands: Subcommands, add: Add) -> None:
         help="json: one object per line; syslog: the same in RFC 5424 messages (default json)",
     )
     pruning = add(verbs, "prune", prune)
-    pruning.add_argument("--older-than-days", type=float, required=True, metavar="N")
+    pruning.add_argument("--older-than-days", type=float, required=True, metavar="N", help="age of the entries")
     for verb in (checking, exporting):
         verb.add_argument("--project", metavar="NAME", help="the project (default: all)")
-    pruning.add_argument("--project", required=True, metavar="NAME")
+    pruning.add_argument("--project", required=True, metavar="NAME", help="the project")
 
 
 def verify(settings: Settings, options: argparse.Namespace) -> int:

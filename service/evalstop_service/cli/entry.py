@@ -17,10 +17,10 @@ from typing import Any
 from evalstop_service.cli.command import Command, Subcommands
 
 COMMANDS = {
-    "up": "Run everything in one process: schema, HTTP and deliveries.",
-    "serve": "Serve HTTP only, on a schema at head.",
-    "deliver": "Deliveries alone.",
-    "migrate": "Migrate the schema to head, or run one phase.",
+    "up": "Migrate the schema, serve HTTP and deliver webhooks, in one process.",
+    "serve": "Serve HTTP without delivering webhooks.",
+    "deliver": "Deliver webhooks without serving HTTP.",
+    "migrate": "Migrate the schema of the database.",
     "openapi": "Print the OpenAPI document.",
     "demo-data": "Fill a project with some 300 example runs.",
     "pause": "Pause all stops in a project until it is resumed.",

@@ -54,7 +54,7 @@ def add_to(commands: Subcommands, add: Add) -> None:
 
 
 def up(settings: Settings, options: argparse.Namespace) -> int:
-    """Run everything in one process: schema, HTTP and deliveries."""
+    """Migrate the schema, serve HTTP and deliver webhooks, in one process."""
     os.umask(0o077)  # artifacts too are readable only by their owner
     if settings.public_url is None and settings.port:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -82,7 +82,7 @@ def up(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def serve(settings: Settings, options: argparse.Namespace) -> int:
-    """Serve HTTP only, on a schema at head."""
+    """Serve HTTP without delivering webhooks; requires `evalstop migrate`."""
     database = open_database(settings)
     _tell_of_secrets(settings)
 
@@ -93,7 +93,7 @@ def serve(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def deliver(settings: Settings, options: argparse.Namespace) -> int:
-    """Deliveries alone."""
+    """Deliver webhooks without serving HTTP; requires `evalstop migrate`."""
     database = open_database(settings)
     _tell_of_secrets(settings)
 
