@@ -50,8 +50,8 @@ def name_state(state: str, action: str = Action.STOP) -> str:
 
 
 def format_step(number: int) -> str:
-    """A step with a narrow space between thousands."""
-    return f"{number:,}".replace(",", "\u202f")
+    """A step with a comma between thousands."""
+    return f"{number:,}"
 
 
 def format_number(value: float | None) -> str:
@@ -72,17 +72,15 @@ def format_exact(value: float) -> str:
 
 
 def format_percent(share: float | None) -> str:
-    """A share in percent, with one decimal except at 0 and 100 %."""
-    if share is None:
-        return "–"
-    return f"{share * 100:.0f} %" if share in (0, 1) else f"{share * 100:.1f} %"
+    """A share in percent, with one decimal."""
+    return "–" if share is None else f"{share * 100:.1f} %"
 
 
 def format_amount(value: float) -> str:
     """A quantity: whole numbers from 10 on, one decimal below, and the first significant digit of smaller ones.
 
     >>> [format_amount(value) for value in (1234.5, 9.87, 0.0, 0.0027)]
-    ['1\u202f234', '9.9', '0.0', '0.003']
+    ['1,234', '9.9', '0.0', '0.003']
     """
     if 0.0001 <= abs(value) < 0.05:
         return f"{value:.1g}"

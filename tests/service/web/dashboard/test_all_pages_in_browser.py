@@ -28,10 +28,11 @@ EMPTY_PROJECT_PAGES = (
 
 FIND_CRAMPED_TABLES = """[...document.querySelectorAll("table")].filter((table) => {
     const right = table.parentElement.getBoundingClientRect().right;
-    const leaves = !table.closest(".scroll") && table.getBoundingClientRect().right > right + 1;
+    const fits = !table.closest(".scroll") || table.matches(".stack, .matrix");
+    const leaves = fits && table.getBoundingClientRect().right > right + 1;
     return leaves || [...table.querySelectorAll("td.c-name")].some((cell) => cell.clientWidth < 100);
 }).map((table) => table.className)"""
-"""Finds tables that are wider than their card, or have a name column too narrow to read."""
+"""Finds tables wider than their card and not meant to be scrolled, or with a name column too narrow to read."""
 
 FIND_HIDDEN_LINKS = """[...document.querySelectorAll(".nav [aria-current], .filter [aria-current]")].filter((link) => {
     const { left, right } = link.getBoundingClientRect();

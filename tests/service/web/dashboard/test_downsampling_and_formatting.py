@@ -83,4 +83,4 @@ def test_number_formats() -> None:
         "∞",
         "−∞",
     ]
-    assert formatting.format_step(1234567) == "1\u202f234\u202f567"
+    assert formatting.format_step(1234567) == "1,234,567"

@@ -64,7 +64,7 @@ def test_operator_workflow_by_keyboard(
         assert not run.should_stop
 
     precision = page.locator(".tile", has_text="Precision: stops that were right")
-    for outcome, value in (("wrong", "50.0 %"), ("right", "100 %")):
+    for outcome, value in (("wrong", "50.0 %"), ("right", "100.0 %")):
         label_stop(window, "past-1", outcome)
         focus_and_press_enter(window, ".nav a[href='/precision']")
         expect(precision.locator(".value")).to_have_text(value)

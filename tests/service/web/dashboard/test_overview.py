@@ -149,7 +149,7 @@ def test_only_enforced_policies_are_listed(
     insert_cases(database, run, 3, now - timedelta(days=60), gpu_hours_saved=20.0, **stopped)
     trust = read_section(visitor, "trust")
     assert "level" in trust
-    assert "100 %" in trust
+    assert "100.0 %" in trust
     assert "too few cases (0 of about" in trust, "no healthy run has ended"
     assert "60 <small>GPU-hours</small>" in read_section(visitor, "saved")
     assert "Would have been saved" in read_section(visitor, "saved", "/?days=30")
