@@ -77,7 +77,7 @@ def find_trails(database: Database, project_name: str | None = None) -> dict[str
 def verify_trail(database: Database, project_id: UUID, contains: str | None = None) -> ChainReport:
     """Chain waiting entries, then verify every entry of a log; `contains`: a hash that must be in it."""
     chain_waiting(database)
-    with database.reading() as tx:
+    with database.reading(snapshot=True) as tx:
         report = audit_chain.verify_chain(tx, project_id, contains)
     if not report.entries and report.fault is None and project_id != INSTALLATION:
         return replace(report, fault="there is no entry, but creating a project writes one")

@@ -103,12 +103,10 @@ def list_chained(
 
 
 def verify_chain(tx: Transaction, project_id: UUID, contains: str | None = None) -> ChainReport:
-    """Verify every chained entry of a project in one snapshot.
+    """Verify every chained entry of a project; the statements of `tx` must see one snapshot.
 
     `contains`: a hash noted earlier, which must be in the chain.
     """
-    if tx.dialect.name == "postgresql":
-        tx.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     last, entries, contained = _End(0, ""), 0, contains is None
     anchors: set[_End] = set()
     began = _End(0, "")

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from evalstop_service.store import schema
-from evalstop_service.store.database import Database, contains_text, insert_if_new
+from evalstop_service.store.database import Database, contains_text, driver_connection, insert_if_new
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import metadata, projects
+from psycopg.pq import TransactionStatus
 
 from tests.service.concurrency import run_concurrently
 
@@ -119,6 +120,25 @@ def test_reader_does_not_wait_for_a_writer(database: Database) -> None:
         tx.execute(sa.insert(projects).values(build_project_row("open")))
         assert load_project_names(database) == set()
     assert load_project_names(database) == {"open"}
+
+
+def test_snapshot_sees_one_state(database: Database) -> None:
+    """The statements of a snapshot see no row that was committed after the first one."""
+    with database.reading(snapshot=True) as tx:
+        assert tx.execute(sa.select(sa.func.count()).select_from(projects)).scalar_one() == 0
+        with database.transaction() as other:
+            other.execute(sa.insert(projects).values(build_project_row("later")))
+        assert tx.execute(sa.select(sa.func.count()).select_from(projects)).scalar_one() == 0
+
+
+def test_reading_needs_no_transaction_on_postgresql(postgres_database: Database) -> None:
+    """Statements that only read begin and commit nothing; the next transaction on their connection does."""
+    with postgres_database.reading() as tx:
+        tx.execute(sa.select(projects.c.id)).all()
+        assert driver_connection(tx).info.transaction_status is TransactionStatus.IDLE
+    with postgres_database.transaction() as tx:
+        tx.execute(sa.select(projects.c.id)).all()
+        assert driver_connection(tx).info.transaction_status is TransactionStatus.INTRANS
 
 
 @pytest.mark.parametrize(
