@@ -77,12 +77,13 @@ def carry_out_command(
 ) -> Decision:
     """Like `apply_command`, within a transaction."""
     run, decision = _lock_decision(tx, project_id, decision_id)
+    project = None
     if isinstance(command, Released):
         project = projects.lock_project(tx, project_id)
         on_hold = decision.state == DecisionState.ON_HOLD
         present = guards.find_guards(tx, project, run, command.at) if on_hold else ()
         command = replace(command, guards=present)
-    moved = transitions.move_decision(tx, run, decision, command)
+    moved = transitions.move_decision(tx, run, decision, command, project)
     if moved.state != decision.state:
         unpark_run(tx, run, moved, command.at)
         subject, details = f"decision {decision.id}", {"run": run.name, "reason": command.reason}
@@ -237,7 +238,7 @@ def end_run(
         event: RunObeyed | RunEnded = RunObeyed(now, actor)
         if not is_obeyed:
             event = RunEnded(now, status, outbox.read_stop_reach(tx, run.id, decision.id).addressed)
-        transitions.move_decision(tx, run, decisions.lock_decision(tx, decision), event)
+        transitions.move_decision(tx, run, decisions.lock_decision(tx, run.id, decision.id), event)
     cases.record_case(tx, run, now)
     return run
 
@@ -277,8 +278,7 @@ def _hold_decision(
 
 
 def _lock_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> tuple[Run, Decision]:
-    decision = decisions.find_decision(tx, project_id, decision_id)
-    run = runs.lock_run(tx, project_id, decision.run_id) if decision else None
-    if run is None or decision is None:
+    run = runs.lock_run_of_decision(tx, project_id, decision_id)
+    if run is None:
         raise NotFound(f"there is no decision {decision_id} in this project")
-    return run, decisions.lock_decision(tx, decision)
+    return run, decisions.lock_decision(tx, run.id, decision_id)

@@ -77,7 +77,7 @@ def _process_decision(database: Database, overdue: OverdueDecision, now: datetim
         decision = decisions.find_decision(tx, overdue.project_id, overdue.id)
         if run is None or decision is None:
             return
-        decision = decisions.lock_decision(tx, decision)  # reread: another process may have changed it
+        decision = decisions.lock_decision(tx, run.id, decision.id)  # reread: another process may have changed it
         if decision.state == DecisionState.ON_HOLD:
             moved = transitions.recheck_guards(tx, run, decision, now)
         else:

@@ -94,7 +94,7 @@ def order_stop(tx: Transaction, run: Run, command: StopOrdered) -> Decision:
     event = replace(command, paused=bool(guards.find_pause(project)))
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     if decision is not None:
-        return move_decision(tx, run, decisions.lock_decision(tx, decision), event)
+        return move_decision(tx, run, decisions.lock_decision(tx, run.id, decision.id), event, project)
     step = run.last_step or 0
     verdict = Verdict(Call.STOP, step, None, f"{command.actor}: {command.reason}")
     return _insert_decision(tx, project, run, new_id(), event, step, verdict, 0.0)
@@ -137,15 +137,19 @@ def _insert_decision(
     return decision
 
 
-def move_decision(tx: Transaction, run: Run, decision: Decision, event: Event) -> Decision:
+def move_decision(
+    tx: Transaction, run: Run, decision: Decision, event: Event, project: Project | None = None
+) -> Decision:
     """Apply an event to a decision that was locked after its run. Raises Conflict when the state does not allow it.
+
+    `project`: the run's, if this transaction has read it.
 
     1. Apply the event to the state that the lock protects.
     2. Compare and set the state, so that a delivery worker that requested the decision meanwhile is not overwritten.
     3. Write history and events in the same transaction: no state without its event, no event without its state.
     4. Recompute the case if the attempt is over, because cases depend on the state.
     """
-    project = projects.get_project(tx, run.project_id)
+    project = project or projects.get_project(tx, run.project_id)
     lifecycle, instructions = decision_transitions.apply_event(
         _load_lifecycle(tx, decision), event, _choose_timeouts(project)
     )
@@ -165,7 +169,8 @@ def recheck_guards(tx: Transaction, run: Run, decision: Decision, now: datetime)
         return decision
     project = projects.lock_project(tx, run.project_id)
     stops = run.verdict.stops and run.status == RunStatus.RUNNING and run.attempt == decision.attempt
-    return move_decision(tx, run, decision, GuardsChecked(now, guards.find_guards(tx, project, run, now), stops))
+    event = GuardsChecked(now, guards.find_guards(tx, project, run, now), stops)
+    return move_decision(tx, run, decision, event, project)
 
 
 def hold_stop(tx: Transaction, run: Run, raised: Sequence[Guard], now: datetime) -> Decision | None:
@@ -176,7 +181,7 @@ def hold_stop(tx: Transaction, run: Run, raised: Sequence[Guard], now: datetime)
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     if decision is None or decision.state != DecisionState.PENDING or not raised:
         return None
-    moved = move_decision(tx, run, decisions.lock_decision(tx, decision), GuardsRaised(now, tuple(raised)))
+    moved = move_decision(tx, run, decisions.lock_decision(tx, run.id, decision.id), GuardsRaised(now, tuple(raised)))
     return moved if moved.state == DecisionState.ON_HOLD else None
 
 

@@ -103,7 +103,7 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
             assert state.monitor.verdict.step is not None, "a stop verdict has a step"
             decision = transitions.create_decision(tx, run, state.monitor.verdict.step, now)
         elif decision is not None and decision.state == DecisionState.ON_HOLD:
-            decision = transitions.recheck_guards(tx, run, decisions.lock_decision(tx, decision), now)
+            decision = transitions.recheck_guards(tx, run, decisions.lock_decision(tx, run.id, decision.id), now)
     if applied.settles_case and run.ended_at is not None:
         cases.record_case(tx, run, now)
     raised = raise_request(tx, before, state, now)
@@ -131,7 +131,9 @@ def _return_run(tx: Transaction, run: Run, decision: Decision, now: datetime) ->
     """Take back the stop that parks a run. The run is then in a new attempt, with the version of this save."""
     actor = f"policy {run.policy_name} version {run.policy_version}"
     reason = f"the eval has recovered: {'; '.join(item.note for item in run.verdict.evidence)}"
-    moved = transitions.move_decision(tx, run, decisions.lock_decision(tx, decision), Recovered(now, actor, reason))
+    moved = transitions.move_decision(
+        tx, run, decisions.lock_decision(tx, run.id, decision.id), Recovered(now, actor, reason)
+    )
     returned = commands.unpark_run(tx, run, moved, now)
     resumed = replace(attempts.begin_attempt(tx, returned, now), version=run.version)
     runs.save_run(tx, resumed)

@@ -146,12 +146,13 @@ def add_decision(tx: Transaction, decision: Decision) -> None:
     tx.execute(decisions.insert().values({column.name: getattr(decision, column.name) for column in decisions.c}))
 
 
-def lock_decision(tx: Transaction, decision: Decision) -> Decision:
-    """The decision as it is now, locked until the transaction ends; its run was locked before."""
-    is_decision = (decisions.c.run_id == decision.run_id, decisions.c.id == decision.id)
-    # Locked first and read afterwards, like a run; rows that refer to its key need not wait.
-    tx.execute(sa.select(decisions.c.id).where(*is_decision).with_for_update(key_share=True))
-    return Decision(**tx.execute(_SELECT.where(*is_decision)).mappings().one())
+def lock_decision(tx: Transaction, run_id: UUID, decision_id: UUID) -> Decision:
+    """The run's decision with this id, which must exist, locked until the transaction ends; its run was locked
+    before."""
+    query = _SELECT.where(decisions.c.run_id == run_id, decisions.c.id == decision_id)
+    # Rows that refer to its key need not wait.
+    row = tx.execute(query.with_for_update(key_share=True, of=decisions)).mappings().one()
+    return Decision(**row)
 
 
 def update_decision(tx: Transaction, decision: Decision, moved: Decision) -> bool:
@@ -172,11 +173,14 @@ def carry_to_attempt(tx: Transaction, decision: Decision, attempt: int) -> Decis
 
 def add_change(tx: Transaction, decision: Decision, entry: Record, now: datetime) -> None:
     """Append to the history of a decision that this transaction changed or created."""
+    table = decision_changes.c
+    of_decision = (table.run_id == decision.run_id, table.decision_id == decision.id)
+    last = sa.select(sa.func.coalesce(sa.func.max(table.sequence), 0)).where(*of_decision).scalar_subquery()
     tx.execute(
         decision_changes.insert().values(
             run_id=decision.run_id,
             decision_id=decision.id,
-            sequence=_next_number(tx, decision),
+            sequence=last + 1,
             state=entry.state,
             actor=entry.actor,
             reason=entry.reason,
@@ -372,10 +376,3 @@ def _is_due(now: datetime) -> sa.ColumnElement[bool]:
 def _load_one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Decision | None:
     row = tx.execute(_SELECT.where(condition)).mappings().one_or_none()
     return Decision(**row) if row else None
-
-
-def _next_number(tx: Transaction, decision: Decision) -> int:
-    table = decision_changes.c
-    query = sa.select(sa.func.max(table.sequence))
-    query = query.where(table.run_id == decision.run_id, table.decision_id == decision.id)
-    return (tx.execute(query).scalar() or 0) + 1

@@ -47,12 +47,12 @@ def add_outcome(
     assessment: RunAssessment | None = None,
 ) -> None:
     """Append an outcome; the run is locked in this transaction."""
-    query = sa.select(sa.func.max(outcomes.c.sequence)).where(*_of(run_id, attempt))
+    last = sa.select(sa.func.coalesce(sa.func.max(outcomes.c.sequence), 0)).where(*_of(run_id, attempt))
     tx.execute(
         outcomes.insert().values(
             run_id=run_id,
             attempt=attempt,
-            sequence=(tx.execute(query).scalar() or 0) + 1,
+            sequence=last.scalar_subquery() + 1,
             outcome=outcome,
             turn_step=turn_step,
             derived=derived,

@@ -87,8 +87,8 @@ def lock_project(tx: Transaction, project_id: UUID) -> Project:
     lock mode permits concurrent inserts of rows that refer to the project: with a stronger one, two transactions that
     each added an event and then made a decision would deadlock.
     """
-    tx.execute(sa.select(projects.c.id).where(projects.c.id == project_id).with_for_update(key_share=True))
-    return get_project(tx, project_id)
+    query = sa.select(projects).where(projects.c.id == project_id).with_for_update(key_share=True)
+    return Project(**tx.execute(query).mappings().one())
 
 
 def find_project(tx: Transaction, project_id: UUID) -> Project | None:

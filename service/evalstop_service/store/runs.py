@@ -182,11 +182,13 @@ def find_opened_run(tx: Transaction, project_id: UUID, name: str, job: str | Non
 
 def lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
     """The run, locked until the transaction ends."""
-    # Locked first and read afterwards: in a join, PostgreSQL finds no row if the run's policy changed while it waited
-    # for the lock.
-    is_run = (runs.c.project_id == project_id, runs.c.id == run_id)
-    tx.execute(sa.select(runs.c.id).where(*is_run).with_for_update())
-    return _load_one(tx, _SELECT.where(*is_run))
+    return _lock_one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id))
+
+
+def lock_run_of_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> Run | None:
+    """The run of the project's decision with this id, locked until the transaction ends."""
+    run_id = sa.select(decisions.c.run_id).where(decisions.c.project_id == project_id, decisions.c.id == decision_id)
+    return _lock_one(tx, _SELECT.where(runs.c.id == run_id.scalar_subquery()))
 
 
 def lock_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:
@@ -255,6 +257,13 @@ _INGESTED = (
     *("status", "attempt", "metrics", "recognition", "eval_changes", "rewritten_version", "last_step"),
     *("best_checkpoint", "raw_maximum", "turn", "ended_at"),
 )
+
+
+def _lock_one(tx: Transaction, query: sa.Select[Any]) -> Run | None:
+    query = query.with_for_update(of=runs)
+    # If the run's policy changed while PostgreSQL waited for the lock, the join has no row. The run is locked then, and
+    # the second time the join has it, with the new policy.
+    return _load_one(tx, query) or _load_one(tx, query)
 
 
 def _load_one(tx: Transaction, query: sa.Select[Any]) -> Run | None:

@@ -25,10 +25,9 @@ class VerdictChange:
 
 def add_verdict(tx: Transaction, run_id: UUID, attempt: int, verdict: Verdict, now: datetime) -> None:
     """Append a change; the run is locked in this transaction."""
-    latest = tx.execute(sa.select(sa.func.max(verdicts.c.sequence)).where(verdicts.c.run_id == run_id)).scalar()
-    tx.execute(
-        verdicts.insert().values(run_id=run_id, sequence=(latest or 0) + 1, attempt=attempt, verdict=verdict, at=now)
-    )
+    last = sa.select(sa.func.coalesce(sa.func.max(verdicts.c.sequence), 0)).where(verdicts.c.run_id == run_id)
+    sequence = last.scalar_subquery() + 1
+    tx.execute(verdicts.insert().values(run_id=run_id, sequence=sequence, attempt=attempt, verdict=verdict, at=now))
 
 
 def has_reached(tx: Transaction, run_id: UUID, attempt: int, call: Call) -> bool:

@@ -1,0 +1,84 @@
+"""A row is locked and read in one statement, which sees what was committed while it waited for the lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.store import decisions, policies, projects, runs
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.tables import runs as run_rows
+
+from tests.service.concurrency import wait_for_blocked_process
+from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, set_up_project
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def project(postgres_database: Database) -> ProjectFixture:
+    return set_up_project(postgres_database, veto_window_seconds=60.0)
+
+
+def read_after(change: Callable[[Transaction], object], lock: Callable[[Transaction], T], database: Database) -> T:
+    """What a transaction locks that waited for the end of another one, which changed the row."""
+
+    def read() -> T:
+        with database.transaction() as tx:
+            return lock(tx)
+
+    with ThreadPoolExecutor(1) as thread:
+        with database.transaction() as tx:
+            change(tx)
+            locked = thread.submit(read)
+            wait_for_blocked_process(database)
+        return locked.result()
+
+
+def test_locked_run_has_its_new_policy(project: ProjectFixture) -> None:
+    """A run whose policy changes while others wait to lock it, by its id or its decision's, is found with the new
+    one."""
+    run = project.open_run()
+    decision = project.post_observations(run, DECLINING_EVALS).decision
+    assert decision is not None
+
+    def change_policy(tx: Transaction) -> None:
+        policy = policies.add_policy(tx, projects.get_project(tx, project.id), "other", {"name": "other"}, NOW)
+        tx.execute(run_rows.update().where(run_rows.c.id == run.id).values(policy_id=policy.id))
+
+    def change_back(tx: Transaction) -> None:
+        tx.execute(run_rows.update().where(run_rows.c.id == run.id).values(policy_id=run.policy_id))
+
+    locked = read_after(change_policy, lambda tx: runs.lock_run(tx, project.id, run.id), project.database)
+    assert locked is not None
+    assert locked.policy_name == "other"
+    found = read_after(change_back, lambda tx: runs.lock_run_of_decision(tx, project.id, decision.id), project.database)
+    assert found is not None
+    assert (found.id, found.policy_name) == (run.id, run.policy_name)
+
+
+def test_locked_decision_has_its_new_state(project: ProjectFixture) -> None:
+    """A decision that a worker requests while another transaction waits to lock it is read as requested."""
+    run = project.open_run()
+    decision = project.post_observations(run, DECLINING_EVALS).decision
+    assert decision is not None
+    locked = read_after(
+        lambda tx: decisions.request_due_decisions(tx, decision.due_at),
+        lambda tx: decisions.lock_decision(tx, run.id, decision.id),
+        project.database,
+    )
+    assert (decision.state, locked.state) == (DecisionState.PENDING, DecisionState.REQUESTED)
+
+
+def test_locked_project_has_its_new_settings(project: ProjectFixture) -> None:
+    """A project that is paused while another transaction waits to lock it is read as paused."""
+    locked = read_after(
+        lambda tx: projects.update_project(tx, replace(projects.get_project(tx, project.id), paused_at=NOW)),
+        lambda tx: projects.lock_project(tx, project.id),
+        project.database,
+    )
+    assert locked.paused_at == NOW
