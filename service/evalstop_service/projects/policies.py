@@ -54,6 +54,12 @@ def list_versions(tx: Transaction, project_id: UUID) -> list[Version]:
     return sorted([*stored, *shipped], key=lambda policy: (policy.name, -policy.version))
 
 
+def list_latest(tx: Transaction, project_id: UUID) -> list[str]:
+    """The latest version of each policy as NAME@VERSION, by name."""
+    versions = dict.fromkeys(POLICIES, 1) | policies.load_latest_versions(tx, project_id)
+    return [f"{name}@{version}" for name, version in sorted(versions.items())]
+
+
 def find_version(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> Version | None:
     """The given version of a policy, or its latest."""
     stored = policies.find_policy(tx, project_id, name, version)

@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -235,6 +235,11 @@ def insert_if_new(tx: Transaction, table: sa.Table, values: dict[str, Any], uniq
     statement = insert(table).values(**values).on_conflict_do_nothing(index_elements=unique)
     # Not `rowcount`: not every driver reports it for an INSERT.
     return tx.execute(statement.returning(sa.literal_column("1"))).first() is not None
+
+
+def read_columns(row: sa.RowMapping, columns: Iterable[sa.ColumnElement[Any]]) -> dict[str, Any]:
+    """The values of these columns in a row, by their names, which other columns of the row may have too."""
+    return {str(column.key): row[column] for column in columns}
 
 
 def contains_text(column: sa.ColumnElement[str], part: str) -> sa.ColumnElement[bool]:

@@ -320,10 +320,23 @@ def list_decisions(
 
 def list_changes(tx: Transaction, decision: Decision) -> list[DecisionChange]:
     """All changes of a decision, oldest first."""
+    return load_changes(tx, [decision])[decision.id]
+
+
+def load_changes(tx: Transaction, of_decisions: Sequence[Decision]) -> dict[UUID, list[DecisionChange]]:
+    """All changes of each of these decisions, oldest first."""
+    changes: dict[UUID, list[DecisionChange]] = {decision.id: [] for decision in of_decisions}
+    if not changes:
+        return changes
     table = decision_changes.c
-    query = sa.select(table.sequence, table.state, table.actor, table.reason, table.details, table.at)
-    query = query.where(table.run_id == decision.run_id, table.decision_id == decision.id)
-    return [DecisionChange(*row) for row in tx.execute(query.order_by(table.sequence))]
+    query = sa.select(
+        table.decision_id, table.sequence, table.state, table.actor, table.reason, table.details, table.at
+    )
+    run_ids = {decision.run_id for decision in of_decisions}
+    query = query.where(table.run_id.in_(run_ids), table.decision_id.in_(changes)).order_by(table.sequence)
+    for decision_id, *columns in tx.execute(query):
+        changes[decision_id].append(DecisionChange(*columns))
+    return changes
 
 
 _SELECT = (

@@ -8,6 +8,7 @@ import string
 import zlib
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -103,12 +104,12 @@ def authenticate_key(tx: Transaction, secret: str, now: datetime) -> Key | None:
     """The valid key with this secret, or whose previous secret this is while that is still accepted."""
     secret_hash = _hash_secret(secret)
     present = (keys.c.hash == secret_hash) | ((keys.c.previous_hash == secret_hash) & (keys.c.previous_until > now))
-    return _load_one(tx, present & _in_use(now))
+    return _load_one(tx, present & is_in_use(now))
 
 
 def find_key(tx: Transaction, key_id: UUID, now: datetime) -> Key | None:
     """The valid key with this id."""
-    return _load_one(tx, (keys.c.id == key_id) & _in_use(now))
+    return _load_one(tx, (keys.c.id == key_id) & is_in_use(now))
 
 
 def record_use(tx: Transaction, key_id: UUID, now: datetime) -> None:
@@ -122,16 +123,16 @@ def rotate_key(
 ) -> tuple[Key, str] | None:
     """Give a key a new secret; the current one is accepted until `previous_until`. None if no such key is valid."""
     secret = generate_secret()
-    condition = (keys.c.id == key_id) & (keys.c.project_id == project_id) & _in_use(now)
+    condition = (keys.c.id == key_id) & (keys.c.project_id == project_id) & is_in_use(now)
     values = {"hash": _hash_secret(secret), "previous_hash": keys.c.hash, "previous_until": previous_until}
-    row = tx.execute(keys.update().where(condition).values(values).returning(*_COLUMNS)).mappings().one_or_none()
-    return (_to_key(row), secret) if row else None
+    row = tx.execute(keys.update().where(condition).values(values).returning(*COLUMNS)).mappings().one_or_none()
+    return (to_key(row), secret) if row else None
 
 
 def list_keys(tx: Transaction, project_id: UUID) -> list[Key]:
     """All keys of a project, revoked ones included, oldest first."""
-    query = sa.select(*_COLUMNS).where(keys.c.project_id == project_id).order_by(keys.c.id)
-    return [_to_key(row) for row in tx.execute(query).mappings()]
+    query = sa.select(*COLUMNS).where(keys.c.project_id == project_id).order_by(keys.c.id)
+    return [to_key(row) for row in tx.execute(query).mappings()]
 
 
 def has_any_key(tx: Transaction) -> bool:
@@ -142,24 +143,26 @@ def has_any_key(tx: Transaction) -> bool:
 def revoke_key(tx: Transaction, project_id: UUID, key_id: UUID, now: datetime) -> Key | None:
     """Revoke a key; None if the project has no such valid key."""
     condition = (keys.c.id == key_id) & (keys.c.project_id == project_id) & keys.c.revoked_at.is_(None)
-    change = keys.update().where(condition).values(revoked_at=now).returning(*_COLUMNS)
+    change = keys.update().where(condition).values(revoked_at=now).returning(*COLUMNS)
     row = tx.execute(change).mappings().one_or_none()
-    return _to_key(row) if row else None
+    return to_key(row) if row else None
 
 
-_COLUMNS = [column for column in keys.c if column.name not in ("hash", "previous_hash")]
+COLUMNS = [column for column in keys.c if column.name not in ("hash", "previous_hash")]
 
 
-def _in_use(now: datetime) -> sa.ColumnElement[bool]:
+def is_in_use(now: datetime) -> sa.ColumnElement[bool]:
+    """The condition that a key is valid."""
     return keys.c.revoked_at.is_(None) & (keys.c.expires_at.is_(None) | (keys.c.expires_at > now))
 
 
 def _load_one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Key | None:
-    row = tx.execute(sa.select(*_COLUMNS).where(condition)).mappings().one_or_none()
-    return _to_key(row) if row else None
+    row = tx.execute(sa.select(*COLUMNS).where(condition)).mappings().one_or_none()
+    return to_key(row) if row else None
 
 
-def _to_key(row: sa.RowMapping) -> Key:
+def to_key(row: sa.RowMapping | dict[str, Any]) -> Key:
+    """The key with these columns, by name."""
     lists = {name: tuple(row[name]) for name in ("scopes", "networks")}
     return Key(**(dict(row) | lists | {"endpoint_ids": tuple(map(UUID, row["endpoint_ids"]))}))
 

@@ -83,6 +83,8 @@ def load_outcomes(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict
 
 def load_history(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], list[Outcome]]:
     """All outcomes of each of these attempts, oldest first."""
+    if not attempts:
+        return {}
     key = sa.tuple_(outcomes.c.run_id, outcomes.c.attempt)
     query = sa.select(outcomes).where(key.in_(attempts)).order_by(outcomes.c.sequence)
     by_attempt: dict[tuple[UUID, int], list[Outcome]] = defaultdict(list)

@@ -59,6 +59,13 @@ def get_policy(tx: Transaction, policy_id: UUID) -> StoredPolicy:
     return StoredPolicy(**tx.execute(sa.select(policies).where(policies.c.id == policy_id)).mappings().one())
 
 
+def load_latest_versions(tx: Transaction, project_id: UUID) -> dict[str, int]:
+    """The latest version of each of a project's policies, by name."""
+    query = sa.select(policies.c.name, sa.func.max(policies.c.version).label("version"))
+    query = query.where(policies.c.project_id == project_id)
+    return {row.name: row.version for row in tx.execute(query.group_by(policies.c.name))}
+
+
 def list_policies(tx: Transaction, project_id: UUID, name: str | None = None) -> list[StoredPolicy]:
     """A project's policies with all versions, by name, newest version first."""
     query = sa.select(policies).where(policies.c.project_id == project_id)

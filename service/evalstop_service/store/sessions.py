@@ -6,14 +6,18 @@ import hashlib
 import secrets
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from evalstop_service.security.scopes import EVERY
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, read_columns
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.tables import keys, sessions
+from evalstop_service.store.keys import COLUMNS as KEY_COLUMNS
+from evalstop_service.store.keys import Key, is_in_use, to_key
+from evalstop_service.store.projects import Project
+from evalstop_service.store.tables import keys, projects, sessions
 
 PREFIX = "ess_"
 
@@ -43,11 +47,32 @@ def create_session(tx: Transaction, session: Session) -> str:
     return token
 
 
-def find_session(tx: Transaction, token: str, now: datetime) -> Session | None:
-    """The session with this token, unless it has ended or expired."""
-    query = sa.select(*_COLUMNS).where(sessions.c.hash == _hash_token(token), sessions.c.expires_at > now)
-    row = tx.execute(query).one_or_none()
-    return Session(**row._mapping) if row else None
+class SignIn(NamedTuple):
+    """A session; if it was started with a key, the key while it is valid, and the project of that key."""
+
+    session: Session
+    key: Key | None
+    project: Project | None
+
+
+def find_sign_in(tx: Transaction, token: str, now: datetime) -> SignIn | None:
+    """The sign-in with this token, unless its session has ended or expired."""
+    is_key = (keys.c.id == sessions.c.key_id) & is_in_use(now)
+    joined = sessions.outerjoin(keys, is_key).outerjoin(projects, projects.c.id == keys.c.project_id)
+    query = sa.select(*_COLUMNS, *KEY_COLUMNS, *projects.c).select_from(joined)
+    row = (
+        tx.execute(query.where(sessions.c.hash == _hash_token(token), sessions.c.expires_at > now))
+        .mappings()
+        .one_or_none()
+    )
+    if row is None:
+        return None
+    key, project = read_columns(row, KEY_COLUMNS), read_columns(row, projects.c)
+    return SignIn(
+        Session(**read_columns(row, _COLUMNS)),
+        to_key(key) if key["id"] else None,
+        Project(**project) if project["id"] else None,
+    )
 
 
 def list_sessions(tx: Transaction, project_id: UUID, project_name: str, now: datetime) -> list[Session]:

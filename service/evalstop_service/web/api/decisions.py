@@ -28,6 +28,7 @@ from evalstop_service.web.api.run_views import (
     OutcomesOut,
     make_cursor,
     view_decision,
+    view_decisions,
     view_outcomes,
 )
 from evalstop_service.web.api.schemas import ActionIn, Body, Cursor, DecisionId, Limit, Line, Name, OutcomeIn, Plain
@@ -112,7 +113,7 @@ def list_decisions(
             before=cursor,
             limit=limit,
         )
-        items = [view_decision(tx, decision) for decision in listed_decisions]
+        items = view_decisions(tx, listed_decisions)
     return DecisionPage(items=items, next_cursor=make_cursor(listed_decisions, limit))
 
 

@@ -262,11 +262,24 @@ class RunPage(Page):
 
 def view_decision(tx: Transaction, decision: Decision) -> DecisionOut:
     """A decision with its history and outcome."""
-    policy = PolicyName(name=decision.policy_name, version=decision.policy_version)
-    outcome = outcomes.find_outcome(tx, decision.run_id, decision.attempt)
-    return DecisionOut.model_validate(
-        vars(decision) | {"policy": policy, "outcome": outcome, "history": decisions.list_changes(tx, decision)}
-    )
+    return view_decisions(tx, [decision])[0]
+
+
+def view_decisions(tx: Transaction, listed: Sequence[Decision]) -> list[DecisionOut]:
+    """Decisions with their histories and outcomes."""
+    histories = decisions.load_changes(tx, listed)
+    judged = outcomes.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in listed])
+    return [
+        DecisionOut.model_validate(
+            vars(decision)
+            | {
+                "policy": PolicyName(name=decision.policy_name, version=decision.policy_version),
+                "outcome": judged.get((decision.run_id, decision.attempt)),
+                "history": histories[decision.id],
+            }
+        )
+        for decision in listed
+    ]
 
 
 def view_outcomes(tx: Transaction, run_id: UUID, attempt: int) -> OutcomesOut:
@@ -285,6 +298,7 @@ def view_runs(tx: Transaction, listed: Sequence[Run], context: Context, now: dat
     """Runs of one project with the decisions on their current attempts."""
     health_by_run = _view_health(tx, listed, now)
     on_record = decisions.load_decisions(tx, [run.id for run in listed])
+    decision_views = {view.run_id: view for view in view_decisions(tx, list(on_record.values()))}
     descriptions = run_descriptions.load_descriptions(tx, [run.id for run in listed])
     return [
         RunOut.model_validate(
@@ -297,7 +311,7 @@ def view_runs(tx: Transaction, listed: Sequence[Run], context: Context, now: dat
                 "best_is_outdated": run.best_is_outdated,
                 "policy": PolicyName(name=run.policy_name, version=run.policy_version),
                 "should_stop": run.id in on_record and on_record[run.id].stops(now),
-                "decision": view_decision(tx, on_record[run.id]) if run.id in on_record else None,
+                "decision": decision_views.get(run.id),
                 "health": health_by_run.get(run.id),
             }
         )

@@ -11,8 +11,8 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from evalstop_service.errors import NotFound
 from evalstop_service.projects import policies
-from evalstop_service.projects.policies import Version
 from evalstop_service.rules import liveness
 from evalstop_service.rules.decision_lifecycle import NEXT_STATES, DecisionState
 from evalstop_service.rules.liveness import Liveness
@@ -24,14 +24,11 @@ from evalstop_service.runs.eval_shares import EvalShare, list_shares
 from evalstop_service.store import (
     decisions,
     eval_requests,
-    mlflow_runs,
     observations,
     outcomes,
     proposals,
-    run_descriptions,
-    run_health,
+    run_details,
     run_lists,
-    runs,
     series,
     verdicts,
 )
@@ -70,25 +67,24 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
         revision = run_lists.read_run_revision(tx, visitor.project.id, run_id)
-        run = visitor.load_run(tx, run_id)
+        details = run_details.find_run_details(tx, visitor.project.id, run_id)
+        if details is None:
+            raise NotFound
+        run, stored = details.run, details.health
         on_record = decisions.list_decisions(tx, run.project_id, run_id=run.id)
-        histories = {decision.id: decisions.list_changes(tx, decision) for decision in on_record}
-        judged = {decision.id: outcomes.find_outcome(tx, run.id, decision.attempt) for decision in on_record}
+        histories = decisions.load_changes(tx, on_record)
+        judged = outcomes.load_outcomes(tx, [(run.id, decision.attempt) for decision in on_record])
         changes = verdicts.list_verdicts(tx, run.id, limit=MOST_VERDICTS)
         metrics = _order_by_role(run, observations.list_latest(tx, run.id))
         requests = eval_requests.list_requests(tx, run.id)
-        resumed_from = runs.get_resumed_step(tx, run)
-        stored = run_health.load_health(tx, [run.id]).get(run.id)
         subjects = {str(run.id), *(str(decision.id) for decision in on_record)}
         proposed = [
             proposal
             for proposal in proposals.list_open(tx, run.project_id, site.clock())
             if proposal.subject in subjects
         ]
-        description = run_descriptions.load_descriptions(tx, [run.id])[run.id]
         shares = _load_shares(tx, run)
-        policy_versions = policies.list_versions(tx, visitor.project.id)
-        params = mlflow_runs.load_mlflow_runs(tx, [run.id])[run.id].params
+        latest_policies = policies.list_latest(tx, visitor.project.id)
         curves = curve_drawing.load_curves(tx, run)
     current = _current_decision(run, on_record)
     lanes = {
@@ -106,7 +102,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         decisions=on_record,
         proposals=proposed,
         lanes=lanes,
-        outcomes=judged,
+        outcomes={decision.id: judged.get((run.id, decision.attempt)) for decision in on_record},
         name_state=formatting.name_state,
         outcome_words=formatting.OUTCOMES,
         can=_allowed_actions(run, current, site.clock()),
@@ -119,11 +115,12 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         sources=lambda metric: _role_source(run, metric),
         choices=run_roles.metric_choices(run, [item.metric for item, _ in metrics]),
         has_others=not charted_series.list_charted(run).keys() >= {item.metric for item, _ in metrics},
-        tried=_list_policies(policy_versions, run),
+        # Its own version first.
+        tried=list(dict.fromkeys([f"{run.policy_name}@{run.policy_version}", *latest_policies])),
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),
-        resumed_from=resumed_from,
-        params=params,
-        description=description,
+        resumed_from=details.resumed_from,
+        params=details.params,
+        description=details.description,
         link=make_link,
         turn_step=charted_series.find_turn_step(run, current),
         roles={role["role"]: metric for metric, role in run.metrics.items()},
@@ -199,15 +196,6 @@ def _find_silence(run: Run, record: RunHealth | None, stale_seconds: float, now:
         cadence_seconds,
         limit * (1 + liveness.LOST_TIMES),
     )
-
-
-def _list_policies(versions: Sequence[Version], run: Run) -> list[str]:
-    """The run's own version first, then the latest of each policy."""
-    own_policy = f"{run.policy_name}@{run.policy_version}"
-    latest: dict[str, str] = {}
-    for version in versions:
-        latest.setdefault(version.name, version.reference)
-    return list(dict.fromkeys([own_policy, *latest.values()]))
 
 
 def _role_source(run: Run, metric: str) -> str:

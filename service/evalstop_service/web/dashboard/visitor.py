@@ -15,7 +15,7 @@ from evalstop_service.errors import NotFound
 from evalstop_service.projects.key_cache import may_come_from
 from evalstop_service.security.openid import OpenIdProvider
 from evalstop_service.security.scopes import EVERY, Grants, VisitorRole, find_role, role_of_scopes
-from evalstop_service.store import keys, projects, runs, sessions
+from evalstop_service.store import projects, runs, sessions
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.keys import Key
@@ -135,16 +135,16 @@ def may_view(key: Key | None) -> bool:
 def find_visitor(tx: Transaction, site: Site, request: Request) -> Visitor | None:
     """The visitor of a request's cookie, if their key or session is still valid."""
     cookie = read_cookie(request, SESSION)
-    session = sessions.find_session(tx, cookie, site.clock()) if cookie.startswith(sessions.PREFIX) else None
-    if session is None:
+    sign_in = sessions.find_sign_in(tx, cookie, site.clock()) if cookie.startswith(sessions.PREFIX) else None
+    if sign_in is None:
         return None
+    session, key, project = sign_in
     form_token = site.sessions.form_token(cookie)
     if session.key_id is not None:
-        key = keys.find_key(tx, session.key_id, site.clock())
         role = role_of_scopes(key.scopes) if key and may_come_from(key, read_address(request)) else None
-        if key is None or key.project_id is None or role is None:
+        if key is None or project is None or role is None:
             return None
-        return Visitor(projects.get_project(tx, key.project_id), role, f"key {key.name}", form_token, session)
+        return Visitor(project, role, f"key {key.name}", form_token, session)
     project = _selected_project(tx, session, read_cookie(request, PROJECT))
     role = find_role(session.grants, project.name) if project else None
     return Visitor(project, role, user_actor(session), form_token, session) if project and role else None

@@ -5,8 +5,17 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 import httpx
+import pytest
 
-from tests.service.web.api.api_calls import FALLING, create_resources, expect_json, expect_problem, open_run
+from tests.fixtures.statements import record_statements
+from tests.service.web.api.api_calls import (
+    FALLING,
+    create_decision,
+    create_resources,
+    expect_json,
+    expect_problem,
+    open_run,
+)
 from tests.service.web.api.conftest import Service
 
 
@@ -99,3 +108,21 @@ def test_acknowledged_stop_can_be_undone(admin: httpx.Client) -> None:
     assert not expect_json(admin.get(resources.path("/runs/{run_id}")), 200)["should_stop"]
     refused = expect_problem(admin.post(f"{path}/release", json={"reason": "after all"}), 409)
     assert "undone" in refused["detail"]
+
+
+@pytest.mark.parametrize("path", ["/decisions", "/runs"])
+def test_many_decisions_take_as_many_statements_as_one(service: Service, path: str) -> None:
+    """A list shows each decision with its history and outcome, and reads those of all together."""
+    client = service.open_client(service.create_project())
+
+    def count_statements() -> int:
+        with record_statements(service.database) as statements:
+            listed = expect_json(client.get(path), 200)["items"]
+        assert all((item.get("decision") or item)["history"] for item in listed)
+        return len(statements)
+
+    create_decision(client)
+    count_of_one = count_statements()
+    create_decision(client)
+    create_decision(client)
+    assert count_statements() == count_of_one

@@ -1,0 +1,58 @@
+"""A run with all that is stored in one row each beside it, read in one statement."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.rules.run_descriptions import NOTHING_SAID, RunDescription
+from evalstop_service.store.database import Transaction, read_columns
+from evalstop_service.store.run_health import RunHealth
+from evalstop_service.store.runs import POLICY_COLUMNS, Run
+from evalstop_service.store.tables import attempts, mlflow_runs, policies, run_descriptions, run_health, runs
+
+
+class RunDetails(NamedTuple):
+    """A run, and what is stored beside its row.
+
+    `resumed_from`: the step from which its current attempt was resumed; None for the first. `health`: None before the
+    first check. `params`: those that MLflow clients logged.
+    """
+
+    run: Run
+    resumed_from: int | None
+    health: RunHealth | None
+    description: RunDescription
+    params: dict[str, str]
+
+
+def find_run_details(tx: Transaction, project_id: UUID, run_id: UUID) -> RunDetails | None:
+    """The project's run with this id, and what is stored beside it."""
+    row = tx.execute(_SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id)).mappings().one_or_none()
+    if row is None:
+        return None
+    health, description = read_columns(row, run_health.c), read_columns(row, _DESCRIPTION)
+    return RunDetails(
+        Run(**read_columns(row, _RUN)),
+        row["resumed_from_step"],
+        RunHealth(**health) if health["run_id"] else None,
+        RunDescription(**description | {"tags": tuple(description["tags"])})
+        if row["tags"] is not None
+        else NOTHING_SAID,
+        row["params"] or {},
+    )
+
+
+_RUN = (*runs.c, *POLICY_COLUMNS)
+_DESCRIPTION = tuple(run_descriptions.c[name] for name in RunDescription.__struct_fields__)
+_SELECT = sa.select(
+    *_RUN, *run_health.c, *_DESCRIPTION, attempts.c.resumed_from_step, mlflow_runs.c.params
+).select_from(
+    runs.join(policies, policies.c.id == runs.c.policy_id)
+    .join(attempts, (attempts.c.run_id == runs.c.id) & (attempts.c.attempt == runs.c.attempt))
+    .outerjoin(run_health, run_health.c.run_id == runs.c.id)
+    .outerjoin(run_descriptions, run_descriptions.c.run_id == runs.c.id)
+    .outerjoin(mlflow_runs, mlflow_runs.c.run_id == runs.c.id)
+)
