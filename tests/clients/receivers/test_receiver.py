@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import httpx
@@ -11,6 +14,7 @@ from evalstop_client.receivers.stop.execution import ReceiverContext
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.metrics import Metrics
 from evalstop_client.receivers.stop.report import ReportClient
+from evalstop_client.signature import sign
 
 from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import wait_until
@@ -120,6 +124,40 @@ def test_refused_stop_may_be_requested_again(listener: ListeningReceiver, servic
     assert listener.scheduler.calls == ["cancel"]
 
 
+class RepeatingMetrics(Metrics):
+    """Calls `repeat` once, when a stop is counted as finished."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.repeat: Callable[[], object] | None = None
+
+    def add(self, name: str, label: str = "", amount: float = 1) -> None:
+        super().add(name, label, amount)
+        if name == "stops_total" and self.repeat is not None:
+            repeat, self.repeat = self.repeat, None
+            repeat()
+
+
+def test_stop_that_starts_again_as_the_earlier_one_ends_is_in_progress(listener: ListeningReceiver) -> None:
+    """A failed stop that is requested again just as it ends is waited for, like any other."""
+    metrics = RepeatingMetrics()
+    receiver = Receiver(replace(listener.receiver.context, metrics=metrics), lambda: [SECRET])
+    body = json.dumps(make_stop_event({})).encode()
+    headers = sign(SECRET, "msg_1", int(time.time()), body)
+
+    def request_again() -> None:
+        listener.scheduler.may_answer.clear()
+        assert receiver.receive(headers, body, time.time()).status == 202
+
+    metrics.repeat = request_again
+    listener.scheduler.refusal = "not on the allow-list"
+    receiver.receive(headers, body, time.time())
+    wait_until(lambda: len(listener.scheduler.requests) == 2 and "stops_under_way 1\n" in metrics.text())
+    assert not receiver.wait_idle(0)
+    listener.scheduler.may_answer.set()
+    assert receiver.wait_idle(20)
+
+
 def test_job_of_another_receiver_is_ignored(listener: ListeningReceiver, service: FakeService) -> None:
     """A stop for another receiver's job is neither carried out nor reported."""
     listener.scheduler.is_mine = False
@@ -184,17 +222,37 @@ def test_escalation_kills_the_job_at_once(listener: ListeningReceiver, service: 
 
 
 def test_resume_request_resumes_the_stopped_job(listener: ListeningReceiver) -> None:
-    """`run.resume_requested` resumes the job of a finished stop once; an unknown or unfinished stop is not resumed."""
+    """`run.resume_requested` resumes the job of a finished stop once."""
     event = {**make_stop_event({}), "type": "run.resume_requested"}
-    assert post_event(listener.url, event).json() == {"unknown": "decision-1"}
-    listener.scheduler.may_answer.clear()
     post_event(listener.url, make_stop_event({}))
-    assert post_event(listener.url, event).status_code == 200  # the job is not found yet, so there is nothing to resume
-    listener.scheduler.may_answer.set()
     assert listener.receiver.wait_idle(20)
     assert post_event(listener.url, event).json() == {"undone": "decision-1"}
     assert post_event(listener.url, event).json() == {"repeat": "decision-1"}
     assert listener.scheduler.calls == ["cancel", "resume"]
+
+
+def test_stop_that_is_taken_back_before_the_cancel_is_dropped(
+    listener: ListeningReceiver, service: FakeService
+) -> None:
+    """A resume request drops a stop whose job was not cancelled yet: the job runs on, and nothing is reported."""
+    resume = {**make_stop_event({}), "type": "run.resume_requested"}
+    listener.scheduler.may_answer.clear()
+    post_event(listener.url, make_stop_event({}))
+    wait_until(lambda: listener.scheduler.requests)
+    assert post_event(listener.url, resume, webhook_id="msg_2").status_code == 409
+    listener.scheduler.may_answer.set()
+    assert listener.receiver.wait_idle(20)
+    assert post_event(listener.url, resume, webhook_id="msg_2").json() == {"repeat": "decision-1"}
+    assert post_event(listener.url, make_stop_event({}), webhook_id="msg_3").json() == {"repeat": "decision-1"}
+    assert (listener.scheduler.calls, service.reports) == ([], [])
+
+
+def test_stop_that_arrives_after_it_was_taken_back_is_ignored(listener: ListeningReceiver) -> None:
+    """A stop request that the resume request has overtaken is not carried out."""
+    resume = {**make_stop_event({}), "type": "run.resume_requested"}
+    assert post_event(listener.url, resume).json() == {"unknown": "decision-1"}
+    assert post_event(listener.url, make_stop_event({}), webhook_id="msg_2").json() == {"repeat": "decision-1"}
+    assert listener.scheduler.calls == []
 
 
 def test_job_is_parked_and_resumed(listener: ListeningReceiver, service: FakeService) -> None:

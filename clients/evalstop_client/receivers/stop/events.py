@@ -26,6 +26,10 @@ class StopEscalated(TimedEvent):
     """The service escalated the stop."""
 
 
+class StopTakenBack(TimedEvent):
+    """A person took the stop back, before the job was cancelled."""
+
+
 @dataclass(frozen=True)
 class JobFound(TimedEvent):
     """The job was found and checked."""
@@ -94,6 +98,7 @@ Event = (
     Started
     | WaitEnded
     | StopEscalated
+    | StopTakenBack
     | JobFound
     | JobForeign
     | JobRefused

@@ -52,6 +52,7 @@ class StopExecution:
         self._context = context
         self._changed = changed
         self._escalated = threading.Event()
+        self._taken_back = threading.Event()
         self._interrupted = threading.Event()
         self._wake = threading.Event()
         self._reports = context.open_report_client()
@@ -59,6 +60,11 @@ class StopExecution:
     def escalate(self) -> None:
         """The service escalated: kill the job instead of waiting for the cancel."""
         self._escalated.set()
+        self._wake.set()
+
+    def take_back(self) -> None:
+        """A person took the stop back: drop it, unless the job may have been cancelled already."""
+        self._taken_back.set()
         self._wake.set()
 
     def interrupt(self) -> None:
@@ -71,6 +77,8 @@ class StopExecution:
         event: Event = events.Started(self._context.clock())
         try:
             while not self._interrupted.is_set():
+                if self._taken_back.is_set() and state_machine.may_be_taken_back(self._stop):
+                    event = events.StopTakenBack(self._context.clock())
                 stop, instruction = state_machine.step(self._stop, event, self._context.timeouts)
                 self._record_state(stop)
                 if instruction is None:
@@ -183,9 +191,11 @@ class StopExecution:
 
 
 def describe_result(stop: Stop) -> str:
-    """The result of a stop: foreign, confirmed, parked, failed, abandoned, or under way."""
+    """The result of a stop: foreign, confirmed, parked, failed, undone, abandoned, or under way."""
     if stop.phase is not Phase.DONE:
         return "under way"
     if not stop.is_ours:
         return "foreign"
-    return stop.report.state if stop.report is not None else "abandoned"
+    if stop.report is not None:
+        return stop.report.state
+    return "abandoned" if stop.resumed_at is None else "undone"

@@ -65,7 +65,7 @@ class Journal:
         """Record a stop that starts now; None if the decision is already known.
 
         A stop that failed, or whose end could not be reported, starts again: the sender requests it again for a reason.
-        So does one that parked its job, if the job must now be stopped.
+        So does one that parked its job, if the job must now be stopped. A stop that was taken back never starts again.
         """
         with self._lock:
             known = self._stops.get(request.decision_id)
@@ -79,6 +79,15 @@ class Journal:
         """Record the state of a stop."""
         with self._lock:
             self._store_entry(JournalEntry(request, stop))
+
+    def record_resume(self, request: StopRequest, at: float) -> bool:
+        """Record that a stop was taken back, known or not: its request may arrive later. False if it is in progress."""
+        with self._lock:
+            known = self._stops.get(request.decision_id) or JournalEntry(request, Stop(at, Phase.DONE))
+            if known.stop.phase is not Phase.DONE:
+                return False
+            self._store_entry(JournalEntry(known.request, replace(known.stop, resumed_at=at)))
+            return True
 
     def find_entry(self, decision_id: str) -> JournalEntry | None:
         """The entry of a decision."""
@@ -127,9 +136,11 @@ class Journal:
 
 
 def _may_start_again(stop: Stop, request: StopRequest) -> bool:
+    if stop.phase is not Phase.DONE or stop.resumed_at is not None:
+        return False
     failed = stop.report is not None and stop.report.state == "failed"
     is_other = stop.parks and not request.parks
-    return stop.phase is Phase.DONE and stop.is_ours and (failed or not stop.report_answered or is_other)
+    return stop.is_ours and (failed or not stop.report_answered or is_other)
 
 
 def _lock_folder(folder: Path) -> IO[str]:

@@ -5,7 +5,7 @@ finding ──> saving ──> cancelling ──> forcing      saving: the job w
    └──────────┴────────────┴─────────────┴──> reporting ──> done
 
 A job to be parked is parked instead of cancelled, and never killed. A stop that takes too long is reported as failed
-once and continues: when the job ends later, that is reported too.
+once and continues: when the job ends later, that is reported too. A stop that is taken back before the cancel is done.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from evalstop_client.receivers.stop.events import (
     SchedulerFailed,
     Started,
     StopEscalated,
+    StopTakenBack,
     WaitEnded,
 )
 from evalstop_client.receivers.stop.instructions import (
@@ -101,6 +102,8 @@ def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instru
         case StopEscalated():
             stop = replace(stop, escalated=True)
             return stop, _next_instruction(stop)
+        case StopTakenBack(at):
+            return _enter_phase(replace(stop, resumed_at=at), Phase.DONE)
         case JobForeign():
             return replace(stop, phase=Phase.DONE, is_ours=False), None
         case JobRefused(at, reason):
@@ -127,6 +130,11 @@ def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instru
             return replace(stop, killed_at=at, failures=0), Wait(timeouts.poll_seconds / 10)
         case JobChecked(at, seen, saved):
             return _after_check(replace(stop, failures=0), seen, saved, at, timeouts)
+
+
+def may_be_taken_back(stop: Stop) -> bool:
+    """Whether the job has certainly not been asked to end."""
+    return stop.phase in (Phase.FINDING, Phase.SAVING)
 
 
 def _next_instruction(stop: Stop) -> Instruction | None:

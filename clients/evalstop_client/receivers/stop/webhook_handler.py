@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from evalstop_client.errors import EventMalformed, RequestRefused, SchedulerUnavailable, SignatureError
@@ -33,6 +33,9 @@ class Reply:
 
     status: int
     body: Mapping[str, Any]
+
+
+IN_PROGRESS = Reply(409, {"error": "The stop is still in progress; retry when it is done."})
 
 
 class Receiver:
@@ -149,7 +152,8 @@ class Receiver:
                     self.metrics.add("stop_seconds_total", amount=stop.reporting_at - stop.started_at)
         finally:
             with self._changed:
-                del self._executions[decision_id]
+                if self._executions.get(decision_id) is execution:  # else it was started again meanwhile
+                    del self._executions[decision_id]
                 self.metrics.add("stops_under_way", amount=-1)
                 self._changed.notify_all()
 
@@ -160,20 +164,31 @@ class Receiver:
                 self._changed.notify_all()
 
     def _undo_stop(self, request: StopRequest) -> Reply:
-        """Resume a stopped job while the sender waits; the sender retries failures."""
+        """Resume a stopped job while the sender waits; the sender retries failures.
+
+        A stop that is still in progress is dropped if its job was not cancelled yet. One that is unknown is remembered,
+        since its request may still be on its way.
+        """
         entry = self.context.journal.find_entry(request.decision_id)
-        if entry is None or not entry.stop.is_ours or entry.stop.job is None:
-            return Reply(200, {"unknown": request.decision_id})
-        if entry.stop.resumed_at is not None:
+        if entry is not None and entry.stop.resumed_at is not None:
             return Reply(200, {"repeat": request.decision_id})
-        if entry.stop.phase is not Phase.DONE:
-            return Reply(409, {"error": "The stop is still in progress; retry when it is done."})
+        if entry is not None and entry.stop.phase is not Phase.DONE:
+            with self._changed:
+                execution = self._executions.get(request.decision_id)
+            if execution is not None:
+                execution.take_back()
+            return IN_PROGRESS
+        job = None if entry is None else entry.stop.job
         try:
-            self.context.job_control.resume_job(entry.stop.job)
-            self.context.journal.record_stop(entry.request, replace(entry.stop, resumed_at=self.context.clock()))
+            if job is not None:
+                self.context.job_control.resume_job(job)
+            if not self.context.journal.record_resume(request, self.context.clock()):
+                return IN_PROGRESS
         except RequestRefused as error:
             return Reply(422, {"error": error.detail or str(error)})
         except (SchedulerUnavailable, OSError) as error:
             return Reply(503, {"error": str(error)})
+        if job is None:
+            return Reply(200, {"unknown": request.decision_id})
         logger.info("run %s was resumed (decision %s)", request.run_name, request.decision_id)
         return Reply(202, {"undone": request.decision_id})
