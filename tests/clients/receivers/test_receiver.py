@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import httpx
 import pytest
-from evalstop_client.receivers import Receiver
+from evalstop_client.receivers import Gone, Job, Parked, Present, Receiver
 from evalstop_client.receivers.stop.execution import ReceiverContext
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.metrics import Metrics
@@ -18,7 +18,7 @@ from evalstop_client.signature import sign
 
 from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import wait_until
-from tests.clients.receivers.fake_scheduler import UNAVAILABLE
+from tests.clients.receivers.fake_scheduler import UNAVAILABLE, FakeScheduler
 from tests.clients.receivers.listening_receiver import SHORT_TIMEOUTS, ListeningReceiver
 from tests.clients.webhooks import SECRET, make_stop_event, post_event
 
@@ -267,6 +267,29 @@ def test_job_is_parked_and_resumed(listener: ListeningReceiver, service: FakeSer
     resume = {**make_stop_event({}), "type": "run.resume_requested"}
     assert post_event(listener.url, resume, webhook_id="msg_3").json() == {"undone": "decision-1"}
     assert listener.scheduler.calls == ["park", "resume"]
+
+
+@dataclass
+class CommandLikeScheduler(FakeScheduler):
+    """Takes any job that is gone for parked, as a check by command does."""
+
+    def check_parked(self, job: Job) -> Present | Parked | Gone:
+        state = self.check_job(job)
+        return Parked("gone") if isinstance(state, Gone) else state
+
+
+def test_job_that_ends_before_it_is_parked_is_confirmed(listener: ListeningReceiver, service: FakeService) -> None:
+    """A job to be parked that ends when it has saved its checkpoint is reported as ended: it cannot be resumed."""
+    context = replace(
+        listener.receiver.context,
+        job_control=CommandLikeScheduler(ends_on="request_checkpoint"),
+        timeouts=replace(SHORT_TIMEOUTS, checkpoint_seconds=20),
+    )
+    receiver = Receiver(context, lambda: [SECRET])
+    body = json.dumps({**make_stop_event({}), "type": "run.park_requested"}).encode()
+    receiver.receive(sign(SECRET, "msg_1", int(time.time()), body), body, time.time())
+    assert receiver.wait_idle(20)
+    assert [report["state"] for _, report in service.reports] == ["confirmed"]
 
 
 def test_job_that_does_not_park_is_not_killed(listener: ListeningReceiver, service: FakeService) -> None:

@@ -82,6 +82,19 @@ def test_job_without_checkpoint_signal_is_cancelled_at_once() -> None:
     assert given[-1] == instructions.CancelJob(JOB)
 
 
+def test_job_that_cannot_be_asked_in_time_is_cancelled() -> None:
+    """A scheduler that keeps failing to ask for a checkpoint delays the cancel by the checkpoint window only."""
+    stop, given = run_events(
+        Stop(started_at=0),
+        events.JobFound(5, JOB, RUNNING),
+        events.SchedulerFailed(104.9, "scancel does not answer"),
+        events.WaitEnded(104.9),
+        events.SchedulerFailed(105, "scancel does not answer"),
+    )
+    assert list_kinds(given) == ["RequestCheckpoint", "Wait", "RequestCheckpoint", "CancelJob"]
+    assert stop.checkpoint == "could not be asked for"
+
+
 def test_window_of_zero_cancels_at_once() -> None:
     """With a checkpoint window of 0 the job is cancelled without being asked to save."""
     _, given = run_events(
@@ -165,6 +178,8 @@ class StopMachine(RuleBasedStateMachine):
         self.job_gone = False
         self.saved = False
         self.asked_at: float | None = None
+        self.found_at = 0.0
+        self.asking_failed = False
         self.cancelled_at: float | None = None
         self.kills = 0
         self.reports: list[instructions.Report] = []
@@ -200,6 +215,7 @@ class StopMachine(RuleBasedStateMachine):
         lambda self: isinstance(
             self.instruction,
             instructions.FindJob
+            | instructions.RequestCheckpoint
             | instructions.CheckJob
             | instructions.CancelJob
             | instructions.ParkJob
@@ -209,6 +225,7 @@ class StopMachine(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 60))
     def fail_the_scheduler(self, seconds: float) -> None:
         self.now += seconds
+        self.asking_failed |= isinstance(self.instruction, instructions.RequestCheckpoint)
         self._handle(events.SchedulerFailed(self.now, "away"))
 
     @precondition(lambda self: isinstance(self.instruction, instructions.SendReport))
@@ -236,6 +253,7 @@ class StopMachine(RuleBasedStateMachine):
         state: Any = GONE if self.job_gone else RUNNING
         match self.instruction:
             case instructions.FindJob():
+                self.found_at = self.now
                 return events.JobFound(self.now, JOB, state)
             case instructions.RequestCheckpoint():
                 if not self.can_ask:
@@ -245,7 +263,8 @@ class StopMachine(RuleBasedStateMachine):
                 return events.CheckpointRequested(self.now, True, "mark")
             case instructions.CancelJob() | instructions.ParkJob():
                 assert isinstance(self.instruction, instructions.ParkJob) == self.parks
-                window_over = self.asked_at is not None and self.now - self.asked_at >= BOUNDS.checkpoint_seconds
+                window_begins = self.found_at if self.asking_failed else self.asked_at
+                window_over = window_begins is not None and self.now - window_begins >= BOUNDS.checkpoint_seconds
                 assert window_over or self.saved or not self.can_ask, "cancelled before the checkpoint was saved"
                 self.cancelled_at = self.now
                 self.job_gone |= self.ends_on == "cancel" or self.parks

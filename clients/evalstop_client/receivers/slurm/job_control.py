@@ -78,8 +78,10 @@ class SlurmJobControl:
         return Job(record.name, facts)
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
-        """Send the checkpoint signal of the run's label, else of the receiver."""
+        """Send the checkpoint signal of the run's label, else of the receiver; a waiting job gets none."""
         if "checkpoint_signal" not in job.facts or "user" not in job.facts:
+            return False
+        if all(record.state in WAITING for record in self._find_records(job)):  # scancel would retry for minutes
             return False
         signal = checkpoint_signal(job.facts["checkpoint_signal"])
         logger.info("SIG%s to %s of job %s", signal.name, signal.where, job.id)

@@ -141,7 +141,8 @@ class StopExecution:
                 job_control.kill_job(job)
                 return events.JobKilled(clock())
             case instructions.CheckJob(job, known_checkpoint):
-                state = job_control.check_parked(job) if self._stop.parks else job_control.check_job(job)
+                was_parked = self._stop.parks and self._stop.cancelled_at is not None
+                state = job_control.check_parked(job) if was_parked else job_control.check_job(job)
                 has_saved = None if known_checkpoint is None else self._has_newer_checkpoint(known_checkpoint)
                 return events.JobChecked(clock(), state, has_saved)
         raise AssertionError(instruction)

@@ -78,6 +78,7 @@ class Stop:
     started_at: float
     phase: Phase = Phase.FINDING
     job: Job | None = None
+    found_at: float | None = None
     checkpoint_requested_at: float | None = None
     known_checkpoint: str | None = None  # the newest one at that time
     checkpoint: str | None = None
@@ -115,7 +116,7 @@ def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instru
         case ReportFailed(at, retry_after_seconds):
             return _after_report_failed(stop, at, retry_after_seconds, timeouts)
         case JobFound(at, job, seen):
-            stop = replace(stop, job=job, failures=0)
+            stop = replace(stop, job=job, found_at=at, failures=0)
             if isinstance(seen, Gone):
                 return _report(stop, _confirm_end(stop, seen, at), at)
             return _enter_phase(stop, Phase.SAVING if timeouts.checkpoint_seconds > 0 else Phase.CANCELLING)
@@ -192,6 +193,9 @@ def _after_scheduler_failure(
     stop: Stop, reason: str, at: float, timeouts: StopTimeouts
 ) -> tuple[Stop, Instruction | None]:
     stop = replace(stop, failures=stop.failures + 1)
+    is_unasked = stop.phase is Phase.SAVING and stop.checkpoint_requested_at is None
+    if is_unasked and stop.found_at is not None and at - stop.found_at >= timeouts.checkpoint_seconds:
+        return _enter_phase(replace(stop, checkpoint="could not be asked for"), Phase.CANCELLING)
     return _wait_or_report_failure(stop, reason, at, timeouts)
 
 

@@ -62,12 +62,13 @@ def test_job_without_requeue_is_not_parked(launcher: SlurmLauncher) -> None:
 
 
 def test_parked_job_can_be_cancelled(launcher: SlurmLauncher) -> None:
-    """A held job is cancelled by a stop."""
+    """A held job is cancelled by a stop, and not asked for a checkpoint, which it could not save."""
     started = launcher.start()
     job = started.find()
     started.job_control.park_job(job, make_stop_request(started.labels))
     wait_until_parked(started.job_control, job)
     found_again = started.find()
     assert isinstance(started.job_control.check_job(found_again), Present)
+    assert not started.job_control.request_checkpoint(found_again, make_stop_request(started.labels))
     started.cancel(found_again)
     assert wait_until_gone(started.job_control, found_again).state == "CANCELLED"
