@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers import ForeignJob, Gone
+from evalstop_client.receivers import ForeignJob, Gone, Present
 from evalstop_client.receivers.slurm.commands import Programs
 from evalstop_client.receivers.slurm.job_control import SlurmJobControl
 from evalstop_client.receivers.slurm.job_record import Record, details, from_rest, from_squeue, of_job, parse_gpus
@@ -121,15 +121,32 @@ def make_job_control(slurm_commands: Path, **variables: str) -> SlurmJobControl:
 def test_sacct_knows_jobs_that_slurmctld_forgot(slurm_commands: Path) -> None:
     """With sacct the end of a forgotten job is known, and its user is checked against the allow-list."""
     job_control = make_job_control(
-        slurm_commands, PRIVATE="jobs", PAST="7|CANCELLED by 1000|ann|gpu|0:15|cpu=1,gres/gpu=2"
+        slurm_commands, PRIVATE="jobs", PAST="7|7|CANCELLED by 1000|ann|gpu|0:15|cpu=1,gres/gpu=2"
     )
     end = job_control.check_job(job := find_job(job_control, LABELS))
     assert isinstance(end, Gone)
     assert job.facts["user"] == "ann"
     assert (end.state, end.details["gpus_freed"], end.details["signal"]) == ("CANCELLED", 2, 15)
-    foreign = make_job_control(slurm_commands, PRIVATE="jobs", PAST="7|COMPLETED|eve|gpu|0:0|cpu=1")
+    foreign = make_job_control(slurm_commands, PRIVATE="jobs", PAST="7|7|COMPLETED|eve|gpu|0:0|cpu=1")
     with pytest.raises(RequestRefused, match="allow-list"):
         foreign.find_job(make_stop_request(LABELS))
+
+
+def test_sacct_knows_the_tasks_of_an_array(slurm_commands: Path) -> None:
+    """The task whose id is that of its array is told from the others, which may still run."""
+    lines = "8|7_0|RUNNING|ann|gpu|0:0|cpu=1", "7|7_1|FAILED|ann|gpu|1:0|cpu=1", "9|7_[2-3]|PENDING|ann|gpu|0:0|"
+    job_control = make_job_control(slurm_commands, PAST="\n".join(lines))
+    job = find_job(job_control, {**LABELS, "slurm_array_task_id": "1"})
+    end = job_control.check_job(job)
+    assert isinstance(end, Gone)
+    assert (job.id, end.state) == ("7_1", "FAILED")
+
+
+def test_sacct_knows_the_components_of_a_job(slurm_commands: Path) -> None:
+    """A heterogeneous job is gone once all of its components have ended."""
+    lines = "7|7+0|FAILED|ann|gpu|1:0|cpu=1", "8|7+1|RUNNING|ann|gpu|0:0|cpu=1"
+    job_control = make_job_control(slurm_commands, PAST="\n".join(lines))
+    assert job_control.check_job(find_job(job_control, LABELS)) == Present("RUNNING")
 
 
 def test_unknown_job_is_gone_unless_jobs_are_private(slurm_commands: Path) -> None:

@@ -13,7 +13,7 @@ from evalstop_client.receivers.stop.subprocesses import Done, run
 UNKNOWN = "Invalid job id specified"
 ON_ITS_WAY = ("already completing or completed", UNKNOWN)
 FORBIDDEN = ("denied", "not permitted", "Invalid user")
-SACCT_FIELDS = ("JobIDRaw", "State", "User", "Partition", "ExitCode", "AllocTRES")
+SACCT_FIELDS = ("JobIDRaw", "JobID", "State", "User", "Partition", "ExitCode", "AllocTRES")
 
 
 class Programs:
@@ -133,8 +133,10 @@ class Programs:
 
 
 def _from_sacct(line: str) -> Record:
-    """One line; the state may read `CANCELLED by 1000`, the exit code `0:15`."""
-    job_id, state, user, partition, exit_code, allocated = line.split("|")[: len(SACCT_FIELDS)]
+    """One line; the name may read `6_1` or `6+1`, the state `CANCELLED by 1000`, the exit code `0:15`."""
+    job_id, name, state, user, partition, exit_code, allocated = line.split("|")[: len(SACCT_FIELDS)]
+    array, _, array_task = name.partition("_")
+    leader, component, _ = name.partition("+")
     code, _, signal = exit_code.partition(":")
     numbers = (int(code) << 8) | int(signal or 0) if code.isdecimal() and (signal or "0").isdecimal() else None
     counted = re.search(r"gres/gpu=(\d+)", allocated)
@@ -143,6 +145,9 @@ def _from_sacct(line: str) -> Record:
         state=state.split()[0] if state else "",
         user=user,
         partition=partition,
+        array_job_id=array if array_task else "",
+        array_task_id=array_task,
+        het_job_id=leader if component else "",
         exit_code=numbers,
         gpus=int(counted[1]) if counted else 0,
     )

@@ -63,7 +63,7 @@ class SlurmJobControl:
         signal = choose_signal(labels, self._default_signal)
         if signal is not None:
             facts["checkpoint_signal"] = str(signal)
-        records = of_job(self._cluster.jobs(job_id), job_id) or self._cluster.past(job_id)
+        records = self._find_records(job_id)
         if not records:
             if self._cluster.hides_jobs():
                 raise RequestRefused(
@@ -81,7 +81,9 @@ class SlurmJobControl:
         """Send the checkpoint signal of the run's label, else of the receiver; a waiting job gets none."""
         if "checkpoint_signal" not in job.facts or "user" not in job.facts:
             return False
-        if all(record.state in WAITING for record in self._find_records(job)):  # scancel would retry for minutes
+        if all(
+            record.state in WAITING for record in self._find_records(job.facts["job_id"])
+        ):  # scancel would retry for minutes
             return False
         signal = checkpoint_signal(job.facts["checkpoint_signal"])
         logger.info("SIG%s to %s of job %s", signal.name, signal.where, job.id)
@@ -101,8 +103,12 @@ class SlurmJobControl:
         logger.info("parking job %s", job.id)
         if self._park_partition is None:
             self._hold_job(job)
-        elif self._load_records(job)[0].partition != self._park_partition:
+            return
+        record = self._load_records(job)[0]
+        if record.partition != self._park_partition:
             self._move_to_partition(job, self._park_partition)
+        elif record.is_held:  # an earlier call ended after it had moved the job
+            self._cluster.release(job.id)
 
     def kill_job(self, job: Job) -> None:
         """Send SIGKILL, which Slurm itself should have sent after KillWait."""
@@ -111,7 +117,7 @@ class SlurmJobControl:
 
     def check_job(self, job: Job) -> Present | Gone:
         """The state from slurmctld, or from the accounting once slurmctld has dropped the job."""
-        records = self._find_records(job)
+        records = self._find_records(job.facts["job_id"])
         if not records:  # this receiver saw it before, or sees all jobs: slurmctld has dropped it
             return Gone("UNKNOWN", {"scheduler_state": "UNKNOWN", "note": "Slurm no longer knows the job"})
         if all(record.state in ENDED for record in records):
@@ -123,7 +129,7 @@ class SlurmJobControl:
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
         """Parked once it is held, or in the partition for parked jobs."""
-        records = self._find_records(job)
+        records = self._find_records(job.facts["job_id"])
         if not records or all(record.state in ENDED for record in records):
             return self.check_job(job)
         if self._park_partition is None and all(record.is_held for record in records):
@@ -135,7 +141,7 @@ class SlurmJobControl:
 
     def resume_job(self, job: Job) -> None:
         """Release a held job, or requeue one parked in another partition into its own."""
-        records = self._find_records(job)
+        records = self._find_records(job.facts["job_id"])
         if not records or all(record.state in ENDED for record in records):
             raise RequestRefused(f"job {job.id} has ended and cannot be resumed")
         own_partition = job.facts["partition"]
@@ -170,14 +176,12 @@ class SlurmJobControl:
         except (RequestRefused, SchedulerUnavailable) as error:
             logger.warning("job %s gets no comment: %s", job.id, error)
 
-    def _find_records(self, job: Job) -> list[Record]:
+    def _find_records(self, job_id: str) -> list[Record]:
         """The records from slurmctld, or from the accounting once slurmctld has dropped the job."""
-        return of_job(self._cluster.jobs(job.facts["job_id"]), job.facts["job_id"]) or self._cluster.past(
-            job.facts["job_id"]
-        )
+        return of_job(self._cluster.jobs(job_id), job_id) or of_job(self._cluster.past(job_id), job_id)
 
     def _load_records(self, job: Job) -> list[Record]:
-        records = self._find_records(job)
+        records = self._find_records(job.facts["job_id"])
         if not records or all(record.state in ENDED for record in records):
             raise RequestRefused(f"job {job.id} has ended")
         return records

@@ -23,7 +23,7 @@ class Cluster(Protocol):
         ...
 
     def past(self, job_id: str) -> list[Record]:
-        """The accounting's records of a job that the controller has dropped; empty if there are none."""
+        """The accounting's records of this id and of its other components or tasks; empty if there are none."""
         ...
 
     def signal(self, job: str, user: str, name: str, where: str) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from evalstop_client.errors import RequestRefused
+from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers import Present
+from evalstop_client.receivers.slurm.commands import Programs
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import make_stop_request, wait_until_gone, wait_until_parked
@@ -50,6 +51,31 @@ def test_parked_job_runs_in_the_preemptible_partition(launcher: SlurmLauncher) -
     launcher.cluster.start_requeued_job(job.id)
     wait_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
     assert launcher.cluster.run_command("squeue", "--noheader", "--format=%P", f"--jobs={job.id}").strip() == "gpu"
+
+
+class UnreliableCluster(Programs):
+    """Slurm's commands, of which the first release fails."""
+
+    has_failed = False
+
+    def release(self, job: str) -> None:
+        if not self.has_failed:
+            self.has_failed = True
+            raise SchedulerUnavailable("scontrol did not end within 30 s")
+        super().release(job)
+
+
+def test_job_that_was_moved_but_not_released_is_released(launcher: SlurmLauncher) -> None:
+    """Parking is repeated after an error, and the job does not stay held in the partition for parked jobs."""
+    launcher.park_partition = "low"
+    launcher.connect = lambda: UnreliableCluster(launcher.cluster.environment)
+    started = launcher.start()
+    job, request = started.find(), make_stop_request(started.labels)
+    with pytest.raises(SchedulerUnavailable):
+        started.job_control.park_job(job, request)
+    started.job_control.park_job(job, request)
+    launcher.cluster.start_requeued_job(job.id)
+    wait_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
 
 
 def test_job_without_requeue_is_not_parked(launcher: SlurmLauncher) -> None:
