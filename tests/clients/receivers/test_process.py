@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from evalstop_client.receivers.process.descendants import DEAD_STATES, list_processes_by_ps
@@ -20,72 +16,19 @@ from evalstop_client.receivers.process.job_control import label_environment
 from evalstop_client.settings import parse_labels
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
-from tests.clients.programs import is_alive, running_program, wait_until
+from tests.clients.programs import is_alive, wait_until
+from tests.clients.receivers.process_receiver import (
+    ENDS_ON_SIGTERM,
+    EXITS_WITH_7,
+    IGNORES_SIGTERM,
+    SLEEP,
+    start_receiver,
+    wait_for_report,
+)
 from tests.clients.receivers.receiver_program import RECEIVER
 from tests.clients.webhooks import SECRET, make_stop_event, post_event
 
 pytestmark = pytest.mark.real
-
-ENDS_ON_SIGTERM = "import time; print('up', flush=True); time.sleep(3600)"
-IGNORES_SIGTERM = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)"
-)
-SLEEP = "while True: time.sleep(0.1)"
-"""For jobs with handlers: a signal just before one long sleep would be handled only after it."""
-EXITS_WITH_7 = f"""
-import signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-print('up', flush=True)
-{SLEEP}
-"""
-
-
-@dataclass
-class ProcessReceiver:
-    """A receiver and its job."""
-
-    process: subprocess.Popen[str]
-    ready: dict[str, Any]
-
-    @property
-    def label(self) -> dict[str, str]:
-        return {"receiver": self.ready["receiver"]}
-
-    @property
-    def url(self) -> str:
-        return str(self.ready["url"])
-
-    def read_line(self) -> str:
-        """The next line of the job, whose standard output is the receiver's."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-
-@contextlib.contextmanager
-def start_receiver(
-    folder: Path, server: FakeServer, code: str, *options: str, **environment: str
-) -> Iterator[ProcessReceiver]:
-    """A Python job under a receiver that listens; both end with the block."""
-    ready = folder / "ready.json"
-    command = [
-        *RECEIVER, "process", "--url", server.url, "--ready-file", str(ready), *options,
-        "--", sys.executable, "-c", code,
-    ]  # fmt: skip
-    settings = {"EVALSTOP_WEBHOOK_SECRET": SECRET, "EVALSTOP_KEY": KEY, **environment}
-    with running_program(command, **settings) as process:
-        try:
-            wait_until(lambda: ready.exists() or process.poll() is not None)
-            yield ProcessReceiver(process, json.loads(ready.read_text()))
-        finally:
-            if ready.exists():
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(json.loads(ready.read_text())["job_pid"], signal.SIGKILL)
-
-
-def wait_for_report(service: FakeService) -> dict[str, Any]:
-    """The only report that the service has."""
-    ((_, report),) = wait_until(lambda: service.reports)
-    return report
 
 
 def test_job_is_ended_by_sigterm_and_confirmed(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
@@ -112,50 +55,6 @@ def test_job_that_cleans_up_keeps_its_own_exit_code(tmp_path: Path, server: Fake
         details = wait_for_report(service)["details"]
         assert (details["exit_status"], details["signal"]) == (7, None)
         assert job.process.wait(20) == 7
-
-
-def test_restartable_job_is_parked_and_resumed(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """A parked job is ended; resumed, it starts again under its label, and its exit code is the receiver's."""
-    code = f"""
-import pathlib, sys, time
-print('up', flush=True)
-if pathlib.Path({str(tmp_path / "end")!r}).exists():
-    sys.exit(7)
-{SLEEP}
-"""
-    with start_receiver(tmp_path, server, code, "--restartable") as job:
-        assert job.read_line() == "up"
-        assert post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"}).status_code == 202
-        report = wait_for_report(service)
-        assert (report["state"], report["details"]["parked_as"]) == ("parked", "terminated")
-        assert not is_alive(job.ready["job_pid"])
-        (tmp_path / "end").touch()
-        assert job.process.poll() is None, "the receiver ended while its job was parked"
-        resume = {**make_stop_event(job.label), "type": "run.resume_requested"}
-        # 409 until the receiver has recorded that its report was accepted; the service retries
-        wait_until(lambda: post_event(job.url, resume, webhook_id="msg_2").status_code == 202)
-        assert job.read_line() == "up"
-        assert job.process.wait(20) == 7
-
-
-def test_receiver_of_a_parked_job_exits_with_its_code(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """SIGTERM to the receiver of a parked job ends it with the exit code that the job had."""
-    with start_receiver(tmp_path, server, EXITS_WITH_7, "--restartable") as job:
-        assert job.read_line() == "up"
-        post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"})
-        assert wait_for_report(service)["state"] == "parked"
-        job.process.send_signal(signal.SIGTERM)
-        assert job.process.wait(20) == 7
-
-
-def test_job_that_is_not_restartable_is_not_parked(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
-    """Without --restartable the job runs on, and the report says why."""
-    with start_receiver(tmp_path, server, ENDS_ON_SIGTERM) as job:
-        assert job.read_line() == "up"
-        post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"})
-        report = wait_for_report(service)
-        assert (report["state"], "--restartable" in report["reason"]) == ("failed", True)
-        assert is_alive(job.ready["job_pid"])
 
 
 def test_job_that_ignores_sigterm_is_killed(tmp_path: Path, server: FakeServer, service: FakeService) -> None:

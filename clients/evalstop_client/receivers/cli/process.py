@@ -156,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
         host, port = server.server_address[:2]
         ready = {"url": server.url, "host": host, "port": port, "job_pid": job.pid, "receiver": receiver_id}
         write_atomically(options.ready_file, json.dumps(ready) + "\n")
-    status = _await_end(control, forwarding)
+    status = await_end(control, forwarding)
     if url is not None and not forwarding.happened:
         receiver.wait_until_stopped(options.linger_seconds)  # a job that polls may obey before the webhook arrives
     receiver.wait_idle()
@@ -164,11 +164,13 @@ def run(options: argparse.Namespace) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _await_end(control: ProcessJobControl, forwarding: Forwarding) -> int:
-    """Wait for the job's final exit status; waits for a parked job until a signal arrives."""
+def await_end(control: ProcessJobControl, forwarding: Forwarding) -> int:
+    """Wait for the job's final exit status; waits for a parked job until it is stopped or a signal arrives."""
     while True:
-        status = control.job.wait(POLL_SECONDS)  # a signal that arrives just before a wait is handled between two waits
-        if status is not None and (not control.is_parked or forwarding.happened):
+        job = control.job
+        status = job.wait(POLL_SECONDS)  # a signal that arrives just before a wait is handled between two waits
+        ends = not control.is_parked or forwarding.happened
+        if status is not None and ends and control.job is job:  # else it was resumed meanwhile
             return status
         if control.is_parked:
             time.sleep(POLL_SECONDS)

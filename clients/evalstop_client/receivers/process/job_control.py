@@ -125,8 +125,12 @@ class ProcessJobControl:
         return self._parked
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
-        """This receiver's job, if the run has its label."""
-        return Job(str(self._job.pid)) if request.labels.get(LABEL) == self._receiver_id else ForeignJob()
+        """This receiver's job, if the run has its label; to be stopped, a parked job is one that has ended."""
+        if request.labels.get(LABEL) != self._receiver_id:
+            return ForeignJob()
+        if not request.parks:
+            self._parked = False
+        return Job(str(self._job.pid))
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Send the checkpoint signal only to the job's main process: its child processes may not handle it, and would

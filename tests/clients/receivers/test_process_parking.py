@@ -1,0 +1,119 @@
+"""`evalstop-receiver process` as a program: a job that is ended to be started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from evalstop_client.receivers import Job
+from evalstop_client.receivers.cli.process import FORWARDED, Forwarding, await_end
+from evalstop_client.receivers.process.job_control import ChildJob, ProcessJobControl
+from evalstop_client.receivers.stop.job_control import parse_stop_request
+
+from tests.clients.fake_service import FakeServer, FakeService
+from tests.clients.programs import is_alive, wait_until
+from tests.clients.receivers.process_receiver import (
+    ENDS_ON_SIGTERM,
+    EXITS_WITH_7,
+    SLEEP,
+    start_receiver,
+    wait_for_report,
+)
+from tests.clients.webhooks import make_stop_event, post_event
+
+pytestmark = pytest.mark.real
+
+
+def test_restartable_job_is_parked_and_resumed(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A parked job is ended; resumed, it starts again under its label, and its exit code is the receiver's."""
+    code = f"""
+import pathlib, sys, time
+print('up', flush=True)
+if pathlib.Path({str(tmp_path / "end")!r}).exists():
+    sys.exit(7)
+{SLEEP}
+"""
+    with start_receiver(tmp_path, server, code, "--restartable") as job:
+        assert job.read_line() == "up"
+        assert post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"}).status_code == 202
+        report = wait_for_report(service)
+        assert (report["state"], report["details"]["parked_as"]) == ("parked", "terminated")
+        assert not is_alive(job.ready["job_pid"])
+        (tmp_path / "end").touch()
+        assert job.process.poll() is None, "the receiver ended while its job was parked"
+        resume = {**make_stop_event(job.label), "type": "run.resume_requested"}
+        # 409 until the receiver has recorded that its report was accepted; the service retries
+        wait_until(lambda: post_event(job.url, resume, webhook_id="msg_2").status_code == 202)
+        assert job.read_line() == "up"
+        assert job.process.wait(20) == 7
+
+
+def test_receiver_of_a_parked_job_exits_with_its_code(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """SIGTERM to the receiver of a parked job ends it with the exit code that the job had."""
+    with start_receiver(tmp_path, server, EXITS_WITH_7, "--restartable") as job:
+        assert job.read_line() == "up"
+        post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"})
+        assert wait_for_report(service)["state"] == "parked"
+        job.process.send_signal(signal.SIGTERM)
+        assert job.process.wait(20) == 7
+
+
+def test_receiver_of_a_parked_job_exits_when_it_is_stopped(
+    tmp_path: Path, server: FakeServer, service: FakeService
+) -> None:
+    """A stop of a parked job is confirmed, and ends its receiver with the exit code that the job had."""
+    with start_receiver(tmp_path, server, EXITS_WITH_7, "--restartable") as job:
+        assert job.read_line() == "up"
+        post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"})
+        assert wait_for_report(service)["state"] == "parked"
+        stop = make_stop_event(job.label)
+        # 200 until the receiver has recorded that its report was accepted
+        wait_until(lambda: post_event(job.url, stop, webhook_id="msg_2").status_code == 202)
+        assert job.process.wait(20) == 7
+        assert [report["state"] for _, report in service.reports] == ["parked", "confirmed"]
+
+
+class ResumedMeanwhile(ProcessJobControl):
+    """Is resumed just after its parked job was first looked at."""
+
+    looked_at = False
+
+    @property
+    def job(self) -> ChildJob:
+        job = super().job
+        if not self.looked_at:
+            self.looked_at = True
+            self.resume_job(Job("1"))
+        return job
+
+
+@pytest.fixture
+def forwarding() -> Iterator[Forwarding]:
+    """Forwards the signals of this process until the test ends."""
+    before = {number: signal.getsignal(number) for number in FORWARDED}
+    yield Forwarding()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_exit_code_is_that_of_the_resumed_job(forwarding: Forwarding) -> None:
+    """A job that is resumed while its receiver checks whether it is parked is waited for."""
+    first, second = (ChildJob([sys.executable, "-c", f"raise SystemExit({code})"], os.environ) for code in (3, 7))
+    control = ResumedMeanwhile(first, "receiver-1", restart=lambda: second)
+    assert first.wait(20) == 3
+    control.park_job(Job("1"), parse_stop_request("msg_1", make_stop_event({})))
+    assert await_end(control, forwarding) == 7
+
+
+def test_job_that_is_not_restartable_is_not_parked(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """Without --restartable the job runs on, and the report says why."""
+    with start_receiver(tmp_path, server, ENDS_ON_SIGTERM) as job:
+        assert job.read_line() == "up"
+        post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"})
+        report = wait_for_report(service)
+        assert (report["state"], "--restartable" in report["reason"]) == ("failed", True)
+        assert is_alive(job.ready["job_pid"])
