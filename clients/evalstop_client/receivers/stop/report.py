@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import threading
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +19,9 @@ logger = logging.getLogger("evalstop_client.receivers")
 
 REPORTING_SCOPES = {"report", "operate", "admin"}
 """A key with any of them may report."""
+
+MAX_DEPTH, MAX_TEXT = 7, 2000
+"""The service accepts 8 levels of nesting; what is nested deeper is reported as text, of at most 2000 characters."""
 
 
 class ReportClient:
@@ -77,8 +83,8 @@ class ReportClient:
         return {
             "state": report.state,
             "actor": self._actor,
-            "reason": report.reason[:2000],
-            "details": dict(report.details),
+            "reason": _clean(report.reason[:2000]),
+            "details": _clean(dict(report.details)),
         }
 
     def newest_checkpoint(self, request: StopRequest) -> str | None:
@@ -104,6 +110,28 @@ def start_key_check(reports: Callable[[], ReportClient]) -> None:
             client.close()
 
     threading.Thread(target=check, name="check-key", daemon=True).start()
+
+
+def _clean(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """The value as the service accepts it, whatever a scheduler's program printed: else it would refuse the report."""
+    if depth == 1 and isinstance(value, dict | list):
+        value = json.dumps(value)[:MAX_TEXT]
+    match value:
+        case dict():
+            return {_clean(name): _clean(item, depth - 1) for name, item in value.items()}
+        case list():
+            return [_clean(item, depth - 1) for item in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+        case str():
+            return "".join(
+                " " if sign not in "\n\t" and unicodedata.category(sign) in ("Cc", "Cs") else sign for sign in value
+            )
+    return value
+
+
+def _is_control(sign: str) -> bool:
+    return sign not in "\n\t" and unicodedata.category(sign) in ("Cc", "Cs")
 
 
 def _path(request: StopRequest) -> str:

@@ -1,0 +1,41 @@
+"""What receivers report, as the service validates it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from evalstop_client.receivers.stop.instructions import Report
+from evalstop_client.receivers.stop.report import ReportClient
+from evalstop_service.web.api.decisions import ReportIn
+
+from tests.clients.fake_service import KEY, FakeServer, FakeService
+from tests.clients.receivers.conformance import make_stop_request
+
+
+def nest(depth: int) -> Any:
+    """A text within this many lists."""
+    return "x" if depth == 0 else [nest(depth - 1)]
+
+
+@pytest.mark.parametrize(
+    ("value", "reported"),
+    [
+        ("\x1b[31mgone\x1b[0m\r\n", " [31mgone [0m \n"),
+        ("half of a pair: \ud800", "half of a pair:  "),
+        (float("nan"), "nan"),
+        ({"a\0": [1, 2.5, None, True]}, {"a ": [1, 2.5, None, True]}),
+        (nest(6), [[[[['["x"]']]]]]),
+        (nest(100)[0], [[[[["[" * 94 + '"x"' + "]" * 94]]]]]),
+    ],
+)
+def test_report_is_accepted_whatever_a_scheduler_prints(
+    value: Any, reported: Any, server: FakeServer, service: FakeService
+) -> None:
+    """Details and reason hold only what the service accepts: a refused report would leave the stop unconfirmed."""
+    client = ReportClient(server.url, KEY, "test")
+    client.send(make_stop_request({}), Report("confirmed", "502 Bad Gateway\r\n", {"said": value}))
+    client.close()
+    ((_, report),) = service.reports
+    accepted = ReportIn.model_validate(report)
+    assert (accepted.reason, accepted.details) == ("502 Bad Gateway \n", {"said": reported})
