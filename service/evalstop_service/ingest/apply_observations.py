@@ -46,10 +46,10 @@ def apply_observations(
     new = find_new(before, content.points, facts)
     if isinstance(new, Needs):
         return new
-    placed = _place_points(before, content, new, facts)
-    if isinstance(placed, Needs):
-        return placed
-    state, points, combined = placed
+    extended = _extend_state(before, content, new, facts)
+    if isinstance(extended, Needs):
+        return extended
+    state, points, combined = extended
     facts = combined.drop_outdated(facts)
     duplicates = len(content.points) - len(new.points) - len(new.conflicts)
     if not new.points and not state.unrecorded:
@@ -103,7 +103,7 @@ def apply_observations(
     )
 
 
-def _place_points(
+def _extend_state(
     before: RunState, content: Observations, new: NewObservations, facts: Facts
 ) -> tuple[RunState, list[PostedObservation], NewScores] | Needs:
     """The state with the roles and last steps after these observations; they and the scores that they combine to."""
