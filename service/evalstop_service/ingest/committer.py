@@ -266,28 +266,15 @@ class Committer:
                 applied = [result for result in applied if result.state.run.id not in doubted]
             with self._tracer.span("write"):
                 saved = await self._save_results(applied, now)
-            changed_elsewhere = set()
-            if len(saved) < len(applied):
-                changed_elsewhere = {result.state.run.id for result in applied} - {
-                    result.state.run.id for result in saved
-                }
+            changed_elsewhere = {result.state.run.id for result in applied} - {result.state.run.id for result in saved}
             for result in saved:
                 entries = unanswered[result.state.run.id]
                 for entry, answer in zip(entries, result.answers, strict=False):
                     entry.answer(answer)
                 del entries[: len(result.answers)]
-            for run_id in [run_id for run_id, entries in unanswered.items() if entries]:
-                state = states.get(run_id)
-                if not isinstance(state, RunState):
-                    for entry in unanswered[run_id]:
-                        entry.answer(state or not_found(entry.message))
-                    unanswered[run_id] = []
+            _answer_missing(unanswered, states)
             self._record_metrics(saved)
-            for run_id, (_, needed) in list(needs.items()):
-                if objection := self.replays.find_objection(unanswered[run_id][0].message, needed):
-                    self.count_refused("replays")
-                    unanswered[run_id].pop(0).answer(objection)
-                    del needs[run_id]
+            self._refuse_replays(unanswered, needs)
             if needs:
                 self._let_others_start()
             facts = await self._store.read(partial(load_facts, needs_by_run=needs)) if needs else {}
@@ -295,6 +282,14 @@ class Committer:
                 run_id for run_id, run_facts in facts.items() if run_facts.version != needs[run_id][0].version
             }
             unanswered = {run_id: entries for run_id, entries in unanswered.items() if entries}
+
+    def _refuse_replays(self, unanswered: Group, needs: dict[UUID, tuple[Run, Needs]]) -> None:
+        """Answer the messages that would replay their run, of keys that have used up their share."""
+        for run_id, (_, needed) in list(needs.items()):
+            if objection := self.replays.find_objection(unanswered[run_id][0].message, needed):
+                self.count_refused("replays")
+                unanswered[run_id].pop(0).answer(objection)
+                del needs[run_id]
 
     async def _load_states(self, unanswered: Group, doubted: Collection[UUID]) -> tuple[Loaded, Set[UUID]]:
         """The states of these runs, and which were read: cached states are used unless they are in `doubted`."""
@@ -375,9 +370,7 @@ class Committer:
         changes = [RunChange(result.before.run, result.state.run, result.points) for result in changed]
         has_consequences = bool(costly) or any(result.content is not None for result in changed)
         saved_ids = await self._store.save(changes, now, follow_up if has_consequences else None)
-        saved = [result for result in changed if result.state.run.id in saved_ids]
-        if following:
-            saved = [following.get(result.state.run.id, result) for result in saved]
+        saved = [following.get(result.state.run.id, result) for result in changed if result.state.run.id in saved_ids]
         self._cache.put_states(with_decision(result.state, result.decision) for result in saved)
         return saved + [result for result in applied if not result.is_changed]
 
@@ -395,3 +388,13 @@ class Committer:
         for result, count in counts.items():
             if count:
                 self._metrics.observations.labels(result).inc(count)
+
+
+def _answer_missing(unanswered: Group, states: Loaded) -> None:
+    """Answer the messages of runs that do not exist, or that this release cannot read."""
+    for run_id, entries in unanswered.items():
+        state = states.get(run_id)
+        if entries and not isinstance(state, RunState):
+            for entry in entries:
+                entry.answer(state or not_found(entry.message))
+            entries.clear()

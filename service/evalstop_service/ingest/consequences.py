@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from evalstop_detectors import Verdict, state_to_json
 from msgspec.structs import replace
@@ -21,7 +22,7 @@ from evalstop_service.ingest.messages import (
     RolesCorrected,
 )
 from evalstop_service.ingest.row_changes import is_same_stop
-from evalstop_service.ingest.run_state import KEEP_EVERY, with_decision
+from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, with_decision
 from evalstop_service.rules.decision_lifecycle import DecisionState, Recovered
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.role_recognition import COMBINED_METRIC
@@ -62,34 +63,16 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
 
     Returns `applied` with the results: the decision in the last receipt, and the state to cache.
     """
-    before, state = applied.before, applied.state
-    run, decision, superseded = state.run, applied.decision, 0
+    before, state, decision = applied.before, applied.state, applied.decision
+    run, superseded = state.run, 0
     runs.save_changes(tx, before.run, run)
-    match applied.content:
-        case CheckpointSaved(step, uri):
-            checkpoints.add_checkpoint(tx, run.id, Checkpoint(step, uri, run.attempt, now))
-        case Resumed(step, actor):
-            superseded = _begin_attempt(tx, before.run, run, step, now)
-            decision = attempts.carry_decision(tx, run)
-            state = replace(state, has_decision=decision is not None)
-            new_attempt = {"step": step, "attempt": run.attempt}
-            audit.record_action(tx, run.project_id, actor, "run.resumed", f"run {run.name}", new_attempt, now)
-        case RolesCorrected(metrics, actor):
-            details = {"before": before.run.metrics, "after": metrics}
-            audit.record_action(tx, run.project_id, actor, "run.metrics_changed", f"run {run.name}", details, now)
-        case EvalChanged(step, reason, version, actor):
-            change = {"step": step, "reason": reason, "version": version}
-            audit.record_action(tx, run.project_id, actor, "run.eval_changed", f"run {run.name}", change, now)
-        case EvalAnswered() as answer:
-            save_answer(tx, state, answer, now)
-    series.forget_summaries(tx, ((run.id, point.metric, point.step) for point in applied.late))
-    if applied.scores.first_step is not None:
-        series.forget_summaries(tx, [(run.id, COMBINED_METRIC, applied.scores.first_step)])
-        observations.replace_series(tx, run, COMBINED_METRIC, applied.scores.first_step, applied.scores.points, now)
-    if state.unkept >= KEEP_EVERY:
-        stored = StoredMonitorState(run.version, state_to_json(state.policy, state.monitor).decode())
-        monitor_states.save_state(tx, run.id, stored, now)
-        state = replace(state, unkept=0)
+    if isinstance(applied.content, Resumed):
+        superseded = _begin_attempt(tx, before.run, run, applied.content.step, now)
+        decision = attempts.carry_decision(tx, run)
+        state = replace(state, has_decision=decision is not None)
+    _save_content(tx, applied, now)
+    _save_scores(tx, applied, now)
+    state = _keep_monitor(tx, state, now)
 
     if before.run.ended_at is not None and run.ended_at is None:
         run_health.start_checks(tx, run.id, run.project_id, now, now)
@@ -116,6 +99,45 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
         answers = [*answers[:-1], replace(answers[-1], **outcome)]
     state = with_decision(replace(state, unrecorded=()), decision)
     return replace(applied, state=state, answers=answers, decision=decision)
+
+
+def _save_content(tx: Transaction, applied: Applied, now: datetime) -> None:
+    """Write the rows of the message itself, and to the audit log who changed the run."""
+    before, run = applied.before.run, applied.state.run
+
+    def audit_change(actor: str, action: str, details: dict[str, Any]) -> None:
+        audit.record_action(tx, run.project_id, actor, action, f"run {run.name}", details, now)
+
+    match applied.content:
+        case CheckpointSaved(step, uri):
+            checkpoints.add_checkpoint(tx, run.id, Checkpoint(step, uri, run.attempt, now))
+        case Resumed(step, actor):
+            audit_change(actor, "run.resumed", {"step": step, "attempt": run.attempt})
+        case RolesCorrected(metrics, actor):
+            audit_change(actor, "run.metrics_changed", {"before": before.metrics, "after": metrics})
+        case EvalChanged(step, reason, version, actor):
+            audit_change(actor, "run.eval_changed", {"step": step, "reason": reason, "version": version})
+        case EvalAnswered() as answer:
+            save_answer(tx, applied.state, answer, now)
+
+
+def _save_scores(tx: Transaction, applied: Applied, now: datetime) -> None:
+    """Replace stored scores of several combined evals, and drop the summaries of series that changed in the past."""
+    run, first_step = applied.state.run, applied.scores.first_step
+    changed = [(run.id, point.metric, point.step) for point in applied.late]
+    if first_step is not None:
+        changed.append((run.id, COMBINED_METRIC, first_step))
+        observations.replace_series(tx, run, COMBINED_METRIC, first_step, applied.scores.points, now)
+    series.forget_summaries(tx, changed)
+
+
+def _keep_monitor(tx: Transaction, state: RunState, now: datetime) -> RunState:
+    """Store the monitor if the stored one lacks many observations."""
+    if state.unkept < KEEP_EVERY:
+        return state
+    stored = StoredMonitorState(state.run.version, state_to_json(state.policy, state.monitor).decode())
+    monitor_states.save_state(tx, state.run.id, stored, now)
+    return replace(state, unkept=0)
 
 
 def _begin_attempt(tx: Transaction, before: Run, run: Run, step: int, now: datetime) -> int:

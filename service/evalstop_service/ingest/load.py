@@ -20,7 +20,7 @@ from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_polic
 from evalstop_service.store import checkpoints, decisions, eval_requests, monitor_states, observations, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.monitor_states import StoredMonitorState
-from evalstop_service.store.runs import Run
+from evalstop_service.store.runs import Run, RunWithCounts
 
 TOGETHER = 64
 """Runs read at once: with `KEEP_EVERY` values of each metric they take less than a hundred megabytes."""
@@ -68,39 +68,25 @@ def _load_some(
     3. The monitor of any other continues from the cached one, the stored one, or the beginning.
     4. All catch up on new observations, with their scores if a message brings an eval or a checkpoint.
     """
-    loaded_rows = runs.load_runs_with_counts(tx, run_ids)
     rows = {
-        run_id: run
-        for run_id, (run, _, _) in loaded_rows.items()
-        if any(message.project_id == run.project_id for message in messages[run_id])
+        run_id: row
+        for run_id, row in runs.load_runs_with_counts(tx, run_ids).items()
+        if any(message.project_id == row.run.project_id for message in messages[run_id])
     }
     loaded: Loaded = {}
-    for run_id, run in rows.items():
+    for run_id, (run, _, _) in rows.items():
         state = cached.get(run_id)
         if state is not None and state.run.version == run.version:
             loaded[run_id] = replace(state, shared=max(0, state.shared - 1))
     counts["hit"] += len(loaded)
-    changed_ids = [run_id for run_id in rows if run_id not in loaded]
-    if not changed_ids:
+    changed = {run_id: row for run_id, row in rows.items() if run_id not in loaded}
+    if not changed:
         return loaded
-    cold = [run_id for run_id in changed_ids if not _was_only_added_to(rows[run_id], cached.get(run_id))]
-    stored = monitor_states.load_states(tx, cold) if cold else {}
-    deciding = [run_id for run_id in changed_ids if loaded_rows[run_id].has_decision]
-    decided = decisions.load_decisions(tx, deciding) if deciding else {}
-    states: dict[UUID, RunState] = {}
-    for run_id in changed_ids:
-        run = rows[run_id]
-        policy = _find_policy(tx, run.policy_id, used)
-        if policy is None:
-            loaded[run_id] = Behind()
-            continue
-        state, source = _restore_state(run, policy, cached.get(run_id), stored.get(run_id))
-        counts[source] += 1
-        state = replace(state, has_decision=False, final_decision=None)
-        states[run_id] = with_decision(state, decided.get(run_id))
+    restored = _restore_states(tx, changed, cached, used, counts)
+    loaded |= restored
+    states = {run_id: state for run_id, state in restored.items() if isinstance(state, RunState)}
     scored = {run_id for run_id, state in states.items() if _brings_score(state, messages[run_id])}
-    checkpoint_counts = {run_id: loaded_rows[run_id].checkpoints for run_id in states}
-    caught_up = _catch_up(tx, states, scored, checkpoint_counts)
+    caught_up = _catch_up(tx, states, scored, {run_id: row.checkpoints for run_id, row in changed.items()})
     policy_requests = {run_id: find_request(state.policy, state.monitor) for run_id, state in caught_up.items()}
     steps = {run_id: request.step for run_id, request in policy_requests.items() if request is not None}
     unanswered = eval_requests.load_unanswered(tx, steps) if steps else {}
@@ -110,6 +96,31 @@ def _load_some(
         differs = Call(state.monitor.verdict.verdict) is not state.run.verdict.verdict
         loaded[run_id] = replace(state, unrecorded=(state.monitor.verdict,)) if differs else state
     return loaded
+
+
+def _restore_states(
+    tx: Transaction,
+    rows: Mapping[UUID, RunWithCounts],
+    cached: Mapping[UUID, RunState],
+    used: dict[UUID, Policy],
+    counts: Counter[str],
+) -> Loaded:
+    """The runs of these rows with a monitor to continue from and their decision."""
+    cold = [run_id for run_id, row in rows.items() if not _was_only_added_to(row.run, cached.get(run_id))]
+    stored = monitor_states.load_states(tx, cold) if cold else {}
+    deciding = [run_id for run_id, row in rows.items() if row.has_decision]
+    decided = decisions.load_decisions(tx, deciding) if deciding else {}
+    restored: Loaded = {}
+    for run_id, (run, _, _) in rows.items():
+        policy = _find_policy(tx, run.policy_id, used)
+        if policy is None:
+            restored[run_id] = Behind()
+            continue
+        state, source = _restore_state(run, policy, cached.get(run_id), stored.get(run_id))
+        counts[source] += 1
+        state = replace(state, has_decision=False, final_decision=None)
+        restored[run_id] = with_decision(state, decided.get(run_id))
+    return restored
 
 
 def _find_policy(tx: Transaction, policy_id: UUID, used: dict[UUID, Policy]) -> Policy | None:
