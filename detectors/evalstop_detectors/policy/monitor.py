@@ -201,18 +201,12 @@ def advance(
     states, evidence, changes = _fold_detectors(policy, state, columns)
     # 3. The verdict is recomputed only where evidence changed, or where the step or the count of evals still matters.
     eval_orders = finite_evals(columns)
-    verdict, suspect_step, verdicts = state.verdict, state.suspect_step, list[Verdict]()
-    if (changes or not _is_settled(policy, state.last, state.evals)) and not policy.keeps(verdict):
-        for judged in judge_changes(
-            policy, state, columns, eval_orders, list(state.evidence), sorted(changes, key=ORDER)
-        ):
-            if judged.verdict is not verdict.verdict:
-                verdicts.append(judged)
-            verdict = judged
-            if policy.keeps(verdict):
-                break
-        if suspect_step is None and verdicts:
-            suspect_step = verdicts[0].step
+    verdict, verdicts = state.verdict, list[Verdict]()
+    if (changes or not _is_settled(policy, state.last, state.evals)) and not policy.keeps(state.verdict):
+        ordered = sorted(changes, key=ORDER)
+        judged = judge_changes(policy, state, columns, eval_orders, list(state.evidence), ordered)
+        verdict, verdicts = _follow_calls(policy, state.verdict, judged)
+    suspect_step = verdicts[0].step if state.suspect_step is None and verdicts else state.suspect_step
     # 4. A continuing verdict gets the latest step; a stop stays as it was reached.
     if verdict.step != last[0] and not verdict.stops:
         verdict = _moved_to(verdict, last[0])
@@ -221,6 +215,18 @@ def advance(
     evals = state.evals + len(eval_orders)
     version = state.eval_version
     return MonitorState(tuple(states), tuple(evidence), last, evals, verdict, suspect_step, version), verdicts
+
+
+def _follow_calls(policy: Policy, verdict: Verdict, judged: Iterable[Verdict]) -> tuple[Verdict, list[Verdict]]:
+    """The last of these verdicts, or the first final one, and those at which the call changed."""
+    changed = []
+    for latest in judged:
+        if latest.verdict is not verdict.verdict:
+            changed.append(latest)
+        verdict = latest
+        if policy.keeps(verdict):
+            break
+    return verdict, changed
 
 
 def _advance_each_version(

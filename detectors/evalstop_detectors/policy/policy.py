@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -99,6 +99,15 @@ class Member(Struct, frozen=True, dict=True):
 
 
 Called = Sequence[tuple[Member, Evidence]]
+
+
+class _Calls(NamedTuple):
+    """The members that call for a stop because the run turned or levelled off, and those that suspect or stop it; with
+    the evidence on which they do."""
+
+    turned: list[tuple[Member, Evidence]]
+    levelled: list[tuple[Member, Evidence]]
+    alarmed: list[tuple[Member, Evidence]]
 
 
 class Policy(Struct, frozen=True, dict=True):
@@ -261,32 +270,16 @@ class Policy(Struct, frozen=True, dict=True):
         return verdict.stops and self.action is Action.STOP
 
     def judge(self, evidence: Sequence[Evidence | None], step: int, evals: int) -> Verdict:
-        """The verdict for one evidence per member (None: that member has seen nothing), after `evals` finite evals."""
-        findings: list[Finding] = []
-        outlooks: list[Finding] = []
-        turned: list[tuple[Member, Evidence]] = []
-        levelled: list[tuple[Member, Evidence]] = []
-        alarmed: list[tuple[Member, Evidence]] = []
-        levelled_off_at = self.levelled_off_at if Ground.LEVELLED_OFF in self.stop_on else None
-        for (member, name, roles, suspect_at, stop_at), item in zip(self._held, evidence, strict=True):
-            if item is None:
-                continue
-            findings.append(Finding(name, roles, item.kind, item.value, suspect_at, stop_at, item.turn_step, item.note))
-            outlook = item.outlook
-            if outlook is not None:
-                details = None, levelled_off_at, outlook.turn_step, outlook.note
-                outlooks.append(Finding(Ground.LEVELLED_OFF, roles, outlook.kind, outlook.value, *details))
-            if member.weight:
-                if item.reaches(stop_at):
-                    turned.append((member, item))
-                    alarmed.append((member, item))
-                elif item.reaches(suspect_at):
-                    alarmed.append((member, item))
-                if outlook is not None and outlook.reaches(levelled_off_at):
-                    levelled.append((member, outlook))
-        findings += outlooks
-        enough, held_back, suspected = False, None, Ground.TURNED
-        for ground, stopping in ((Ground.TURNED, turned), (Ground.LEVELLED_OFF, levelled)):
+        """The verdict for one evidence per member (None: that member has seen nothing), after `evals` finite evals.
+
+        1. Find the members that call for a stop, on each ground, and those that are alarmed.
+        2. Stop on the first ground on which enough of them call for it and nothing holds the stop back.
+        3. Suspect if a stop was held back, or if enough members are alarmed.
+        """
+        findings = self._list_findings(evidence)
+        calls = self._find_calls(evidence)
+        enough, held_back, alarmed, suspected = False, None, calls.alarmed, Ground.TURNED
+        for ground, stopping in ((Ground.TURNED, calls.turned), (Ground.LEVELLED_OFF, calls.levelled)):
             if not stopping or ground not in self.stop_on:
                 continue
             is_enough = _reaches(stopping, self.at_least)
@@ -294,16 +287,43 @@ class Policy(Struct, frozen=True, dict=True):
             if objection is None and self.guessed:
                 objection = self._doubt(stopping)
             if objection is None:
-                reason = _describe_alarms(stopping, ground)
-                return Verdict(Call.STOP, step, _turn(stopping), reason, tuple(findings), ground)
+                return Verdict(Call.STOP, step, _turn(stopping), _describe_alarms(stopping, ground), findings, ground)
             held_back = held_back or objection
             if is_enough and not alarmed:
-                alarmed, suspected = levelled, ground
+                alarmed, suspected = calls.levelled, ground
             enough = enough or is_enough
         if enough or (alarmed and _reaches(alarmed, self.suspect_at_least)):
             reason = _describe_alarms(alarmed, suspected) + (f"; no stop: {held_back}" if held_back else "")
-            return Verdict(Call.SUSPECT, step, _turn(alarmed), reason, tuple(findings))
-        return Verdict(Call.CONTINUE, step, None, self._quiet(alarmed), tuple(findings))
+            return Verdict(Call.SUSPECT, step, _turn(alarmed), reason, findings)
+        return Verdict(Call.CONTINUE, step, None, self._quiet(alarmed), findings)
+
+    def _list_findings(self, evidence: Sequence[Evidence | None]) -> tuple[Finding, ...]:
+        """The evidence of each member that has any, then its outlooks."""
+        seen = [(held, item) for held, item in zip(self._held, evidence, strict=True) if item is not None]
+        levelled_off_at = self.levelled_off_at if Ground.LEVELLED_OFF in self.stop_on else None
+        findings = [
+            Finding(name, roles, item.kind, item.value, suspect_at, stop_at, item.turn_step, item.note)
+            for (_, name, roles, suspect_at, stop_at), item in seen
+        ]
+        outlooks = [
+            Finding(Ground.LEVELLED_OFF, roles, o.kind, o.value, None, levelled_off_at, o.turn_step, o.note)
+            for (_, _, roles, _, _), item in seen
+            if (o := item.outlook) is not None
+        ]
+        return (*findings, *outlooks)
+
+    def _find_calls(self, evidence: Sequence[Evidence | None]) -> _Calls:
+        calls = _Calls([], [], [])
+        for (member, _, _, suspect_at, stop_at), item in zip(self._held, evidence, strict=True):
+            if item is None or not member.weight:
+                continue
+            if item.reaches(stop_at):
+                calls.turned.append((member, item))
+            if item.reaches(stop_at) or item.reaches(suspect_at):
+                calls.alarmed.append((member, item))
+            if item.outlook is not None and item.outlook.reaches(self.levelled_off_at):
+                calls.levelled.append((member, item.outlook))
+        return calls
 
     def _quiet(self, alarmed: Called) -> str:
         if alarmed:
