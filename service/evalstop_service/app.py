@@ -139,19 +139,7 @@ def create_app(
     tracer = tracer or tracing.create_tracer(os.environ)
     committer = Committer(database, RunCache(settings.cached_runs), clock, service_metrics, _limits(settings), tracer)
     key_cache = KeyCache(database, settings.key_cache_seconds, clock)
-    context = Context(
-        database,
-        clock,
-        committer,
-        key_cache,
-        PullWaiters(database, clock),
-        create_address_policy(settings),
-        create_encryption(settings),
-        settings.delivery_timeout_seconds,
-        settings.public_url,
-        create_mail_settings(settings),
-        shares=FairShares(settings.streams, lambda share: service_metrics.refused.labels(share).inc()),
-    )
+    context = _create_context(settings, database, clock, committer, key_cache, service_metrics)
     forwarder = _create_forwarder(settings, database, clock, service_metrics)
     app = _App(
         lifespan=_living(settings, database, committer, service_metrics, tracer, forwarder, deliver=deliver),
@@ -166,25 +154,9 @@ def create_app(
         redoc_url=None,
     )
     app.state.context = context
-    problems.install(app)
-    swagger_ui.install(app)
-    app.router.routes.extend(_resource_routes())
-    streams = StreamLimits(stream_bytes=settings.max_stream_bytes, streams=settings.streams)
-    app.include_router(stream.routes(streams), prefix=API)
-    app.include_router(health.router)
-    app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
+    _add_routes(app, settings, service_metrics)
     dashboard.install(app, context, session_secret, _openid(settings, clock))
-    held_bodies = HeldBodies(settings.max_body_bytes)
-    app.add_middleware(
-        BodyLimit,
-        max_bytes=settings.max_body_bytes,
-        held_bodies=held_bodies,
-        identify=create_identify(app.state.pages),
-        report_refused_veto=RefusedVetoes(database, clock).report,
-        streamed=STREAMED,
-        streamed_below=UPLOADS,
-        refusal=_refusal,
-    )
+    held_bodies = _limit_bodies(app, settings, RefusedVetoes(database, clock))
     app.add_middleware(SecurityHeaders)
     app.mount(MLFLOW, mlflow.create_app(context, service_metrics, forwarder, _create_artifact_folder(settings)))
     ingest_endpoint = IngestEndpoint(
@@ -198,6 +170,56 @@ def create_app(
     )
     app.front = SlowRefusals(RequestLog(ingest_endpoint, service_metrics, tracer, settings.access_log))
     return app
+
+
+def _create_context(
+    settings: Settings,
+    database: Database,
+    clock: Clock,
+    committer: Committer,
+    key_cache: KeyCache,
+    service_metrics: ServiceMetrics,
+) -> Context:
+    return Context(
+        database,
+        clock,
+        committer,
+        key_cache,
+        PullWaiters(database, clock),
+        create_address_policy(settings),
+        create_encryption(settings),
+        settings.delivery_timeout_seconds,
+        settings.public_url,
+        create_mail_settings(settings),
+        shares=FairShares(settings.streams, lambda share: service_metrics.refused.labels(share).inc()),
+    )
+
+
+def _add_routes(app: FastAPI, settings: Settings, service_metrics: ServiceMetrics) -> None:
+    """Add the routes of the API."""
+    problems.install(app)
+    swagger_ui.install(app)
+    app.router.routes.extend(_resource_routes())
+    streams = StreamLimits(stream_bytes=settings.max_stream_bytes, streams=settings.streams)
+    app.include_router(stream.routes(streams), prefix=API)
+    app.include_router(health.router)
+    app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
+
+
+def _limit_bodies(app: _App, settings: Settings, refused_vetoes: RefusedVetoes) -> HeldBodies:
+    """Limit the bodies that are held at a time."""
+    held_bodies = HeldBodies(settings.max_body_bytes)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_body_bytes,
+        held_bodies=held_bodies,
+        identify=create_identify(app.state.pages),
+        report_refused_veto=refused_vetoes.report,
+        streamed=STREAMED,
+        streamed_below=UPLOADS,
+        refusal=_refusal,
+    )
+    return held_bodies
 
 
 @cache

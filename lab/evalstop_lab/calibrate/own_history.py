@@ -74,14 +74,9 @@ def calibrate_policy(
             f"Only {len(healthy)} of {len(runs)} runs are healthy by their later evals, too few to split in two;"
             " add more runs, or set the column of the eval score with --eval."
         )
-    jobs = jobs or cores()
-    records = {
-        run.name: item
-        for part in (first, second, [run for run, _ in turned])
-        for run, item in zip(
-            part, sweep(partial(record_run, detector), part, f"calibrating {detector.name}", jobs), strict=True
-        )
-    }
+    observed = [*healthy, *(run for run, _ in turned)]
+    recorded = sweep(partial(record_run, detector), observed, f"calibrating {detector.name}", jobs or cores())
+    records = {run.name: item for run, item in zip(observed, recorded, strict=True)}
     kind = next((item.kind for item in records.values() if item.kind is not None), None)
     if kind is None:
         raise UnusableArguments("No run has a metric with a role of the detector; give runs that have one.")

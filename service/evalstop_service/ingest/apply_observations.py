@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from operator import attrgetter
+from typing import NamedTuple
 
 from evalstop_detectors import is_late
 from msgspec.structs import replace
@@ -24,12 +26,23 @@ from evalstop_service.ingest.monitor_moves import advance_monitor, replay_monito
 from evalstop_service.ingest.new_observations import NewObservations, find_new
 from evalstop_service.ingest.receipts import write_receipt
 from evalstop_service.ingest.row_changes import add_evals, settle_row
-from evalstop_service.ingest.run_state import RunState, with_roles
+from evalstop_service.ingest.run_state import RunState, Scores, with_roles
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.runs import metric_roles
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import RunChanges
+
+
+class _Scoring(NamedTuple):
+    """New evals by ascending step, and the scores that they are added to; None: the scores are built again.
+
+    `is_late`: an eval is not past the last one.
+    """
+
+    evals: list[PostedObservation]
+    scores: Scores | None
+    is_late: bool
 
 
 def apply_observations(
@@ -56,38 +69,27 @@ def apply_observations(
         receipt = write_receipt(before, facts.decision, 0, duplicates, new.conflicts)
         return Applied(before, before, [receipt], decision=facts.decision)
 
-    recast = state.watch is not before.watch
-    observations = state.watch.observations(points)
-    replayed = recast or (bool(observations) and is_late(state.monitor, observations[0]))
-    if replayed:
-        state = rewind_monitor(state, None if recast else observations[0])
-    eval_metric, ended = state.watch.eval_metric, before.run.has_ended
-    evals = sorted([point for point in points if point.metric == eval_metric], key=_STEP)
-    late_eval = bool(evals) and evals[0].step <= before.last_steps.get(evals[0].metric, -1)
-    scored, scores = recast or bool(evals), None if recast or late_eval else state.usable_scores
-    needs = needs_of_past(state, replayed=replayed, rescored=scored and scores is None, turned=scored and ended)
-    if missing := facts.find_missing(needs):
-        return missing
-
-    if replayed:
-        state = replay_monitor(state, facts.points, points)
-    elif observations:
-        state = advance_monitor(state, observations)
+    scoring, ended = _find_scoring(before, state, points), before.run.has_ended
+    stepped = _step_detectors(before, state, points, facts, scoring)
+    if isinstance(stepped, Needs):
+        return stepped
+    state, replayed = stepped
     fallen = None
     if state.watch.combined:
         if missing := facts.find_missing(needs_of_reason(before, state)):
             return missing
         fallen = name_fallen_evals(before, state, [*facts.points, *new.points])
     changes = RunChanges()
-    if scored:
-        state, changes = add_evals(state, scores, facts, evals, turned=ended)
+    if scoring is not None:
+        state, changes = add_evals(state, scoring.scores, facts, scoring.evals, turned=ended)
     if new.points:
         changes["last_step"] = max(before.run.last_step or 0, *map(_STEP, new.points))
-    state = settle_row(state, changes, version, now, rewritten=replayed or late_eval, fallen=fallen)
+    rewritten = replayed or (scoring is not None and scoring.is_late)
+    state = settle_row(state, changes, version, now, rewritten=rewritten, fallen=fallen)
 
     is_replaced = combined.first_step is not None
     follows = bool(new.late) or is_replaced or has_consequences(before, state)
-    follows = follows or (scored and (ended or _may_move(facts.decision, state)))
+    follows = follows or (scoring is not None and (ended or _may_move(facts.decision, state)))
     if not follows and state.unrecorded:
         state = replace(state, unrecorded=())
     return Applied(
@@ -98,7 +100,7 @@ def apply_observations(
         new.late,
         content if follows else None,
         facts.decision,
-        settles_case=scored and ended,
+        settles_case=scoring is not None and ended,
         scores=combined,
     )
 
@@ -120,6 +122,34 @@ def _extend_state(
         return missing
     state, combined = add_values(state, facts, new.points)
     return state, [*new.points, *combined.points], combined
+
+
+def _find_scoring(before: RunState, state: RunState, points: Sequence[PostedObservation]) -> _Scoring | None:
+    """How the scores change; None: not at all."""
+    recast = state.watch is not before.watch
+    evals = sorted([point for point in points if point.metric == state.watch.eval_metric], key=_STEP)
+    if not (evals or recast):
+        return None
+    is_late = bool(evals) and evals[0].step <= before.last_steps.get(evals[0].metric, -1)
+    return _Scoring(evals, None if recast or is_late else state.usable_scores, is_late)
+
+
+def _step_detectors(
+    before: RunState, state: RunState, points: Sequence[PostedObservation], facts: Facts, scoring: _Scoring | None
+) -> tuple[RunState, bool] | Needs:
+    """The state with the monitor after these observations, and whether it was replayed."""
+    recast = state.watch is not before.watch
+    observations = state.watch.observations(points)
+    replayed = recast or (bool(observations) and is_late(state.monitor, observations[0]))
+    if replayed:
+        state = rewind_monitor(state, None if recast else observations[0])
+    rescored = scoring is not None and scoring.scores is None
+    turned = scoring is not None and before.run.has_ended
+    if missing := facts.find_missing(needs_of_past(state, replayed=replayed, rescored=rescored, turned=turned)):
+        return missing
+    if replayed:
+        return replay_monitor(state, facts.points, points), True
+    return advance_monitor(state, observations) if observations else state, False
 
 
 def _may_move(decision: Decision | None, state: RunState) -> bool:

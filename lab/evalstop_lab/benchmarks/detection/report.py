@@ -26,27 +26,9 @@ _COLORS = tuple(matplotlib.colors.to_hex(matplotlib.colormaps["tab20"](index)) f
 
 def print_tables(console: Console, report: dict[str, Any]) -> None:
     """Print all tables of a report."""
-    rows, runs = report["rows"], report["setting"]["runs"]
-    summary = (
-        *(
-            _share_column("recall"),
-            _share_column("false stops", "false_stops"),
-            _share_column("in held-out families", "false_stops_held_out"),
-        ),
-        *(
-            _number_column("precision", 2),
-            _number_column("premature", 3),
-            _number_column("delay", 0),
-            _number_column("delay_p90", 0),
-        ),
-        *(_number_column("delay_to_bound", 2), _number_column("wasted", 2), _number_column("eval_lost", 3)),
-        ("us/eval", lambda row: f"{row['microseconds']:.0f}"),
-    )
-    console.print(_build_table(f"{runs} runs, half of them hacking", rows, summary))
-    by_noise = [(f"{level:g}", lambda row, key=f"{level:g}": _format_noise(row["by_noise"][key])) for level in LEVELS]
-    table = _build_table("by noise as a share of the gain", rows, by_noise)
-    table.caption = "recall, median delay in evals (90th percentile) / median lower bound"
-    console.print(table)
+    rows, setting = report["rows"], report["setting"]
+    console.print(_build_summary_table(f"{setting['runs']} runs, half of them hacking", rows))
+    console.print(_build_noise_table(rows))
     console.print(
         _build_table(
             "runs without dips: thresholds and figures",
@@ -65,32 +47,57 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
         console.print(
             _build_table(title, part_rows, (*_SHORT, _number_column("delay", 0), _number_column("delay_to_bound", 2)))
         )
-    left_out = [row for row in rows if row["left_out"]]
-    families = list(left_out[0]["left_out"]) if left_out else []
+    console.print(_build_families_table([row for row in rows if row["left_out"]]))
+    console.print(_build_checkpoints_table(report["checkpoints"]))
+    if setting["recorded_runs"]:
+        title = f"{setting['recorded_runs']} recorded runs, without ambiguous ones"
+        console.print(_build_recorded_table(title, [row | row["recorded"] for row in rows]))
+
+
+def _build_summary_table(title: str, rows: Sequence[Row]) -> Table:
+    columns = (
+        *(
+            _share_column("recall"),
+            _share_column("false stops", "false_stops"),
+            _share_column("in held-out families", "false_stops_held_out"),
+        ),
+        *(
+            _number_column("precision", 2),
+            _number_column("premature", 3),
+            _number_column("delay", 0),
+            _number_column("delay_p90", 0),
+        ),
+        *(_number_column("delay_to_bound", 2), _number_column("wasted", 2), _number_column("eval_lost", 3)),
+        ("us/eval", lambda row: f"{row['microseconds']:.0f}"),
+    )
+    return _build_table(title, rows, columns)
+
+
+def _build_noise_table(rows: Sequence[Row]) -> Table:
+    columns = [(f"{level:g}", lambda row, key=f"{level:g}": _format_noise(row["by_noise"][key])) for level in LEVELS]
+    table = _build_table("by noise as a share of the gain", rows, columns)
+    table.caption = "recall, median delay in evals (90th percentile) / median lower bound"
+    return table
+
+
+def _build_families_table(rows: Sequence[Row]) -> Table:
+    families = list(rows[0]["left_out"]) if rows else []
     columns = [
         (f"{name} *" if name in HELD_OUT else name, lambda row, key=name: f"{100 * row['left_out'][key]['value']:.1f}")
         for name in families
     ]
     title = "false stops in % on each healthy family, at the threshold calibrated on all others"
-    table = _build_table(title, left_out, columns)
+    table = _build_table(title, rows, columns)
     table.caption = "* held out from all calibration"
-    console.print(table)
-    console.print(_build_checkpoints_table(report["checkpoints"]))
-    if report["setting"]["recorded_runs"]:
-        console.print(
-            _build_table(
-                f"{report['setting']['recorded_runs']} recorded runs, without ambiguous ones",
-                [row | row["recorded"] for row in rows],
-                (
-                    *(
-                        _share_column("recall"),
-                        _share_column("false stops", "false_stops"),
-                        _number_column("precision", 2),
-                    ),
-                    *(_number_column("premature", 2), _number_column("delay", 0), _number_column("eval_lost", 3)),
-                ),
-            )
-        )
+    return table
+
+
+def _build_recorded_table(title: str, rows: Sequence[Row]) -> Table:
+    columns = (
+        *(_share_column("recall"), _share_column("false stops", "false_stops"), _number_column("precision", 2)),
+        *(_number_column("premature", 2), _number_column("delay", 0), _number_column("eval_lost", 3)),
+    )
+    return _build_table(title, rows, columns)
 
 
 def _build_table(title: str, rows: Sequence[Row], columns: Sequence[Column]) -> Table:
