@@ -166,6 +166,17 @@ def test_full_queue_drops_observations_and_warns_once(
     assert len(warnings) == len(set(warnings)), "a warning was logged twice"
 
 
+def test_run_that_does_not_wait_for_the_service_is_spooled(server: FakeServer, tmp_path: Path) -> None:
+    """A run that ends without waiting for its service is in the spool as a whole."""
+    with open_run(server, limits=Limits(flush_seconds=0), key="esk_wrong") as run:
+        for step in range(5):
+            run.log({"score": 1.0}, step=step)
+    (segment,) = (tmp_path / "spool").glob("*/*.jsonl")
+    kinds = [json.loads(line)["to"] for line in segment.read_text().splitlines()]
+    assert kinds == ["open", *["observations"] * 5, "finish"]
+    assert run.dropped == 0
+
+
 def test_hanging_service_delays_no_call(server: FakeServer, service: FakeService) -> None:
     """log, checkpoint and should_stop return while the first request hangs."""
     request_started, may_answer = threading.Event(), threading.Event()

@@ -17,6 +17,9 @@ logger = logging.getLogger("evalstop_client")
 BATCH_SECONDS = 0.005
 """Pause after a write: frequent calls share a wake-up and an fsync."""
 
+CLOSE_SECONDS = 5.0
+"""How long the disk may take at the end for what is still in memory."""
+
 
 class Recorder:
     """Moves entries from memory to the spool; `put` costs the caller an append to a queue."""
@@ -56,10 +59,12 @@ class Recorder:
             return self._changed.wait_for(lambda: not self._queue and not self._writing, timeout_seconds)
 
     def close(self) -> None:
-        """End the thread once the queue is empty."""
+        """End the thread once the queue is empty, and wait for that up to `CLOSE_SECONDS`."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         while True:

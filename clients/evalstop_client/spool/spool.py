@@ -59,7 +59,10 @@ class Spool:
                 self._warnings.count_dropped(
                     "spool-full", lost, "the spool %s is full: observations are dropped", self._folder
                 )
-            if storable and not self._closed:
+            if storable and self._closed:
+                count = sum(max(1, entry.observation_count) for entry in storable)
+                self._warnings.count_dropped("closed", count, "the disk was too slow at the end: entries are lost")
+            elif storable:
                 self._write_entries(storable)
             self._changed.notify_all()
 
