@@ -134,7 +134,7 @@ def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version:
     needs = Needs(resumed_at=content.step) | needs_of_past(state, replayed=True, rescored=True)
     if missing := facts.find_missing(needs | needs_of_evals(state, None)):
         return missing
-    if run.status == RunStatus.RUNNING and facts.attempt_began_at == content.step and facts.attempt_is_empty:
+    if run.status in OPEN and facts.attempt_began_at == content.step and facts.attempt_is_empty:
         return _leave_unchanged(before, facts)
     decision = facts.decision
     facts = replace(
