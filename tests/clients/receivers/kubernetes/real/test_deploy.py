@@ -41,7 +41,9 @@ def list_refusals(admin: Admin, items: list[dict[str, Any]]) -> list[str]:
     for item in items:
         group, _, version = item["apiVersion"].rpartition("/")
         root = f"/apis/{group}/{version}" if group else f"/api/{version}"
-        plural = {"NetworkPolicy": "networkpolicies"}.get(item["kind"], f"{item['kind'].lower()}s")
+        plural = {"Ingress": "ingresses", "NetworkPolicy": "networkpolicies"}.get(
+            item["kind"], f"{item['kind'].lower()}s"
+        )
         namespace = item["metadata"].get("namespace", "tools")
         response = admin.http.post(f"{root}/namespaces/{namespace}/{plural}", params={"dryRun": "All"}, json=item)
         if response.status_code not in (201, 409):

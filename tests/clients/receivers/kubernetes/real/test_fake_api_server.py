@@ -101,6 +101,10 @@ def clients(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
                 client("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
             wait_until(lambda client=client: client("GET", JOBSETS)[0] == 200)  # type: ignore[misc]
         yield both
+        real, options = both[1], {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
+        for path in (JOBS, JOBSETS, PODS):  # the nodes of later tests would run them
+            real("DELETE", path, options)
+        wait_until(lambda: not real.raw(PODS)["items"])
         for client in both:
             client.http.close()
 
