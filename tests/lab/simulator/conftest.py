@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 from evalstop_lab.simulator.engine import Schedule
-from evalstop_lab.simulator.jobs import Workload, build_plain_workload
+from evalstop_lab.simulator.jobs import Workload
 from evalstop_lab.simulator.setting import PAPER, Setting
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+
+from tests.lab.simulator.plain_workload import build_plain_workload
 
 property_settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=25)
 

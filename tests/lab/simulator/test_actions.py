@@ -13,7 +13,7 @@ from evalstop_lab.cli import main
 from evalstop_lab.simulator.actions import POSTERIOR, RULES, Rule, decide_actions
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.hidden import Hidden
-from evalstop_lab.simulator.jobs import Workload, build_plain_workload
+from evalstop_lab.simulator.jobs import Workload
 from evalstop_lab.simulator.metrics import measure_contended_waste
 from evalstop_lab.simulator.priorities import Changes, Priorities, Priority
 from evalstop_lab.simulator.schedulers import FIFO, SCHEDULERS, Scheduler
@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lab.simulator.conftest import assert_no_gpu_is_allocated_twice, property_settings, workloads
+from tests.lab.simulator.plain_workload import build_plain_workload
 
 GPUS = 8
 PARK = {0: ((1, Priority.PARKED),)}

@@ -12,12 +12,13 @@ from evalstop_lab.cli import main
 from evalstop_lab.simulator.cost import Prices, convert_to_dollars, count_billed_hours
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.execution import PUBLISHED, Iteration, simulate_mechanisms
-from evalstop_lab.simulator.jobs import Workload, build_plain_workload
+from evalstop_lab.simulator.jobs import Workload
 from evalstop_lab.simulator.schedulers import FIFO
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lab.simulator.conftest import property_settings, workloads
+from tests.lab.simulator.plain_workload import build_plain_workload
 
 
 def test_nodes_are_billed_whole() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import simpy
 from evalstop_lab.simulator.engine import Cluster, Schedule, simulate_cluster
-from evalstop_lab.simulator.jobs import Workload, build_plain_workload
+from evalstop_lab.simulator.jobs import Workload
 from evalstop_lab.simulator.schedulers import (
     FIFO,
     FIFO_SKIPPING,
@@ -25,6 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lab.simulator.conftest import assert_no_gpu_is_allocated_twice, property_settings, workloads
+from tests.lab.simulator.plain_workload import build_plain_workload
 
 GPUS = 8
 schedulers = st.sampled_from(list(SCHEDULERS.values()))

@@ -124,9 +124,7 @@ def _clean(value: Any, depth: int = MAX_DEPTH) -> Any:
         case float() if not math.isfinite(value):
             return str(value)
         case str():
-            return "".join(
-                " " if sign not in "\n\t" and unicodedata.category(sign) in ("Cc", "Cs") else sign for sign in value
-            )
+            return "".join(" " if _is_control(sign) else sign for sign in value)
     return value
 
 
