@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from evalstop_detectors import MonitorState, Observation, Policy, advance, start
+from evalstop_detectors import MonitorState, Observation, Policy, Verdict, advance, start
 from msgspec.structs import replace
 
 from evalstop_service.ingest.run_state import RunState, Trail
@@ -16,7 +16,7 @@ LATE_WEIGHT = 128
 """The weight of a late observation towards storing the monitor: it makes a stored one useless to other processes."""
 
 SLICE = 16
-"""Observations of a replay in a thread after which other threads run."""
+"""Observations in a thread after which other threads run."""
 
 PAUSE_SECONDS = 0.0002
 """Longer than a thread takes to wake up."""
@@ -34,7 +34,7 @@ def replay_monitor(
 ) -> RunState:
     """The state after its rewound monitor has seen all stored and new observations."""
     observations = observations_past(state.monitor, state.watch.observations([*stored, *fresh]))
-    monitor = _advance_in_slices(state.policy, state.monitor, observations)
+    monitor, _ = _advance_in_slices(state.policy, state.monitor, observations)
     count = state.count + len(observations)
     return replace(
         state,
@@ -46,20 +46,29 @@ def replay_monitor(
     )
 
 
-def _advance_in_slices(policy: Policy, monitor: MonitorState, observations: Sequence[Observation]) -> MonitorState:
-    """The monitor after these observations; outside the event loop's thread, other threads run after each slice.
+def _advance_in_slices(
+    policy: Policy, monitor: MonitorState, observations: Sequence[Observation]
+) -> tuple[MonitorState, list[Verdict]]:
+    """Like `advance`; outside the event loop's thread, other threads run after each slice.
 
     numpy releases the interpreter's lock for microseconds several times in each step. Each release wakes the threads
     that wait for the lock, too late, and their wait, after which the interpreter would hand it over, begins anew: in
-    the middle of a long replay the event loop could wait for 0.1 s.
+    the middle of a long replay or batch the event loop could wait for 0.1 s.
     """
     if _runs_event_loop():
-        return advance(policy, monitor, observations)[0]
+        return advance(policy, monitor, observations)
+    call, verdicts = monitor.verdict.verdict, list[Verdict]()
     for first in range(0, len(observations), SLICE):
         if first:
             time.sleep(PAUSE_SECONDS)
-        monitor, _ = advance(policy, monitor, observations[first : first + SLICE])
-    return monitor
+        monitor, reached = advance(policy, monitor, observations[first : first + SLICE])
+        for verdict in reached:
+            if verdict.verdict is not call:
+                call = verdict.verdict
+                verdicts.append(verdict)
+    if not verdicts or verdicts[-1] is not monitor.verdict:
+        verdicts.append(monitor.verdict)
+    return monitor, verdicts
 
 
 def _runs_event_loop() -> bool:
@@ -78,7 +87,7 @@ def observations_past(monitor: MonitorState, observations: list[Observation]) ->
 
 def advance_monitor(state: RunState, observations: Sequence[Observation]) -> RunState:
     """The state after its monitor has seen these observations, which follow its last."""
-    monitor, verdicts = advance(state.policy, state.monitor, observations)
+    monitor, verdicts = _advance_in_slices(state.policy, state.monitor, observations)
     unrecorded = state.unrecorded
     if len(verdicts) > 1 or monitor.verdict.verdict is not state.monitor.verdict.verdict:
         unrecorded = (*unrecorded, *verdicts)
