@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -227,6 +228,13 @@ def is_disk_full(error: sa.exc.DBAPIError) -> bool:
         "SQLITE_FULL",
         "SQLITE_IOERR_SHMSIZE",
     )
+
+
+def lacks_schema(error: sa.exc.DBAPIError) -> bool:
+    """Whether a table or a column is missing, because the database was not migrated."""
+    if (state := getattr(error.orig, "sqlstate", None)) is not None:
+        return state in ("42P01", "42703")
+    return re.match(r"no such (table|column): |table \S+ has no column named ", str(error.orig)) is not None
 
 
 def insert_if_new(tx: Transaction, table: sa.Table, values: dict[str, Any], unique: list[str]) -> bool:

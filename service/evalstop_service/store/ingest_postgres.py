@@ -178,4 +178,6 @@ def _translate_error(error: Exception) -> sa.exc.DBAPIError:
         kind = sa.exc.OperationalError
     elif sqlstate.startswith("23"):
         kind = sa.exc.IntegrityError
+    elif sqlstate.startswith("42"):
+        kind = sa.exc.ProgrammingError
     return kind("the statement that saves observations", None, error, connection_invalidated=lost)

@@ -22,7 +22,7 @@ from evalstop_service.errors import Behind, Closed, Conflict, Invalid, NotFound,
 from evalstop_service.observability import logs
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.security.encryption import UnreadableSecret
-from evalstop_service.store.database import is_disk_full
+from evalstop_service.store.database import is_disk_full, lacks_schema
 from evalstop_service.web.problem_kinds import PATH, ProblemKind, render_page
 
 MEDIA_TYPE = "application/problem+json"
@@ -227,7 +227,12 @@ def _list_methods(request: Request, path: str) -> set[str]:
     return set()
 
 
-def _database_away(error: Exception) -> Problem:
+def _explain_database_error(error: Exception) -> Problem:
+    if isinstance(error, sa.exc.DBAPIError) and lacks_schema(error):
+        _log.error("the schema is missing or too old; run `evalstop migrate`: %s", error.orig)
+        return Problem(503, ProblemKind.SCHEMA_TOO_OLD, "nothing was stored; run `evalstop migrate`")
+    if isinstance(error, sa.exc.ProgrammingError):
+        return _describe_bug(error)
     if isinstance(error, sa.exc.DBAPIError) and is_disk_full(error):
         _log.error("the database's disk is full: %s", error.orig)
         detail = "the disk is full; nothing was stored. Free space and send the same request again"
@@ -281,7 +286,8 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     AddressRefused: _describe_refused_address,
     InvalidPolicy: lambda error: Problem(422, ProblemKind.INVALID_POLICY, str(error)),
     RequestValidationError: _invalid_request,
-    sa.exc.OperationalError: _database_away,
-    sa.exc.TimeoutError: _database_away,
+    sa.exc.OperationalError: _explain_database_error,
+    sa.exc.ProgrammingError: _explain_database_error,
+    sa.exc.TimeoutError: _explain_database_error,
     Exception: _describe_bug,
 }

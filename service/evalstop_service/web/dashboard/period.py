@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from fastapi import Request
 
-from evalstop_service.errors import NotFound
+from evalstop_service.errors import Invalid
 
 PARAMETER = "days"
 
@@ -46,8 +46,8 @@ ALL_TIME = Period()
 
 
 def read_period(request: Request) -> Period:
-    """The period of a request; raises NotFound for one that is not available."""
+    """The period of a request; raises Invalid for one that is not available."""
     period = Period(request.query_params.get(PARAMETER, ""))
     if period.days not in PERIODS:
-        raise NotFound
+        raise Invalid(f"{PARAMETER}: {', '.join(filter(None, PERIODS))}, or none for all time")
     return period

@@ -14,7 +14,6 @@ from fastapi.responses import JSONResponse
 from pydantic import AfterValidator
 
 from evalstop_service.clock import in_utc
-from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures, regroup
 from evalstop_service.rules.confidence_sequences import Estimate
@@ -163,10 +162,7 @@ def show_cases(
     site: SiteOf, visitor: SignedIn, filters: Annotated[CaseFilters, Depends()], cursor: str | None = None
 ) -> Response:
     """The cases behind a figure."""
-    try:
-        before = case_counts.parse_cursor(cursor)
-    except Invalid as error:
-        raise NotFound from error
+    before = case_counts.parse_cursor(cursor)
     with site.database.reading() as tx:
         cases = case_counts.list_cases(tx, visitor.project.id, filters.case_filter, before=before, limit=PAGE + 1)
         not_counted = rollout_stage.explain_shortfalls(tx, visitor.project.id, cases)

@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evalstop_service.errors import Conflict, Invalid, NotFound, ServiceError
 from evalstop_service.security.address_policy import AddressRefused
+from evalstop_service.store.database import lacks_schema
 from evalstop_service.web.dashboard import documentation, formatting, notices, static_files
 from evalstop_service.web.dashboard.period import PERIODS
 from evalstop_service.web.problems import describe_fault
@@ -146,10 +147,13 @@ def _error_response(request: Request, error: Exception) -> Response:
             )
         case RequestValidationError() if not _is_about_path(error):
             if request.method == "GET":
-                return _error_page(404, "Nothing to show", _name_faults(error))
+                return _error_page(422, "Nothing to show", _name_faults(error))
             return _error_page(422, "Nothing was changed", f"{_name_faults(error)} Go back to correct this.")
         case NotFound() | RequestValidationError():
             return _error_page(404, "Not found", "Nothing here for your key. It may belong to another project.")
+        case sa.exc.DBAPIError() if lacks_schema(error):
+            _log.error("the schema is missing or too old; run `evalstop migrate`: %s", error.orig)
+            return _error_page(503, "The database has no schema for this release", "Run `evalstop migrate`.")
         case sa.exc.OperationalError() | sa.exc.TimeoutError():
             _log.error("database not available: %s", error)
             return _error_page(503, "Database not available", "Reload the page in a moment.")

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, model_validator
 
 from evalstop_service.clock import in_utc
-from evalstop_service.errors import NotFound
+from evalstop_service.errors import Invalid
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.metric_health import MetricFault
 from evalstop_service.rules.run_descriptions import RunDescription
@@ -87,7 +87,7 @@ class Filters(RunQuery):
         return {name: value for name, value in cleaned.items() if value}
 
     def to_page(self) -> RunFilter:
-        """The filter of this page of the list; raises NotFound for an invalid cursor."""
+        """The filter of this page of the list; raises Invalid for an invalid cursor."""
         run_filter = self.to_filter(self.cursor)
         return replace(run_filter, order=self.order, place=_parse_place(self.order, self.place))
 
@@ -195,7 +195,10 @@ def _parse_place(order: str, text: str) -> datetime | int | None:
             return in_utc(datetime.fromisoformat(text))
         step = int(text)
     except ValueError as error:
-        raise NotFound from error
+        raise Invalid(_UNKNOWN_PLACE) from error
     if not -1 <= step <= MAX_STEP:
-        raise NotFound
+        raise Invalid(_UNKNOWN_PLACE)
     return step
+
+
+_UNKNOWN_PLACE = "place: not one that this list returned; omit it to begin at the first page"

@@ -21,12 +21,15 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from msgspec import structs
 
+from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.evaluation.replays import Replay, replay_run
 from evalstop_service.ingest import CHOOSER
 from evalstop_service.projects import policies
+from evalstop_service.projects.policies import Version
 from evalstop_service.runs.watched_metrics import list_watched, select_evals
 from evalstop_service.store import checkpoints, decisions, series
 from evalstop_service.store.checkpoints import Checkpoint
+from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard.formatting import format_number, format_step
@@ -52,7 +55,7 @@ def replay_policy(
     runs."""
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
-        reference = policies.find_referred_policy(tx, run.project_id, policy)
+        reference = _find_policy(tx, run.project_id, policy)
         if any(series.is_long_series(tx, run.id, metric) for metric in list_watched(run)):
             return _create_answer(TOO_LONG)
         try:
@@ -69,6 +72,13 @@ def replay_policy(
         reason=(stop or replay.verdicts[-1]).reason,
         threshold=_describe_threshold(tried, replay.evidence),
     )
+
+
+def _find_policy(tx: Transaction, project_id: UUID, reference: str) -> Version:
+    try:
+        return policies.find_referred_policy(tx, project_id, reference)
+    except Invalid as error:
+        raise NotFound(str(error)) from error
 
 
 def _create_answer(

@@ -59,7 +59,7 @@ def already_exists(message: str) -> MlflowError:
 
 _EXPECTED = (
     *(MlflowError, Problem, ServiceError, HTTPException, RequestValidationError),
-    *(sa.exc.OperationalError, sa.exc.TimeoutError),
+    *(sa.exc.OperationalError, sa.exc.ProgrammingError, sa.exc.TimeoutError),
 )
 
 

@@ -124,13 +124,13 @@ def test_invalid_comparison_is_refused(
             answer = visitor.get(page_or_series)
             assert (answer.status_code, words in answer.text) == (422, True), page_or_series
             assert ("Choose runs</a>" in answer.text, "Sign out" in answer.text) == (page_or_series is path,) * 2
-    for path in (
-        compare_path(ids[0], uuid4()),
-        compare_path(ids[0], elsewhere.id),
-        compare_path(*ids[:2], x="weight"),
-        compare_path(*ids[:2], to="nan"),
+    for path, status in (
+        (compare_path(ids[0], uuid4()), 404),
+        (compare_path(ids[0], elsewhere.id), 404),
+        (compare_path(*ids[:2], x="weight"), 422),
+        (compare_path(*ids[:2], to="nan"), 422),
     ):
-        assert visitor.get(path).status_code == 404, path
+        assert visitor.get(path).status_code == status, path
     assert visitor.get(compare_path(*ids[:10])).status_code == 200
 
 

@@ -154,7 +154,7 @@ def test_only_enforced_policies_are_listed(
     assert "60 <small>GPU-hours</small>" in read_section(visitor, "saved")
     assert "Would have been saved" in read_section(visitor, "saved", "/?days=30")
     assert "No policy stops runs" in read_section(visitor, "trust", "/?days=30")
-    assert visitor.get("/?days=31").status_code == 404
+    assert visitor.get("/?days=31").status_code == 422
 
 
 @given(st.integers(0, 400), st.integers(0, 400))

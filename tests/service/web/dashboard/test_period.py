@@ -57,7 +57,7 @@ def test_links_keep_the_period(visitor: httpx.Client, database: Database, tenant
 def test_all_pages_sum_the_cases_of_the_period(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """Overview, precision, policies and cases show the same figures for a period; any other period is not found."""
+    """Overview, precision, policies and cases show the same figures for a period; any other period is refused."""
     run = open_run(database, tenant, now, "ppo")
     stopped_case = {"treatment": "stopped", "gpus": 8.0, "gpu_hours": 80.0}
     insert_cases(database, run, 2, now - timedelta(days=60), gpu_hours_saved=7.0, **stopped_case)
@@ -72,7 +72,7 @@ def test_all_pages_sum_the_cases_of_the_period(
         assert f'<span class="figure">{hours}</span> GPU-hours' in get_html(visitor, f"/precision?days={days}")
         assert f'data-label="GPU-hours saved"><span>{hours}<' in get_html(visitor, f"/policies?days={days}")
     for path in PAGES_WITH_PERIOD:
-        assert visitor.get(f"{path}?days=31").status_code == 404
+        assert visitor.get(f"{path}?days=31").status_code == 422
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_cases_are_paged(visitor: httpx.Client, database: Database, tenant: Tena
     second_page = get_text(visitor, older)
     assert second_page.count('class="row-link"') == 3
     assert 'rel="next"' not in second_page
-    assert visitor.get("/cases?cursor=x").status_code == visitor.get("/cases?treatment=odd").status_code == 404
+    assert visitor.get("/cases?cursor=x").status_code == visitor.get("/cases?treatment=odd").status_code == 422
 
 
 @SQLITE_ONLY

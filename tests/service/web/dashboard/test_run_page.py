@@ -92,16 +92,16 @@ def test_what_if_replays_another_threshold(
 @pytest.mark.parametrize(
     ("query", "status"),
     [
-        ("policy=oracle", 422),
-        ("policy=early@9", 422),
-        ("policy=early&stop_at=0", 404),
-        ("policy=early&stop_at=nan", 404),
+        ("policy=oracle", 404),
+        ("policy=early@9", 404),
+        ("policy=early&stop_at=0", 422),
+        ("policy=early&stop_at=nan", 422),
     ],
 )
 def test_invalid_what_if_is_refused(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime, query: str, status: int
 ) -> None:
-    """An unknown policy gives 422, and an invalid parameter 404, as on every page."""
+    """An unknown policy gives 404, and an invalid parameter 422, as in the API."""
     run = open_run(database, tenant, now, "ppo")
     assert visitor.get(f"/runs/{run.id}/what-if.json?{query}").status_code == status
 
