@@ -115,7 +115,7 @@ def test_missing_eval_is_logged_after_some_answers(
 
 def test_reduced_mode_is_logged(server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
     """A run opened in a lower mode than requested logs which setting limits it."""
-    service.limits = [{"field": "mode", "asked": "enforce", "given": "shadow", "setting": "max_mode"}]
+    service.limits = [{"field": "mode", "requested": "enforce", "used": "shadow", "setting": "max_mode"}]
     with open_run(server, mode="enforce") as run:
         run.flush()
     assert list_messages(caplog)[0] == (

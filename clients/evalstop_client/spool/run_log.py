@@ -28,7 +28,7 @@ def describe_opening(body: Mapping[str, Any], latest: LatestAnswer, warnings: Wa
             warnings.warn_once(
                 f"limit {limit.get('field')}",
                 "%s %s was requested, but the project allows %s: a key with the scope admin can change its %s",
-                *map(limit.get, ("field", "asked", "given", "setting")),
+                *map(limit.get, ("field", "requested", "used", "setting")),
             )
 
 

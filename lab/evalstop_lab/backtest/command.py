@@ -114,7 +114,7 @@ def build_report(
         "roles": _list_roles(runs),
         "policies": [_encode_summary(item) for item in summaries],
         "difference": asdict(compare_policies(cases, *labels)) if len(labels) == 2 else None,
-        "troubles": [str(error) for error in errors],
+        "read_errors": [str(error) for error in errors],
     }
     whole: dict[str, Any] = to_json_values(report)
     return whole | {"story": [_describe(item, len(cases)) for item in summaries]}
@@ -188,7 +188,7 @@ def _encode_outcome(item: PolicyOutcome) -> dict[str, Any]:
         "stop_step": judged.stop_step,
         "suspect_step": judged.suspect_step,
         "best_step": judged.best_step,
-        "said": item.outcome,
+        "outcome": item.outcome,
         "saved": item.saved,
         "gpu_hours": item.gpu_hours,
         "later": item.later,

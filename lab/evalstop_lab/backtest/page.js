@@ -98,12 +98,12 @@
       put(cells, "td", item.role === "kl" ? "–" : item.minimized ? "lower" : "higher");
       put(cells, "td", number(item.runs));
     }
-    if (report.troubles.length) {
-      const place = document.getElementById("troubles");
-      put(place, "h3", `Read errors (${number(report.troubles.length)})`);
+    if (report.read_errors.length) {
+      const place = document.getElementById("read-errors");
+      put(place, "h3", `Read errors (${number(report.read_errors.length)})`);
       const list = put(place, "ul");
-      for (const text of report.troubles.slice(0, 200)) put(list, "li", text);
-      if (report.troubles.length > 200) put(list, "li", `and ${number(report.troubles.length - 200)} more`);
+      for (const text of report.read_errors.slice(0, 200)) put(list, "li", text);
+      if (report.read_errors.length > 200) put(list, "li", `and ${number(report.read_errors.length - 200)} more`);
     }
   }
 
@@ -124,7 +124,7 @@
     const traces = [];
     labels.forEach((label, index) => {
       for (const outcome of ["right", "wrong", "unknown"]) {
-        const stopped = runs.filter((run) => run.passed[index].said === outcome && run.passed[index].later !== null);
+        const stopped = runs.filter((run) => run.passed[index].outcome === outcome && run.passed[index].later !== null);
         if (!stopped.length) continue;
         traces.push({
           type: runs.length > MANY ? "scattergl" : "scatter",
@@ -182,7 +182,7 @@
     run.passed.forEach((passed, index) => {
       if (passed.stop === null) return;
       const text = labels[index].replaceAll("<", "&lt;");
-      marks.push(upright(passed.stop, index ? "accent" : passed.said, text, index ? "dash" : "solid", 0.98 - 0.12 * index));
+      marks.push(upright(passed.stop, index ? "accent" : passed.outcome, text, index ? "dash" : "solid", 0.98 - 0.12 * index));
     });
     const best = run.passed[0].best;
     if (best !== null && run.series.eval) {
@@ -231,12 +231,12 @@
 
   function card(run) {
     const article = document.createElement("article");
-    article.className = run.passed[0].said;
+    article.className = run.passed[0].outcome;
     put(article, "h3", run.name);
     put(article, "p", `${run.truth}: ${run.why}`, "muted");
     run.passed.forEach((passed, index) => {
       const line = put(article, "p");
-      put(line, "span", passed.said, `said ${passed.said}`);
+      put(line, "span", passed.outcome, `outcome ${passed.outcome}`);
       line.append(` — ${describe(passed, run, labels[index])}`);
     });
     if (!isDrawn(run)) {

@@ -89,7 +89,7 @@ def _encode_outcome(passed: PolicyOutcome) -> dict[str, Any]:
         "stop": passed.stop_step,
         "suspect": passed.judged.suspect_step,
         "best": passed.judged.best_step,
-        "said": passed.outcome,
+        "outcome": passed.outcome,
         "saved": _round_value(passed.saved),
         "hours": _round_value(passed.gpu_hours),
         "later": _round_value(passed.later),

@@ -24,7 +24,7 @@ _LINES_BETWEEN_UPDATES = 10_000
 
 
 def read_lines(path: Path, errors: ReadErrors | None = None) -> Iterator[tuple[int, str]]:
-    """Yield each nonblank line with its number, from 1; invalid text is reported to `troubles`."""
+    """Yield each nonblank line with its number, from 1; invalid text is reported to `errors`."""
     errors = errors or ReadErrors()
     try:
         with nullcontext(_rewind_standard_input()) if path == STANDARD_INPUT else path.open("rb") as file:

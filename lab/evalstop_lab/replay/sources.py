@@ -131,7 +131,7 @@ def read_runs(
 ) -> Runs:
     """Read all runs of these sources. Rows with the same run name form one run.
 
-    Raises UnreadableInput with file and line, unless `troubles` collects errors. Raises UnusableArguments for a
+    Raises UnreadableInput with file and line, unless `errors` collects errors. Raises UnusableArguments for a
     requested column that occurs nowhere.
     """
     requested, errors = requested or RequestedRoles(), errors or ReadErrors()

@@ -71,11 +71,11 @@ class LimitedField(StrEnum):
 
 @dataclass(frozen=True)
 class Limit:
-    """What was asked for, what was given instead, and the setting of the project that limits it."""
+    """What was requested, what is used instead, and the setting of the project that limits it."""
 
     field: LimitedField
-    asked: str
-    given: str
+    requested: str
+    used: str
     setting: str
 
 

@@ -121,10 +121,10 @@ def test_json_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (report["runs"], report["without_eval"], report["truths"]["turned"]) == (3, 1, 1)
     assert {"role": "eval", "metric": "eval/score", "minimized": False, "runs": 2} in report["roles"]
     assert [item["policy"] for item in report["policies"]] == ["paper", "cautious"]
-    assert report["cases"][1]["policies"]["paper"]["said"] == "wrong"
+    assert report["cases"][1]["policies"]["paper"]["outcome"] == "wrong"
     assert report["cases"][2] == report["cases"][2] | {"run": "no evals", "truth": "undecided"}
     assert "line 50" in captured.err
-    assert report["troubles"] == [captured.err.strip().removeprefix("evalstop-lab: ")]
+    assert report["read_errors"] == [captured.err.strip().removeprefix("evalstop-lab: ")]
 
 
 def test_source_without_a_readable_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -189,8 +189,8 @@ class LimitOut(Answer):
     """A requested value that was not granted, and the project's setting that forbids it."""
 
     field: LimitedField = Field(description="the requested field: mode or policy")
-    asked: str = Field(description="the requested value")
-    given: str = Field(description="the value used instead")
+    requested: str = Field(description="the requested value")
+    used: str = Field(description="the value used instead")
     setting: str = Field(description="the project's setting that forbids it")
 
 

@@ -69,7 +69,7 @@ class StreamProblem(ProblemDetails):
     lines_stored: int | None = Field(
         None, description="number of lines, from the first on, that are stored or refused: continue after them"
     )
-    so_far: StreamTotalsOut | None = Field(None, description="what was stored until then")
+    totals: StreamTotalsOut | None = Field(None, description="what was stored until then")
 
 
 _LINES = {
@@ -172,10 +172,10 @@ async def _hold_stream(room: asyncio.Semaphore, wait_seconds: float) -> AsyncIte
 
 def _describe_interruption(problem: Problem, result: StreamResult, *, keep: bool) -> Problem:
     lines = result.lines
-    detail = f"{problem.detail}. The first {lines} lines were processed, see `so_far`; the stream failed after them. "
+    detail = f"{problem.detail}. The first {lines} lines were processed, see `totals`; the stream failed after them. "
     detail += "Sending the whole stream again is harmless: stored observations count as duplicates"
     headers = {**(problem.headers or {}), **({} if keep else {"Connection": "close"})}
-    extra = {"lines_stored": lines, "so_far": msgspec.to_builtins(result)}
+    extra = {"lines_stored": lines, "totals": msgspec.to_builtins(result)}
     return Problem(problem.status, problem.kind, detail, headers=headers, more=extra)
 
 

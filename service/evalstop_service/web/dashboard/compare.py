@@ -55,7 +55,7 @@ class Comparison(BaseModel):
     hidden: list[UUID] = []
 
 
-Asked = Annotated[Comparison, Query()]
+ComparisonQuery = Annotated[Comparison, Query()]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ComparedRun:
 
 
 @router.get("")
-def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, comparison: Asked) -> Response:
+def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, comparison: ComparisonQuery) -> Response:
     """The page: a table of the runs and their differing fields, and the frame of the charts.
 
     With too few or too many runs, a page that says how to choose others.
@@ -85,7 +85,7 @@ def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, compariso
     return render_page(
         "compare.html",
         visitor=visitor,
-        asked=comparison,
+        comparison=comparison,
         rows=rows,
         differing=differing[:MOST_FIELDS],
         fields_left_out=max(0, len(differing) - MOST_FIELDS),
@@ -99,7 +99,7 @@ def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, compariso
 
 
 @router.get("/series.json")
-def show_series(site: SiteOf, visitor: SignedIn, comparison: Asked) -> Response:
+def show_series(site: SiteOf, visitor: SignedIn, comparison: ComparisonQuery) -> Response:
     """The data of the charts, in the order of the runs; values that are not finite are null.
 
     Each observation has its step, its seconds since the run's first one, and the last KL up to it.

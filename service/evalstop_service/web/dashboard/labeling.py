@@ -106,7 +106,7 @@ def label_case(
     site: SiteOf,
     visitor: Operator,
     choice: ChoiceQuery,
-    said: Annotated[RunOutcome, Form()],
+    run_outcome: Annotated[RunOutcome, Form()],
     turn_step: Annotated[str, Form()] = "",
     at: Annotated[int | None, Query(ge=1, le=MOST_CASES)] = None,
 ) -> Response:
@@ -115,7 +115,7 @@ def label_case(
         run = visitor.load_run(tx, run_id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     step = forms.parse_step(turn_step)
-    outcome = blind_labels.judge_outcome(said, step, decision)
+    outcome = blind_labels.judge_outcome(run_outcome, step, decision)
     label = commands.Label(outcome, step, "", visitor.actor, site.clock())
     commands.label_run(site.database, visitor.project.id, run.id, label)
     return RedirectResponse(visitor.link(choice.link(at=at)), 303)

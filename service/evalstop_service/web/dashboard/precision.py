@@ -102,7 +102,7 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> JSONR
     by_week = regroup(counts, lambda key: [key[2:]])
     return JSONResponse(
         {
-            "so_far": [_week_document(group) for group in figures.compute_running_figures(by_week)],
+            "running": [_week_document(group) for group in figures.compute_running_figures(by_week)],
             "weeks": [_week_document(group) for group in figures.compute_figures(by_week, ())],
             "delays": _delay_histogram(late),
             "calibration": [

@@ -146,7 +146,7 @@ def test_truncated_file_stores_its_readable_lines(admin: httpx.Client, encoding:
     body = b"\n".join(encode_line(run_id, {"metric": "eval", "step": step, "value": step}) for step in range(5))
     truncated = expect_problem(post_lines(admin, COMPRESS[encoding](body)[:-3], encoding), 400)
     stored = truncated["lines_stored"]
-    assert truncated["so_far"]["lines"] == stored
+    assert truncated["totals"]["lines"] == stored
     assert list_steps(admin, run_id) == list(range(stored))
     assert "harmless" in truncated["detail"]
     answer = expect_json(post_lines(admin, COMPRESS[encoding](body), encoding), 200)
@@ -156,7 +156,7 @@ def test_truncated_file_stores_its_readable_lines(admin: httpx.Client, encoding:
 def test_body_with_a_wrong_encoding_is_refused(admin: httpx.Client) -> None:
     """A body that is not compressed as declared is a 400, and nothing is stored."""
     assert expect_problem(post_lines(admin, b"not packed", "gzip"), 400)["lines_stored"] == 0
-    assert expect_problem(post_lines(admin, COMPRESS["gzip"](b""), "zstd"), 400)["so_far"]["runs"] == []
+    assert expect_problem(post_lines(admin, COMPRESS["gzip"](b""), "zstd"), 400)["totals"]["runs"] == []
 
 
 def test_lines_are_stored_before_the_stream_ends(admin: httpx.Client) -> None:
@@ -209,7 +209,7 @@ def test_stream_over_the_size_limit_is_refused(service: Service, admin: httpx.Cl
         assert list_steps(admin, run_id) == []
         refused = expect_problem(post_lines(client, COMPRESS["gzip"](lines), "gzip"), 413)
         assert 0 < refused["lines_stored"] < 3000
-        assert refused["so_far"]["accepted"] == refused["lines_stored"]
+        assert refused["totals"]["accepted"] == refused["lines_stored"]
     assert expect_json(post_lines(admin, lines), 200)["duplicates"] == refused["lines_stored"]
 
 

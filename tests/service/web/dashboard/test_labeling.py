@@ -41,15 +41,15 @@ def add_flagged_and_unflagged_runs(database: Database, tenant: Tenant, now: date
 def label_all(visitor: httpx.Client, start: str, labels: dict[str, str]) -> str:
     """Label each case of a set, by the run name shown after its first label; returns the last page."""
     token, path = read_csrf_token(visitor), start
-    while 'name="said"' in (html := visitor.get(path).text):
+    while 'name="run_outcome"' in (html := visitor.get(path).text):
         assert not re.search("flagged-|calm-|called for a stop|never flagged", html)
         action = unescape(html.split('method="post" action="/precision')[1].split('"')[0])
-        labeled = visitor.post("/precision" + action, data={"csrf": token, "said": "undecided"})
+        labeled = visitor.post("/precision" + action, data={"csrf": token, "run_outcome": "undecided"})
         result = visitor.get(labeled.headers["location"]).text
         name = re.findall(r"<bdi>((?:flagged|calm)-\d)</bdi>", result)[0]
         assert ("called for a stop at step" in result) == name.startswith("flagged")
         assert ("It was never flagged" in result) == name.startswith("calm")
-        visitor.post("/precision" + action, data={"csrf": token, "said": labels[name]})
+        visitor.post("/precision" + action, data={"csrf": token, "run_outcome": labels[name]})
         path = unescape(re.findall(r'href="([^"]+)" data-press="n"', result)[0])
     return visitor.get(start).text
 

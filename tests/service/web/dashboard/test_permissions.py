@@ -118,7 +118,7 @@ ROUTE_ROLES: dict[tuple[str, str], int] = {
 ROLE_SCOPES = {VIEWER: ("read",), OPERATOR: ("read", "operate"), ADMIN: ("admin",)}
 
 FORMS: dict[tuple[str, str], dict[str, str]] = {
-    ("POST", "/precision/label/{run_id}"): {"said": "turned"},
+    ("POST", "/precision/label/{run_id}"): {"run_outcome": "turned"},
     ("POST", "/policies/{name}/stage"): {"required_percent": "90", "canary_percent": "20"},
     ("POST", "/policies/{name}/stage/lower"): {"reason": "it stopped a good run"},
     ("POST", "/runs/{run_id}/stop"): {"reason": "it diverged"},

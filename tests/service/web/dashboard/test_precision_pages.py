@@ -74,7 +74,7 @@ def test_figures_link_to_their_cases(visitor: httpx.Client, database: Database, 
         assert 'class="row-link"' in get_text(visitor, unescape(link))
     assert "120 EUR" in get_text(visitor, "/")
     figures = visitor.get("/precision/figures.json?job_kind=__proto__&days=30").json()
-    assert figures["so_far"][0]["precision"]["value"] == 0.75
+    assert figures["running"][0]["precision"]["value"] == 0.75
     assert [(row["label"], row["stated"]) for row in figures["calibration"]] == [("level v1", 0.05)]
     assert sum(figures["delays"]["share"]) == 1
     assert "No outcomes yet" in get_text(visitor, "/precision?policy=%00nosuch")

@@ -63,10 +63,10 @@ function shiftOf(run, x) {
 }
 
 function note(leftOut) {
-  const said = document.querySelector("[data-note=left-out]");
-  said.hidden = leftOut.length === 0;
+  const note = document.querySelector("[data-note=left-out]");
+  note.hidden = leftOut.length === 0;
   const numbers = leftOut.map(({ index }) => index + 1).join(", ");
-  said.textContent = `Left out: ${leftOut.length === 1 ? "run" : "runs"} ${numbers}, without a ${ANCHORS[alignChoice.value]} on this axis.`;
+  note.textContent = `Left out: ${leftOut.length === 1 ? "run" : "runs"} ${numbers}, without a ${ANCHORS[alignChoice.value]} on this axis.`;
 }
 
 // --- Drawing. ---

@@ -34,7 +34,7 @@ function drawOverTime(color) {
 
 function overTime(color, name) {
   const paint = color(PAINT[name]);
-  const [known, weeks] = [figures.so_far, figures.weeks].map((points) => points.filter((one) => one[name] && one[name].value !== null));
+  const [known, weeks] = [figures.running, figures.weeks].map((points) => points.filter((one) => one[name] && one[name].value !== null));
   const at = known.map((one) => one.week);
   const of = (points, end) => points.map((one) => one[name][end]);
   const summary = (points) => points.map((one) => `${percent(one[name].value)}<br>${one[name].decided} cases, ${percent(one[name].low)} to ${percent(one[name].high)}`);
