@@ -6,14 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from evalstop_lab.worlds.scoring import Figure
 
 
-def new_table(title: str, *headings: str, left: int = 1, caption: str | None = None) -> Table:
+def new_table(title: str | None, *headings: str, left: int = 1, caption: str | None = None) -> Table:
     """A table without rows; the first `left` columns are left-aligned text, the others right-aligned numbers."""
-    table = Table(title=title, caption=caption)
+    table = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False)
     for place, heading in enumerate(headings):
         table.add_column(heading, justify="left" if place < left else "right")
     return table
@@ -24,11 +25,17 @@ def format_percent(share: float, digits: int = 1, *, sign: bool = False) -> str:
     return f"{share * 100:{'+' if sign else ''}.{digits}f} %"
 
 
+def format_interval(low: float, high: float, digits: int = 1, *, sign: bool = False) -> str:
+    """Format an interval of shares, to follow a percentage: `[4.5, 5.3]`."""
+    ends = (format_percent(end, digits, sign=sign).removesuffix(" %") for end in (low, high))
+    return f"[{', '.join(ends)}]"
+
+
 def format_change(change: Figure | Mapping[str, float]) -> str:
     """Format a relative change with its interval, in percent with sign."""
     figure = vars(change) if isinstance(change, Figure) else change
-    value, low, high = (format_percent(figure[name], sign=True) for name in ("value", "low", "high"))
-    return f"{value} [{low}, {high}]"
+    interval = format_interval(figure["low"], figure["high"], sign=True)
+    return f"{format_percent(figure['value'], sign=True)} {interval}"
 
 
 def to_json_values(value: Any) -> Any:

@@ -25,7 +25,7 @@ from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import ReadErrors, Run, Runs, load_policy, read_runs
 from evalstop_lab.replay.command import report_conflicts
 from evalstop_lab.replay.sources import add_policy_options, add_source_parser, get_requested_roles
-from evalstop_lab.report import format_percent, new_table, to_json_values
+from evalstop_lab.report import format_interval, format_percent, new_table, to_json_values
 from evalstop_lab.worlds.scoring import Share
 
 MOST_ERRORS_SHOWN = 20
@@ -228,4 +228,4 @@ def _format_interval(cell: Mapping[str, Any]) -> str:
         return "-"
     if cell["low"] == cell["high"]:  # the bootstrap gives no interval for identical runs
         return format_percent(cell["value"])
-    return f"{format_percent(cell['value'])} [{format_percent(cell['low'])}, {format_percent(cell['high'])}]"
+    return f"{format_percent(cell['value'])} {format_interval(cell['low'], cell['high'])}"

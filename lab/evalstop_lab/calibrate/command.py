@@ -25,7 +25,7 @@ from evalstop_lab.calibrate.evidence import Records, read_healthy_runs, record_e
 from evalstop_lab.calibrate.thresholds import Threshold, calibrate_threshold
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.sources import SOURCES, add_role_options, get_requested_roles
-from evalstop_lab.report import format_percent, new_table
+from evalstop_lab.report import format_interval, format_percent, new_table
 from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.worlds import (
     CALIBRATION,
@@ -235,7 +235,7 @@ def _build_table(document: dict[str, Any]) -> Table:
         "threshold",
         "interval of the threshold",
         "stopped in calibration",
-        "interval",
+        "its interval, in %",
         left=0,
         caption=caption,
     )
@@ -244,8 +244,8 @@ def _build_table(document: dict[str, Any]) -> Table:
         table.add_row(
             format_percent(row["rate"]),
             "none strict enough" if row["threshold"] is None else f"{row['threshold']:.6g}",
-            f"{row['interval'][0]:.4g} - {row['interval'][1]:.4g}",
+            f"{row['interval'][0]:.4g} to {row['interval'][1]:.4g}",
             f"{stopped['hits']} of {stopped['n']}",
-            f"{format_percent(stopped['low'], 2)} - {format_percent(stopped['high'], 2)}",
+            format_interval(stopped["low"], stopped["high"], 2),
         )
     return table

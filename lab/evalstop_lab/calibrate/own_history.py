@@ -28,7 +28,7 @@ from evalstop_lab.calibrate.evidence import Records, record_run, to_alarm
 from evalstop_lab.calibrate.thresholds import calibrate_threshold
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay import Run
-from evalstop_lab.report import format_percent
+from evalstop_lab.report import format_interval, format_percent
 from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.worlds.scoring import CONFIDENCE, clopper_pearson, wilson
 
@@ -146,12 +146,12 @@ def _describe(document: dict[str, Any], detector: str) -> list[str]:
         f" stop at most {rate} of them (95 % interval of the threshold: {low:.4g} to {high:.4g}).",
         f"Of {document['reported_on']:,} other healthy runs it stops {stopped['hits']:,}:"
         f" {format_percent(stopped['value'], 2)}"
-        f" [{format_percent(stopped['low'], 2)}, {format_percent(stopped['high'], 2)}].",
+        f" {format_interval(stopped['low'], stopped['high'], 2)}.",
     ]
     if caught["n"]:
         sentences.append(
             f"Of {caught['n']:,} turned runs it stops {caught['hits']:,} rightly: {format_percent(caught['value'])}"
-            f" [{format_percent(caught['low'])}, {format_percent(caught['high'])}]."
+            f" {format_interval(caught['low'], caught['high'])}."
         )
     sentences.append(
         {

@@ -17,6 +17,7 @@ from evalstop_lab.replay.judged import Judged, judge_runs
 from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.replay.runs import Conflict, Run
 from evalstop_lab.replay.sources import add_policy_options, add_source_parser, get_requested_roles, read_runs
+from evalstop_lab.report import new_table
 from evalstop_lab.sweep import cores, sweep_chunks
 
 FEW_RUNS = 500
@@ -87,7 +88,7 @@ def report_conflicts(conflicts: Sequence[Conflict]) -> None:
 
 def _build_table(judged: Sequence[Judged], policy: str) -> Table:
     stopped = sum(item.verdict == Call.STOP for item in judged)
-    table = Table(caption=f"policy {policy}: {stopped} of {len(judged)} runs stopped")
+    table = new_table(None, caption=f"policy {policy}: {stopped} of {len(judged)} runs stopped")
     table.add_column("run", overflow="fold")
     table.add_column("verdict")
     for heading in ("stop step", "first suspected", "best step"):

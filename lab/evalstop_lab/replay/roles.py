@@ -12,12 +12,12 @@ from typing import Any
 from evalstop_detectors import MetricRole, RoleOrigin
 from evalstop_detectors.roles.recognition import NO_EVAL
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from evalstop_lab.replay import ReadErrors, RequestedRoles
 from evalstop_lab.replay.cells import NO_METRICS
 from evalstop_lab.replay.sources import Log, add_source_parser, choose_roles, get_requested_roles, list_logs
+from evalstop_lab.report import new_table
 
 EXAMPLES = """examples:
   evalstop-lab roles out/trainer_state.json
@@ -98,7 +98,7 @@ def _print_explanation(item: dict[str, Any]) -> None:
     console.print(Text(item["log"] + suffix, style="bold"))
     preset = f"metric names of {item['preset']}" if item["preset"] else "no metric names of a known trainer"
     console.print(Text(f"{preset}; steps: {item['step']}"))
-    table = Table()
+    table = new_table(None)
     for heading in ("metric", "role", "better", "origin", "why"):
         table.add_column(heading, overflow="fold")
     for metric, role in item["roles"].items():

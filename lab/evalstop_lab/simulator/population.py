@@ -22,7 +22,7 @@ from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.report import format_percent, new_table
+from evalstop_lab.report import format_interval, format_percent, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Kind, Workload
 from evalstop_lab.simulator.paired import estimate_interval
@@ -176,9 +176,6 @@ def _print_table(console: Console, outcomes: Sequence[Outcome], setting: Sweep) 
         figures = (outcome.gpu_hours, outcome.kept, outcome.at_the_end)
         table.add_row(
             outcome.strategy,
-            *(
-                f"{format_percent(item.value)} [{format_percent(item.low)}, {format_percent(item.high)}]"
-                for item in figures
-            ),
+            *(f"{format_percent(item.value)} {format_interval(item.low, item.high)}" for item in figures),
         )
     console.print(table)
