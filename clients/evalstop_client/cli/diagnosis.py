@@ -11,6 +11,9 @@ from evalstop_client.service import Json
 
 STOP = "run.stop_requested"
 
+OWN_PREFIX = "evalstop/"
+"""The names of metrics that the service itself stores begin with this."""
+
 
 class Finding(StrEnum):
     """The result of a check: `blocks` prevents a stop, `unknown` could not be checked."""
@@ -150,7 +153,9 @@ def _check_policy(run: RunRecord, stage: Json | None) -> Check:
 def _check_eval(run: RunRecord, metrics: Sequence[Json]) -> Iterator[Check]:
     name = run.eval_metric
     counts = {metric["metric"]: metric["count"] for metric in metrics}
-    unwatched = [metric["metric"] for metric in metrics if metric["role"] is None]
+    unwatched = [
+        metric["metric"] for metric in metrics if metric["role"] is None and not metric["metric"].startswith(OWN_PREFIX)
+    ]
     unwatched_text = f"; not watched: {', '.join(unwatched[:8])}" if unwatched else ""
     if name is None:
         yield Check(
@@ -195,6 +200,8 @@ def _check_decision(run: RunRecord) -> Iterator[Check]:
         finding, advice = DECIDED.get(decision.state, (Finding.NOTE, ""))
         if "paused" in decision.guards:  # a release carries it out despite all other guards
             advice = "`evalstop project resume` lets it go on"
+        elif decision.state == "requested" and run.ended_at is not None:
+            advice = "the run has ended; waiting for a receiver to confirm that its job is gone"
         if decision.state == "moot":  # the guards until the end of the run are why it was not stopped
             for reason in _list_guards(decision):
                 yield Check("guard", Finding.NOTE, f"the stop was on hold: {reason}")

@@ -89,7 +89,7 @@ def show_run(options: argparse.Namespace) -> int:
             ("mode", run.mode),
             ("policy", run.policy),
             ("metrics", roles or "none has a role"),
-            ("step", f"{run.last_step if run.last_step is not None else 0} of {run.total_steps or 'unknown'}"),
+            ("step", f"{run.last_step or 0} of {run.total_steps or 'an unknown number'}"),
             ("verdict", f"{run.verdict}: {run.verdict.reason}"),
             ("decision", f"{decision}: {decision.reason}" if decision else "none"),
             ("decision id", decision.id if decision else None),

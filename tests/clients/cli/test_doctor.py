@@ -159,6 +159,27 @@ def test_each_blocking_fact_is_found(facts: Facts) -> None:
     assert list_blocking_checks(replace(facts, checkpoints=0, stops_despite=["no_checkpoint"])) == []
 
 
+def test_own_metrics_are_not_named_as_unwatched(facts: Facts) -> None:
+    """What the service stores beside the trainer's metrics is no mistake of the trainer."""
+    own = {"metric": "evalstop/paired", "role": None, "count": 1}
+    stray = {"metric": "scroe", "role": None, "count": 1}
+    checks = diagnose(replace(facts, metrics=[*facts.metrics, own, stray]))
+    assert find_check(checks, "metrics").text == "not watched: scroe"
+
+
+def test_requested_stop_of_an_ended_run_waits_for_a_receiver_alone(examine: Examine, project: Project) -> None:
+    """Once the trainer has ended, the doctor does not expect it to read should_stop."""
+    project.api.connection.post(
+        "/endpoints", {"url": "https://receiver.example/", "event_types": ["run.stop_requested"]}
+    )
+    project.api.connection.patch("/project", {"veto_window_seconds": 0})
+    with project.report_run("over"):
+        pass
+    (decision,) = [check for check in examine("over")["checks"] if check["name"] == "decision"]
+    assert decision["text"].startswith("requested")
+    assert "should_stop" not in decision["advice"]
+
+
 def test_healthy_facts_do_not_block(facts: Facts) -> None:
     """A working endpoint is OK, an unused one is a note, and a canary stage names its share."""
     endpoints = diagnose(change_endpoint(facts, ENDPOINT, DELIVERED))

@@ -96,7 +96,10 @@ class Evaluator:
             answer = self._service.post(path, difference._asdict())
             if isinstance(answer, Accepted):
                 logger.info(
-                    "answered: the difference is %g, its standard error %g", difference.difference, difference.stderr
+                    "request %s is answered: the difference is %g, its standard error %g",
+                    request.id,
+                    difference.difference,
+                    difference.stderr,
                 )
                 return
             if isinstance(answer, Refused):
