@@ -98,6 +98,11 @@ class Given(NamedTuple):
 
 def advance(ops: Arithmetic, s: FeatureState, given: Given) -> tuple[FeatureState, list[Number]]:
     """Process one eval; return the state after it and its features, each within +-`LIMIT`."""
+    state = _update_state(ops, s, given)
+    return state, _describe(ops, s, state, given)
+
+
+def _update_state(ops: Arithmetic, s: FeatureState, given: Given) -> FeatureState:
     where, minimum, maximum = ops.where, ops.minimum, ops.maximum
     n = s.evals + 1.0
     opening = n < 1.5
@@ -123,18 +128,12 @@ def advance(ops: Arithmetic, s: FeatureState, given: Given) -> tuple[FeatureStat
     low = minimum(s.low, level)
     is_new_best = level >= best
     since = where(is_new_best, 0.0, s.since + 1.0)
-    down_now = maximum(s.down, best - level)
     healed = where(is_new_best, maximum(s.healed, s.down), s.healed)
-    down = where(is_new_best, 0.0, down_now)
+    down = where(is_new_best, 0.0, maximum(s.down, best - level))
     quick = where(opening, y, s.quick + maximum(0.25, 1.0 / n) * (y - s.quick))
     quick_best = where(opening, quick, maximum(s.quick_best, quick))
     slow = where(opening, y, s.slow + maximum(0.06, 1.0 / n) * (y - s.slow))
     slow_best = where(opening, slow, maximum(s.slow_best, slow))
-    width = best - low
-    by_first, by_second = first / _NORMAL_DIFFERENCE, _SECOND_MARGIN * second / _NORMAL_SECOND_DIFFERENCE
-    sd = _estimate_noise(ops, n, by_first, by_second, width, ops.sqrt(squares / maximum(stderrs, 1.0)))
-    moved = width + sd
-    unit, noise = where(moved > 0.0, moved, 1.0), where(sd > 0.0, sd, 1.0)
     # 3. Proxy and KL.
     proxies = s.proxies + given.has_proxy
     proxy_origin = where(s.proxies < 0.5, given.proxy, s.proxy_origin)
@@ -146,65 +145,72 @@ def advance(ops: Arithmetic, s: FeatureState, given: Given) -> tuple[FeatureStat
     proxy_first = s.proxy_first + moves * proxy_rate * (cut - s.proxy_first)
     proxy_best, proxy_low = maximum(s.proxy_best, p), minimum(s.proxy_low, p)
     proxy_then = where(is_new_best, p, s.proxy_then)
-    proxy_width = proxy_best - proxy_low + proxy_first
-    proxy_unit = where(proxy_width > 0.0, proxy_width, 1.0)
-    proxy_noise = where(proxy_first > 0.0, proxy_first, 1.0)
-    seen_proxy = where(proxies > 0.5, 1.0, 0.0)
-    root = ops.sqrt(maximum(given.kl, 0.0)) * given.has_kl
-    root_kl = maximum(s.root_kl, root)
+    root_kl = maximum(s.root_kl, _take_root_kl(ops, given))
     kls = s.kls + given.has_kl
-    # 4. A plan that is overrun counts as none.
-    planned = given.has_progress * where(given.progress < 1.0, 1.0, 0.0) * where(given.progress > 0.0, 1.0, 0.0)
-    share = where(planned > 0.5, given.progress, 1.0)
-    remaining_evals = minimum(n * (1.0 - share) / share, 1e9)
-
-    def asinh(x: Number) -> Number:
-        return inverse_sinh(ops, x)
-
-    state = FeatureState(
+    return FeatureState(
         n, origin, y, s.last, start, level, best, low, since, first, second, squares, stderrs, healed, down, quick,
         quick_best, slow, slow_best, proxies, proxy_origin, p, proxy_best, proxy_low, proxy_first, proxy_then, root_kl,
         kls,
     )  # fmt: skip
-    step = where(opening, 0.0, y - s.last)
-    return state, [
-        (y - best) / unit,
-        (level - best) / unit,
+
+
+def _describe(ops: Arithmetic, before: FeatureState, s: FeatureState, given: Given) -> list[Number]:
+    """The features of an eval, from the states before and after it."""
+    where, n = ops.where, s.evals
+    sd = _estimate_noise(ops, s)
+    noise, unit = _to_scale(ops, s, sd)
+    by_first, by_second = _estimate_by_differences(s)
+    step = where(n < 1.5, 0.0, s.last - before.last)
+    proxy_width = s.proxy_best - s.proxy_low + s.proxy_first
+    proxy_unit = where(proxy_width > 0.0, proxy_width, 1.0)
+    proxy_noise = where(s.proxy_first > 0.0, s.proxy_first, 1.0)
+    seen_proxy = where(s.proxies > 0.5, 1.0, 0.0)
+    # A plan that is overrun counts as none.
+    planned = given.has_progress * where(given.progress < 1.0, 1.0, 0.0) * where(given.progress > 0.0, 1.0, 0.0)
+    share = where(planned > 0.5, given.progress, 1.0)
+    remaining_evals = ops.minimum(n * (1.0 - share) / share, 1e9)
+
+    def asinh(x: Number) -> Number:
+        return inverse_sinh(ops, x)
+
+    return [
+        (s.last - s.best) / unit,
+        (s.level - s.best) / unit,
         asinh(step / noise),
-        asinh((best - level) / noise),
+        asinh((s.best - s.level) / noise),
         step / unit,
-        (level - low) / unit,
+        (s.level - s.low) / unit,
         ops.log2(n) * 0.5,
         where(sd > 0.0, ops.log2(noise / unit), -LIMIT),
-        since / n,
-        ops.log2(1.0 + since) * 0.5,
-        where(stderrs > 0.5, 1.0, 0.0),
-        healed / unit,
-        down / unit,
-        asinh((p - s.proxy_last) / proxy_noise) * seen_proxy,
-        (p - proxy_best) / proxy_unit * seen_proxy,
-        (p - proxy_then) / proxy_unit * seen_proxy,
+        s.since / n,
+        ops.log2(1.0 + s.since) * 0.5,
+        where(s.stderrs > 0.5, 1.0, 0.0),
+        s.healed / unit,
+        s.down / unit,
+        asinh((s.proxy_last - before.proxy_last) / proxy_noise) * seen_proxy,
+        (s.proxy_last - s.proxy_best) / proxy_unit * seen_proxy,
+        (s.proxy_last - s.proxy_then) / proxy_unit * seen_proxy,
         seen_proxy,
-        where(kls > 0.5, 1.0, 0.0),
-        root / where(root_kl > 0.0, root_kl, 1.0),
+        where(s.kls > 0.5, 1.0, 0.0),
+        _take_root_kl(ops, given) / where(s.root_kl > 0.0, s.root_kl, 1.0),
         planned,
         share * planned,
         ops.log2(1.0 + remaining_evals) * 0.5 * planned,
-        asinh(2.0 * (quick_best - quick) / noise),
-        asinh(4.0 * (slow_best - slow) / noise),
+        asinh(2.0 * (s.quick_best - s.quick) / noise),
+        asinh(4.0 * (s.slow_best - s.slow) / noise),
         where((by_first > 0.0) & (by_second > 0.0), _ratio(ops, by_first, by_second), 0.0),
-        (best - start) / unit,
-        asinh((best - start) / noise) * 0.5,
+        (s.best - s.start) / unit,
+        asinh((s.best - s.start) / noise) * 0.5,
     ]
 
 
 def measure_scale(ops: Arithmetic, s: FeatureState) -> tuple[Number, Number]:
     """The standard deviation of an eval, and the unit of the features: the range so far plus that; never 0."""
-    by_first, by_second = s.first / _NORMAL_DIFFERENCE, _SECOND_MARGIN * s.second / _NORMAL_SECOND_DIFFERENCE
-    width = s.best - s.low
-    stated_sd = ops.sqrt(s.stderr_squares / ops.maximum(s.stderrs, 1.0))
-    sd = _estimate_noise(ops, s.evals, by_first, by_second, width, stated_sd)
-    moved = width + sd
+    return _to_scale(ops, s, _estimate_noise(ops, s))
+
+
+def _to_scale(ops: Arithmetic, s: FeatureState, sd: Number) -> tuple[Number, Number]:
+    moved = s.best - s.low + sd
     return ops.where(sd > 0.0, sd, 1.0), ops.where(moved > 0.0, moved, 1.0)
 
 
@@ -215,12 +221,21 @@ def inverse_sinh(ops: Arithmetic, x: Number) -> Number:
     return ops.where(x < 0.0, -result, result)
 
 
-def _estimate_noise(
-    ops: Arithmetic, n: Number, by_first: Number, by_second: Number, width: Number, stated_sd: Number
-) -> Number:
-    """The standard deviation of an eval after `n` of them; `stated_sd` is the lower bound from its standard errors."""
+def _estimate_noise(ops: Arithmetic, s: FeatureState) -> Number:
+    """The standard deviation of an eval."""
+    n, (by_first, by_second) = s.evals, _estimate_by_differences(s)
     sd = ops.where(n < 3.5, by_first, ops.minimum(by_first, by_second)) * (1.0 + 2.0 / n)
-    return ops.maximum(ops.maximum(sd, LEAST_NOISE * width), stated_sd)
+    stated_sd = ops.sqrt(s.stderr_squares / ops.maximum(s.stderrs, 1.0))
+    return ops.maximum(ops.maximum(sd, LEAST_NOISE * (s.best - s.low)), stated_sd)
+
+
+def _estimate_by_differences(s: FeatureState) -> tuple[Number, Number]:
+    """The standard deviation of an eval by first and by second differences, were the evals independent."""
+    return s.first / _NORMAL_DIFFERENCE, _SECOND_MARGIN * s.second / _NORMAL_SECOND_DIFFERENCE
+
+
+def _take_root_kl(ops: Arithmetic, given: Given) -> Number:
+    return ops.sqrt(ops.maximum(given.kl, 0.0)) * given.has_kl
 
 
 def _ratio(ops: Arithmetic, first: Number, second: Number) -> Number:
