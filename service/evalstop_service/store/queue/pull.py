@@ -22,6 +22,9 @@ from evalstop_service.store.tables import UtcTime, deliveries, events
 
 PREFIX = "pull:"
 
+MAX_LEASE_SECONDS = 600.0
+"""The longest lease that a receiver can ask for."""
+
 
 def add_pull_endpoint(
     tx: Transaction,

@@ -54,7 +54,7 @@ class ClaimIn(Body):
     wait_seconds: float = Field(25.0, ge=0, le=60, description="the response comes earlier when an event is due")
     limit: Annotated[int, Field(ge=1, le=100), Integral] = Field(10, description="maximum number of events")
     lease_seconds: float = Field(
-        30.0, ge=5, le=600, description="events that are not settled by then are given out again"
+        30.0, ge=5, le=pull.MAX_LEASE_SECONDS, description="events that are not settled by then are given out again"
     )
 
 

@@ -11,17 +11,20 @@ import logging
 from datetime import datetime
 
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue import queues
+from evalstop_service.store.queue import pull, queues
 from evalstop_service.store.queue.queues import DueDelivery
 
 log = logging.getLogger(__name__)
 
 
 class ClockSkewRepair:
-    """`longest_seconds`: the longest lease or pause; `lease_seconds`: the longest lease."""
+    """`longest_seconds`: the longest lease or pause of a worker; `lease_seconds`: its longest lease.
+
+    Receivers of pull endpoints choose their leases themselves.
+    """
 
     def __init__(self, longest_seconds: float, lease_seconds: float) -> None:
-        self._longest_seconds = longest_seconds
+        self._longest_seconds = max(longest_seconds, pull.MAX_LEASE_SECONDS)
         self._lease_seconds = lease_seconds
         self._checked_at: float | None = None
         self._first_seen: dict[DueDelivery, float] = {}

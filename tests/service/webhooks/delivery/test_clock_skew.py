@@ -9,6 +9,7 @@ from functools import partial
 
 from evalstop_service.clock import Clock
 from evalstop_service.store.database import Database
+from evalstop_service.store.queue import pull
 from evalstop_service.store.queue.attempts import Delivered
 from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.webhooks.delivery.clock_skew import ClockSkewRepair
@@ -16,6 +17,7 @@ from evalstop_service.webhooks.delivery.database_clock import DatabaseClock
 from evalstop_service.webhooks.delivery.worker import WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
 
+from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.webhooks.delivery.fakes import (
     EPOCH,
     FakeEndpoint,
@@ -70,6 +72,19 @@ def test_repair_waits_for_leases(database: Database, project: SeededProject) -> 
     with database.transaction() as tx:
         assert claimed.id in {delivery.id for delivery in claim_deliveries(tx, EPOCH, 60, 9)}
         assert not settle_delivery(tx, claimed, Delivered())
+
+
+def test_long_lease_of_a_receiver_is_not_misdated(database: Database, project: SeededProject) -> None:
+    """An event that a receiver has fetched for ten minutes is not given out again, however short workers' pauses."""
+    with database.transaction() as tx:
+        endpoint = pull.add_pull_endpoint(tx, project.id, name="receiver", event_types=EVERY_EVENT, now=EPOCH)
+        project.add_event_of_new_run(tx, now=EPOCH)
+        (claimed,) = pull.claim_deliveries(tx, endpoint, EPOCH, pull.MAX_LEASE_SECONDS, 1)
+    repair = ClockSkewRepair(longest_seconds=60, lease_seconds=60)
+    for seconds in (1, 62, 123):
+        assert not repair.repair_due_times(database, EPOCH + timedelta(seconds=seconds), float(seconds))
+    with database.transaction() as tx:
+        assert pull.claim_deliveries(tx, endpoint, claimed.lease_until - timedelta(seconds=1), 60, 1) == []
 
 
 class FakeClock:
