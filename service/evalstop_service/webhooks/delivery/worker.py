@@ -179,8 +179,6 @@ class DeliveryWorker:
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
                 continue
             pause = FIRST_PAUSE_SECONDS
-            self._queues.add_claimed(claim.claimed)
-            self._start_attempts()
             await self._wakeup.wait(self._pause_seconds(claim, listener is not None and listener.receives))
 
     def _pause_seconds(self, claim: ClaimResult, woken: bool) -> float:
@@ -193,7 +191,7 @@ class DeliveryWorker:
         return min(longest, max(0.0, (claim.next_due - self._now()).total_seconds()))
 
     async def _settle_and_claim(self, threads: ThreadPoolExecutor) -> ClaimResult:
-        """Settle finished attempts and claim due deliveries; results that could not be settled are kept."""
+        """Settle finished attempts, and claim and start due deliveries; results that could not be settled are kept."""
         finished, self._finished = self._finished, []
         if self._timer is not None:
             self._timer.cancel()
@@ -220,6 +218,8 @@ class DeliveryWorker:
         self._report_settled(finished, claim.settled)
         monotonic = time.monotonic()
         set_back = self._database_clock.set_time(claim.now, monotonic)
+        self._queues.add_claimed(claim.claimed)
+        self._start_attempts()  # before the repair, which may fail or take long
         if self._clock_skew.is_due(set_back, monotonic) and await _run_in_thread(
             threads, self._clock_skew.repair_due_times, self._database, claim.now, monotonic
         ):

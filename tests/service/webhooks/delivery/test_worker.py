@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import sqlalchemy as sa
@@ -11,7 +13,7 @@ import standardwebhooks
 from evalstop_client.signature import verify
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import endpoints
-from evalstop_service.store.database import Database
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.tables import endpoints as endpoint_rows
 from evalstop_service.webhooks.delivery.send import Sender
@@ -206,6 +208,44 @@ def test_worker_survives_a_database_outage(postgres_database: Database, postgres
         asyncio.run(run())
     assert count_deliveries_by_state(database, project) == {"delivered": 2}
     assert len(fake.received) == 2, "the running attempt was settled, not repeated"
+
+
+class FailsAfterClaim(Database):
+    """A database that cannot be read once, just after the first read-write transaction."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.fails: bool | None = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        with super().transaction() as tx:
+            yield tx
+        self.fails = self.fails is None
+
+    @contextmanager
+    def reading(self, *, snapshot: bool = False) -> Iterator[Transaction]:
+        if self.fails:
+            self.fails = False
+            raise sa.exc.OperationalError("SELECT", None, Exception("the server closed the connection"))
+        with super().reading(snapshot=snapshot) as tx:
+            yield tx
+
+
+def test_claimed_delivery_is_sent_although_the_database_fails_next(embedded_database: Database) -> None:
+    """A delivery that was claimed just before an outage is sent at once, not again after its lease."""
+    project = seed_project(embedded_database)
+    database = FailsAfterClaim(embedded_database.url.render_as_string())
+    with FakeEndpoint(Reply(200)) as fake:
+        project.add_endpoint(embedded_database, fake.url)
+        with embedded_database.transaction() as tx:
+            project.add_event(tx)
+        limits = WorkerLimits(poll_seconds=0.05, lease_seconds=3.0)
+        settled = all_settled(embedded_database, project)
+        asyncio.run(deliver_until(settled, database, limits=limits, timeout_seconds=2.5))
+    with embedded_database.reading() as tx:
+        assert [delivery.attempts for delivery in project.list_deliveries(tx)] == [1]
+    database.close()
 
 
 def test_lease_shorter_than_the_timeout_is_refused(embedded_database: Database) -> None:
