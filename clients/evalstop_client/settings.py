@@ -26,16 +26,26 @@ RESUMES = ("must", "allow")
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of the reporter, with units and defaults."""
+    """The limits of the reporter.
 
-    flush_seconds: float = 10.0  # longest wait for the service in finish(), at the end of the `with` block and at exit
-    poll_seconds: float = 30.0  # between heartbeats of an idle run, which also return whether it should stop
-    timeout_seconds: float = 10.0  # of each step of one request
-    queue_entries: int = 10_000  # calls held in memory until they are on disk
-    spool_bytes: int = 256 * 2**20  # on disk, per run name; beyond it observations are dropped
-    segment_bytes: int = 8 * 2**20  # of one spool file; a file is deleted once all of it is sent
-    batch_points: int = 1_000  # observations sent in one request
-    unauthorized_seconds: float = 30.0  # between retries while the key is not accepted
+    - `flush_seconds`: longest wait for the service in `finish`, at the end of the `with` block and at exit.
+    - `poll_seconds`: time between heartbeats of an idle run, which also return whether it should stop.
+    - `timeout_seconds`: of each step of one request.
+    - `queue_entries`: calls held in memory until they are on disk.
+    - `spool_bytes`: on disk, per run name; beyond it observations are dropped.
+    - `segment_bytes`: of one spool file, which is deleted once all of it is sent.
+    - `batch_observations`: observations sent in one request.
+    - `unauthorized_seconds`: time between retries while the key is not accepted.
+    """
+
+    flush_seconds: float = 10.0
+    poll_seconds: float = 30.0
+    timeout_seconds: float = 10.0
+    queue_entries: int = 10_000
+    spool_bytes: int = 256 * 2**20
+    segment_bytes: int = 8 * 2**20
+    batch_observations: int = 1_000
+    unauthorized_seconds: float = 30.0
 
 
 @dataclass(frozen=True)

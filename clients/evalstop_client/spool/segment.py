@@ -76,7 +76,7 @@ class Segment(Protocol):
     @property
     def byte_count(self) -> int: ...
     def append(self, entries: Sequence[Entry]) -> None: ...
-    def head(self, batch_points: int) -> Batch | None: ...
+    def head(self, batch_observations: int) -> Batch | None: ...
     def advance(self, batch: Batch) -> None: ...
     def close(self) -> None: ...
     def delete(self) -> None: ...
@@ -104,10 +104,10 @@ class MemorySegment:
     def append(self, entries: Sequence[Entry]) -> None:
         self._entries.extend(entries)
 
-    def head(self, batch_points: int) -> Batch | None:
+    def head(self, batch_observations: int) -> Batch | None:
         chosen: list[Entry] = []
         for entry in self._entries:
-            if not _fits(chosen, entry, batch_points):
+            if not _fits(chosen, entry, batch_observations):
                 break
             chosen.append(entry)
         return Batch(self, self._opening, tuple(chosen), end=len(chosen)) if chosen else None
@@ -186,7 +186,7 @@ class FileSegment:
         os.fsync(self._descriptor)
         self._size += len(data)  # only now: a line torn by a full disk is never read
 
-    def head(self, batch_points: int) -> Batch | None:
+    def head(self, batch_observations: int) -> Batch | None:
         chosen: list[Entry] = []
         unreadable, end = 0, self._sent
         for line in self._read_lines():
@@ -196,7 +196,7 @@ class FileSegment:
                 unreadable += 1
                 end += len(line)
                 continue
-            if not _fits(chosen, entry, batch_points):
+            if not _fits(chosen, entry, batch_observations):
                 break
             chosen.append(entry)
             end += len(line)
@@ -227,12 +227,12 @@ class FileSegment:
             read_bytes *= 2
 
 
-def _fits(chosen: Sequence[Entry], entry: Entry, batch_points: int) -> bool:
+def _fits(chosen: Sequence[Entry], entry: Entry, batch_observations: int) -> bool:
     if not chosen:
         return True
     if entry.is_control or chosen[-1].is_control:
         return False
-    return sum(other.observation_count for other in chosen) + entry.observation_count <= batch_points
+    return sum(other.observation_count for other in chosen) + entry.observation_count <= batch_observations
 
 
 def _lock_file(descriptor: int, adopting: bool = False) -> bool:

@@ -71,7 +71,7 @@ class Spool:
         with self._changed:
             while self._segments and not self._closed:
                 segment = self._segments[0]
-                batch = segment.head(self._limits.batch_points)
+                batch = segment.head(self._limits.batch_observations)
                 if batch is not None:
                     return batch
                 if segment is self._owned:

@@ -72,7 +72,7 @@
     }
     if (report.gpu_hours > 0) {
       total("GPU-hours saved by right stops", (item) => item.gpu_hours.right);
-      total("GPU-hours cut off by wrong stops", (item) => item.gpu_hours.wrong);
+      total("GPU-hours lost by wrong stops", (item) => item.gpu_hours.wrong);
     }
   }
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 OPENING = {"name": "a run"}
-LIMITS = Limits(batch_points=7, segment_bytes=200)
+LIMITS = Limits(batch_observations=7, segment_bytes=200)
 
 texts = st.text(max_size=10)
 points = st.fixed_dictionaries({"metric": texts, "step": st.integers(0, 2**63 - 1), "value": st.floats(-1e9, 1e9)})
@@ -44,7 +44,10 @@ def drain(spool: Spool, at_most: int = 10_000) -> list[Entry]:
     """What a sender would send, batch by batch."""
     sent: list[Entry] = []
     while len(sent) < at_most and (batch := spool.head()) is not None:
-        assert sum(entry.observation_count for entry in batch.entries) <= LIMITS.batch_points or len(batch.entries) == 1
+        assert (
+            sum(entry.observation_count for entry in batch.entries) <= LIMITS.batch_observations
+            or len(batch.entries) == 1
+        )
         assert len({entry.to for entry in batch.entries}) == 1
         assert len(batch.entries) == 1 or not batch.entries[0].is_control
         sent += batch.entries
@@ -106,7 +109,7 @@ def test_adopted_entries_are_sent_first(tmp_path: Path) -> None:
 def test_torn_file_loses_only_the_torn_line(chunks: list[list[Entry]], data: st.DataObject) -> None:
     """A file cut at any byte gives every whole line, in order."""
     with temporary_folder() as folder:
-        first = open_spool(folder, Limits(batch_points=7))
+        first = open_spool(folder, Limits(batch_observations=7))
         for chunk in chunks:
             first.append(chunk)
         first.abandon_in_child()
@@ -115,7 +118,7 @@ def test_torn_file_loses_only_the_torn_line(chunks: list[list[Entry]], data: st.
         header = whole.index(b"\n") + 1
         cut = data.draw(st.integers(header, len(whole)))
         path.write_bytes(whole[:cut])
-        second = open_spool(folder, Limits(batch_points=7))
+        second = open_spool(folder, Limits(batch_observations=7))
         second.adopt()
         survivors = whole[header:cut].count(b"\n")
         assert drain(second) == flatten(chunks)[:survivors]
