@@ -32,6 +32,9 @@ from evalstop_lab.report import format_interval, format_percent
 from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.worlds.scoring import CONFIDENCE, clopper_pearson, wilson
 
+LEAST_RUNS = 10
+"""Healthy runs in each part; with fewer the threshold is that of one run, and near nothing."""
+
 SUSPECT_TIMES = 5
 """A policy suspects at the threshold that stops this multiple of healthy runs."""
 
@@ -69,10 +72,11 @@ def calibrate_policy(
     ]
     first = [run for run in healthy if is_first(run.name)]
     second = [run for run in healthy if not is_first(run.name)]
-    if not first or not second:
+    if min(len(first), len(second)) < LEAST_RUNS:
         raise UnusableArguments(
-            f"Only {len(healthy)} of {len(runs)} runs are healthy by their later evals, too few to split in two;"
-            " add more runs, or set the column of the eval score with --eval."
+            f"Only {len(healthy)} of {len(runs)} runs are healthy by later evals: {len(first)} for calibration and"
+            f" {len(second)} to evaluate it; it takes {LEAST_RUNS} each. Add more runs, or set the column of the eval"
+            " score with --eval."
         )
     observed = [*healthy, *(run for run, _ in turned)]
     recorded = sweep(partial(record_run, detector), observed, f"calibrating {detector.name}", jobs or cores())

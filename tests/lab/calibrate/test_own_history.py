@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from evalstop_detectors.detectors.k_below_best import KBelowBest
@@ -54,10 +55,21 @@ def test_claim_is_assessed_on_the_second_part() -> None:
     assert assess_claim(0.01, 400, 50, 1000) == "broken"
 
 
-def test_too_few_healthy_runs_are_refused() -> None:
-    """The message has the number of healthy runs."""
+def test_too_few_healthy_runs_are_refused(tmp_path: Path) -> None:
+    """The message has the number of healthy runs; ten in each part are enough."""
     with pytest.raises(UnusableArguments, match="Only 0 of 1 runs are healthy"):
         calibrate_policy([Run("a")], KBelowBest(), 0.01, 1)
+    runs = list(read_runs([write_jsonl(tmp_path / "runs.jsonl", rising_rows(30))]).by_name.values())
+    firsts = [run for run in runs if is_first(run.name)]
+    others = [run for run in runs if not is_first(run.name)]
+    with pytest.raises(UnusableArguments, match="9 for calibration and 10 to evaluate it"):
+        calibrate_policy([*firsts[:9], *others[:10]], KBelowBest(), 0.1, 1)
+    assert calibrate_policy([*firsts[:10], *others[:10]], KBelowBest(), 0.1, 1)["healthy"] == 20
+
+
+def rising_rows(count: int) -> list[dict[str, Any]]:
+    """The rows of this many runs whose eval only rises."""
+    return [{"run": f"run-{run}", "step": step, "eval": step / 30} for run in range(count) for step in range(30)]
 
 
 def test_source_without_false_stops_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
