@@ -13,7 +13,6 @@ from evalstop_service.cli.command import FAILED, USAGE, Command
 from evalstop_service.errors import InvalidSetting, ServiceError
 from evalstop_service.observability import logs
 from evalstop_service.settings import Settings
-from evalstop_service.store.database import lacks_schema
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -34,11 +33,7 @@ def execute(options: argparse.Namespace) -> int:
         command: Command = options.command
         return command(settings, options)
     except sa.exc.DBAPIError as error:
-        cause = str(error.orig).strip()
-        if lacks_schema(error):
-            print(f"evalstop: the schema is missing or too old; run `evalstop migrate`: {cause}", file=sys.stderr)
-        else:
-            print(f"evalstop: the database does not answer: {cause}", file=sys.stderr)
+        print(f"evalstop: the database does not answer: {str(error.orig).strip()}", file=sys.stderr)
     except (ServiceError, OSError) as error:
         print(f"evalstop: {error}", file=sys.stderr)
     except KeyboardInterrupt:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.tables import LIVE, observations
+from evalstop_service.store.tables import LIVE
 
 OUTLINED = 1_000
 """Up to this many observations, all of a series are read for its outline."""
@@ -34,91 +35,75 @@ def load_segments(tx: Transaction, requested: Collection[Series], stretches: int
 
     A series longer than `OUTLINED` is not read as a whole: that many single values are taken, evenly over its steps.
     """
-    all_bounds = _load_bounds(tx, requested)
-    short, long = ([bounds for bounds in all_bounds if bounds.long is is_long] for is_long in (False, True))
     segments: dict[Series, list[Segment]] = defaultdict(list)
-    for bounds, rows in ((short, _outline_series(tx, short, stretches)), (long, _sample_series(tx, long, stretches))):
-        for number, *stretch in rows:
-            segments[bounds[number][:2]].append(Segment(*stretch))
+    if not requested:
+        return segments
+    series = list(requested)
+    parameters: dict[str, Any] = {"stretches": stretches}
+    if tx.dialect.name == "postgresql":
+        parameters |= {"run_ids": [run_id for run_id, _ in series], "metrics": [metric for _, metric in series]}
+    else:
+        parameters["series"] = msgspec.json.encode([(run_id.hex, metric) for run_id, metric in series]).decode()
+    for number, *segment in tx.execute(_SEGMENTS[tx.dialect.name], parameters):
+        segments[series[number - 1]].append(Segment(*segment))
     return segments
 
 
-class _Bounds(NamedTuple):
-    """A series with live observations: its first and last step, and whether it has more than `OUTLINED`."""
+_OF_SERIES = f"""
+FROM observations AS o
+WHERE o.run_id = {{series}}.run_id AND o.metric = {{series}}.metric AND o.superseded_by = {LIVE}
+"""
+_FIRST_OF_GIVEN = f"(SELECT o.step {_OF_SERIES.format(series='given')} ORDER BY o.step LIMIT 1"
+_OF_BOUNDS = _OF_SERIES.format(series="bounds")
+_AFTER_PLACE = f"""
+{_OF_BOUNDS} AND o.step >= bounds.first + (bounds.last - bounds.first) * places.place / (:stretches - 1)
+ORDER BY o.step LIMIT 1
+"""
+_IS_FINITE = f"BETWEEN {-sys.float_info.max!r} AND {sys.float_info.max!r}"
 
-    run_id: UUID
-    metric: str
-    first: int
-    last: int
-    long: bool
+# Short series are grouped by stretch. Of long ones the first value at or after each of many steps is looked up.
+_QUERY = f"""
+WITH RECURSIVE bounds (number, run_id, metric, first, last, is_long) AS (
+    SELECT given.number, given.run_id, given.metric, {_FIRST_OF_GIVEN}),
+        (SELECT o.step {_OF_SERIES.format(series="given")} ORDER BY o.step DESC LIMIT 1),
+        {_FIRST_OF_GIVEN} OFFSET {OUTLINED}) IS NOT NULL
+    FROM {{given}}
+), places (place) AS (
+    SELECT 0 UNION ALL SELECT place + 1 FROM places WHERE place + 1 < :stretches
+)
+SELECT bounds.number, max(o.step) AS step, min(o.value), max(o.value)
+FROM bounds CROSS JOIN observations AS o
+WHERE NOT bounds.is_long AND o.run_id = bounds.run_id AND o.metric = bounds.metric AND o.superseded_by = {LIVE}
+    AND o.value {_IS_FINITE}
+GROUP BY bounds.number, (o.step - bounds.first) * :stretches / (bounds.last - bounds.first + 1)
+UNION ALL
+SELECT number, step, value, value FROM (
+    SELECT DISTINCT bounds.number, (SELECT o.step {_AFTER_PLACE}) AS step, (SELECT o.value {_AFTER_PLACE}) AS value
+    FROM bounds CROSS JOIN places WHERE bounds.is_long
+) AS samples
+WHERE value {_IS_FINITE}
+ORDER BY 1, 2
+"""  # noqa: S608
 
-
-def _load_bounds(tx: Transaction, requested: Collection[Series]) -> list[_Bounds]:
-    if not requested:
-        return []
-    columns = sa.column("run_id", sa.Uuid), sa.column("metric", sa.Text)
-    series = sa.values(*columns).data(list(requested)).cte("series")
-    steps = sa.select(observations.c.step).where(*_is_of(series)).order_by(observations.c.step)
-    first, last = (
-        sa.select(end(observations.c.step)).where(*_is_of(series)).scalar_subquery()
-        for end in (sa.func.min, sa.func.max)
+_COLUMNS = [sa.column("number", sa.BigInteger), sa.column("step", sa.BigInteger)]
+_COLUMNS += [sa.column("lowest", sa.Double), sa.column("highest", sa.Double)]
+_STRETCHES = sa.bindparam("stretches", type_=sa.BigInteger)
+_SEGMENTS = {
+    "postgresql": sa.text(
+        _QUERY.format(given="unnest(:run_ids, :metrics) WITH ORDINALITY AS given (run_id, metric, number)")
     )
-    past = steps.limit(1).offset(OUTLINED).scalar_subquery()
-    query = sa.select(series.c.run_id, series.c.metric, first, last, past.is_not(None))
-    return [_Bounds(*row) for row in tx.execute(query) if row[2] is not None]
-
-
-def _outline_series(tx: Transaction, series_bounds: Sequence[_Bounds], stretches: int) -> Sequence[Any]:
-    """The number of a series, and for each of its segments the last step, the lowest and the highest finite value."""
-    if not series_bounds:
-        return []
-    bounds = _bounds_cte(series_bounds)
-    stretch = (observations.c.step - bounds.c.first) * stretches // (bounds.c.last - bounds.c.first + 1)
-    values = (func(observations.c.value) for func in (sa.func.min, sa.func.max))
-    query = (
-        sa.select(bounds.c.number, sa.func.max(observations.c.step).label("step"), *values)
-        .join_from(bounds, observations, sa.and_(*_is_of(bounds)))
-        .where(observations.c.value.between(-sys.float_info.max, sys.float_info.max))
-        .group_by(bounds.c.number, stretch)
-        .order_by(bounds.c.number, "step")
+    .bindparams(
+        _STRETCHES,
+        sa.bindparam("run_ids", type_=postgresql.ARRAY(sa.Uuid)),
+        sa.bindparam("metrics", type_=postgresql.ARRAY(sa.Text)),
     )
-    return tx.execute(query).all()
-
-
-def _sample_series(
-    tx: Transaction, series_bounds: Sequence[_Bounds], samples: int
-) -> list[tuple[int, int, float, float]]:
-    """The number of a series, and its first value at or after each of `samples` steps, evenly from first to last."""
-    if not series_bounds:
-        return []
-    bounds = _bounds_cte(series_bounds)
-    numbers = sa.values(sa.column("place", sa.BigInteger)).data([(sample,) for sample in range(samples)]).cte("places")
-    step = bounds.c.first + (bounds.c.last - bounds.c.first) * numbers.c.place // (samples - 1)
-    probes = [
-        sa.select(column).where(*_is_of(bounds), observations.c.step >= step).order_by(observations.c.step).limit(1)
-        for column in (observations.c.step, observations.c.value)
-    ]
-    query = sa.select(bounds.c.number, *(probe.scalar_subquery() for probe in probes))
-    rows = set(map(tuple, tx.execute(query.join_from(bounds, numbers, sa.true()))))
-    return [(number, step, value, value) for number, step, value in sorted(rows) if math.isfinite(value)]
-
-
-def _bounds_cte(series_bounds: Sequence[_Bounds]) -> sa.CTE:
-    """One row for each of these series: in a join each is looked up by index, whatever the planner's estimates.
-
-    They are numbered, because reading a number thousands of times is faster than reading an id.
-    """
-    columns = [sa.column("run_id", sa.Uuid), sa.column("metric", sa.Text)]
-    columns += [sa.column(name, sa.BigInteger) for name in ("first", "last", "number")]
-    return (
-        sa.values(*columns).data([(*bounds[:4], number) for number, bounds in enumerate(series_bounds)]).cte("bounds")
+    .columns(*_COLUMNS),
+    "sqlite": sa.text(
+        _QUERY.format(
+            given="(SELECT key + 1 AS number, json_extract(value, '$[0]') AS run_id,"
+            " json_extract(value, '$[1]') AS metric FROM json_each(:series)) AS given"
+        )
     )
-
-
-def _is_of(series: sa.CTE) -> tuple[sa.ColumnElement[bool], ...]:
-    """Whether an observation is a live one of this series."""
-    return (
-        observations.c.run_id == series.c.run_id,
-        observations.c.metric == series.c.metric,
-        observations.c.superseded_by == LIVE,
-    )
+    .bindparams(_STRETCHES)
+    .columns(*_COLUMNS),
+}

@@ -23,6 +23,7 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.run_lists import RunFilter
 from msgspec.structs import replace
 
+from tests.fixtures.statements import record_statements
 from tests.service.concurrency import wait_for_blocked_process
 from tests.service.project_fixture import NOW, ProjectFixture, evals, set_up_project
 
@@ -293,6 +294,36 @@ def test_sparkline_samples_a_long_series(project: ProjectFixture) -> None:
     assert len(outline) == 124
     assert (outline[0].step, outline[-1].step) == (0, 3 * (count - 1))
     assert all(item.lowest == item.highest == item.step / 3 for item in outline)
+
+
+def test_sparklines_of_many_series_take_one_statement(project: ProjectFixture) -> None:
+    """Short series and long ones are outlined together; each outline is that of its own series alone."""
+    runs_of_lengths = {length: project.open_run() for length in (1, 7, 300, sparklines.OUTLINED + 1)}
+    for length, run in runs_of_lengths.items():
+        values = [(step * 37 % 11) - 5.0 if step % 5 else math.nan for step in range(1, length + 1)]
+        project.post_observations(run, [PostedObservation("eval", step, value) for step, value in enumerate(values)])
+    requested = [(run.id, metric) for run in runs_of_lengths.values() for metric in ("eval", "none")]
+    with project.database.reading() as tx:
+        with record_statements(project.database) as statements:
+            outlines = sparklines.load_segments(tx, requested, 10)
+        assert len(statements) == 1
+        alone = {series: sparklines.load_segments(tx, [series], 10).get(series) for series in requested}
+    assert {series: outlines.get(series) for series in requested} == alone
+    # Seven steps in ten stretches: each finite value is a segment of its own.
+    seven = outlines[runs_of_lengths[7].id, "eval"]
+    assert [(item.step, item.lowest) for item in seven] == [
+        (0, -1.0),
+        (1, 3.0),
+        (2, -4.0),
+        (3, 0.0),
+        (5, -3.0),
+        (6, 1.0),
+    ]
+    extremes = outlines[runs_of_lengths[300].id, "eval"]
+    assert [(item.step, item.lowest, item.highest) for item in extremes[:2]] == [
+        (29 - 1, -5.0, 5.0),
+        (59 - 1, -5.0, 5.0),
+    ]
 
 
 def test_latest_observation_and_count_per_metric(project: ProjectFixture) -> None:
