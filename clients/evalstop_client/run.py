@@ -216,7 +216,8 @@ class Run:
         path = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
         whole_step = observations.parse_step(step)
         if whole_step is None or not isinstance(path, str) or not path:
-            self._warnings.count_dropped("checkpoint", 1, "checkpoint: step %.80r, uri %.80r", step, uri)
+            reason = "checkpoint: step %.80r must be a non-negative integer, and uri %.80r a text or a path"
+            self._warnings.count_dropped("checkpoint", 1, reason, step, uri)
         else:
             self._put_entry(Entry("checkpoints", {"step": whole_step, "uri": path}))
 
@@ -227,7 +228,7 @@ class Run:
         """
         whole_step = observations.parse_step(step)
         if whole_step is None:
-            self._warnings.count_dropped("resume", 1, "resume: step %.80r", step)
+            self._warnings.count_dropped("resume", 1, "resume: step %.80r is not a non-negative integer", step)
         else:
             self._put_entry(Entry("resume", {"step": whole_step}))
 
@@ -239,7 +240,8 @@ class Run:
         """
         whole_step = observations.parse_step(step)
         if whole_step is None or not isinstance(why, str) or not why or not isinstance(version, str | None):
-            self._warnings.count_dropped("eval_changed", 1, "eval_changed: step %.80r, why %.80r", step, why)
+            reason = "eval_changed: step %.80r must be a non-negative integer, and why %.80r a text"
+            self._warnings.count_dropped("eval_changed", 1, reason, step, why)
         else:
             self._put_entry(Entry("eval-changes", {"step": whole_step, "reason": why[:500], "version": version}))
 

@@ -354,7 +354,7 @@ def test_eval_change_is_posted_in_order(
     posts = [(kind, body) for kind, body in list_posts(service) if kind not in ("runs", "finish")]
     assert [kind for kind, _ in posts] == ["observations", "eval-changes", "observations"]
     assert posts[1][1] == {"step": 2, "reason": "a stricter grader", "version": "gsm8k-v2"}
-    assert any("eval_changed: step 2, why ''" in line for line in caplog.messages)
+    assert any("must be a non-negative integer, and why '' a text" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize("metrics", [{"kl": {"role": "kl", "version": "2"}}, {"score": {"role": "eval", "version": 2}}])

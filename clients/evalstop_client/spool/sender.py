@@ -235,7 +235,9 @@ class Sender:
         # A request from before the flush does not show whether the key is accepted now.
         self._is_unauthorized = isinstance(answer, Unauthorized) and began >= self._flush_started_at
         if isinstance(answer, Unauthorized):
-            self._warnings.warn_once("unauthorized", "the key is not accepted; spooling until it is: %s", answer.reason)
+            self._warnings.warn_once(
+                "unauthorized", "the key (EVALSTOP_KEY) is not accepted; spooling until it is: %s", answer.reason
+            )
             self._spool.wake()
             self._pause(self._limits.unauthorized_seconds)
         elif isinstance(answer, Unavailable):

@@ -41,7 +41,11 @@ def load_kubeconfig(file: Path, context: str | None, environment: Mapping[str, s
         tls = _create_tls(cluster, user, file.parent) if url.startswith("https://") else None
         token = _choose_token(user, file.parent, environment)
         return Access(url, chosen.get("namespace") or "default", token, tls)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigurationError(
+            f"{file}: {error.strerror}; set --kubeconfig, or --api-server, or run it in a pod."
+        ) from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{file}: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"{file}: it is not a usable kubeconfig: {error!r}") from None
