@@ -66,24 +66,24 @@ def test_plain_loop_is_stopped(service: Service, environment: dict[str, str], tm
     assert run["best_checkpoint"]["uri"] in output
 
 
-def test_all_ranks_stop_at_the_same_step(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
-    """With two processes under DDP and gloo, one posts and both end at the same step."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    output = run_example([*command, str(EXAMPLES / "pytorch_ddp.py")], environment, tmp_path)
-    assert len(END_LINE.findall(output)) == 2
-    assert_stopped(service, "pytorch-ddp", output)
-
-
 RUN_ALL_SCRIPT = """
 import os, runpy, sys
 from pathlib import Path
+import torch._dynamo  # each rank would import it at its first step
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+def run(file):
+    runpy.run_path(file, run_name="__main__")
+
+def run_ranks(file):  # as torchrun does, but forked, so that torch is imported once
+    elastic_launch(LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork"), run)(file)
 
 for example in map(Path, sys.argv[1:]):
     folder = Path.cwd() / example.stem
     folder.mkdir()
     os.chdir(folder)
-    print(f"example: {example.stem}")
-    runpy.run_path(str(example), run_name="__main__")
+    print(f"example: {example.stem}", flush=True)
+    (run_ranks if example.stem == "pytorch_ddp" else run)(str(example))
     os.chdir(folder.parent)
 """
 
@@ -135,7 +135,8 @@ def outputs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[
     resumed.write_text(RESUMED_SCRIPT)
     pinned = folder / "pinned.py"
     pinned.write_text(PINNED_SCRIPT)
-    examples = [EXAMPLES / f"{name}.py" for name in (*CALLBACK_EXAMPLES, "trl_grpo", "mlflow_client")]
+    # The ranks are forked first, before other examples start threads.
+    examples = [EXAMPLES / f"{name}.py" for name in ("pytorch_ddp", *CALLBACK_EXAMPLES, "trl_grpo", "mlflow_client")]
     scripts_folder = Path(__file__).parent
     files = [
         *examples,
@@ -148,6 +149,12 @@ def outputs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[
     command = [sys.executable, "-c", RUN_ALL_SCRIPT, *map(str, files)]
     parts = run_example(command, build_environment(service, folder), folder).split("example: ")[1:]
     return {name: output for name, _, output in (part.partition("\n") for part in parts)}
+
+
+def test_all_ranks_stop_at_the_same_step(service: Service, outputs: dict[str, str]) -> None:
+    """With two processes under DDP and gloo, one posts and both end at the same step."""
+    assert len(END_LINE.findall(outputs["pytorch_ddp"])) == 2
+    assert_stopped(service, "pytorch-ddp", outputs["pytorch_ddp"])
 
 
 @pytest.mark.parametrize("example", CALLBACK_EXAMPLES)
