@@ -42,11 +42,11 @@ settings.register_profile(
     "tests",
     deadline=None,
     derandomize=os.environ.get("CI") == "true",
-    max_examples=30,
+    max_examples=20,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("thorough", settings.get_profile("tests"), derandomize=False, max_examples=600)
-settings.register_profile("quick", settings.get_profile("tests"), max_examples=8)  # used by `make check`
+settings.register_profile("quick", settings.get_profile("tests"), max_examples=5)  # used by `make check`
 settings.load_profile("tests")
 
 BACKENDS = ("sqlite", "postgresql")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import logging
-import sys
 from datetime import timedelta
 from uuid import UUID
 
-from evalstop_detectors.wording import format_count, format_percent
+from evalstop_detectors.wording import format_count
 
 from evalstop_service import configuration
-from evalstop_service.cli import demo_data as demonstration
 from evalstop_service.cli.command import OK, Add, Subcommands, tell
 from evalstop_service.cli.installation import open_database
 from evalstop_service.clock import utc_now
@@ -37,16 +34,6 @@ def add_to(commands: Subcommands, add: Add) -> None:
         choices=[phase.value for phase in Phase],
         default=Phase.ALL.value,
         help="before: what the new release needs, while the old one runs; after: the rest, once the old one is gone",
-    )
-    filling = add(commands, "demo-data", demo_data)
-    filling.add_argument(
-        "--project",
-        default=api_keys.FIRST_PROJECT,
-        metavar="NAME",
-        help="a project without runs, or a new one (default: %(default)s)",
-    )
-    filling.add_argument(
-        "--runs", type=int, metavar="N", help="number of example runs, at least 13 (default: all, some 300)"
     )
     for name, run in (("pause", pause), ("resume", resume)):
         command = add(commands, name, run)
@@ -138,28 +125,6 @@ def migrate(settings: Settings, options: argparse.Namespace) -> int:
     text = f"the schema is at {after}" + (", as it was" if before == after else f" (was {before or 'empty'})")
     tell(options, {"before": before, "after": after}, text)
     return OK
-
-
-def demo_data(settings: Settings, options: argparse.Namespace) -> int:
-    """Fill a project with some 300 example runs from two months, to explore the dashboard."""
-    logging.getLogger("evalstop_service").setLevel(logging.ERROR)  # the demo would log two months of events
-    database = configuration.create_database(settings.model_copy(update={"sqlite_synchronous": "NORMAL"}))
-    schema.upgrade_schema(database)
-    show_progress = None if options.json or not sys.stderr.isatty() else _bar
-    filled = demonstration.fill(
-        database, options.project, utc_now(), show_progress or (lambda _done, _of: None), options.runs
-    )
-    database.close()
-    if show_progress is not None:
-        print(file=sys.stderr)
-    text = "is already filled" if filled is None else f"has {filled} example runs; `evalstop up` shows them"
-    tell(options, {"project": options.project, "runs": filled or 0}, f"the project {options.project} {text}")
-    return OK
-
-
-def _bar(done: int, of: int) -> None:
-    share = done / of if of else 1.0
-    print(f"\r[{'#' * int(40 * share):40}] {format_percent(share):>5}", end="", file=sys.stderr, flush=True)
 
 
 def pause(settings: Settings, options: argparse.Namespace) -> int:

@@ -13,8 +13,11 @@ demoted when its stops turn out to be wrong.
 
 from __future__ import annotations
 
+import argparse
 import heapq
+import logging
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +26,12 @@ from functools import partial
 from itertools import count
 from uuid import UUID
 
+from evalstop_detectors.wording import format_percent
+
+from evalstop_service import configuration
+from evalstop_service.cli.command import OK, Add, Subcommands, tell
 from evalstop_service.cli.demo_runs import DAYS, EVALS_A_POST, FIRST, TRIED, Story, choose_stories, patient_policy
+from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, deadlines, second_person, stale_runs
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import rollout_stage
@@ -38,12 +46,13 @@ from evalstop_service.ingest import (
     running_in_thread,
 )
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.projects import policies, project_settings
+from evalstop_service.projects import api_keys, policies, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange
 from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState, Mode, Reported, Vetoed
 from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.rules.statuses import DecisionOutcome, Stage
-from evalstop_service.store import audit, decisions, projects, proposals, run_lists, runs
+from evalstop_service.settings import Settings
+from evalstop_service.store import audit, decisions, projects, proposals, run_lists, runs, schema
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -79,6 +88,40 @@ TRIED_TERMS = {"required_precision": 0.6, "canary_share": 0.2}
 
 Tell = Callable[[int, int], None]
 """Reports progress: how much is done, of how much."""
+
+
+def add_to(commands: Subcommands, add: Add) -> None:
+    """Add `demo-data`."""
+    filling = add(commands, "demo-data", demo_data)
+    filling.add_argument(
+        "--project",
+        default=api_keys.FIRST_PROJECT,
+        metavar="NAME",
+        help="a project without runs, or a new one (default: %(default)s)",
+    )
+    filling.add_argument(
+        "--runs", type=int, metavar="N", help="number of example runs, at least 13 (default: all, some 300)"
+    )
+
+
+def demo_data(settings: Settings, options: argparse.Namespace) -> int:
+    """Fill a project with some 300 example runs from two months, to explore the dashboard."""
+    logging.getLogger("evalstop_service").setLevel(logging.ERROR)  # the demo would log two months of events
+    database = configuration.create_database(settings.model_copy(update={"sqlite_synchronous": "NORMAL"}))
+    schema.upgrade_schema(database)
+    show_progress = None if options.json or not sys.stderr.isatty() else _bar
+    filled = fill(database, options.project, utc_now(), show_progress or (lambda _done, _of: None), options.runs)
+    database.close()
+    if show_progress is not None:
+        print(file=sys.stderr)
+    text = "is already filled" if filled is None else f"has {filled} example runs; `evalstop up` shows them"
+    tell(options, {"project": options.project, "runs": filled or 0}, f"the project {options.project} {text}")
+    return OK
+
+
+def _bar(done: int, of: int) -> None:
+    share = done / of if of else 1.0
+    print(f"\r[{'#' * int(40 * share):40}] {format_percent(share):>5}", end="", file=sys.stderr, flush=True)
 
 
 @dataclass

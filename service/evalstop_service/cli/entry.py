@@ -32,7 +32,14 @@ COMMANDS = {
 }
 """The commands that the service adds to `evalstop` through the entry point `evalstop.commands`."""
 
-MODULES = {"up": "servers", "serve": "servers", "deliver": "servers", "audit": "audit", "openapi": "openapi"}
+MODULES = {
+    "up": "servers",
+    "serve": "servers",
+    "deliver": "servers",
+    "audit": "audit",
+    "openapi": "openapi",
+    "demo-data": "demo_data",
+}
 """The modules of the commands; all others are in `administration`."""
 
 

@@ -76,7 +76,8 @@ def run(file):
     runpy.run_path(file, run_name="__main__")
 
 def run_ranks(file):  # as torchrun does, but forked, so that torch is imported once
-    elastic_launch(LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork"), run)(file)
+    ranks = LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork")
+    elastic_launch(ranks, run)(file)
 
 for example in map(Path, sys.argv[1:]):
     folder = Path.cwd() / example.stem

@@ -238,7 +238,7 @@ def test_benchmark_runs_on_both_databases(postgres_url: str, capsys: pytest.Capt
         "--rounds",
         "1",
         "--seconds",
-        "1",
+        "0.2",
         "--loads",
         "1 x 64",
         "--only",

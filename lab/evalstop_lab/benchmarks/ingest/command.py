@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> Report:
         contenders = lineup.start()
         for contender in contenders:
             with suppress(JobFailed):  # the first requests warm up; a failure is recorded when it occurs again
-                contender.measure(contender.shapes[0], WARM_UP_SECONDS)
+                contender.measure(contender.shapes[0], min(WARM_UP_SECONDS, options.seconds))
         total = options.rounds * sum(shape in item.shapes for shape in shapes for item in contenders)
         progress.update(task, total=total)
         cells, failures = measure_in_turns(
