@@ -15,6 +15,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 HELP := service/evalstop_service/help/index.html
 FRAMEWORKS := $(VENV)/.frameworks
+COMPILED := $(VENV)/.compiled
 RELEASE_BIN := $(VENV)/release/bin
 RELEASE := $(VENV)/release/.ready
 DISTRIBUTIONS := detectors clients service lab
@@ -47,11 +48,11 @@ run: $(READY) $(HELP)  ## Start the service on this machine and say what to open
 # --- check it
 
 .PHONY: check
-check: $(FRAMEWORKS)  ## Run the checks and the quick tests, while you work
+check: $(READY)  ## Run the checks and the quick tests, while you work
 	@$(MAKE) --no-print-directory -j 2 lint types imports pytest PYTEST="-q -m 'not real and not chaos' --hypothesis-profile=quick"
 
 .PHONY: test
-test: $(FRAMEWORKS) system-packages  ## Run every check and every test but the long trials of test-chaos
+test: $(READY) system-packages  ## Run every check and every test but the long trials of test-chaos
 	@$(MAKE) --no-print-directory -j 2 lint types imports pytest  # mypy has a core for itself: the tests often wait
 
 .PHONY: test-chaos
@@ -59,7 +60,7 @@ test-chaos: $(READY) system-packages  ## Run the trials by faults at full size, 
 	$(BIN)/pytest $(PYTEST) -m chaos tests
 
 .PHONY: pytest
-pytest: $(FRAMEWORKS)  ## Run the tests alone; PYTEST="tests/clients -x" chooses, WORKERS=0 keeps them in one process
+pytest: $(FRAMEWORKS) $(COMPILED)  ## Run the tests alone; PYTEST="tests/clients -x" chooses, WORKERS=0 keeps them in one process
 	$(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(PYTEST) || {
 	  if [ "$${CI:-}" != true ]; then exit 1; fi
 	  echo "what failed is run once more, alone: what passes now depends on how busy the machine is, and wants mending"
@@ -295,6 +296,11 @@ $(READY): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUT
 $(FRAMEWORKS): $(READY)
 	@echo "installing the frameworks that the tests log with, a minute or two"
 	$(INSTALL) --group frameworks
+	touch $@
+
+$(COMPILED): $(READY)
+	@echo "compiling the tests, so that each of their processes need not"
+	$(BIN)/pytest --collect-only -qq >/dev/null || true  # the tests report what is wrong
 	touch $@
 
 $(RELEASE): $(READY) pyproject.toml constraints.txt
