@@ -318,6 +318,18 @@ def test_parked_job_can_be_stopped(listener: ListeningReceiver, service: FakeSer
     assert post_event(listener.url, make_stop_event({}), webhook_id="msg_3").json() == {"repeat": "decision-1"}
 
 
+def test_parked_job_that_looks_gone_is_cancelled(listener: ListeningReceiver, service: FakeService) -> None:
+    """A stop cancels a parked job that its scheduler reports as gone, or it could still be resumed."""
+    listener.scheduler.ends_on = "park"
+    post_event(listener.url, {**make_stop_event({}), "type": "run.park_requested"})
+    wait_until(lambda: service.reports)
+    assert listener.receiver.wait_idle(20)
+    assert post_event(listener.url, make_stop_event({}), webhook_id="msg_2").status_code == 202
+    assert listener.receiver.wait_idle(20)
+    assert listener.scheduler.calls == ["park", "cancel"]
+    assert service.reports[-1][1]["state"] == "confirmed"
+
+
 def test_park_continues_after_a_restart(listener: ListeningReceiver, server: FakeServer, service: FakeService) -> None:
     """A receiver started between the park and its report sends the report, and does not stop the job."""
     listener.scheduler.ends_on = None

@@ -83,18 +83,15 @@ class CommandJobControl:
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Run the signal command, if any."""
-        if self._commands.signal is None:
-            return False
-        self._run_or_raise(self._commands.signal, job)
-        return True
+        return self._commands.signal is not None and self._run_on_present(self._commands.signal, job)
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
-        """Run the cancel command."""
-        self._run_or_raise(self._commands.cancel, job)
+        """Run the cancel command; it may fail if the job is gone."""
+        self._run_on_present(self._commands.cancel, job)
 
     def kill_job(self, job: Job) -> None:
-        """Run the force command, or cancel again."""
-        self._run_or_raise(self._commands.force or self._commands.cancel, job)
+        """Run the force command, or cancel again; it may fail if the job is gone."""
+        self._run_on_present(self._commands.force or self._commands.cancel, job)
 
     def check_job(self, job: Job) -> Present | Gone:
         """Run the check command: exit 0, the job exists; `gone_exit_code`, it is gone; any other, unknown."""
@@ -126,6 +123,16 @@ class CommandJobControl:
 
     def _run_template(self, command: Template, job: Job) -> Done:
         return run(command.filled(job.facts), self._environment, self._command_seconds)
+
+    def _run_on_present(self, command: Template, job: Job) -> bool:
+        """Run a command; False if it failed because the job is gone: schedulers refuse to cancel such a job."""
+        try:
+            self._run_or_raise(command, job)
+        except SchedulerUnavailable:
+            if isinstance(self.check_job(job), Gone):
+                return False
+            raise
+        return True
 
     def _run_or_raise(self, command: Template, job: Job) -> None:
         result = self._run_template(command, job)

@@ -71,7 +71,8 @@ class Journal:
             known = self._stops.get(request.decision_id)
             if known is not None and not _may_start_again(known.stop, request):
                 return None
-            entry = JournalEntry(request, Stop(started_at=at, parks=request.parks))
+            was_parked = known is not None and known.stop.parks and not request.parks
+            entry = JournalEntry(request, Stop(started_at=at, parks=request.parks, was_parked=was_parked))
             self._store_entry(entry)
             return entry
 

@@ -92,6 +92,7 @@ class Stop:
     failures: int = 0  # consecutive failures to reach the scheduler or the service
     is_ours: bool = True
     parks: bool = False
+    was_parked: bool = False  # the job to be stopped; a check may report it as gone, although it can be resumed
     resumed_at: float | None = None
 
 
@@ -118,6 +119,8 @@ def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instru
         case JobFound(at, job, seen):
             stop = replace(stop, job=job, found_at=at, failures=0)
             if isinstance(seen, Gone):
+                if stop.was_parked:
+                    return _enter_phase(stop, Phase.CANCELLING)
                 return _report(stop, _confirm_end(stop, seen, at), at)
             return _enter_phase(stop, Phase.SAVING if timeouts.checkpoint_seconds > 0 else Phase.CANCELLING)
         case CheckpointRequested(at, possible, newest):
