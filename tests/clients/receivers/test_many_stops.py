@@ -36,11 +36,15 @@ BOUNDS = StopTimeouts(checkpoint_seconds=0.5, cancel_seconds=0.5, give_up_second
 
 @dataclass
 class FakeJob:
-    """A job. `ignores_sigterm`: it ends only when it is killed. `ends_on_save`: it ends when it is asked to save."""
+    """A job. `ignores_sigterm`: it ends only when it is killed. `ends_on_save`: it ends when it is asked to save.
+
+    `window_begins_at`: when it was asked to save or, if the scheduler failed to ask, when it was found.
+    """
 
     ignores_sigterm: bool
     ends_on_save: bool
-    asked_at: float | None = None
+    found_at: float | None = None
+    window_begins_at: float | None = None
     ends_at: float | None = None
     ended_before_checkpoint: bool = False
     ends: int = 0
@@ -60,13 +64,20 @@ class FakeCluster:
         with self.lock:
             self._fail_at_random()
             name = request.labels.get("job_id", "")
-            return Job(name) if name in self.jobs else ForeignJob()
+            if name not in self.jobs:
+                return ForeignJob()
+            self.jobs[name].found_at = self.jobs[name].found_at or time.time()
+            return Job(name)
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
-        with self._change(job) as fake_job:
-            fake_job.asked_at = fake_job.asked_at or time.time()
-            if fake_job.ends_on_save:
-                self._end(fake_job)
+        try:
+            with self._change(job) as fake_job:
+                fake_job.window_begins_at = fake_job.window_begins_at or time.time()
+                if fake_job.ends_on_save:
+                    self._end(fake_job)
+        except SchedulerUnavailable:
+            self.jobs[job.id].window_begins_at = self.jobs[job.id].found_at
+            raise
         return True
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
@@ -107,8 +118,8 @@ class FakeCluster:
             self._fail_at_random()
 
     def _check_window(self, fake_job: FakeJob) -> None:
-        asked_at = fake_job.asked_at
-        fake_job.ended_before_checkpoint |= asked_at is None or time.time() - asked_at < BOUNDS.checkpoint_seconds
+        begins_at = fake_job.window_begins_at
+        fake_job.ended_before_checkpoint |= begins_at is None or time.time() - begins_at < BOUNDS.checkpoint_seconds
 
     def _end(self, fake_job: FakeJob) -> None:
         if fake_job.ends_at is None:
