@@ -110,6 +110,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         eval_requests=requests[::-1],
         curves=curves,
         metrics=metrics[:MOST_METRICS],
+        paired_metric=watched_metrics.PAIRED_METRIC,
         eval_shares=shares,
         recognition=metric_roles.describe_roles(run),
         sources=lambda metric: _role_source(run, metric),

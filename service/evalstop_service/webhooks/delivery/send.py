@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import socket
 import time
 from types import TracebackType
@@ -108,8 +109,7 @@ class Sender:
         except TimeoutError:
             error = f"no answer within {self.timeout_seconds:g} s"
         except aiohttp.ClientConnectorError as failure:
-            refused = isinstance(failure.os_error, AddressRefused)
-            error = _printable(f"not sent: {failure.os_error}" if refused else f"{type(failure).__name__}: {failure}")
+            error = _printable(_describe_failure(failure))
         except (aiohttp.ClientError, OSError, ValueError) as failure:
             error = _printable(f"{type(failure).__name__}: {failure}")
         return Answer(code, error, retry_after, (time.perf_counter() - started) * 1000, text)
@@ -121,6 +121,17 @@ class Sender:
         if objection is not None:
             raise AddressRefused(objection)
         return socket.socket(family, kind, protocol)
+
+
+def _describe_failure(failure: aiohttp.ClientConnectorError) -> str:
+    """Why there is no connection, without aiohttp's terms."""
+    cause = failure.os_error
+    if isinstance(cause, AddressRefused):
+        return f"not sent: {cause}"
+    # The errno of an SSLError is OpenSSL's, that of a failed lookup is negative.
+    errno = 0 if isinstance(failure, aiohttp.ClientSSLError) else cause.errno or 0
+    reason = os.strerror(errno) if errno > 0 else cause.strerror or str(cause)
+    return f"cannot connect to {failure.host}:{failure.port}: {reason}"
 
 
 async def _excerpt(response: aiohttp.ClientResponse) -> str:

@@ -18,7 +18,7 @@ def test_page_shows_eval_request_and_answer(visitor: httpx.Client, database: Dat
     now, project_id = utc_now(), tenant.project.id
     request_body = open_run.OpenRequest("asked", policy="early", total_steps=90, eval_share=0.0)
     run, _ = open_run.open_run(database, project_id, request_body, now)
-    assert "Evaluations asked for" not in visitor.get(f"/runs/{run.id}").text
+    assert "Requested evaluations" not in visitor.get(f"/runs/{run.id}").text
     submit_message(database, project_id, run.id, CheckpointSaved(30, "file:///30"), now)
     request = None
     for step in range(60):
@@ -36,4 +36,6 @@ def test_page_shows_eval_request_and_answer(visitor: httpx.Client, database: Dat
     page = visitor.get(f"/runs/{run.id}").text
     assert "No answer yet" not in page
     assert "on 800 prompts" in page
+    assert "answers to requested evaluations" in page
+    assert "not watched" not in page
     assert "&lt;i&gt;key" in page
