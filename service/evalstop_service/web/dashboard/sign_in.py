@@ -34,7 +34,7 @@ _SIGN_IN_AGAIN = "Sign in again: this change needs a recent sign-in."
 _UNKNOWN_KEY = "No active key has this secret. Keys start with esk_ and are shown once, when they are created."
 _TOO_OFTEN = "Too many wrong keys came from your address. Try again in"
 _INSUFFICIENT_KEY = "This key cannot sign in: it needs a project and the scope read."
-_INVALID_LINK = "This sign-in link is expired or invalid. Restart the service for a new one."
+_INVALID_LINK = "This sign-in link has expired or is not valid: sign in with a key."
 _CROSS_SITE_FORM = "The form was sent from another site, or your browser blocks cookies. Sign in here instead."
 
 
