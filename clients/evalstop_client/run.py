@@ -34,10 +34,10 @@ EVALS_SHOWN = 500
 class Run:
     """One training run, reported to EvalStop from the background.
 
-        with Run("ppo-7b", metrics={"gold": {"role": "eval"}, "kl": {"role": "kl"}}) as run:
+        with Run("ppo-7b", metrics={"score": {"role": "eval"}, "kl": {"role": "kl"}}) as run:
             for step in range(10_000):
                 ...
-                run.log({"gold": gold, "kl": kl}, step=step, stderr={"gold": gold_stderr})
+                run.log({"score": score, "kl": kl}, step=step, stderr={"score": score_stderr})
                 if run.should_stop:
                     break
 
