@@ -33,7 +33,7 @@
     }
     const sign = signed && cell.value > 0 ? "+" : "";
     place.append(sign + percent(cell.value));
-    if (cell.low < cell.high) put(place, "small", `[${percent(cell.low)}, ${percent(cell.high)}]`);
+    if (cell.low < cell.high) put(place, "small", `[${[cell.low, cell.high].map((end) => percent(end).replace(" %", "")).join(", ")}]`);
   }
 
   function figures() {

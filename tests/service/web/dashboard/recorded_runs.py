@@ -128,6 +128,6 @@ def confirm_stop(database: Database, tenant: Tenant, decision_id: UUID, now: dat
     """Report, as a receiver does, that the job has ended."""
     details = {"exit_status": -15, "signal": "SIGTERM", "ended_at": (now - timedelta(seconds=1)).isoformat()}
     report = Reported(
-        now, DecisionState.CONFIRMED, "evalstop-receiver process", "the process ended within its veto window", details
+        now, DecisionState.CONFIRMED, "evalstop-receiver process", "the job ended after it was cancelled", details
     )
     commands.record_report(database, tenant.project.id, decision_id, report)
