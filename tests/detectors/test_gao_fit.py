@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from evalstop_detectors import Evidence, MetricRole, Observation
-from evalstop_detectors.detectors.gao_fit import GaoFit, GaoFitState, _below_zero, _inverted
+from evalstop_detectors.detectors.gao_fit import Fit, GaoFit, GaoFitState, _below_zero, _inverted
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -183,6 +183,27 @@ def test_matrix_inverse_is_correct(rows: list[list[float]]) -> None:
 def test_probability_equals_t_distribution(t: float, dof: int) -> None:
     """The probability below zero differs from that of the t distribution by at most 0.02."""
     assert _below_zero(t, 1.0, dof) == pytest.approx(float(stats.t.cdf(-t, dof)), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("eval_scale", "kl_scale"), [(1e-161, 1.0), (1e-300, 1.0), (5e-324, 1.0), (1.0, 1e300), (1e300, 1e-300)]
+)
+def test_numbers_whose_squares_vanish_are_borne(eval_scale: float, kl_scale: float) -> None:
+    """Evals or distances so small or large that their squares are zero or infinite give a probability, not an error."""
+    rng, detector = random.Random(0), GaoFit()
+    state = detector.start()
+    for index, d in enumerate(spread_distances(4, 80)):
+        state, _ = detector.step(state, Observation(MetricRole.KL, index, kl_scale * d * d))
+        score = eval_scale * (d - d * d / 4 + rng.gauss(0, 0.05))
+        state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, score))
+        assert 0 <= evidence.value <= 1
+
+
+@pytest.mark.parametrize("term", [2, 3])
+def test_form_that_hardly_falls_has_no_peak(term: int) -> None:
+    """A coefficient whose square is zero gives no peak; over distances of 1e150 it may be so small."""
+    covariance = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+    assert Fit(term, (0.0, 1e-170, -1e-170), covariance, misfit=1.0).peak(1.0) is None
 
 
 def test_plateau_is_rarely_suspect() -> None:

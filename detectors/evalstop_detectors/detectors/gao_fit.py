@@ -74,7 +74,7 @@ class Fit(Struct, frozen=True):
     def peak(self, variance: float) -> tuple[float, float] | None:
         """The distance of the peak and its standard error (delta method); None if the form has no peak."""
         _, a, minus_b = self.theta
-        if minus_b >= 0:
+        if minus_b >= 0 or minus_b * minus_b == 0:  # of the smallest numbers the square is zero
             return None
         ratio = -a / minus_b
         if self.term == 2:
@@ -194,9 +194,9 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
         if d <= 0 or not fits:
             return _silent(state, "the KL has not moved enough to fit the eval score over it")
         sound = noise.estimate(state.noise)
+        if (sound.sd / 4) ** 2 <= 0:  # of the smallest numbers the square is zero
+            return _silent(replace(state, sd=0.0), "the eval score has not moved")
         state = replace(state, sd=sound.sd)
-        if sound.sd <= 0:
-            return _silent(state, "the eval score has not moved")
         fault = self.find_fault(state, fits, sound)
         if fault is not None:
             return _silent(state, f"the forms do not fit and are not used: {fault}")
