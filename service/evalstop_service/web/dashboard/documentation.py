@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from fastapi import FastAPI
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -20,7 +20,13 @@ _INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 def install(app: FastAPI) -> None:
     """Add /help to an app, if the documentation was built."""
     if is_built():
+        app.add_api_route("/help", redirect_to_start, include_in_schema=False)
         app.mount("/help", _Pages())
+
+
+def redirect_to_start() -> Response:
+    """Redirect to /help/, to which the links of the first page are relative."""
+    return RedirectResponse("/help/")
 
 
 def is_built() -> bool:

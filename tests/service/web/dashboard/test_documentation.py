@@ -69,6 +69,13 @@ def test_help_link_and_search_in_browser(window: Window, tenant: Tenant) -> None
     assert "/help/" in page.url
 
 
+def test_help_is_found_without_the_last_slash(tenant: Tenant, embedded_database: Database) -> None:
+    """The address that the README names leads to the first page."""
+    with start_dashboard_server(embedded_database) as address:
+        found = httpx.get(f"{address}/help", headers={"Accept": "text/html"}, follow_redirects=True)
+    assert (found.status_code, found.url.path) == (200, "/help/")
+
+
 def test_site_has_every_page_and_no_external_source(built_site: Path) -> None:
     """Every page of docs/ is in the site, and no page loads anything from another host."""
     pages = list(built_site.rglob("index.html"))
