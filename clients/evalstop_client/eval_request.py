@@ -44,7 +44,8 @@ def compare_scores(best: Scores, current: Scores) -> Difference:
     3
     """
     if isinstance(best, Summary) and isinstance(current, Summary):
-        difference = Difference(current.mean - best.mean, math.hypot(best.stderr, current.stderr))
+        # Numbers of numpy and torch are not JSON.
+        difference = Difference(float(current.mean - best.mean), math.hypot(best.stderr, current.stderr))
     elif isinstance(best, Summary) or isinstance(current, Summary):
         raise ValueError("one evaluation has scores per prompt and the other a mean; use the same form for both")
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from evalstop_client import Run, Summary
 from evalstop_client.errors import ConfigurationError
@@ -45,6 +47,12 @@ def test_scores_are_compared_by_prompt() -> None:
     assert comparison.stderr == pytest.approx(math.sqrt(4 * 0.25**2 / 3 / 4))
     assert comparison.prompts == 4
     assert compare_scores(Summary(0.5, 0.03), Summary(0.4, 0.04)).stderr == pytest.approx(0.05)
+
+
+def test_summary_of_numpy_numbers_is_sent_as_json() -> None:
+    """Means in numpy's float32, which JSON cannot hold, become plain numbers."""
+    best, current = (Summary(*np.array([mean, 0.5], dtype=np.float32)) for mean in (0.75, 0.25))
+    assert json.loads(json.dumps(compare_scores(best, current)._asdict()))["difference"] == -0.5
 
 
 @pytest.mark.parametrize("current", [[1.0], [1.0, math.nan], Summary(1.0, 0.1)])
