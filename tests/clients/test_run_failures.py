@@ -14,7 +14,7 @@ from evalstop_client import Limits
 
 from tests.clients.fake_service import PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import wait_until
-from tests.clients.runs import METRICS, answer_on_path, list_messages, list_posts, open_run
+from tests.clients.runs import FAST_LIMITS, METRICS, answer_on_path, list_messages, list_posts, open_run
 
 pytestmark = pytest.mark.usefixtures("ended_runs")
 
@@ -119,6 +119,22 @@ def test_refused_run_is_logged_and_ends(server: FakeServer, tmp_path: Path, capl
     (rejected,) = (tmp_path / "spool").glob("*.rejected.jsonl")
     assert [json.loads(line)["to"] for line in rejected.read_text().splitlines()] == ["observations", "finish"]
     assert list((tmp_path / "spool").glob("*/*")) == []
+
+
+def test_refused_run_keeps_no_earlier_run_alive(server: FakeServer, service: FakeService, tmp_path: Path) -> None:
+    """After it has sent an earlier run's spool, a run that the service refuses sends no heartbeats for that one."""
+    service.intercept = lambda path, body: Answer(503, {})
+    with open_run(server, spool_folder=tmp_path, limits=Limits(flush_seconds=0)) as earlier:
+        earlier.log({"score": 1.0}, step=1)
+    service.intercept = lambda path, body: (
+        Answer(422, {"title": "no such policy"}, {"content-type": PROBLEM}) if body.get("policy") == "absent" else None
+    )
+    with open_run(server, spool_folder=tmp_path, policy="absent") as run:
+        assert run.flush(30)
+        beats = service.heartbeats
+        time.sleep(10 * FAST_LIMITS.poll_seconds)
+        assert service.heartbeats == beats
+    assert service.find_run("a run").observations
 
 
 def test_forgotten_run_is_opened_again(server: FakeServer, service: FakeService) -> None:

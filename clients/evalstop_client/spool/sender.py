@@ -186,8 +186,8 @@ class Sender:
             return self._closed.is_set() or not self._spool.is_empty
 
         self._spool.wake()  # wakes a waiting flush
-        if self._spool.wait(has_work, self._limits.poll_seconds) or self._opened is None:
-            return None
+        if self._spool.wait(has_work, self._limits.poll_seconds) or not self._is_own:
+            return None  # an earlier run, whose spool was sent, is not kept alive in place of a refused one
         answer = self._service.post(f"/runs/{self._run_id}/heartbeat", {})  # its answer also tells whether to stop
         if isinstance(answer, Accepted):
             self._update_latest_answer(answer.body)
