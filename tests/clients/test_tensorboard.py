@@ -22,7 +22,7 @@ from evalstop_client.tensorboard.tail import Folder, read_all_scalars
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
+from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import running_program, wait_until
 
 
@@ -291,6 +291,17 @@ def test_state_file_prevents_sending_again(tmp_path: Path, server: FakeServer, s
     append_events(file, encode_event(9, score=1.0))
     watch_once(file.parent, server, state_file)
     assert ("score", (9, 1.0)) in list_posts_by_run(service)["logs"]
+
+
+def test_refused_run_is_sent_when_it_is_accepted(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """What a run holds whose opening is refused is not passed over: the corrected command sends it, from the start."""
+    file, state_file = tmp_path / "logs" / "events.out.tfevents.1", tmp_path / "state.json"
+    append_events(file, encode_event(1, score=0.5))
+    service.scripted_answers = [Answer(422, {"title": "no such policy"}, {"content-type": PROBLEM})]
+    watch_once(file.parent, server, state_file, "--policy", "absent")
+    assert not service.runs
+    watch_once(file.parent, server, state_file)
+    assert ("score", (1, 0.5)) in list_posts_by_run(service)["logs"]
 
 
 def test_growing_file_is_followed_through_an_outage(tmp_path: Path, server: FakeServer, service: FakeService) -> None:

@@ -10,7 +10,7 @@ import json
 import logging
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -59,25 +59,33 @@ class Watch:
             if inside not in self._folders and len(self._folders) >= MAX_RUNS:
                 self._log_once("many", f"there are more than {MAX_RUNS} runs in {self._root}: the rest is ignored")
                 continue
-            folder = self._folders.setdefault(inside, Folder())
-            for file in files:
-                while (portion := folder.portion(file)) is not None:
-                    self._send_portion(inside, portion)
-                    folder.take(file, portion)
-                    self._save_positions()
+            self._send_folder(inside, files)
 
     def finish(self) -> None:
         """Report every run with sent data as completed. Raises ServiceUnavailable."""
         for run in sorted(self._ids):
             self._post_entry(run, "finish", {"status": "completed"})
 
-    def _send_portion(self, inside: str, portion: Portion) -> None:
+    def _send_folder(self, inside: str, files: Sequence[Path]) -> None:
+        """Send a folder's new data in order; none while the service refuses to open its run."""
+        folder = self._folders.setdefault(inside, Folder())
+        for file in files:
+            while (portion := folder.portion(file)) is not None:
+                if not self._send_portion(inside, portion):
+                    return
+                folder.take(file, portion)
+                self._save_positions()
+
+    def _send_portion(self, inside: str, portion: Portion) -> bool:
+        """Send a portion; false if the service refuses to open its run."""
         below = "" if inside == "." else inside
         run = self._name if self._one_run or not below else f"{self._name}/{below}"
         before = f"{below}/" if self._one_run and below else ""
         points = [point for scalar in portion.scalars if (point := self._to_observation(before, scalar)) is not None]
         if not points:
-            return
+            return True
+        if not self._ensure_open(run):
+            return False
         if portion.restarts_at is not None:
             self._post_entry(run, "resume", {"step": max(0, portion.restarts_at - 1)})
         waiting = [merge_observations(points)]
@@ -89,15 +97,20 @@ class Watch:
                 if bad is not None:
                     self._log_once("refused", f"the service refuses some data of {run}: {refused.reason}")
                 waiting.extend(reversed(valid))
+        return True
 
-    def _post_entry(self, run: str, to: str, body: Json) -> Refused | None:
-        """Post to a run, which is opened first; returns a refusal."""
+    def _ensure_open(self, run: str) -> bool:
+        """Open the run, unless it is open; false if the service refuses it."""
         if run not in self._ids:
             opened = self._open_run(run)
             if isinstance(opened, Refused):
                 self._log_once(f"open {run}", f"{run} is NOT being watched: {opened.reason}")
-                return None
+                return False
             self._ids[run] = str(opened.body.get("id"))
+        return True
+
+    def _post_entry(self, run: str, to: str, body: Json) -> Refused | None:
+        """Post to an open run; returns a refusal."""
         answer = self._check_answer(self._service.post(f"/runs/{self._ids[run]}/{to}", body))
         if isinstance(answer, Refused) and answer.status == 404:
             del self._ids[run]  # the service does not know it: reopen it at the next poll
