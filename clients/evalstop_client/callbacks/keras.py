@@ -7,6 +7,7 @@ Steps are epochs, counted from 1: within an epoch Keras logs running means.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -14,6 +15,8 @@ from keras.callbacks import Callback
 
 from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, to_uri
 from evalstop_client.run import Run
+
+logger = logging.getLogger("evalstop_client")
 
 
 class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
@@ -48,10 +51,15 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
         if self._run is None:
             return
         self._run.log(keep_numbers(logs), step=epoch + 1)
-        if self._checkpoints is not None:
+        if self._checkpoints is None:
+            return
+        try:
             path = Path(self._checkpoints.format(epoch=epoch + 1, **(logs or {})))
-            if path.exists():
-                self._run.checkpoint(to_uri(path), step=epoch + 1)
+        except (KeyError, TypeError, ValueError) as error:  # {batch}, or a metric that this epoch lacks
+            logger.warning("evalstop: no checkpoint of epoch %d: %r: %r", epoch + 1, self._checkpoints, error)
+            return
+        if path.exists():
+            self._run.checkpoint(to_uri(path), step=epoch + 1)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Report that the run has ended; not called when `fit` fails: the service then considers the run lost."""

@@ -45,13 +45,14 @@ def agreed(value: bool) -> bool:
 class DistributedRun:
     """A run that rank 0 reports, with the methods of `evalstop_client.Run`; on other ranks they do nothing.
 
-    Takes the keyword arguments of `Run`. The ranks agree on stopping only at every `agree_every_steps`-th step, since
-    that takes a broadcast; a single process checks at each step. Create it after the process group.
+    Takes the keyword arguments of `Run`. The ranks agree on stopping only once in `agree_every_steps` steps, since that
+    takes a broadcast; a single process checks at each step. Create it after the process group.
     """
 
     def __init__(self, *, agree_every_steps: int = AGREE_EVERY_STEPS, **arguments: Unpack[RunArguments]) -> None:
         self._agree_every_steps = max(1, agree_every_steps) if _is_distributed() else 1
         self._stops = False
+        self._last_period: int | None = None
         self.run: Run | None = Run(**filled(arguments)) if rank() == 0 else None
 
     def log(self, values: Mapping[str, Any], *, step: int, stderr: Mapping[str, Any] | None = None) -> None:
@@ -86,7 +87,9 @@ class DistributedRun:
 
     def should_stop_at(self, step: int) -> bool:
         """Whether to stop after `step`: the same on every rank; each rank must call this at the same steps."""
-        if not self._stops and step % self._agree_every_steps == 0:
+        period = step // self._agree_every_steps  # a loop need not ask at multiples of it
+        if not self._stops and period != self._last_period:
+            self._last_period = period
             self._stops = agreed(self.run is not None and self.run.should_stop)
         return self._stops
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
+from ray.air.constants import TRAINING_ITERATION
 from ray.tune import Callback, Stopper
 from ray.tune.experiment import Trial
 
@@ -28,6 +29,7 @@ class EvalStop(Callback):
         self._arguments = arguments
         self._step_key = step_key
         self._runs: dict[str, Run] = {}
+        self._iterations: dict[str, int] = {}  # the last reported one of each trial
         self.stopper = EvalStopStopper(self)
 
     def should_stop(self, trial_id: str) -> bool:
@@ -38,7 +40,14 @@ class EvalStop(Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
         """Report a result; the first one opens the run."""
-        self._run_of(trial.trial_id).log(keep_numbers(result), step=result[self._step_key])
+        run, step = self._run_of(trial.trial_id), result[self._step_key]
+        iteration, reported = result[TRAINING_ITERATION], self._iterations.get(trial.trial_id, 0)
+        # Tune restores a trial together with the result of its checkpoint. Without one the trial starts anew.
+        restored = (trial.last_result or {}).get(TRAINING_ITERATION, 0) != reported
+        if restored or iteration <= reported:
+            run.resume(step=max(0, step - 1))
+        self._iterations[trial.trial_id] = iteration
+        run.log(keep_numbers(result), step=step)
 
     def on_checkpoint(self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: Any, **info: Any) -> None:
         """Register a checkpoint, which belongs to the latest result."""
@@ -63,13 +72,14 @@ class EvalStop(Callback):
         return self._runs[trial_id]
 
     def _finish(self, trial_id: str, status: Any) -> None:
+        self._iterations.pop(trial_id, None)
         run = self._runs.pop(trial_id, None)
         if run is not None:
             run.finish(status)
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune pickles its callbacks: the runs are left out, and another process opens them again by name."""
-        return self.__dict__ | {"_runs": {}}
+        return self.__dict__ | {"_runs": {}, "_iterations": {}}
 
 
 class EvalStopStopper(Stopper):

@@ -1,0 +1,70 @@
+"""The frameworks' callbacks, called as the frameworks call them, with the fake service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.clients.fake_service import KEY, FakeServer, FakeService
+from tests.clients.runs import FAST_LIMITS, METRICS, list_posts
+
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("ended_runs")]  # importing a framework takes up to 30 s
+
+
+def test_ranks_agree_whichever_steps_are_asked_for(server: FakeServer, service: FakeService, tmp_path: Path) -> None:
+    """A loop that asks at steps none of which is a multiple of `agree_every_steps` is told to stop."""
+    from evalstop_client.callbacks.pytorch import DistributedRun
+    from torch import distributed as dist
+
+    service.stop_at_step = 1
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
+    try:
+        with DistributedRun(name="r", url=server.url, key=KEY, metrics=METRICS, limits=FAST_LIMITS) as run:
+            assert not run.should_stop_at(9)
+            run.log({"score": 1.0}, step=9)
+            assert run.run is not None
+            assert run.run.flush()
+            assert [run.should_stop_at(step) for step in (12, 15, 19, 29)] == [True] * 4
+            assert [run.should_stop_at(step) for step in (3, 4)] == [True] * 2
+    finally:
+        dist.destroy_process_group()
+
+
+def test_trial_that_goes_back_resumes(server: FakeServer, service: FakeService) -> None:
+    """A trial resumes its run when Tune restores it from a checkpoint, in this driver or another, or starts it anew."""
+    from evalstop_client.callbacks.ray_tune import EvalStop
+
+    watch = EvalStop(name="tune", url=server.url, key=KEY, metrics=METRICS, limits=FAST_LIMITS)
+    trial: Any = SimpleNamespace(trial_id="t1", last_result={"training_iteration": 6})  # begun by another driver
+    for iteration, checkpoint in ((7, None), (8, None), (9, 7), (8, None), (1, None)):
+        result = {"training_iteration": iteration, "score": 0.5}
+        watch.on_trial_result(0, [trial], trial, result)
+        trial.last_result = result if checkpoint is None else {"training_iteration": checkpoint}
+    watch.on_trial_complete(0, [trial], trial)
+    steps = [
+        f"{kind} {body['step']}"
+        for kind, body in list_posts(service)
+        if kind == "resume" or body.get("metric") == "score"
+    ]
+    before, again, anew = ("resume 6", "7", "8", "9"), ("resume 7", "8"), ("resume 0", "1")
+    assert [step.removeprefix("observations ") for step in steps] == [*before, *again, *anew]
+
+
+def test_unknown_checkpoint_path_does_not_end_the_fit(
+    server: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path of ModelCheckpoint with a placeholder that an epoch's end does not know registers no checkpoint."""
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    from evalstop_client.callbacks.keras import EvalStopCallback
+
+    callback = EvalStopCallback(
+        checkpoints="{batch}.keras", name="fit", url=server.url, key=KEY, metrics=METRICS, limits=FAST_LIMITS
+    )
+    callback.set_params({"epochs": 1})
+    callback.on_epoch_begin(0)
+    callback.on_epoch_end(0, {"score": 0.5})
+    callback.on_train_end()
+    assert [kind for kind, _ in list_posts(service)] == ["runs", "observations", "finish"]
