@@ -196,16 +196,23 @@ def choose_spool_folder(root: str | Path | None, environment: Mapping[str, str],
     chosen = root or environment.get("EVALSTOP_SPOOL")
     if chosen is None:
         state = environment.get("XDG_STATE_HOME")
-        home = Path("~").expanduser()
+        home = _find_home()
         if state:
             chosen = Path(state) / "evalstop" / "spool"
-        elif os.access(home, os.W_OK):
+        elif home is not None and os.access(home, os.W_OK):
             chosen = home / ".local" / "state" / "evalstop" / "spool"
         else:
             chosen = Path(tempfile.gettempdir()) / "evalstop-spool"
     legible = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:60]
     digest = hashlib.sha256(f"{url}\n{name}".encode(errors="replace")).hexdigest()[:12]
     return Path(chosen) / f"{legible}-{digest}"
+
+
+def _find_home() -> Path | None:
+    try:
+        return Path.home()
+    except RuntimeError:  # a container's user need not have one
+        return None
 
 
 def _checked_total_steps(total_steps: int) -> int:

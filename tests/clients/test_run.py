@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from evalstop_client import ConfigurationError, Limits, Run
+from evalstop_client.settings import choose_spool_folder
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
 from tests.clients.programs import wait_until
@@ -65,6 +67,14 @@ def test_run_without_a_url_is_not_reported(caplog: pytest.LogCaptureFixture) -> 
         assert run.flush()
         assert repr(run) == "<Run offline: not reported>"
     assert list_messages(caplog) == ["evalstop: no url is set (EVALSTOP_URL): the run is not reported"]
+
+
+def test_user_without_a_home_spools_in_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's user that no file names has no home: its run is opened all the same."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    folder = choose_spool_folder(None, {}, None, "a run")
+    assert folder.parent == Path(tempfile.gettempdir()) / "evalstop-spool"
 
 
 @pytest.mark.parametrize(
