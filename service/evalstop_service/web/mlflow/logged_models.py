@@ -214,5 +214,5 @@ def _list_fields(document: Document) -> search.Fields:
         "attributes": info | times,
         "tags": {tag["key"]: tag["value"] for tag in info["tags"]},
         "params": {param["key"]: param["value"] for param in data["params"]},
-        "metrics": {metric["key"]: metric["value"] for metric in data["metrics"]},
+        "metrics": {metric["key"]: float(metric["value"]) for metric in data["metrics"]},  # NaN is stored as a text
     }

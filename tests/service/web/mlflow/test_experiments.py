@@ -98,3 +98,17 @@ def test_datasets_and_models_are_returned_as_sent(client: MlflowClient) -> None:
     assert [item["info"]["status"] for item in models] == ["LOGGED_MODEL_READY"]
     expect_json(client.http.delete(path))
     expect_error(client.http.get(path), 404, "RESOURCE_DOES_NOT_EXIST")
+
+
+def test_models_are_found_by_a_metric_that_is_not_finite_for_some(client: MlflowClient) -> None:
+    """A model whose metric is NaN matches no comparison, and comes last."""
+    values = {"low": 0.25, "none": "NaN", "high": 0.5}
+    for name, value in values.items():
+        model = client.post("logged-models", {"experiment_id": "0", "name": name})["model"]["info"]
+        metric = {"key": "acc", "value": value, "timestamp": 1, "model_id": model["model_id"]}
+        client.post("runs/log-metric", {"run_id": client.create_run()} | metric)
+    search = {"experiment_ids": ["0"], "order_by": [{"field_name": "metrics.acc", "ascending": False}]}
+    found = client.post("logged-models/search", search)["models"]
+    assert [item["info"]["name"] for item in found] == ["high", "low", "none"]
+    found = client.post("logged-models/search", search | {"filter": "metrics.acc > 0.4"})["models"]
+    assert [item["info"]["name"] for item in found] == ["high"]
