@@ -111,6 +111,7 @@ def test_callback_answers_with_the_saved_checkpoint(api: httpx.Client, eval_proj
     assert stored["difference"] == pytest.approx(-7 / 6)
 
 
+@pytest.mark.real
 def test_restarted_evaluator_starts_over(api: httpx.Client, eval_project: Project, tmp_path: Path) -> None:
     """An evaluator killed during an evaluation evaluates both checkpoints after its restart, and answers."""
     run_id, request_id = create_eval_request(api)

@@ -214,6 +214,7 @@ def test_pipes_and_huge_records_are_not_read(tmp_path: Path) -> None:
     assert read_scalars(*sorted(tmp_path.glob("events*"))) == [("score", 7, 1.0)]
 
 
+@pytest.mark.real
 def test_each_folder_is_a_run(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """The files of a folder are one run, and its subfolders are others."""
     logs = tmp_path / "logs"
@@ -233,6 +234,7 @@ def test_each_folder_is_a_run(tmp_path: Path, server: FakeServer, service: FakeS
     assert opened[0]["labels"] == {"team": "x"}
 
 
+@pytest.mark.real
 def test_folders_may_be_one_run(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """With --one-run folders are prefixes of one run's metrics, as Keras writes them; roles are left to the service."""
     append_events(tmp_path / "train" / "events.out.tfevents.1", encode_event(1, epoch_loss=0.5))
@@ -245,6 +247,7 @@ def test_folders_may_be_one_run(tmp_path: Path, server: FakeServer, service: Fak
     assert next(body for path, body in service.posts if path.endswith("/runs"))["metrics"] == "auto"
 
 
+@pytest.mark.real
 def test_file_with_earlier_steps_is_a_resume(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A new file that goes back to earlier steps of a tag resumes the run; one with other tags does not."""
     append_events(tmp_path / "events.out.tfevents.1", *(encode_event(step, score=step) for step in range(1, 6)))
@@ -265,6 +268,7 @@ def test_file_with_earlier_steps_is_a_resume(tmp_path: Path, server: FakeServer,
     ]
 
 
+@pytest.mark.real
 def test_folders_of_one_name_are_separate_runs(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A folder continues its own run, and a folder of the same name elsewhere has another."""
     for number in (1, 2, 3):
@@ -275,6 +279,7 @@ def test_folders_of_one_name_are_separate_runs(tmp_path: Path, server: FakeServe
     assert {run.name: len(run.observations) for run in service.runs.values()} == {"logs": 3, "logs-2": 3}
 
 
+@pytest.mark.real
 def test_state_file_prevents_sending_again(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A restarted watcher continues where it was; without its state file it sends everything again."""
     file, state_file = tmp_path / "logs" / "events.out.tfevents.1", tmp_path / "state.json"
@@ -293,6 +298,7 @@ def test_state_file_prevents_sending_again(tmp_path: Path, server: FakeServer, s
     assert ("score", (9, 1.0)) in list_posts_by_run(service)["logs"]
 
 
+@pytest.mark.real
 def test_refused_run_is_sent_when_it_is_accepted(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """What a run holds whose opening is refused is not passed over: the corrected command sends it, from the start."""
     file, state_file = tmp_path / "logs" / "events.out.tfevents.1", tmp_path / "state.json"
@@ -304,6 +310,7 @@ def test_refused_run_is_sent_when_it_is_accepted(tmp_path: Path, server: FakeSer
     assert ("score", (1, 0.5)) in list_posts_by_run(service)["logs"]
 
 
+@pytest.mark.real
 def test_growing_file_is_followed_through_an_outage(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """What is written while the service is unavailable is sent later, and the run is not finished."""
     file = tmp_path / "events.out.tfevents.1"

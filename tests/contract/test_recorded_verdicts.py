@@ -28,6 +28,8 @@ from evalstop_detectors.checkpoint import noise
 
 from tests.fixtures.recorded_runs import build_observations, load_run_records
 
+pytestmark = pytest.mark.slow
+
 RESULTS_FILE = Path(__file__).parent.parent / "data" / "recorded_verdicts.json"
 
 SINGLE_DETECTORS = sorted(DETECTORS.keys() - {"river_drift"})

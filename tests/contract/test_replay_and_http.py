@@ -29,6 +29,8 @@ from msgspec.structs import replace
 from tests.fixtures.http_server import start_server
 from tests.fixtures.recorded_runs import build_observations, load_run_records
 
+pytestmark = pytest.mark.slow
+
 RUN_COUNT = 8
 
 

@@ -117,6 +117,7 @@ def upper_scale_bound(differences: list[float], alpha: float) -> float | None:
     return math.ldexp(0.5 + (math.floor(16 * (mantissa - 0.5)) + 1) / 16, exponent) / 0.9538
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "runs"), [(20, 300), (100, 150), (500, 40), (2500, 4)])
 @pytest.mark.parametrize("stderr", [None, 1.0])
 @pytest.mark.parametrize("noise", [gaussian, student_t3, weakly_autocorrelated])

@@ -157,6 +157,7 @@ def test_new_eval_version_keeps_the_rest_of_the_plan() -> None:
     assert values == pytest.approx([item.value for item in run_planned(scores, 200)])
 
 
+@pytest.mark.slow
 @given(
     detector=st.builds(PlateauDrop, sigmas=st.sampled_from([0.0, 1.5]), use_proxy=st.booleans()),
     runs=st.lists(st.tuples(st.floats(-2, 2), st.floats(-1, 1), st.integers(1, 60)), min_size=1, max_size=6),

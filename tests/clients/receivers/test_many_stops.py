@@ -141,6 +141,7 @@ def make_event(number: int, event_type: str) -> dict[str, Any]:
     return {**make_stop_event({"job_id": str(number)}, f"decision-{number}"), "type": event_type}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_every_job_ends_once_and_is_reported(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """Scheduler and service fail at random, events repeat and arrive out of order, and the receiver restarts."""

@@ -50,6 +50,7 @@ def test_shutdown_signal_may_arrive_at_any_moment() -> None:
         assert child.communicate(timeout=60)[0] == "through\n"
 
 
+@pytest.mark.real
 @pytest.mark.usefixtures("ended_runs")
 def test_signal_handler_may_log_during_a_log_call(server: FakeServer, service: FakeService) -> None:
     """What a signal handler logs arrives, as does what the interrupted call was logging."""

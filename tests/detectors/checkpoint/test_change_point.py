@@ -28,6 +28,7 @@ def create_hill(length: int, peak: int, sd: float = 0.0, seed: int = 0, plateau:
     return [value + rng.gauss(0, sd) for value in clean]
 
 
+@pytest.mark.slow
 @FEW_EXAMPLES
 @given(length=st.integers(12, 300), share=st.floats(0.2, 0.8))
 def test_turn_without_noise_is_found(length: int, share: float) -> None:
@@ -39,6 +40,7 @@ def test_turn_without_noise_is_found(length: int, share: float) -> None:
     assert turn.low_step <= turn.step <= turn.high_step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [30, 100, 1000])
 def test_noisy_turn_is_found(length: int) -> None:
     """With noise of a tenth of the gain, 18 of 20 turns are within a tenth of the run, and 16 intervals cover it."""

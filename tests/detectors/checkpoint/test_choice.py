@@ -77,6 +77,7 @@ def test_best_so_far_equals_choice(
     )
 
 
+@pytest.mark.slow
 @every_chooser
 @pytest.mark.parametrize("seed", range(12))
 def test_best_so_far_equals_choice_in_long_runs(chooser: Chooser, seed: int) -> None:

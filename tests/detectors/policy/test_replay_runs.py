@@ -74,6 +74,7 @@ def walks(draw: st.DrawFn) -> list[Observation]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", [POLICIES["default"], POLICIES["reversible"], TURNED_OR_LEVELLED_OFF], ids=lambda item: item.name
 )
@@ -92,6 +93,7 @@ def test_posterior_trace_equals_stepwise(runs: list[list[Observation]]) -> None:
     assert traces == [fold_steps(detector, detector.start(), None, run)[1] for run in whole]
 
 
+@pytest.mark.slow
 def test_runs_keep_their_order_across_chunks() -> None:
     """More runs than are processed at once, of different lengths, are returned in their order."""
     runs = [

@@ -86,6 +86,7 @@ def test_figures_equal_those_computed_by_hand() -> None:
     assert sorted(cases, key=lambda name: rank_harm(cases[name], "paper")) == ["dips", "late", "turns", "rises", "few"]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=40), min_size=1, max_size=12))
 def test_figures_add_up(walks: list[list[int]]) -> None:
@@ -134,6 +135,7 @@ def test_source_without_a_readable_run_is_refused(tmp_path: Path, capsys: pytest
     assert "but lr; set the columns with --eval" in capsys.readouterr().err
 
 
+@pytest.mark.real
 def test_page_is_self_contained_and_searchable(tmp_path: Path) -> None:
     """The page loads nothing from other sites, escapes names, plots only visible runs, and finds runs by name."""
     long = [0.01 * index for index in range(5 * MOST_POINTS)]

@@ -16,6 +16,8 @@ from evalstop_lab.benchmarks.detection.scoring import JudgedWorld, compute_delay
 from evalstop_lab.calibrate.evidence import record_evidence
 from evalstop_lab.worlds import HELD_OUT, NoiseKind, draw_world
 
+pytestmark = pytest.mark.slow
+
 RECORDED = str(Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl")
 
 

@@ -79,6 +79,7 @@ def test_last_step_has_no_record() -> None:
     assert record_evidence(KDecline(), run).highest == 1.0
 
 
+@pytest.mark.slow
 def test_thresholds_hold_on_other_seeds() -> None:
     """A threshold calibrated on 600 runs at 10 % stops 5 to 15 % of 600 others."""
     records = record_worlds(KDecline(), plan_worlds(600, families=HEALTHY))

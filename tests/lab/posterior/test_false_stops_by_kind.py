@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from evalstop_detectors.posterior.features import FEATURES
 from evalstop_detectors.posterior.network import HIDDEN, OUTPUTS, Network, load_network
 from evalstop_lab.posterior.left_out import FALSE_STOPS, judge_runs, measure_false_stops
 from evalstop_lab.posterior.prior import KINDS
+
+pytestmark = pytest.mark.slow
 
 
 def test_threshold_stops_the_requested_share() -> None:

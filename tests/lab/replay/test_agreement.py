@@ -53,6 +53,7 @@ def test_replay_equals_the_monitor(tmp_path: Path, replay: Replay, name: str) ->
     assert {item["run"]: item for item in replay(log, "--policy", name, "--jobs", 2)} == results
 
 
+@pytest.mark.slow
 @property_settings
 @given(policy=policies(), observations=series(set(MetricRole), max_size=25))
 def test_judge_runs_equals_the_monitor(policy: Policy, observations: list[Any]) -> None:

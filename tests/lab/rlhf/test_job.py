@@ -144,6 +144,7 @@ def test_run_resumes_after_a_signal_bit_for_bit(tmp_path: Path, number: signal.S
     assert [json.loads(line) for line in log.read_text().splitlines()] == [asdict(logged) for logged in whole]
 
 
+@pytest.mark.real
 def test_number_of_threads_changes_no_bit(tmp_path: Path) -> None:
     """With one BLAS thread and with four, a run writes the same log byte for byte."""
     logs = []

@@ -10,6 +10,8 @@ import pytest
 from evalstop_lab.errors import CannotHasten
 from evalstop_lab.rlhf import PRESETS, Eval, Trainer, hasten_run
 
+pytestmark = pytest.mark.slow
+
 SEEDS = (0, 1, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in (2, 3, 4, 5)))
 WINDOW = 5
 

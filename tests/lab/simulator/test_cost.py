@@ -62,6 +62,7 @@ def test_fusion_needs_a_tail_or_bubbles() -> None:
     assert factors["fused"].time == pytest.approx(1.0, abs=0.02)
 
 
+@pytest.mark.slow
 def test_cost_reports_hours_gpus_and_dollars(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Twice the price saves twice the dollars, owned GPUs save none, and longer responses save more hours."""
     arguments = ["cluster", "cost", "--policies", "paper", "--seeds", "2", "--cluster-jobs", "150", "--jobs", "1"]

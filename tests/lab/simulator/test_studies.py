@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 
 from tests.lab.simulator.conftest import SMALL, property_settings
 
+pytestmark = pytest.mark.slow
+
 POLICIES = tuple(RULES.values())
 
 

@@ -17,6 +17,7 @@ def find_stop_step(name: str, scores: tuple[float, ...]) -> int | None:
     return next((step for step, score in enumerate(scores) if rule.stop(step, score, None, None, None)), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "falling", "below_best"),
     [
@@ -36,6 +37,7 @@ def test_patience_counts_evals_below_the_best_and_declines_count_in_a_row(
     assert find_stop_step(name, UP_AND_DOWN_BELOW_BEST) == below_best
 
 
+@pytest.mark.slow
 def test_ray_stops_on_a_plateau() -> None:
     """Four results with a standard deviation below 0.01 stop the run."""
     assert find_stop_step("Ray TrialPlateauStopper", (0.0, 1.0, 2.0, 2.0, 2.0, 2.0)) == 5

@@ -16,6 +16,8 @@ from evalstop_lab.stopbench.suites import SUITES, TRAINED
 from evalstop_lab.worlds import Group, Label, draw_world, list_families
 from evalstop_lab.worlds.scoring import Outcome
 
+pytestmark = pytest.mark.slow
+
 THREE_DECLINES = """
 class ThreeDeclines:
     def __init__(self, planned_steps):

@@ -76,6 +76,7 @@ def test_up_shows_a_key_once(environment: dict[str, str]) -> None:
         assert request_runs(second["url"], first["key"]) == 200
 
 
+@pytest.mark.real
 def test_up_prints_url_and_key_for_people(environment: dict[str, str]) -> None:
     """Without --json, `up` prints its URL and the key as text, and logs nothing before."""
     command = [sys.executable, "-m", "evalstop_service.cli", "up", "--port", "0"]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
 from evalstop_service.decisions import commands, pause, stale_runs, transitions
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
 from evalstop_service.store import run_health, runs, tables
@@ -205,6 +206,7 @@ def test_unreadable_policy_does_not_stop_the_checks(project: ProjectFixture) -> 
     )
 
 
+@pytest.mark.slow
 def test_concurrent_checks_announce_once(postgres_database: Database) -> None:
     """Four threads that check 250 silent runs send one event for each."""
     project = set_up_project(postgres_database)

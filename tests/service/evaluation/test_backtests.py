@@ -100,6 +100,7 @@ def test_backtest_finds_stops_and_their_outcomes(database: Database, tenant: Ten
     assert (never_result.state, never_result.done, never_result.total) == ("done", 2, 2)
 
 
+@pytest.mark.real
 def test_backtest_of_a_killed_process_is_continued(database: Database, tenant: Tenant, now: datetime) -> None:
     """After a kill another process continues once the lease has ended, and no run is judged twice."""
     run_ids = []

@@ -36,6 +36,8 @@ from msgspec import structs
 
 from tests.service.project_fixture import NOW, ProjectFixture, insert_observations, set_up_project
 
+pytestmark = pytest.mark.slow
+
 METRICS = ("eval", "proxy", "kl", "loss", "lr")
 EVALS = ("eval", "code", "math")
 POLICIES = ("paper", "default", "watch-all-roles")

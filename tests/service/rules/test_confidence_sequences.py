@@ -34,6 +34,7 @@ def compute_miss_rate(low: npt.NDArray[np.float64], high: npt.NDArray[np.float64
     return float(np.mean(~covered.all(axis=1)))
 
 
+@pytest.mark.slow
 def test_interval_is_valid_at_every_look() -> None:
     """Over 300 looks, Clopper-Pearson intervals miss the rate in 19 % of histories, ours in at most 5 %."""
     cases, right = np.indices((LOOKS + 1, LOOKS + 1))
@@ -73,6 +74,7 @@ def test_held_out_cases_are_weighted() -> None:
     assert estimate_false_stops(flagged, Stratum(100, 20)).value == pytest.approx(50 / (50 + 100))
 
 
+@pytest.mark.slow
 def test_weighted_intervals_are_valid_at_every_look() -> None:
     """With stops recorded first and held out at random later, all three intervals cover the true rates."""
     random_source = np.random.default_rng(6)

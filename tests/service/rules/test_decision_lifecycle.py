@@ -288,7 +288,7 @@ class LifecycleMachine(RuleBasedStateMachine):
 
 
 TestLifecycle = LifecycleMachine.TestCase
-TestLifecycle.settings = settings(max_examples=300, stateful_step_count=25, deadline=None)
+TestLifecycle.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
 
 
 def find_announced(instructions: list[Instruction]) -> list[str]:

@@ -88,6 +88,7 @@ RUNS = st.lists(
 )
 
 
+@pytest.mark.slow
 @shared_database_settings
 @example([DrawnRun(False, 400.0, "waiting", True, 1), DrawnRun(False, 400.0, "waiting", False, 1)], 10)
 @given(RUNS, st.integers(1, 40))
@@ -123,6 +124,7 @@ def test_prune_removes_only_old_ended_runs(database: Database, drawn: list[Drawn
             assert load_tables(database, run, all_tables) == rows_before
 
 
+@pytest.mark.slow
 @shared_database_settings
 @given(st.integers(1, 60), st.integers(0, 25), st.booleans())
 def test_transactions_respect_their_row_limit(

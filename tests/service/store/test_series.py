@@ -82,6 +82,7 @@ def check_buckets(project: ProjectFixture, run: Run, first: int, last: int, buck
         assert bucket.infinite_count == sum(map(math.isinf, values))
 
 
+@pytest.mark.slow
 def test_buckets_equal_the_observations(project: ProjectFixture, run: Run) -> None:
     """Minimum, maximum, last value and counts are those of the observations, at every resolution and range."""
     for buckets in (1, 7, 2000):

@@ -11,6 +11,8 @@ from tests.clients.receivers.conformance import Conformance
 from tests.clients.receivers.kubernetes.cluster import KubernetesCluster, KubernetesLauncher
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, cluster: FakeCluster) -> FakeCluster:

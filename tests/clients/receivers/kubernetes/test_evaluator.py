@@ -32,6 +32,8 @@ from tests.clients.receivers.kubernetes.fake_storage import Json, StatusError
 from tests.clients.receivers.receiver_program import RECEIVER
 from tests.service.web.api.api_calls import create_eval_request, expect_json
 
+pytestmark = pytest.mark.real
+
 REQUEST = PairedRequest("1", "run", "file:///30", "file:///now", 800, 7)
 CURRENT = "file:///models/$(SECRET)/now"
 SCRIPT = """\

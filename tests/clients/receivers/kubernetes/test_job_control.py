@@ -239,6 +239,7 @@ def test_kind_without_the_suspend_field_is_refused(kubernetes: KubernetesCluster
         job_control.cancel_job(job, make_stop_request(labels))
 
 
+@pytest.mark.slow
 def test_pods_of_a_lost_node_are_deleted_after_their_grace(kubernetes: KubernetesCluster) -> None:
     """Pods of a lost node are force-deleted only after their grace period, and reported without an exit code."""
     item = kubernetes.start_workload()

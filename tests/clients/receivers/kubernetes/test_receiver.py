@@ -27,6 +27,8 @@ from tests.clients.receivers.kubernetes.conftest import TOKEN
 from tests.clients.receivers.receiver_program import ReceiverProgram
 from tests.clients.webhooks import make_stop_event, post_event
 
+pytestmark = pytest.mark.real
+
 
 @pytest.fixture
 def service() -> FakeService:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import pytest
 import sqlalchemy as sa
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
@@ -27,6 +28,8 @@ from hypothesis.stateful import (
 )
 
 from tests.service.webhooks.delivery.fakes import EPOCH, claim_deliveries, seed_project, settle_delivery
+
+pytestmark = pytest.mark.slow
 
 
 @dataclass

@@ -146,6 +146,7 @@ def test_300000_invalid_lines_are_counted(server: Server) -> None:
     assert [error["line"] for error in answer.json()["errors"]] == list(range(1, 1001))
 
 
+@pytest.mark.slow
 def test_300000_unknown_runs_are_counted(server: Server) -> None:
     """Lines of runs that do not exist are counted, and the first 1,000 errors are listed."""
     point = {"metric": "loss", "step": 1, "value": 1}

@@ -62,6 +62,7 @@ def read_project(client: httpx.Client, resources: Resources) -> list[Any]:
     return [expect_json(client.get(path), 200) for path in (*paths, *of_run)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", BODIES, ids=" ".join)
 def test_invalid_json_is_refused_with_its_position(
     service: Service, admin_and_resources: tuple[httpx.Client, Resources], route: tuple[str, str]
@@ -75,6 +76,7 @@ def test_invalid_json_is_refused_with_its_position(
     assert read_project(*admin_and_resources) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", BODIES, ids=" ".join)
 def test_wrong_documents_are_refused_with_a_pointer(
     service: Service, admin_and_resources: tuple[httpx.Client, Resources], route: tuple[str, str]

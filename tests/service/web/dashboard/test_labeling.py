@@ -54,6 +54,7 @@ def label_all(visitor: httpx.Client, start: str, labels: dict[str, str]) -> str:
     return visitor.get(start).text
 
 
+@pytest.mark.slow
 @SQLITE_ONLY
 def test_two_people_label_the_same_cases(
     visitor: httpx.Client, address: str, database: Database, tenant: Tenant, now: datetime

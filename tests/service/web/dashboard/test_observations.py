@@ -9,6 +9,7 @@ from datetime import datetime
 from uuid import UUID
 
 import httpx
+import pytest
 from evalstop_service.ingest import Observations, Resumed
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
@@ -28,6 +29,7 @@ def add_run_with(database: Database, tenant: Tenant, now: datetime, *points: Pos
     return f"/runs/{run.id}"
 
 
+@pytest.mark.slow
 def test_export_holds_every_observation(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from html import unescape
 
 import httpx
+import pytest
 from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.ingest import CheckpointSaved, Observations
 from evalstop_service.rules.confidence_sequences import Stratum, estimate_precision
@@ -34,6 +35,7 @@ def read_section(visitor: httpx.Client, name: str, path: str = "/") -> str:
     return html.split(f'data-part="{name}"')[1].split("</section>")[0]
 
 
+@pytest.mark.slow
 @SQLITE_ONLY
 def test_queue_is_ordered_by_urgency(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """Pending comes before failed, and failed before on hold, each with its reason and buttons; a veto removes its
@@ -117,6 +119,7 @@ def test_parked_job_can_be_resumed_or_stopped(
     assert "returned" in visitor.get("/runs?status=running").text
 
 
+@pytest.mark.slow
 @SQLITE_ONLY
 def test_only_completed_runs_can_be_labeled(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime

@@ -130,6 +130,7 @@ def test_stale_lost_and_flat_runs_are_marked(
     assert "status-lost" in get_html(visitor, "/runs?status=lost")
 
 
+@pytest.mark.slow
 @SQLITE_ONLY
 def test_every_decision_state_has_its_text(visitor: httpx.Client, database: Database, now: datetime) -> None:
     """Each state from shadow to moot has its own text on the run's page."""

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import pytest
 from evalstop_detectors import POLICIES, policy_from_document, policy_to_document
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
@@ -162,6 +163,7 @@ def test_scatter_shows_each_measured_policy(
     assert 'href="/policies/paper?version=1"' in page_text
 
 
+@pytest.mark.slow
 @SQLITE_ONLY
 def test_draft_is_backtested_and_saved(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime

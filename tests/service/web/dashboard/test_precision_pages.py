@@ -91,6 +91,7 @@ def test_cases_are_paged(visitor: httpx.Client, database: Database, tenant: Tena
     assert visitor.get("/cases?cursor=x").status_code == visitor.get("/cases?treatment=odd").status_code == 422
 
 
+@pytest.mark.slow
 @SQLITE_ONLY
 def test_decision_is_labeled_from_the_overview(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime

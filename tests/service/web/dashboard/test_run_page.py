@@ -37,6 +37,7 @@ def find_stop_step(database: Database, run: Run, name: str) -> int | None:
     return next((verdict.step for verdict in verdicts if verdict.stops), None)
 
 
+@pytest.mark.slow
 @SQLITE_ONLY
 def test_what_if_replays_each_shipped_policy(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
@@ -61,6 +62,7 @@ def test_what_if_replays_each_shipped_policy(
     assert re.search(r"; the best checkpoint would be that of step \d+\.", answer["sentence"])
 
 
+@pytest.mark.slow
 @SQLITE_ONLY
 def test_what_if_replays_another_threshold(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
