@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -100,12 +101,17 @@ def list_names() -> Iterator[tuple[str, str]]:
                     yield f"{package.name}.{node.name}", node.name
 
 
+@cache  # every file is parsed
+def list_replaced_words() -> dict[str, set[str]]:
+    """The words that have a replacement, by the place of the name that has them."""
+    return {place: words for place, name in list_names() if (words := find_replaced_words(name))}
+
+
 def test_names_use_the_words_of_the_glossary() -> None:
     """No module, class or function is named by a word that has a replacement."""
-    replaced_words = {place: find_replaced_words(name) for place, name in list_names() if find_replaced_words(name)}
     hints = [
         f"{place}: write {REPLACEMENTS.get(word, REPLACEMENTS.get(word.removesuffix('s')))} for {word}"
-        for place, words in sorted(replaced_words.items())
+        for place, words in sorted(list_replaced_words().items())
         if place not in EXCEPTIONS
         for word in words
     ]
@@ -122,7 +128,7 @@ def test_tables_and_columns_use_the_words_of_the_glossary() -> None:
 
 def test_every_exception_is_needed() -> None:
     """An exception whose name no longer exists is removed from the list."""
-    assert EXCEPTIONS - {place for place, name in list_names() if find_replaced_words(name)} == set()
+    assert EXCEPTIONS - list_replaced_words().keys() == set()
 
 
 @pytest.mark.parametrize(

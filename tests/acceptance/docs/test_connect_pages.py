@@ -255,14 +255,6 @@ def test_client_tab_ends_with_a_stop(project: Project) -> None:
 
 
 @pytest.mark.real
-def test_callback_tab_ends_with_a_stop(project: Project) -> None:
-    """One added line stops a trainer that declares no roles."""
-    trainer = trainer_snippets.TRANSFORMERS_TRAINER.replace("eval_gsm8k", "eval_accuracy")
-    project.run_python(read_block("callbacks tab") + "(callback,) = callbacks\n" + trainer)
-    project.check_stopped("callback-1", "obeyed")
-
-
-@pytest.mark.real
 def test_mlflow_tab_ends_with_a_stop(project: Project) -> None:
     """A script that logs to MLflow and polls its tags is stopped."""
     script = read_block("mlflow should_stop") + trainer_snippets.LOG_TO_MLFLOW + trainer_snippets.STOP_BY_MLFLOW_TAG
@@ -273,14 +265,19 @@ def test_mlflow_tab_ends_with_a_stop(project: Project) -> None:
 
 @pytest.mark.real
 def test_callbacks_end_with_a_stop(project: Project) -> None:
-    """The callback of transformers is stopped by the policy on the page; the distributed run by a person."""
+    """One added line stops a trainer that declares no roles, as does the policy of the page one that declares them; the
+    distributed run is stopped by a person."""
     parts = (
+        read_block("callbacks tab") + "(callback,) = callbacks",
+        trainer_snippets.TRANSFORMERS_TRAINER.replace("eval_gsm8k", "eval_accuracy"),
+        "import os\nos.environ['EVALSTOP_RUN_NAME'] = 'tuned'",
         read_block("transformers"),
         trainer_snippets.TRANSFORMERS_TRAINER,
         trainer_snippets.LOSS_STOPPED_BY_A_PERSON,
         read_block("many processes"),
     )
-    project.run_python("\n".join(parts), EVALSTOP_RUN_NAME="tuned")
+    project.run_python("\n".join(parts))
+    project.check_stopped("callback-1", "obeyed")
     project.check_stopped("tuned", "obeyed")
     assert project.find_run("sft-7b")["decision"]["state"] == "obeyed"
 
