@@ -32,7 +32,10 @@ MEBIBYTE = 2**20
 MAX_GROWTH_BYTES = 32 * MEBIBYTE
 """Allowed growth for one stream: a window of 8 MiB, read-ahead, and what allocators keep."""
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured on Linux only")
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured on Linux only"),
+]
 
 
 @dataclass
@@ -111,13 +114,13 @@ BAD_LINES = b"bad\n" * 1000
 @pytest.mark.parametrize("compress", [gzip_compress, zstd.compress])
 @pytest.mark.parametrize(
     ("part", "times", "status"),
-    [(BLANKS, 200, 200), (BLANKS, 400, 413), (NESTED_OBJECTS, 100, 200), (NESTED_LISTS, 100, 200)],
+    [(BLANKS, 80, 200), (BLANKS, 400, 413), (NESTED_OBJECTS, 60, 200), (NESTED_LISTS, 60, 200)],
     ids=["blanks", "blanks over the size limit", "nested objects", "nested lists"],
 )
 def test_compressed_bomb_takes_little_memory(
     server: Server, compress: Callable[[bytes], bytes], part: bytes, times: int, status: int
 ) -> None:
-    """Hundreds of MiB in a few KiB take little memory, and valid lines after them are stored within the size limit."""
+    """Scores of MiB in a few KiB take little memory, and valid lines after them are stored within the size limit."""
     (run_id,) = open_runs(server.client)
     valid_line = encode_line(run_id, {"metric": "loss", "step": 1, "value": 1}) + b"\n"
     bomb = (
@@ -137,22 +140,21 @@ def test_zstd_window_of_128_mib_is_refused(server: Server) -> None:
     assert_survives(server, lambda: post_compressed(server, bomb, zstd.compress), 400)
 
 
-def test_300000_invalid_lines_are_counted(server: Server) -> None:
+def test_150000_invalid_lines_are_counted(server: Server) -> None:
     """All errors are counted and the first 1,000 are listed."""
     answer = assert_survives(
-        server, lambda: post_compressed(server, compress_repeated(BAD_LINES, 300, gzip_compress), gzip_compress), 200
+        server, lambda: post_compressed(server, compress_repeated(BAD_LINES, 150, gzip_compress), gzip_compress), 200
     )
-    assert answer.json()["error_count"] == 300_000
+    assert answer.json()["error_count"] == 150_000
     assert [error["line"] for error in answer.json()["errors"]] == list(range(1, 1001))
 
 
-@pytest.mark.slow
-def test_300000_unknown_runs_are_counted(server: Server) -> None:
+def test_150000_unknown_runs_are_counted(server: Server) -> None:
     """Lines of runs that do not exist are counted, and the first 1,000 errors are listed."""
     point = {"metric": "loss", "step": 1, "value": 1}
-    body = b"\n".join(encode_line(f"{number:08x}-0000-7000-8000-000000000000", point) for number in range(300_000))
+    body = b"\n".join(encode_line(f"{number:08x}-0000-7000-8000-000000000000", point) for number in range(150_000))
     answer = assert_survives(server, lambda: post_compressed(server, gzip_compress(body), gzip_compress), 200)
-    assert answer.json()["error_count"] == 300_000
+    assert answer.json()["error_count"] == 150_000
     assert len(answer.json()["errors"]) == 1000
 
 
