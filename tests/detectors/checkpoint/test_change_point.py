@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.detectors.strategies import round_values, values
 
-FEW_EXAMPLES = settings(max_examples=40)
+FEW_EXAMPLES = settings(max_examples=20)
 
 
 def build_scores(values: list[float], stride: int = 1) -> list[Score]:

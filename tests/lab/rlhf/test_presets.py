@@ -12,7 +12,7 @@ from evalstop_lab.rlhf import PRESETS, Eval, Trainer, hasten_run
 
 pytestmark = pytest.mark.slow
 
-SEEDS = (0, 1, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in (2, 3, 4, 5)))
+SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in (1, 2, 3, 4, 5)))
 WINDOW = 5
 
 
