@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from evalstop_client.receivers import Job
+from evalstop_client.receivers import Job, Parked
 from evalstop_client.receivers.cli.process import FORWARDED, Forwarding, await_end
 from evalstop_client.receivers.process.job_control import ChildJob, ProcessJobControl
 from evalstop_client.receivers.stop.job_control import parse_stop_request
@@ -75,6 +75,34 @@ def test_receiver_of_a_parked_job_exits_when_it_is_stopped(
         wait_until(lambda: post_event(job.url, stop, webhook_id="msg_2").status_code == 202)
         assert job.process.wait(20) == 7
         assert [report["state"] for _, report in service.reports] == ["parked", "confirmed"]
+
+
+class JobWithReusedId(ChildJob):
+    """Its process id belongs to another job once it has ended."""
+
+    reused_by: ChildJob | None = None
+
+    @property
+    def pid(self) -> int:
+        return super().pid if self.reused_by is None else self.reused_by.pid
+
+
+def test_process_that_has_the_id_of_a_parked_job_is_left_alone() -> None:
+    """Once a parked job has ended, a process group that gets its id is not taken for the job."""
+    command = [sys.executable, "-c", ENDS_ON_SIGTERM]
+    parked, other = JobWithReusedId(command, os.environ), ChildJob(command, os.environ)
+    control = ProcessJobControl(parked, "receiver-1", restart=lambda: other)
+    job, request = Job("1"), parse_stop_request("msg_1", make_stop_event({}))
+    control.park_job(job, request)
+    wait_until(lambda: isinstance(control.check_parked(job), Parked))
+    parked.reused_by = other
+    assert isinstance(control.check_parked(job), Parked)
+    control.cancel_job(job, request)
+    control.kill_job(job)
+    assert other.wait(0.5) is None, "it was ended"
+    control.resume_job(job)
+    assert control.job is other
+    other.signal(signal.SIGKILL)
 
 
 class ResumedMeanwhile(ProcessJobControl):

@@ -112,6 +112,7 @@ class ProcessJobControl:
         self._checkpoint_signal = checkpoint_signal
         self._restart = restart
         self._parked = False
+        self._gone: ChildJob | None = None  # the job of which no process was left: its ids may belong to others now
         self._changing = threading.Lock()
 
     @property
@@ -207,9 +208,15 @@ class ProcessJobControl:
     def _is_gone(self) -> bool:
         if self._adopter == os.getpid():
             reap_orphans(self._job.pid)
-        return self._job.exit_status is not None and not self._living()
+        job = self._job
+        if job.exit_status is None or self._living():
+            return False
+        self._gone = job
+        return True
 
     def _living(self) -> list[Any]:
+        if self._gone is self._job:
+            return []
         return find_living_processes(self._job.pid, self._job.pid if self._adopter is None else self._adopter)
 
 
