@@ -1,4 +1,4 @@
-"""The overview: what needs a person now, how far enforced policies can be trusted, and what their stops saved."""
+"""The overview: what needs a person now, how often enforced policies are right, and what their stops saved."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Overview:
 
 
 @dataclass(frozen=True)
-class Trust:
+class EnforcedPolicy:
     """A policy whose stops are carried out. `stage`: None if it does not have to earn one."""
 
     name: str
@@ -111,7 +111,7 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         overview=overview,
         sparks=sparks,
         whole=figures.compute_total(counts, ()),
-        trusted=_select_enforced(figures.compute_figures(counts, ()), stages),
+        enforced=_select_enforced(figures.compute_figures(counts, ()), stages),
         says_enough=says_enough,
         estimate_needed=estimate_needed,
         stopped_cases=visitor.link(f"/cases?{urlencode(figures.filter_to_query(stopped))}"),
@@ -172,7 +172,7 @@ def _draw_sparklines(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Spa
     }
 
 
-def _select_enforced(by_policy: Sequence[GroupFigures], stages: dict[str, Stage]) -> list[Trust]:
+def _select_enforced(by_policy: Sequence[GroupFigures], stages: dict[str, Stage]) -> list[EnforcedPolicy]:
     """The versions whose stops are carried out, by rollout stage, else by past stops; newest first."""
     enforced = []
     for group in by_policy:
@@ -180,5 +180,5 @@ def _select_enforced(by_policy: Sequence[GroupFigures], stages: dict[str, Stage]
         stage = stages.get(name)
         stopped = sum(group.counts[Treatment.STOPPED].values())
         if stage in (Stage.CANARY, Stage.ENFORCE) or (stage is None and stopped):
-            enforced.append(Trust(name, version, stage, group))
-    return sorted(enforced, key=lambda trust: (trust.name, -trust.version))
+            enforced.append(EnforcedPolicy(name, version, stage, group))
+    return sorted(enforced, key=lambda policy: (policy.name, -policy.version))

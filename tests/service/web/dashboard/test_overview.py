@@ -147,16 +147,16 @@ def test_only_enforced_policies_are_listed(
     """A policy in shadow mode is not listed, too few cases give no estimate, and the period selects the cases."""
     run = open_run(database, tenant, now, "ppo")
     insert_cases(database, run, 60, now, gpus=8.0, gpu_hours=80.0)
-    assert "No policy stops runs" in read_section(visitor, "trust")
+    assert "No policy stops runs" in read_section(visitor, "policies")
     stopped = {"treatment": "stopped", "gpus": 8.0, "gpu_hours": 80.0}
     insert_cases(database, run, 3, now - timedelta(days=60), gpu_hours_saved=20.0, **stopped)
-    trust = read_section(visitor, "trust")
-    assert "level" in trust
-    assert "100.0 %" in trust
-    assert "too few cases (0 of about" in trust, "no healthy run has ended"
+    measured = read_section(visitor, "policies")
+    assert "level" in measured
+    assert "100.0 %" in measured
+    assert "too few cases (0 of about" in measured, "no healthy run has ended"
     assert "60 <small>GPU-hours</small>" in read_section(visitor, "saved")
     assert "Would have been saved" in read_section(visitor, "saved", "/?days=30")
-    assert "No policy stops runs" in read_section(visitor, "trust", "/?days=30")
+    assert "No policy stops runs" in read_section(visitor, "policies", "/?days=30")
     assert visitor.get("/?days=31").status_code == 422
 
 
