@@ -68,3 +68,20 @@ def test_unknown_checkpoint_path_does_not_end_the_fit(
     callback.on_epoch_end(0, {"score": 0.5})
     callback.on_train_end()
     assert [kind for kind, _ in list_posts(service)] == ["runs", "observations", "finish"]
+
+
+def test_training_after_a_failed_one_is_another_run(
+    server: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that raised, of which no callback hears, is reported as failed once the next one begins."""
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    from evalstop_client.callbacks.keras import EvalStopCallback
+
+    for score in (0.25, 0.5):  # as in a notebook, where a cell fails and is run again
+        callback = EvalStopCallback(name="again", url=server.url, key=KEY, metrics=METRICS, limits=FAST_LIMITS)
+        callback.set_params({"epochs": 2})
+        callback.on_epoch_begin(0)
+        callback.on_epoch_end(0, {"score": score})
+    callback.on_train_end()
+    assert [(run.name, run.status) for run in service.runs.values()] == [("again", "failed"), ("again-2", "completed")]
+    assert list(service.find_run("again-2").observations.values()) == [0.5]

@@ -11,6 +11,7 @@ from evalstop_client.config import LabelValue
 from evalstop_client.latest_answer import Decision
 from evalstop_client.metric_roles import Metrics
 from evalstop_client.observations import parse_number
+from evalstop_client.run import Run
 from evalstop_client.settings import Limits
 
 
@@ -52,6 +53,24 @@ def filled(
     chosen = arguments.get("name") or os.environ.get("EVALSTOP_RUN_NAME") or name
     resume: Literal["allow"] | None = "allow" if resumes else None
     return {"metrics": "auto", "total_steps": total_steps, "resume": resume, **arguments, "name": chosen}
+
+
+_latest_runs: dict[str | None, Run] = {}  # by name; keeps one run for each, which may have ended
+
+
+def open_run(arguments: RunArguments) -> Run:
+    """Open the run of a training, which a framework begins.
+
+    An earlier training of this name in this process has ended, perhaps by an exception, of which most frameworks tell
+    no callback: as in a notebook, where a cell fails and is run again. If its run still counted as alive, the new one
+    would attach to it.
+    """
+    name = arguments.get("name")
+    earlier = _latest_runs.pop(name, None)
+    if earlier is not None and arguments.get("resume") is None:
+        earlier.finish("failed")  # has no effect on a run that was finished
+    run = _latest_runs[name] = Run(**arguments)
+    return run
 
 
 def keep_numbers(values: Mapping[str, Any] | None) -> dict[str, Any]:

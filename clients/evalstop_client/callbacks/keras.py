@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 from keras.callbacks import Callback
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, to_uri
+from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, open_run, to_uri
 from evalstop_client.run import Run
 
 logger = logging.getLogger("evalstop_client")
@@ -37,7 +37,7 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
         """Open the run, and report a resume from a checkpoint."""
         if self._run is None:
             arguments = filled(self._arguments, total_steps=self.params.get("epochs"), resumes=epoch > 0)
-            self._run = Run(**arguments)
+            self._run = open_run(arguments)
             if epoch > 0:
                 self._run.resume(step=epoch)
 

@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, to_uri
+from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, open_run, to_uri
 from evalstop_client.eval_request import Evaluate, answer_requests
 from evalstop_client.run import Run
 
@@ -51,7 +51,7 @@ class EvalStopCallback(Callback):
             planned = trainer.estimated_stepping_batches  # computed from epochs, too; infinite or -1 if unknown
             total_steps = int(planned) if 0 < planned < math.inf else None
             resumes = trainer.global_step > 0
-            run = Run(**filled(self._arguments, total_steps=total_steps, resumes=resumes))
+            run = open_run(filled(self._arguments, total_steps=total_steps, resumes=resumes))
             if resumes:
                 run.resume(step=trainer.global_step)
             self._logger = _RunLogger(run, trainer, self._evaluate)

@@ -21,7 +21,7 @@ from typing import Any, Literal, Self, Unpack
 
 import torch.distributed as dist
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers
+from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, open_run
 from evalstop_client.eval_request import EvalRequest
 from evalstop_client.run import Run
 
@@ -53,7 +53,7 @@ class DistributedRun:
         self._agree_every_steps = max(1, agree_every_steps) if _is_distributed() else 1
         self._stops = False
         self._last_period: int | None = None
-        self.run: Run | None = Run(**filled(arguments)) if rank() == 0 else None
+        self.run: Run | None = open_run(filled(arguments)) if rank() == 0 else None
 
     def log(self, values: Mapping[str, Any], *, step: int, stderr: Mapping[str, Any] | None = None) -> None:
         """Report the numbers among `values` at `step`; waits for tensors on a GPU."""
