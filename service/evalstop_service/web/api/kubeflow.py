@@ -7,6 +7,7 @@ step at which it was logged.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from fastapi import APIRouter, Path
@@ -104,8 +105,12 @@ def _new(run: Run, reported: dict[str, float], database: Database) -> tuple[Post
     return tuple(
         PostedObservation(metric, step, value)
         for metric, value in reported.items()
-        if metric not in latest or (latest[metric].value != value and latest[metric].step < step)
+        if metric not in latest or (not _is_same(latest[metric].value, value) and latest[metric].step < step)
     )
+
+
+def _is_same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
 
 
 def _number(text: str) -> float | None:

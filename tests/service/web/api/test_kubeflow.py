@@ -14,7 +14,7 @@ def build_report(**metrics: float | str) -> dict[str, Any]:
     return {"trainerStatus": {"lastUpdatedTime": "2026-01-01T00:00:00+00:00", "metrics": reported_metrics}}
 
 
-def list_values(admin: httpx.Client, run_id: str, metric: str) -> list[tuple[int, float]]:
+def list_values(admin: httpx.Client, run_id: str, metric: str) -> list[tuple[int, float | str]]:
     page = expect_json(admin.get(f"/runs/{run_id}/observations", params={"metric": metric}), 200)
     return [(item["step"], item["value"]) for item in page["items"]]
 
@@ -39,6 +39,14 @@ def test_repeated_value_is_stored_once_at_its_first_step(admin: httpx.Client) ->
     )
     run = expect_json(admin.get(f"/runs/{run_id}"), 200)
     assert (run["total_steps"], run["length_known"]) == (110, False)
+
+
+def test_repeated_nan_is_stored_once(admin: httpx.Client) -> None:
+    """NaN, which equals nothing, is stored once as any other value that later reports repeat."""
+    for step in (10, 20, 30):
+        report = build_report(current_step=step, eval_accuracy="nan")
+        run_id = expect_json(admin.post("/kubeflow/tiny", json=report), 200)["run_id"]
+    assert list_values(admin, run_id, "eval_accuracy") == [(10, "NaN")]
 
 
 def test_late_report_does_not_reopen_an_ended_run(admin: httpx.Client) -> None:
