@@ -188,6 +188,13 @@ def list_latest(tx: Transaction, run_id: UUID) -> list[LatestObservation]:
     return [LatestObservation(*row) for row in rows]
 
 
+def find_next_metric(tx: Transaction, run_id: UUID, after: str) -> str | None:
+    """The next metric of a run by name, including those of which every observation was superseded."""
+    query = sa.select(sa.func.min(observations.c.metric)).where(observations.c.run_id == run_id)
+    metric: str | None = tx.execute(query.where(observations.c.metric > after)).scalar_one()
+    return metric
+
+
 def load_times(tx: Transaction, run_id: UUID, metric: str, steps: Sequence[int]) -> dict[int, datetime]:
     """The times of the live observations at these steps; the time of receipt where the trainer sent none."""
     times = sa.select(observations.c.step, observations.c.observed_at, observations.c.received_at)

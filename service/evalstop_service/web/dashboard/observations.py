@@ -120,10 +120,13 @@ def export_json(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
 
 def _read_all(site: Site, run: Run) -> Iterator[StoredObservation]:
     """All observations by metric and step, in short transactions, so that a slow client does not hold one open."""
-    with site.database.reading() as tx:
-        names = [item.metric for item in observations.list_latest(tx, run.id)]
-    for name in names:
-        after = (-1, 0)
+    name = ""
+    while True:
+        with site.database.reading() as tx:
+            following = observations.find_next_metric(tx, run.id, name)
+        if following is None:
+            return
+        name, after = following, (-1, 0)
         while True:
             with site.database.reading() as tx:
                 batch = observations.list_observations(tx, run.id, metric=name, after=after, limit=EXPORT_BATCH)

@@ -60,6 +60,16 @@ def test_export_holds_every_observation(
     assert {row["metric"] for row in table} == {"reward/gold", f"'{FORMULA_METRIC}"}
 
 
+def test_export_holds_metrics_that_were_superseded_as_a_whole(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """A metric all of whose observations were superseded is exported, too."""
+    path = add_run_with(database, tenant, now, PostedObservation("kept", 1, 0.5), PostedObservation("late", 9, 0.5))
+    submit_message(database, tenant.project.id, UUID(path.rsplit("/", 1)[1]), Resumed(5), now)
+    rows = visitor.get(f"{path}/export.json").json()["observations"]
+    assert [(row[0], row[7]) for row in rows] == [("kept", None), ("late", 2)]
+
+
 @SQLITE_ONLY
 def test_table_is_paged(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """A page links to the next; an unknown metric falls back to one that the run has."""
