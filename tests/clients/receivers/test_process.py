@@ -185,7 +185,7 @@ def test_job_gets_streams_and_label_but_no_secret(server: FakeServer) -> None:
     job_environment, standard_input = json.loads(completed.stdout)
     labels = parse_labels(job_environment["EVALSTOP_LABELS"])
     assert standard_input == "hello"
-    assert completed.stderr.splitlines()[-1] == "e"
+    assert "e" in completed.stderr.splitlines()  # the receiver logs there too, before or after
     assert labels["seed"] == "3"
     assert labels["receiver"]
     assert job_environment["EVALSTOP_KEY"] == "esk_ingest"

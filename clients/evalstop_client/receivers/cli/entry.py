@@ -11,17 +11,19 @@ from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.cli import command, evaluator, kubernetes, process, slurm, tensorboard
 from evalstop_client.version import __version__
 
+USAGE = 2
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = _create_parser()
-    options = parser.parse_args(arguments)
+    options = _create_parser().parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="evalstop-receiver: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         return int(options.run(options))
     except ConfigurationError as error:
-        parser.error(str(error))
+        sys.stderr.write(f"evalstop-receiver: {error}\n")
+        return USAGE
 
 
 def _create_parser() -> argparse.ArgumentParser:
