@@ -33,13 +33,20 @@ from evalstop_lab.replay.cells import NO_METRICS, STEPS
 from evalstop_lab.replay.lines import STANDARD_INPUT
 from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
+ROLE_COLUMNS = {
+    MetricRole.EVAL: "the eval score",
+    MetricRole.PROXY: "the proxy reward",
+    MetricRole.KL: "the KL to the initial policy",
+    MetricRole.LOSS: "the loss",
+    MetricRole.PAIRED: "paired evaluations, the current score less the best one's",
+}
+"""What the column of each role holds."""
+
 
 def add_role_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--eval`, `--proxy`, `--kl`, `--loss`, `--minimize` and `--step`."""
-    for role in reversed(MetricRole):
-        parser.add_argument(
-            f"--{role}", metavar="COLUMN", help=f"column of the role {role} (default: {role}, or recognized by name)"
-        )
+    """Add an option for the column of each role, `--minimize` and `--step`."""
+    for role, text in ROLE_COLUMNS.items():
+        parser.add_argument(f"--{role}", metavar="COLUMN", help=f"column of {text} (default: recognized by its name)")
     parser.add_argument("--minimize", action="append", default=[], metavar="COLUMN", help="a column to minimize")
     parser.add_argument("--step", metavar="COLUMN", help="the column that counts steps (default: step)")
 
