@@ -56,7 +56,11 @@ def add_source_parser(
 ) -> argparse.ArgumentParser:
     """Add a command on past runs: its sources, which its help lists, and the role options."""
     parser = subparsers.add_parser(
-        name, help=summary, epilog=examples + SOURCES, formatter_class=argparse.RawDescriptionHelpFormatter
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=examples + SOURCES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="file, folder or server, see below")
     add_role_options(parser)
