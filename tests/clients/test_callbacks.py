@@ -85,3 +85,41 @@ def test_training_after_a_failed_one_is_another_run(
     callback.on_train_end()
     assert [(run.name, run.status) for run in service.runs.values()] == [("again", "failed"), ("again-2", "completed")]
     assert list(service.find_run("again-2").observations.values()) == [0.5]
+
+
+@pytest.mark.filterwarnings("ignore")  # advice of Lightning's on workers and srun
+def test_each_save_registers_the_file_that_it_wrote(server: FakeServer, service: FakeService, tmp_path: Path) -> None:
+    """A file that Lightning overwrites is registered at each step; after a resume, older files are not registered."""
+    import torch
+    from evalstop_client.callbacks.lightning import EvalStopCallback
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Rising(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+            self.log("score", float(self.global_step))
+            return torch.sum(self.layer(batch[0]))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters())
+
+    def fit(epochs: int, filename: str, keep: int, resume_from: Path | None = None) -> None:
+        watch = EvalStopCallback(name=filename, url=server.url, key=KEY, metrics=METRICS, limits=FAST_LIMITS)
+        saving = ModelCheckpoint(tmp_path, filename=filename, monitor="score", mode="max", save_top_k=keep)
+        quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = Trainer(max_epochs=epochs, callbacks=[watch, saving], accelerator="cpu", **quiet)
+        batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(1, 1)))
+        trainer.fit(Rising(), batches, ckpt_path=resume_from)
+
+    def list_checkpoints(name: str) -> list[tuple[int, str]]:
+        return [(step, Path(uri).name) for step, uri in service.find_run(name).checkpoints.items()]
+
+    fit(3, "best", 1)
+    assert list_checkpoints("best") == [(1, "best.ckpt"), (2, "best.ckpt"), (3, "best.ckpt")]
+    fit(2, "{step}", 5)
+    fit(3, "{step}", 5, tmp_path / "step=2.ckpt")
+    assert list_checkpoints("{step}") == [(step, f"step={step}.ckpt") for step in (1, 2, 3)]

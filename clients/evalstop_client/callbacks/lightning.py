@@ -89,7 +89,6 @@ class _RunLogger(Logger):
         self._evaluate = evaluate
         self.done = False
         self._trainer = trainer
-        self._registered: set[str] = set()
 
     @property
     def name(self) -> str:
@@ -109,13 +108,13 @@ class _RunLogger(Logger):
         """Hyperparameters are ignored."""
 
     def after_save_checkpoint(self, checkpoint_callback: Checkpoint) -> None:
-        """Register new checkpoints."""
+        """Register the checkpoint that was just saved; ModelCheckpoint may have overwritten an earlier file for it."""
+        path = getattr(checkpoint_callback, "_last_checkpoint_saved", "")
         retained_paths = {
             *getattr(checkpoint_callback, "best_k_models", ()),
             getattr(checkpoint_callback, "best_model_path", ""),
         }
-        for path in sorted(retained_paths - self._registered - {""}):
-            self._registered.add(path)
+        if path and path in retained_paths:
             self.run.checkpoint(to_uri(path), step=self._trainer.global_step)
             if self._evaluate is not None:
                 answer_requests(self.run.eval_requests(), self._evaluate, to_uri(path), self._trainer.global_step)
