@@ -52,7 +52,7 @@ def rename(database: Database, name: str, new_name: str) -> None:
 
 
 @pytest.mark.usefixtures("without_runs")
-def test_requests_are_told_to_migrate(client: httpx.Client, run_path: str) -> None:
+def test_requests_name_the_missing_migration(client: httpx.Client, run_path: str) -> None:
     """Reading, posting and MLflow's API name the command, on both databases."""
     for response in (client.get(run_path), client.post(f"{run_path}/observations", json={"observations": FALLING})):
         problem = expect_problem(response, 503)
@@ -65,7 +65,7 @@ def test_requests_are_told_to_migrate(client: httpx.Client, run_path: str) -> No
 
 
 @pytest.mark.usefixtures("without_runs")
-def test_visitors_are_told_to_migrate(visitor: httpx.Client, run_path: str) -> None:
+def test_pages_name_the_missing_migration(visitor: httpx.Client, run_path: str) -> None:
     """A page names the command, on both databases."""
     answer = visitor.get(run_path)
     assert answer.status_code == 503
