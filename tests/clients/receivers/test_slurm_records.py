@@ -154,7 +154,9 @@ def test_unknown_job_is_gone_unless_jobs_are_private(slurm_commands: Path) -> No
     with pytest.raises(RequestRefused, match="cannot be confirmed"):
         make_job_control(slurm_commands, PRIVATE="accounts,jobs").find_job(make_stop_request(LABELS))
     public = make_job_control(slurm_commands, PRIVATE="none")
-    assert isinstance(public.check_job(find_job(public, LABELS)), Gone)
+    job = find_job(public, LABELS)
+    assert isinstance(public.check_job(job), Gone)
+    public.cancel_job(job, make_stop_request(LABELS))  # as of one that was parked
     assert isinstance(public.find_job(make_stop_request({**LABELS, "slurm_cluster": "beta"})), ForeignJob)
 
 

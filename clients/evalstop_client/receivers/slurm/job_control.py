@@ -91,6 +91,8 @@ class SlurmJobControl:
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Add a comment, because a job that exits 0 on SIGTERM looks like one that ended by itself; then cancel."""
+        if "user" not in job.facts:  # Slurm knew no such job
+            return
         self._comment_job(job, request)
         logger.info("cancelling job %s", job.id)
         self._cluster.cancel(job.id, job.facts["user"])
