@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,29 @@ def test_unknown_checkpoint_path_does_not_end_the_fit(
     callback.on_epoch_end(0, {"score": 0.5})
     callback.on_train_end()
     assert [kind for kind, _ in list_posts(service)] == ["runs", "observations", "finish"]
+
+
+def test_only_written_files_are_checkpoints(
+    server: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A file that an epoch did not write, as with `save_best_only`, is no checkpoint of that epoch."""
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    from evalstop_client.callbacks.keras import EvalStopCallback
+
+    path = tmp_path / "best.keras"
+    path.write_text("of an earlier training")
+    callback = EvalStopCallback(
+        checkpoints=str(path), name="fit", url=server.url, key=KEY, metrics=METRICS, limits=FAST_LIMITS
+    )
+    callback.set_params({"epochs": 4})
+    for epoch, is_saved in enumerate((False, True, False, True)):
+        callback.on_epoch_begin(epoch)
+        if is_saved:
+            path.write_text(str(epoch))
+            os.utime(path, (epoch, epoch))  # clocks of file systems may be coarse
+        callback.on_epoch_end(epoch, {"score": 0.5})
+    callback.on_train_end()
+    assert list(service.find_run("fit").checkpoints) == [2, 4]
 
 
 def test_training_after_a_failed_one_is_another_run(

@@ -7,6 +7,7 @@ Steps are epochs, counted from 1: within an epoch Keras logs running means.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any, Unpack
@@ -18,13 +19,17 @@ from evalstop_client.run import Run
 
 logger = logging.getLogger("evalstop_client")
 
+_UNKNOWN = (KeyError, TypeError, ValueError, OSError)
+"""What the name of a file may raise: the user writes it, and it must not end the training."""
+
 
 class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
     """Reports a `fit` to EvalStop and ends it at a stop, even within an epoch.
 
     Takes the keyword arguments of `evalstop_client.Run`; a name is required, here or in EVALSTOP_RUN_NAME.
     `checkpoints` is the path of a ModelCheckpoint earlier in the list, with its `{epoch}`: Keras does not report what
-    it saves, so the callback looks for the file. `fit` with an `initial_epoch` resumes from a checkpoint.
+    it saves, so the callback looks for a file that the epoch wrote. `fit` with an `initial_epoch` resumes from a
+    checkpoint.
     """
 
     def __init__(self, *, checkpoints: str | None = None, **arguments: Unpack[RunArguments]) -> None:
@@ -32,6 +37,7 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
         self._arguments = arguments
         self._checkpoints = checkpoints
         self._run: Run | None = None
+        self._saved_before: tuple[Path, int] | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Open the run, and report a resume from a checkpoint."""
@@ -40,6 +46,8 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
             self._run = open_run(arguments)
             if epoch > 0:
                 self._run.resume(step=epoch)
+        with contextlib.suppress(*_UNKNOWN):  # a metric in its name is known at the epoch's end
+            self._saved_before = self._find_saved(epoch, {})
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """End the training when the service asks for it."""
@@ -51,18 +59,23 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
         if self._run is None:
             return
         self._run.log(keep_numbers(logs), step=epoch + 1)
-        if self._checkpoints is None:
-            return
         try:
-            path = Path(self._checkpoints.format(epoch=epoch + 1, **(logs or {})))
-        except (KeyError, TypeError, ValueError) as error:  # {batch}, or a metric that this epoch lacks
+            saved = self._find_saved(epoch, logs or {})
+        except _UNKNOWN as error:  # {batch}, or a metric that this epoch lacks
             logger.warning("evalstop: no checkpoint of epoch %d: %r: %r", epoch + 1, self._checkpoints, error)
             return
-        if path.exists():
-            self._run.checkpoint(to_uri(path), step=epoch + 1)
+        if saved is not None and saved != self._saved_before:  # `save_best_only` leaves it as it was
+            self._run.checkpoint(to_uri(saved[0]), step=epoch + 1)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Report that the run has ended; not called when `fit` fails: the service then considers the run lost."""
         if self._run is not None:
             self._run.finish()
             self._run = None
+
+    def _find_saved(self, epoch: int, logs: dict[str, Any]) -> tuple[Path, int] | None:
+        """The file of an epoch's checkpoint and when it was written; None if there is none."""
+        if self._checkpoints is None:
+            return None
+        path = Path(self._checkpoints.format(epoch=epoch + 1, **logs))
+        return (path, path.stat().st_mtime_ns) if path.exists() else None
