@@ -84,7 +84,7 @@ def test_weighted_intervals_are_valid_at_every_look() -> None:
         recall_rate,
         false_stop_rate,
     )
-    histories, failures = 100, np.zeros(3)
+    histories, failures = 60, np.zeros(3)
     for _ in range(histories):
         failed = np.zeros(3, bool)
         tallies = {1.0: np.zeros(2), 0.2: np.zeros(2)}  # right and wrong
