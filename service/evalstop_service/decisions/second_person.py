@@ -145,18 +145,23 @@ def _add_approval(tx: Transaction, author: Author, proposal: Proposal, reason: s
 
     1. Carry it out first, under its own locks: run before decision before project.
     2. Close the proposal, unless it was closed meanwhile: then everything is rolled back.
+
+    Raises Conflict if it was approved or closed meanwhile.
     """
     if not proposal.is_open(author.at):
         raise Conflict(f"the proposal is {proposal.state_at(author.at)}; propose it again")
     approval = _make_approval(author)
     if any(other.identity == approval.identity for other in proposal.approvals):
         return proposal
-    proposal = replace(proposal, approvals=(*proposal.approvals, approval))
-    if not has_enough_approvals(proposal.approvals, _count_needed_approvals(tx, proposal)):
-        proposals.save_approvals(tx, proposal)
+    approvals = (*proposal.approvals, approval)
+    if not has_enough_approvals(approvals, _count_needed_approvals(tx, proposal)):
+        approved = proposals.add_approval(tx, proposal, approval)
+        if approved is None:
+            raise _changed_concurrently(proposal)
         details = {"summary": proposal.summary} | ({"reason": reason} if reason else {})
         author.record(tx, "proposal.approved", f"proposal {proposal.id}", details)
-        return proposal
+        return approved
+    proposal = replace(proposal, approvals=approvals)
     _carry_out(tx, author, proposal)
     _close_proposal(tx, author, proposal, ProposalState.CONFIRMED, "proposal.confirmed", reason)
     return replace(proposal, state=ProposalState.CONFIRMED, closed_at=author.at)
@@ -191,10 +196,14 @@ def _close_proposal(
     tx: Transaction, author: Author, proposal: Proposal, state: ProposalState, action: str, reason: str = ""
 ) -> None:
     if not proposals.close_proposal(tx, proposal, state, author.at):
-        raise Conflict(f"the proposal {proposal.id} was closed concurrently; reload it and try again")
+        raise _changed_concurrently(proposal)
     details = {"summary": proposal.summary, "proposed_by": proposal.proposed_by}
     details |= {"reason": reason} if reason else {}
     author.record(tx, action, f"proposal {proposal.id}", details)
+
+
+def _changed_concurrently(proposal: Proposal) -> Conflict:
+    return Conflict(f"the proposal {proposal.id} was changed concurrently; reload it and try again")
 
 
 def _make_approval(author: Author) -> Approval:

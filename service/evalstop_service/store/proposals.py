@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
@@ -54,9 +54,15 @@ def add_proposal(tx: Transaction, proposal: Proposal) -> None:
     tx.execute(proposals.insert().values(**vars(proposal)))
 
 
-def save_approvals(tx: Transaction, proposal: Proposal) -> None:
-    """Store the approvals."""
-    tx.execute(proposals.update().where(*_of(proposal.project_id, proposal.id)).values(approvals=proposal.approvals))
+def add_approval(tx: Transaction, proposal: Proposal, approval: Approval) -> Proposal | None:
+    """Store another approval of an open proposal; None if it has changed since it was read."""
+    query = sa.select(proposals).where(*_of(proposal.project_id, proposal.id)).with_for_update()
+    row = tx.execute(query).mappings().one_or_none()
+    if row is None or Proposal(**row) != proposal:
+        return None
+    approved = replace(proposal, approvals=(*proposal.approvals, approval))
+    tx.execute(proposals.update().where(*_of(proposal.project_id, proposal.id)).values(approvals=approved.approvals))
+    return approved
 
 
 def close_proposal(tx: Transaction, proposal: Proposal, state: ProposalState, now: datetime) -> bool:

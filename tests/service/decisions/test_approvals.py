@@ -1,0 +1,65 @@
+"""Approvals of proposals that need several."""
+
+from __future__ import annotations
+
+from evalstop_service.decisions import second_person
+from evalstop_service.errors import Conflict
+from evalstop_service.rules.proposals import Approval, ProposalKind, ProposalState
+from evalstop_service.store import proposals
+from evalstop_service.store.audit import Author
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.proposals import Proposal
+
+from tests.service.concurrency import run_concurrently
+from tests.service.project_fixture import NOW, ProjectFixture
+
+
+def add_proposal(project: ProjectFixture) -> Proposal:
+    proposal = Proposal(
+        new_id(),
+        project.id,
+        ProposalKind.REMOVE_STAGE,
+        "default",
+        "Remove",
+        "",
+        "",
+        "service",
+        (),
+        ProposalState.OPEN,
+        NOW,
+    )
+    with project.database.transaction() as tx:
+        proposals.add_proposal(tx, proposal)
+    return proposal
+
+
+def test_concurrent_approvals_are_both_counted_or_refused(project: ProjectFixture) -> None:
+    """Of two people who approve at the same time, each is counted, or is told to try again."""
+    proposal = add_proposal(project)
+    failures = run_concurrently(
+        *(
+            lambda name=name: second_person.confirm_proposal(
+                project.database, Author(project.id, name, NOW), proposal.id
+            )
+            for name in ("dana", "erik")
+        )
+    )
+    assert all(isinstance(failure, Conflict) for failure in failures)
+    with project.database.reading() as tx:
+        stored = second_person.find_proposal(tx, project.id, proposal.id)
+    assert len(stored.approvals) == 2 - len(failures)
+
+
+def test_approval_of_a_changed_proposal_is_refused(project: ProjectFixture) -> None:
+    """An approval that was decided on before another one or the end of the proposal is not stored."""
+    read = add_proposal(project)
+    second_person.confirm_proposal(project.database, Author(project.id, "dana", NOW), read.id)
+    approval = Approval("erik", "erik", NOW)
+    with project.database.transaction() as tx:
+        assert proposals.add_approval(tx, read, approval) is None
+        current = second_person.find_proposal(tx, project.id, read.id)
+        assert [item.actor for item in current.approvals] == ["dana"]
+        approved = proposals.add_approval(tx, current, approval)
+        assert approved is not None
+        proposals.close_proposal(tx, approved, ProposalState.REFUSED, NOW)
+        assert proposals.add_approval(tx, approved, Approval("fay", "fay", NOW)) is None
