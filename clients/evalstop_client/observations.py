@@ -64,22 +64,22 @@ def read_values(values: Mapping[str, Any], step: Any, stderr: Mapping[str, Any] 
     """Read `values` and their standard errors by metric, all at one `step`."""
     logged = LoggedValues(time)
     if not isinstance(values, Mapping):
-        logged.add_problem("values", f"log() takes a mapping of metric to value, not {values!r:.80}")
+        logged.add_problem("values", f"log() takes a mapping of metric to value, not {_describe(values)}")
         return logged
     whole_step = parse_step(step)
     if whole_step is None:
-        logged.add_problem("step", f"step {step!r:.80} is not a non-negative integer", max(1, len(values)))
+        logged.add_problem("step", f"step {_describe(step)} is not a non-negative integer", max(1, len(values)))
         return logged
     logged.step = whole_step
     errors = stderr if isinstance(stderr, Mapping) else {}
     if stderr is not None and (errors is not stderr or not errors.keys() <= values.keys()):
-        logged.add_problem("stderr", f"stderr {stderr!r:.80} has no value")
+        logged.add_problem("stderr", f"stderr {_describe(stderr)} has no value")
     for metric, raw in values.items():
         value = parse_number(raw)
         if not isinstance(metric, str) or not metric:
-            logged.add_problem("metric", f"{metric!r:.80} is not the name of a metric")
+            logged.add_problem("metric", f"{_describe(metric)} is not the name of a metric")
         elif value is None:
-            logged.add_problem("value", f"{metric!r:.80} has the value {raw!r:.80}, which is not a number")
+            logged.add_problem("value", f"{_describe(metric)} has the value {_describe(raw)}, which is not a number")
         else:
             logged.values[metric] = value
             if metric in errors:
@@ -117,9 +117,17 @@ def encode_value(value: float) -> float | str:
     return "Infinity" if value > 0 else "-Infinity"
 
 
+def _describe(value: Any) -> str:
+    """The beginning of a value's repr, which may raise: that of a tensor reads it from its device."""
+    try:
+        return f"{value!r:.80}"
+    except Exception:  # whatever a foreign type raises
+        return f"<{type(value).__name__}>"
+
+
 def _add_stderr(logged: LoggedValues, metric: str, raw: Any) -> None:
     error = parse_number(raw)
     if error is None or not math.isfinite(error) or error < 0:
-        logged.add_problem("stderr", f"stderr of {metric!r:.80} is {raw!r:.80}, not a non-negative number")
+        logged.add_problem("stderr", f"stderr of {_describe(metric)} is {_describe(raw)}, not a non-negative number")
     else:
         logged.stderrs[metric] = error

@@ -34,6 +34,9 @@ class FailingValue:
     def __index__(self) -> int:
         raise MemoryError
 
+    def __repr__(self) -> str:
+        raise RuntimeError("the device is gone")
+
 
 @given(
     st.dictionaries(st.one_of(st.text(), st.integers()), any_values),
