@@ -98,7 +98,12 @@ class Run:
             metrics=metrics,
             labels=labels,
             config=config,
-            arguments={"owner": owner, "group": group, "tags": list(tags) or None, "notes": notes},
+            arguments={
+                "owner": owner,
+                "group": group,
+                "tags": [tags] if isinstance(tags, str) else list(tags),
+                "notes": notes,
+            },
             policy=policy,
             mode=mode,
             total_steps=total_steps,

@@ -23,6 +23,9 @@ from evalstop_client.scheduler_labels import scheduler_labels
 MODES = ("shadow", "enforce")
 RESUMES = ("must", "allow")
 
+LONGEST_PLAN = 2**53 - 1
+"""The service takes no longer length; trainers write one for a run without an end, such as sys.maxsize."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -170,7 +173,7 @@ def _opening(
         opening["metrics"] = check_metrics(metrics)
     if labels:
         opening["labels"] = {str(label): format_value(value) for label, value in labels.items()}
-    opening |= {field: value for field, value in arguments.items() if value}
+    opening |= {field: _as_text(value) for field, value in arguments.items() if value not in (None, "", [])}
     if params := flatten_config(config):
         opening["params"] = params
     if policy is not None:
@@ -178,7 +181,9 @@ def _opening(
     if mode is not None:
         opening["mode"] = mode
     if total_steps is not None:
-        opening["total_steps"] = _checked_total_steps(total_steps)
+        steps = _checked_total_steps(total_steps)
+        if steps <= LONGEST_PLAN:
+            opening["total_steps"] = steps
     if evaluates is not False:
         if evaluates is not True and not (isinstance(evaluates, int | float) and 0 <= evaluates <= 1):
             raise ConfigurationError(f"evaluates {evaluates!r}: true, false, or the share of the run an eval takes.")
@@ -206,6 +211,10 @@ def choose_spool_folder(root: str | Path | None, environment: Mapping[str, str],
     legible = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:60]
     digest = hashlib.sha256(f"{url}\n{name}".encode(errors="replace")).hexdigest()[:12]
     return Path(chosen) / f"{legible}-{digest}"
+
+
+def _as_text(value: str | list[str]) -> str | list[str]:
+    return list(map(format_value, value)) if isinstance(value, list) else format_value(value)
 
 
 def _find_home() -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_settings_are_read_from_the_environment(
     with Run(labels={"seed": "2"}) as run:
         assert run.name == "from outside"
     assert service.find_run("from outside").opening["labels"] == {"receiver": "abc", "seed": "2"}
+
+
+def test_odd_descriptions_do_not_keep_a_run_from_being_watched(server: FakeServer, service: FakeService) -> None:
+    """Numbers become text as in labels, one text is one tag, and a length that stands for no end is left out."""
+    odd: dict[str, Any] = {"owner": 7, "group": 3, "tags": "sweep", "total_steps": sys.maxsize}
+    with open_run(server, **odd):
+        pass
+    opening = service.find_run("a run").opening
+    assert (opening["owner"], opening["group"], opening["tags"]) == ("7", "3", ["sweep"])
+    assert "total_steps" not in opening
 
 
 def test_run_without_a_url_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
