@@ -52,6 +52,18 @@ def begin_attempt(tx: Transaction, run: Run, now: datetime) -> Run:
     return structs.replace(run, attempt=run.attempt + 1, version=run.version + 1, updated_at=now)
 
 
+def continue_lost_run(tx: Transaction, run: Run, now: datetime) -> Run:
+    """A lost run, which is locked, as it continues: in a new attempt if its stop was moot since it was lost.
+
+    The caller saves its row, whose version was raised.
+    """
+    cases.delete_case(tx, run.id, run.attempt)
+    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    if decision is None or decision.state is not DecisionState.MOOT:
+        return run
+    return structs.replace(begin_attempt(tx, run, now), version=run.version)
+
+
 def is_spent(tx: Transaction, run: Run) -> bool:
     """Whether the stop of the run's current attempt was sent, or can no longer be."""
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)

@@ -54,7 +54,7 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
     """Write the consequences of a run's messages, whose observations were saved in this transaction.
 
     1. The rows of the message itself: a checkpoint, an attempt, an entry in the audit log, a stored monitor.
-    2. If the run had ended, its liveness is checked again.
+    2. If the run was lost, its liveness is checked again. If its stop has become moot, it can be stopped again.
     3. A first call for a stop becomes a decision; the guards of a stop on hold are rechecked on a new eval. A run that
        was or is to be parked and has recovered continues, in a new attempt in which it may be parked again.
     4. The case of an ended run is updated when evals arrived after its end.
@@ -77,7 +77,10 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
     if before.run.ended_at is not None and run.ended_at is None:
         run_health.start_checks(tx, run.id, run.project_id, now, now)
         if run.attempt == before.run.attempt:
-            cases.remove_case(tx, run)
+            run = attempts.continue_lost_run(tx, run, now)
+            if run.attempt != before.run.attempt:
+                runs.save_run(tx, run)
+                state, decision = replace(state, run=run, has_decision=False), None
     if decision is not None and decision.is_recovered(run.verdict):
         run, decision = _return_run(tx, run, decision, now), None
         state = replace(state, run=run, has_decision=False)

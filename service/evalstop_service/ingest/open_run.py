@@ -165,8 +165,8 @@ def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: da
             run = _lock_run(tx, project_id, run_id)
         if run.status == RunStatus.LOST:
             run = replace(run, **FOUND_AGAIN, version=run.version + 1, updated_at=now)
+            run = attempts.continue_lost_run(tx, run, now)
             runs.save_run(tx, run)
-            cases.remove_case(tx, run)
             run_health.start_checks(tx, run.id, project_id, now, now)
         if run.status == RunStatus.RUNNING:
             run_health.record_heartbeat(tx, run.id, project_id, now)

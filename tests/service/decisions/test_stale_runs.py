@@ -176,6 +176,28 @@ def test_pending_stop_of_a_stale_run_is_on_hold(database: Database) -> None:
     assert after_loss.state == "moot"
 
 
+@pytest.mark.parametrize("heartbeat", [False, True], ids=["post", "heartbeat first"])
+def test_lost_run_that_returns_can_be_stopped_again(database: Database, heartbeat: bool) -> None:
+    """A run that was lost while its stop was pending continues in a new attempt, with a stop of its own."""
+    project = set_up_project(database, veto_window_seconds=3600)
+    run = project.open_run()
+    first = project.post_observations(run, DECLINING_EVALS).decision
+    check_until_done(project, at(300))
+    check_until_done(project, at(3600))
+    if heartbeat:
+        open_run.record_heartbeat(project.database, project.id, run.id, at(4000))
+    receipt = project.post_observations(run, evals(0.1, start=900), at(4001))
+    assert first is not None
+    assert receipt.decision is not None
+    assert receipt.decision.id != first.id
+    assert (receipt.decision.attempt, receipt.decision.state) == (2, "pending")
+    loaded = project.load_run(run)
+    assert (loaded.status, loaded.attempt) == ("running", 2)
+    later = project.post_observations(run, evals(0.1, start=901), at(4002))
+    assert later.decision is not None
+    assert (later.decision.id, later.run.attempt) == (receipt.decision.id, 2)
+
+
 def test_metric_fault_is_announced_once(project: ProjectFixture) -> None:
     """A metric fault is announced again only after a recovery or with another kind of fault."""
     run = project.open_run()
