@@ -148,6 +148,15 @@ def test_forgotten_run_is_opened_again(server: FakeServer, service: FakeService)
     assert [step for _, _, step in service.find_run("a run").observations] == [2]
 
 
+def test_forgotten_run_is_opened_again_while_it_is_idle(server: FakeServer, service: FakeService) -> None:
+    """A run that logs nothing, as in a long eval, is opened again after the service lost it: a stop can reach it."""
+    with open_run(server) as run:
+        assert run.flush()
+        with service.lock:
+            service.runs.clear()
+        wait_until(lambda: service.runs)
+
+
 def test_invalid_unicode_is_sent_escaped(server: FakeServer, service: FakeService) -> None:
     """A path or metric that is not valid UTF-8 is sent with escapes."""
     with open_run(server) as run:

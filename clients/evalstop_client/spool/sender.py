@@ -192,6 +192,8 @@ class Sender:
         if isinstance(answer, Accepted):
             self._update_latest_answer(answer.body)
             self._say_if_ended()
+        elif isinstance(answer, Refused) and answer.status == 404:  # the service does not know the run: reopen it
+            self._opened = None
         return answer
 
     @property
