@@ -62,31 +62,41 @@ def read_project(client: httpx.Client, resources: Resources) -> list[Any]:
     return [expect_json(client.get(path), 200) for path in (*paths, *of_run)]
 
 
+@pytest.fixture(scope="module")
+def stored(admin_and_resources: tuple[httpx.Client, Resources]) -> list[Any]:
+    """What the API shows of the project before the first invalid body."""
+    return read_project(*admin_and_resources)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("route", BODIES, ids=" ".join)
 def test_invalid_json_is_refused_with_its_position(
-    service: Service, admin_and_resources: tuple[httpx.Client, Resources], route: tuple[str, str]
+    service: Service,
+    admin_and_resources: tuple[httpx.Client, Resources],
+    stored: list[Any],
+    route: tuple[str, str],
 ) -> None:
     """A body that is not JSON is a 400 that says where, on every route with a body."""
     client, path = client_for_route(service, admin_and_resources, route), admin_and_resources[1].path(route[1])
-    before = read_project(*admin_and_resources)
     for name, (body, expected_detail) in INVALID_JSON.items():
         detail = expect_problem(client.request(route[0], path, content=body, headers=JSON), 400)["detail"]
         assert expected_detail in detail, name
-    assert read_project(*admin_and_resources) == before
+    assert read_project(*admin_and_resources) == stored
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("route", BODIES, ids=" ".join)
 def test_wrong_documents_are_refused_with_a_pointer(
-    service: Service, admin_and_resources: tuple[httpx.Client, Resources], route: tuple[str, str]
+    service: Service,
+    admin_and_resources: tuple[httpx.Client, Resources],
+    stored: list[Any],
+    route: tuple[str, str],
 ) -> None:
     """JSON that is no object, or has an unknown name, is a 422; Kubeflow's reports may have unknown names."""
     client, path = (
         client_for_route(service, admin_and_resources, route),
         admin_and_resources[1].path(route[1]).partition("?")[0],
     )
-    before = read_project(*admin_and_resources)
     wrong_documents: list[Any] = [None, 1, "x", [], [{}], True]
     for document in wrong_documents:
         expect_problem(client.request(route[0], path, content=json.dumps(document), headers=JSON), 422)
@@ -96,7 +106,7 @@ def test_wrong_documents_are_refused_with_a_pointer(
         if route[1] != "/policies" and name != "\ud800":  # policies have a parser of their own
             pointer = "/" + name.replace("~", "~0").replace("/", "~1")
             assert [error["pointer"] for error in document_problem["errors"]] == [pointer]
-    assert read_project(*admin_and_resources) == before
+    assert read_project(*admin_and_resources) == stored
 
 
 @pytest.mark.parametrize(
