@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import anyio
@@ -24,21 +24,14 @@ from evalstop_service.web.dashboard.server_sent_events import Streams
 from evalstop_service.web.fair_shares import FairShares
 from fastapi import Response
 
+from tests.fixtures.forked_commands import FORKSERVER
 from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, load_recorded_evals, open_run, post_evals
+from tests.service.web.dashboard.server_process import run_server
 from tests.service.web.dashboard.serving import SESSION_SECRET, SQLITE_ONLY
 
 EVALS = load_recorded_evals("np-0044")
 
 TIMEOUT_SECONDS = 30.0
-
-SERVER_PROGRAM = """
-import sys, uvicorn
-from evalstop_service.app import create_app
-from evalstop_service.settings import Settings
-from evalstop_service.store.database import Database
-app = create_app(Settings(), Database(sys.argv[1]), session_secret=sys.argv[2])
-uvicorn.run(app, host="127.0.0.1", port=0, ws="none", log_level="info")
-"""
 
 
 @contextmanager
@@ -156,30 +149,30 @@ def test_server_with_open_streams_shuts_down(
     """A signal ends the streams and then the server, which need not be killed."""
     tenant = add_tenant(embedded_database, now)
     log = tmp_path / "log"
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [sys.executable, "-c", SERVER_PROGRAM, embedded_database.url.render_as_string(), SESSION_SECRET],
-            stderr=output,
-        )
+    log.touch()
+    server = FORKSERVER.Process(target=run_server, args=(embedded_database.url.render_as_string(), SESSION_SECRET, log))
+    server.start()
+    assert server.pid is not None
     try:
         with httpx.Client(base_url=wait_for_address(log, server), timeout=TIMEOUT_SECONDS) as client:
             client.get("/login", params={"token": dashboard.sign_in_token(SESSION_SECRET, tenant.key.id, lambda: now)})
             with follow_events(client, "/runs/events?seen=") as names:
                 assert next(names) == "changed"
-                server.send_signal(shutdown_signal)
+                os.kill(server.pid, shutdown_signal)
                 with suppress(httpx.RemoteProtocolError):  # the stream is cut off, so its last chunk is missing
                     assert list(names) == []
-        assert server.wait(TIMEOUT_SECONDS) in (0, -shutdown_signal)
-        assert "Traceback" not in log.read_text().replace("KeyboardInterrupt", "")
+        server.join(TIMEOUT_SECONDS)
+        assert server.exitcode in (0, -shutdown_signal)
+        assert "Traceback" not in log.read_text()
     finally:
         server.kill()
-        server.wait()
+        server.join()
 
 
-def wait_for_address(log: Path, server: subprocess.Popen[bytes]) -> str:
+def wait_for_address(log: Path, server: ForkServerProcess) -> str:
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while "running on " not in log.read_text():
-        assert server.poll() is None, log.read_text()
+        assert server.is_alive(), log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.02)
     return log.read_text().split("running on ")[1].split()[0]
