@@ -133,6 +133,9 @@ FORMS: dict[tuple[str, str], dict[str, str]] = {
 }
 """The fields that each form requires."""
 
+QUERIES = {("GET", "/runs/{run_id}/what-if.json"): {"policy": "paper"}}
+"""The queries of routes that require one."""
+
 PATH_PARAMETERS = (
     *("session_id", "run_id", "endpoint_id", "key_id", "delivery_id"),
     *("decision_id", "backtest_id", "proposal_id", "name"),
@@ -229,7 +232,9 @@ class PopulatedService:
         method, template = route
         form = FORMS.get(route, {}) | ({"csrf": token} if token is not None else {})
         data = form if method == "POST" else None
-        with client.stream(method, template.format(**ids), data=data, headers=headers) as response:
+        with client.stream(
+            method, template.format(**ids), params=QUERIES.get(route), data=data, headers=headers
+        ) as response:
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 response.read()
         return response
