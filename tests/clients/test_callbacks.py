@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
-from tests.clients.runs import FAST_LIMITS, METRICS, list_posts
+from tests.clients.runs import FAST_LIMITS, METRICS, list_posts, open_run
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("ended_runs")]  # importing a framework takes up to 30 s
 
@@ -92,6 +92,27 @@ def test_only_written_files_are_checkpoints(
         callback.on_epoch_end(epoch, {"score": 0.5})
     callback.on_train_end()
     assert list(service.find_run("fit").checkpoints) == [2, 4]
+
+
+def test_requeued_job_that_starts_from_scratch_supersedes(
+    server: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that was requeued without a checkpoint attaches to its run, whose earlier values no longer count."""
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    from evalstop_client.callbacks.keras import EvalStopCallback
+
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    with open_run(server, name="requeued", metrics=METRICS) as before:  # it never ended: its node failed
+        before.log({"score": 0.25}, step=1)
+        assert before.flush()
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+        callback = EvalStopCallback(name="requeued", url=server.url, key=KEY, metrics=METRICS, limits=FAST_LIMITS)
+        callback.set_params({"epochs": 1})
+        callback.on_epoch_begin(0)
+        callback.on_epoch_end(0, {"score": 0.5})
+        callback.on_train_end()
+    assert [run.name for run in service.runs.values()] == ["requeued"]
+    assert service.find_run("requeued").observations == {(1, "score", 1): 0.25, (2, "score", 1): 0.5}
 
 
 def test_training_after_a_failed_one_is_another_run(

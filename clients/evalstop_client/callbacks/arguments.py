@@ -55,6 +55,15 @@ def filled(
     return {"metrics": "auto", "total_steps": total_steps, "resume": resume, **arguments, "name": chosen}
 
 
+RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+
+
+def repeats_steps(step: int) -> bool:
+    """Whether a training that begins after `step` repeats steps of its run: it continues from a checkpoint, or Slurm or
+    torchrun started its job again, which then attaches to the run of the earlier start."""
+    return step > 0 or any(os.environ.get(name, "") not in ("", "0") for name in RESTART_COUNTS)
+
+
 _latest_runs: dict[str | None, Run] = {}  # by name; keeps one run for each, which may have ended
 
 

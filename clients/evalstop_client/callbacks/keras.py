@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 from keras.callbacks import Callback
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, open_run, to_uri
+from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, open_run, repeats_steps, to_uri
 from evalstop_client.run import Run
 
 logger = logging.getLogger("evalstop_client")
@@ -44,7 +44,7 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
         if self._run is None:
             arguments = filled(self._arguments, total_steps=self.params.get("epochs"), resumes=epoch > 0)
             self._run = open_run(arguments)
-            if epoch > 0:
+            if repeats_steps(epoch):
                 self._run.resume(step=epoch)
         with contextlib.suppress(*_UNKNOWN):  # a metric in its name is known at the epoch's end
             self._saved_before = self._find_saved(epoch, {})

@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, open_run, to_uri
+from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, open_run, repeats_steps, to_uri
 from evalstop_client.eval_request import Evaluate, answer_requests
 from evalstop_client.run import Run
 
@@ -52,7 +52,7 @@ class EvalStopCallback(Callback):
             total_steps = int(planned) if 0 < planned < math.inf else None
             resumes = trainer.global_step > 0
             run = open_run(filled(self._arguments, total_steps=total_steps, resumes=resumes))
-            if resumes:
+            if repeats_steps(trainer.global_step):
                 run.resume(step=trainer.global_step)
             self._logger = _RunLogger(run, trainer, self._evaluate)
             trainer.loggers = [*trainer.loggers, self._logger]  # added late, so that no folder is named after it

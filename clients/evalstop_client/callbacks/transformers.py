@@ -15,7 +15,7 @@ from typing import Any, Unpack
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, to_uri
+from evalstop_client.callbacks.arguments import RunArguments, filled, repeats_steps, to_uri
 from evalstop_client.callbacks.pytorch import AGREE_EVERY_STEPS, DistributedRun
 from evalstop_client.eval_request import Evaluate, answer_requests
 
@@ -59,7 +59,7 @@ class EvalStopCallback(TrainerCallback):
                 "may delete the one that EvalStop calls the best",
                 args.save_total_limit,
             )
-        if resumes:
+        if repeats_steps(state.global_step):
             self._run.resume(step=state.global_step)
 
     def on_log(

@@ -145,7 +145,7 @@ class Sender:
 
     def _send_entry(self, entry: Entry) -> Answer:
         """Post `entry`; parts that the service refuses are rejected, and the rest is posted again."""
-        if entry.to == "resume" and self._is_renamed:
+        if entry.to == "resume" and self._is_renamed and entry.body.get("step") != 0:
             self._warnings.say_error_once(
                 "resume of a new run",
                 'the run resumes from step %s of nothing: it is a new one, %r; open it with resume="allow" to continue '
