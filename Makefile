@@ -49,7 +49,7 @@ run: $(READY) $(HELP)  ## Start the service on this machine and say what to open
 
 .PHONY: check
 check: $(READY)  ## Run the checks and the quick tests, while you work
-	@$(MAKE) --no-print-directory -j 2 lint types imports pytest WORKERS=2 PYTEST="-q -m 'not real and not slow and not chaos' --hypothesis-profile=quick"
+	@$(MAKE) --no-print-directory -j 2 lint types imports pytest WORKERS=3 PYTEST="-q -m 'not real and not slow and not chaos' --hypothesis-profile=quick"
 
 .PHONY: test
 test: $(READY) system-packages  ## Run every check and every test but the long trials of test-chaos
