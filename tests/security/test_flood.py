@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tests.fixtures.http_server import serve_app
 from tests.fixtures.projects import create_project
+from tests.service.concurrency import wait_until
 
 REQUESTS_PER_KIND = 5
 
@@ -39,6 +40,8 @@ def test_key_is_served_while_another_floods(embedded_database: Database) -> None
             senders = {"posts": 2, "late": 1, "pulls": 4, "streams": 6, "tests": 4, "bodies": 2, "wrong_keys": 2}
             with flooding(structs.replace(flood, **senders)) as flooded:
                 durations = victim.measure(REQUESTS_PER_KIND)
+                runs = [f"/api/v1/runs/{run_id}" for run_id in flood.run_ids]
+                wait_until(lambda: all(admin.get(run).json()["last_step"] for run in runs))
     assert {kind: len(times) for kind, times in durations.items()} == dict.fromkeys(
         ("post", "veto", "page"), REQUESTS_PER_KIND
     )
