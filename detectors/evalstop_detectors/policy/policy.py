@@ -102,8 +102,7 @@ Called = Sequence[tuple[Member, Evidence]]
 
 
 class _Calls(NamedTuple):
-    """The members that call for a stop because the run turned or levelled off, and those that suspect or stop it; with
-    the evidence on which they do."""
+    """The members that call for a stop on each ground, and those that suspect or stop the run; with their evidence."""
 
     turned: list[tuple[Member, Evidence]]
     levelled: list[tuple[Member, Evidence]]
@@ -319,7 +318,8 @@ class Policy(Struct, frozen=True, dict=True):
                 continue
             if item.reaches(stop_at):
                 calls.turned.append((member, item))
-            if item.reaches(stop_at) or item.reaches(suspect_at):
+                calls.alarmed.append((member, item))
+            elif item.reaches(suspect_at):
                 calls.alarmed.append((member, item))
             if item.outlook is not None and item.outlook.reaches(self.levelled_off_at):
                 calls.levelled.append((member, item.outlook))

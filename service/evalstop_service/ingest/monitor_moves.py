@@ -55,7 +55,7 @@ def _advance_in_slices(
     that wait for the lock, too late, and their wait, after which the interpreter would hand it over, begins anew: in
     the middle of a long replay or batch the event loop could wait for 0.1 s.
     """
-    if _runs_event_loop():
+    if len(observations) <= SLICE or _runs_event_loop():
         return advance(policy, monitor, observations)
     call, verdicts = monitor.verdict.verdict, list[Verdict]()
     for first in range(0, len(observations), SLICE):
