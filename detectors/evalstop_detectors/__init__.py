@@ -23,7 +23,16 @@ from evalstop_detectors.policy.codec import (
     state_to_json,
     verdict_to_document,
 )
-from evalstop_detectors.policy.monitor import MonitorState, advance, find_request, is_late, replay, start, step
+from evalstop_detectors.policy.monitor import (
+    MonitorState,
+    advance,
+    advance_parts,
+    find_request,
+    is_late,
+    replay,
+    start,
+    step,
+)
 from evalstop_detectors.policy.past_runs import PastRun, replay_runs
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Finding, Member, Policy, Verdict
 from evalstop_detectors.policy.shipped import POLICIES
@@ -71,6 +80,7 @@ __all__ = [
     "Thresholds",
     "Verdict",
     "advance",
+    "advance_parts",
     "combine_values",
     "derive_total_steps",
     "describe_document",

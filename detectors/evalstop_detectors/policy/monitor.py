@@ -191,7 +191,7 @@ def advance(
         if len(watched) <= _FEW:
             return _step_through(policy, state, watched)
         if watched[-1].eval_version != state.eval_version:
-            return _advance_each_version(policy, state, watched)
+            return advance_parts(policy, state, _split_by_version(watched))
         _check_order(state.last, watched)
         columns = to_columns(watched)
     if not columns:
@@ -229,22 +229,28 @@ def _follow_calls(policy: Policy, verdict: Verdict, judged: Iterable[Verdict]) -
     return verdict, changed
 
 
-def _advance_each_version(
-    policy: Policy, state: MonitorState, observations: Sequence[Observation]
+def advance_parts(
+    policy: Policy, state: MonitorState, parts: Iterable[Sequence[Observation]]
 ) -> tuple[MonitorState, list[Verdict]]:
-    """Add observations across a change of the eval's measurement: the first of each version separately."""
+    """`advance` by each part in turn, with the result of all at once; a part is asked for when the last is done."""
     call, verdicts = state.verdict.verdict, list[Verdict]()
-    for _, group in groupby(observations, key=attrgetter("eval_version")):
-        of_version = list(group)
-        for part in (of_version[:1], of_version[1:]):
-            state, reached = advance(policy, state, part)
-            for verdict in reached:
-                if verdict.verdict is not call:
-                    call = verdict.verdict
-                    verdicts.append(verdict)
+    for part in parts:
+        state, reached = advance(policy, state, part)
+        for verdict in reached:
+            if verdict.verdict is not call:
+                call = verdict.verdict
+                verdicts.append(verdict)
     if not verdicts or verdicts[-1] is not state.verdict:
         verdicts.append(state.verdict)
     return state, verdicts
+
+
+def _split_by_version(observations: Sequence[Observation]) -> Iterator[Sequence[Observation]]:
+    """The observations of each version of the eval's measurement, the first of them separately."""
+    for _, group in groupby(observations, key=attrgetter("eval_version")):
+        of_version = list(group)
+        yield of_version[:1]
+        yield of_version[1:]
 
 
 def _step_through(

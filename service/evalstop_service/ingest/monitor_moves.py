@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from evalstop_detectors import MonitorState, Observation, Policy, Verdict, advance, start
+from evalstop_detectors import MonitorState, Observation, Policy, Verdict, advance, advance_parts, start
 from msgspec.structs import replace
 
 from evalstop_service.ingest.run_state import RunState, Trail
@@ -57,18 +57,14 @@ def _advance_in_slices(
     """
     if len(observations) <= SLICE or _runs_event_loop():
         return advance(policy, monitor, observations)
-    call, verdicts = monitor.verdict.verdict, list[Verdict]()
+    return advance_parts(policy, monitor, _pause_between_slices(observations))
+
+
+def _pause_between_slices(observations: Sequence[Observation]) -> Iterator[Sequence[Observation]]:
     for first in range(0, len(observations), SLICE):
         if first:
             time.sleep(PAUSE_SECONDS)
-        monitor, reached = advance(policy, monitor, observations[first : first + SLICE])
-        for verdict in reached:
-            if verdict.verdict is not call:
-                call = verdict.verdict
-                verdicts.append(verdict)
-    if not verdicts or verdicts[-1] is not monitor.verdict:
-        verdicts.append(monitor.verdict)
-    return monitor, verdicts
+        yield observations[first : first + SLICE]
 
 
 def _runs_event_loop() -> bool:
