@@ -357,6 +357,7 @@ def _create_runs() -> None:
         sa.Column("turn", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("recognition", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("eval_changes", sa.JSON(none_as_null=True), server_default="[]", nullable=False),
+        sa.Column("detector_failure", sa.Text(), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),

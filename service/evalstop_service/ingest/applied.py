@@ -39,6 +39,11 @@ class Applied(msgspec.Struct):
         """Whether there is anything to save."""
         return self.state.run is not self.before.run
 
+    @property
+    def fails(self) -> bool:
+        """Whether a detector has failed on the run."""
+        return self.state.run.detector_failure is not None and self.before.run.detector_failure is None
+
 
 def has_consequences(before: RunState, state: RunState) -> bool:
     """Whether more has to be saved than new observations and the columns of the hot statement."""
@@ -51,6 +56,7 @@ def has_consequences(before: RunState, state: RunState) -> bool:
         or state.unkept >= KEEP_EVERY
         or run.status != old.status
         or run.recognition is not old.recognition
+        or run.detector_failure != old.detector_failure
         or find_request(state.policy, state.monitor) != find_request(before.policy, before.monitor)
     )
 

@@ -79,8 +79,7 @@ class Committer:
         self._commits: set[asyncio.Task[None]] = set()
         self._most_commits = 1 if database.embedded else self._limits.commits
         self._started_at = 0.0
-        self._is_scheduled = False
-        self._is_closed = True
+        self._is_scheduled, self._is_closed = False, True
         self._costly = CostlyRuns(self._limits.step_seconds)
         self._apart: asyncio.Task[None] | None = None  # the commit of one costly run
         self.replays = ReplayShares(self._limits.replays)
@@ -375,6 +374,7 @@ class Committer:
         return saved + [result for result in applied if not result.is_changed]
 
     def _record_metrics(self, saved: Sequence[Applied]) -> None:
+        self._metrics.failed_detectors.inc(sum([result.fails for result in saved]))
         receipts = [answer for result in saved for answer in result.answers if isinstance(answer, Receipt)]
         if not receipts:
             return

@@ -135,8 +135,8 @@ def _save_scores(tx: Transaction, applied: Applied, now: datetime) -> None:
 
 
 def _keep_monitor(tx: Transaction, state: RunState, now: datetime) -> RunState:
-    """Store the monitor if the stored one lacks many observations."""
-    if state.unkept < KEEP_EVERY:
+    """Store the monitor if the stored one lacks many observations, but not one that has passed over some."""
+    if state.unkept < KEEP_EVERY or state.failure is not None:
         return state
     stored = StoredMonitorState(state.run.version, state_to_json(state.policy, state.monitor).decode())
     monitor_states.save_state(tx, state.run.id, stored, now)

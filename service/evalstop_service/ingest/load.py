@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from uuid import UUID
 
-from evalstop_detectors import MonitorState, Policy, StaleState, advance, find_request, start, state_from_json
+from evalstop_detectors import MonitorState, Policy, StaleState, find_request, start, state_from_json
 from msgspec.structs import replace
 
 from evalstop_service.errors import Behind, ServiceError
 from evalstop_service.ingest.messages import CheckpointSaved, Message, Observations
-from evalstop_service.ingest.monitor_moves import observations_past
+from evalstop_service.ingest.monitor_moves import move_monitor, observations_past
 from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, Scores, with_decision
 from evalstop_service.projects import policies
 from evalstop_service.rules.run_results import Call
@@ -201,22 +201,18 @@ def _catch_up(
             points = observations.load_observations_after(tx, run_id, state.watch.metrics, first)
             scores.pop(run_id, None)
         unseen = observations_past(state.monitor, state.watch.observations(points))
-        monitor, _ = advance(state.policy, state.monitor, unseen)
-        count = state.count + len(unseen)
+        moved, _ = move_monitor(state, unseen) if unseen else (state, [])
         run_scores = scores.get(run_id)
         if run_scores is not None:
             evals = watched_metrics.select_scores(state.run, points)
             run_scores.add_scores([score for score in evals if score.step > run_scores.last_step])
             run_scores.add_checkpoints(saved.get(run_id, ()))
         caught_up[run_id] = replace(
-            state,
+            moved,
             last_steps=last_steps[run_id],
-            monitor=monitor,
             scores=run_scores,
             scores_count=run_scores.count if run_scores is not None else 0,
-            count=count,
-            unkept=state.unkept + (1 if state.count else REPLAY_WEIGHT) * len(unseen),
-            trail=state.trail.extended(count, monitor) if unseen else state.trail,
+            unkept=state.unkept + (1 if state.count else REPLAY_WEIGHT) * (moved.unkept - state.unkept),
         )
     return caught_up
 

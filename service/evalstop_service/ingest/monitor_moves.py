@@ -1,16 +1,24 @@
-"""Moves a run's monitor: forward by new observations, or back and through its past again."""
+"""Moves a run's monitor: forward by new observations, or back and through its past again.
+
+An exception in a detector must not keep the run's observations from being stored. It ends the judgment of the run, at
+the observation that caused it, until the monitor is replayed: for a late observation, for other roles, in a new
+attempt, or by a process that does not have it in memory.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator, Sequence
 
-from evalstop_detectors import MonitorState, Observation, Policy, Verdict, advance, advance_parts, start
+from evalstop_detectors import MonitorState, Observation, Policy, Verdict, advance, advance_parts, start, step
 from msgspec.structs import replace
 
 from evalstop_service.ingest.run_state import RunState, Trail
 from evalstop_service.store.observations import PostedObservation
+
+_log = logging.getLogger(__name__)
 
 LATE_WEIGHT = 128
 """The weight of a late observation towards storing the monitor: it makes a stored one useless to other processes."""
@@ -26,7 +34,7 @@ def rewind_monitor(state: RunState, late: Observation | None) -> RunState:
     """The state with its monitor as before a late observation, if still in memory, or at the beginning."""
     trail = state.trail.before(late) if late is not None else Trail()
     count, monitor = trail.last or (0, start(state.policy))
-    return replace(state, monitor=monitor, count=count, trail=trail)
+    return replace(state, monitor=monitor, count=count, trail=trail, failure=None)
 
 
 def replay_monitor(
@@ -34,16 +42,45 @@ def replay_monitor(
 ) -> RunState:
     """The state after its rewound monitor has seen all stored and new observations."""
     observations = observations_past(state.monitor, state.watch.observations([*stored, *fresh]))
-    monitor, _ = _advance_in_slices(state.policy, state.monitor, observations)
+    state, _ = move_monitor(state, observations)
+    return replace(state, unrecorded=(*state.unrecorded, state.monitor.verdict), unkept=state.unkept + LATE_WEIGHT)
+
+
+def move_monitor(state: RunState, observations: Sequence[Observation]) -> tuple[RunState, list[Verdict]]:
+    """The state after its monitor has seen these observations, and the verdicts of `advance`.
+
+    If a detector fails, the monitor is as before the observation at which it did, and passes over the others.
+    """
+    monitor, verdicts, failure = state.monitor, [state.monitor.verdict], state.failure
+    if failure is None:
+        try:
+            monitor, verdicts = _advance_in_slices(state.policy, monitor, observations)
+        except Exception:
+            _log.exception("a detector failed on run %s (%s)", state.run.id, state.run.name)
+            monitor, verdicts, failure = _advance_until_failure(state.policy, monitor, observations)
     count = state.count + len(observations)
-    return replace(
-        state,
-        monitor=monitor,
-        unrecorded=(*state.unrecorded, monitor.verdict),
-        count=count,
-        unkept=state.unkept + len(observations) + LATE_WEIGHT,
-        trail=state.trail.extended(count, monitor),
-    )
+    if failure is not None:
+        passed_over = replace(monitor, last=observations[-1].order) if observations else monitor
+        return replace(state, monitor=passed_over, count=count, failure=failure), verdicts
+    trail, unkept = state.trail.extended(count, monitor), state.unkept + len(observations)
+    return replace(state, monitor=monitor, count=count, unkept=unkept, trail=trail), verdicts
+
+
+def _advance_until_failure(
+    policy: Policy, monitor: MonitorState, observations: Sequence[Observation]
+) -> tuple[MonitorState, list[Verdict], str | None]:
+    """Like `advance`, one observation at a time, so that a failure has the same effect however they arrive."""
+    verdicts: list[Verdict] = []
+    for observation in observations:
+        call = monitor.verdict.verdict
+        try:
+            monitor, verdict = step(policy, monitor, observation)
+        except Exception as error:
+            failure = f"a detector failed at step {observation.step}: {error!r:.200}"
+            return monitor, [*verdicts, monitor.verdict], failure
+        if verdict.verdict is not call:
+            verdicts.append(verdict)
+    return monitor, [*verdicts, monitor.verdict], None
 
 
 def _advance_in_slices(
@@ -83,16 +120,7 @@ def observations_past(monitor: MonitorState, observations: list[Observation]) ->
 
 def advance_monitor(state: RunState, observations: Sequence[Observation]) -> RunState:
     """The state after its monitor has seen these observations, which follow its last."""
-    monitor, verdicts = _advance_in_slices(state.policy, state.monitor, observations)
-    unrecorded = state.unrecorded
-    if len(verdicts) > 1 or monitor.verdict.verdict is not state.monitor.verdict.verdict:
-        unrecorded = (*unrecorded, *verdicts)
-    count = state.count + len(observations)
-    return replace(
-        state,
-        monitor=monitor,
-        unrecorded=unrecorded,
-        count=count,
-        unkept=state.unkept + len(observations),
-        trail=state.trail.extended(count, monitor),
-    )
+    moved, verdicts = move_monitor(state, observations)
+    if len(verdicts) > 1 or moved.monitor.verdict.verdict is not state.monitor.verdict.verdict:
+        return replace(moved, unrecorded=(*state.unrecorded, *verdicts))
+    return moved

@@ -83,6 +83,8 @@ def settle_row(
     run, verdict = state.run, state.monitor.verdict
     if verdict is not state.recorded:
         changes["verdict"] = _record_changed(state, verdict, fallen)
+    if state.failure != run.detector_failure:
+        changes["detector_failure"] = state.failure
     if rewritten:
         changes["rewritten_version"] = version
     if run.status == RunStatus.LOST:

@@ -106,8 +106,9 @@ class RunState(msgspec.Struct, frozen=True):
     with it the run's version. `eval_request`: the paired evaluation awaiting its answer. `recorded`: the verdict in the
     run's row; None if the row was read. `unrecorded`: verdicts reached since the row was written. `combined`: for a run
     with several evals, the state of their combination; None: it has to be computed again. `count`: observations since
-    the monitor was restored; `unkept`: those that its stored state lacks. `shared`: another process recently saved the
-    run: for this many more messages its version is checked before use.
+    the monitor was restored; `unkept`: those that its stored state lacks. `failure`: why the detectors failed; they see
+    nothing more until the monitor is replayed. `shared`: another process recently saved the run: for this many more
+    messages its version is checked before use.
     """
 
     run: Run
@@ -126,6 +127,7 @@ class RunState(msgspec.Struct, frozen=True):
     trail: Trail = Trail()
     count: int = 0
     unkept: int = 0
+    failure: str | None = None
     shared: int = 0
 
     @property

@@ -35,6 +35,7 @@ class Run(msgspec.Struct, frozen=True):
     can be added to it. `opened_as`: the name that its trainer asked for, where that was taken. `job`: where it runs, as
     given by its trainer. `opening`: the id of the request that opened it. `opened_by`: the key that did. `eval_share`:
     the share of its time that one eval takes, 0 if unknown; None: checkpoints are not evaluated on request.
+    `detector_failure`: why its policy no longer judges it.
     """
 
     id: UUID
@@ -67,6 +68,7 @@ class Run(msgspec.Struct, frozen=True):
     opened_by: UUID | None = None
     eval_share: float | None = None
     eval_changes: tuple[EvalChange, ...] = ()
+    detector_failure: str | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -99,6 +101,7 @@ class RunChanges(TypedDict, total=False):
     turn: ChangePoint | None
     rewritten_version: int
     ended_at: datetime | None
+    detector_failure: str | None
 
 
 FOUND_AGAIN: RunChanges = {"status": RunStatus.RUNNING, "ended_at": None, "turn": None}
@@ -255,7 +258,7 @@ _SELECT_WITH_COUNTS = _SELECT.add_columns(
 
 _INGESTED = (
     *("status", "attempt", "metrics", "recognition", "eval_changes", "rewritten_version", "last_step"),
-    *("best_checkpoint", "raw_maximum", "turn", "ended_at"),
+    *("best_checkpoint", "raw_maximum", "turn", "ended_at", "detector_failure"),
 )
 
 

@@ -46,6 +46,7 @@ runs = sa.Table(
     sa.Column("turn", StructJson(ChangePoint)),  # found once the run has ended
     sa.Column("recognition", StructJson(Recognition)),  # how its metrics got their roles; NULL: given by the trainer
     sa.Column("eval_changes", StructJson(tuple[EvalChange, ...]), nullable=False, server_default="[]"),
+    sa.Column("detector_failure", sa.Text),  # why its policy no longer judges it
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("updated_at", UtcTime, nullable=False),
     sa.Column("ended_at", UtcTime),

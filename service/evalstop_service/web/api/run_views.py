@@ -167,6 +167,9 @@ class RunHealthOut(Answer):
         description="detector time in one commit that exceeded the budget, so that the run is committed separately; "
         "null: within the budget so far"
     )
+    detector_failure: str | None = Field(
+        description="why the policy no longer judges the run, whose observations are still stored; null: it does"
+    )
 
 
 class RecognitionOut(Answer):
@@ -333,6 +336,7 @@ def _view_health(tx: Transaction, listed: Sequence[Run], now: datetime) -> dict[
             cadence_seconds=row.cadence_seconds if row else None,
             metric_faults=[MetricFaultOut.model_validate(item) for item in row.metric_faults] if row else [],
             costly_step_seconds=row.costly_step_seconds if row else None,
+            detector_failure=run.detector_failure,
         )
         for run in living
     }

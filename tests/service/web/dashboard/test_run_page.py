@@ -14,11 +14,12 @@ from evalstop_service.decisions import stale_runs
 from evalstop_service.ingest import Observations
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.runs.watched_metrics import WatchedMetrics
-from evalstop_service.store import observations, policies, projects
+from evalstop_service.store import observations, policies, projects, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import metric_charts
+from msgspec import structs
 
 from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded_runs import Tenant, confirm_stop, load_recorded_evals, open_run, post_evals
@@ -181,3 +182,18 @@ def test_other_metrics_have_small_charts(
     assert "3 more metrics" in first
     both_pages = get_html(visitor, f"/runs/{run.id}/metric-charts?shown=48")
     assert (both_pages.count("<li "), "data-more" in both_pages) == (27, False)
+
+
+def test_page_and_api_say_that_a_run_is_not_judged(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """They show why the detectors failed, as text."""
+    run = open_run(database, tenant, now, "ppo")
+    with database.transaction() as tx:
+        runs.save_run(tx, structs.replace(run, detector_failure="a detector failed at step 3: ValueError('<b>')"))
+    page = get_html(visitor, f"/runs/{run.id}")
+    assert "not judged" in page
+    assert "a detector failed at step 3: ValueError(&#39;&lt;b&gt;&#39;)" in page
+    bearer = {"authorization": f"Bearer {tenant.secret}"}
+    answer = visitor.get(f"/api/v1/runs/{run.id}", headers=bearer).json()
+    assert answer["health"]["detector_failure"] == "a detector failed at step 3: ValueError('<b>')"

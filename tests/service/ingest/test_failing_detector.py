@@ -1,0 +1,106 @@
+"""A detector that fails ends the judgment of its run; the run's observations and other runs are not affected."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+from evalstop_detectors import Evidence, Kind, Member, MetricRole, Observation, Policy, Thresholds, start
+from evalstop_service.ingest import CheckpointSaved, Message, Observations, Receipt, Resumed
+from evalstop_service.rules.run_results import Call
+from evalstop_service.runs.watched_metrics import WatchedMetrics
+from evalstop_service.store.runs import Run
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tests.service.project_fixture import NOW, ProjectFixture, evals
+
+FAILS_AT = 3
+
+
+class FailingDetector(Struct, frozen=True):
+    """Raises at one step; `calls_at`: it calls for a stop from this step on."""
+
+    calls_at: int = 1_000_000
+
+    name: ClassVar[str] = "failing"
+    kind: ClassVar[Kind] = Kind.COUNT
+    state_type: ClassVar[type[Any]] = int
+    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.EVAL})
+    thresholds: ClassVar[Thresholds] = Thresholds(None, 1.0)
+
+    def start(self) -> int:
+        return 0
+
+    def step(self, state: int, observation: Observation) -> tuple[int, Evidence]:
+        if observation.step == FAILS_AT:
+            raise ZeroDivisionError("no\x00where")
+        return state + 1, Evidence(Kind.COUNT, float(observation.step >= self.calls_at))
+
+
+def open_failing_run(project: ProjectFixture, *, calls_at: int = 1_000_000) -> Run:
+    """A run with one observation, in the cache with a policy that fails."""
+    run = project.open_run()
+    project.post_observations(run, evals(0.5))
+    state = project.cache.find_state(run.id)
+    assert state is not None
+    detector = FailingDetector(calls_at)
+    policy = Policy("failing", (Member(detector, detector.thresholds),))
+    watch = WatchedMetrics(state.run, policy)
+    project.cache.put_states([replace(state, policy=policy, watch=watch, monitor=start(policy))])
+    return run
+
+
+def message(project: ProjectFixture, run: Run, *scores: float, start: int) -> Message:
+    return Message(project.id, run.id, Observations(tuple(evals(*scores, start=start))))
+
+
+def test_observations_of_a_failing_run_are_stored_and_the_failure_is_recorded(project: ProjectFixture) -> None:
+    """Neither the failing post nor a later one is refused, and another run of the same commit is stored as well."""
+    run, other = open_failing_run(project), project.open_run()
+    first = message(project, run, 0.5, 0.6, 0.7, start=2)
+    receipts = project.submit_all([first, message(project, other, 0.5, start=1)])
+    receipts += project.submit_all([message(project, run, 0.8, start=5)])
+    assert [receipt.accepted for receipt in receipts if isinstance(receipt, Receipt)] == [3, 1, 1]
+    failure = project.load_run(run).detector_failure
+    assert failure == f"a detector failed at step {FAILS_AT}: ZeroDivisionError('no\\x00where')"
+    assert project.load_run(other).detector_failure is None
+    assert project.load_run(run).last_step == 5
+    assert project.read_counter("evalstop_failed_detectors_total") == 1
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_verdict_before_a_failure_stands_however_the_observations_arrived(
+    project: ProjectFixture, at_once: bool
+) -> None:
+    """A stop that was reached before the failure becomes a decision."""
+    run = open_failing_run(project, calls_at=2)
+    posts = [[1, 2, 3, 4]] if at_once else [[1], [2], [3], [4]]
+    for steps in posts:
+        project.post_observations(run, evals(*[0.5] * len(steps), start=steps[0]))
+    assert project.load_run(run).verdict.verdict is Call.STOP
+    assert project.load_run(run).verdict.step == 2
+    assert project.find_decision(run) is not None
+    assert project.load_run(run).detector_failure is not None
+
+
+def test_run_is_judged_again_once_its_monitor_is_replayed_without_the_failure(project: ProjectFixture) -> None:
+    """A new attempt begins without the observation that made the detector fail."""
+    run = open_failing_run(project)
+    project.post_observations(run, evals(0.5, 0.5, 0.5, start=2))
+    project.submit(run, CheckpointSaved(1, "s3://bucket/1"))
+    assert project.load_run(run).detector_failure is not None
+    project.submit(run, Resumed(1, "trainer"))
+    assert project.load_run(run).detector_failure is None
+
+
+def test_run_is_judged_again_by_a_process_whose_detectors_do_not_fail(project: ProjectFixture) -> None:
+    """All its observations count there, also those that were passed over."""
+    run = open_failing_run(project)
+    project.post_observations(run, evals(0.9, 0.8, 0.7, 0.6, start=2))
+    project.cache.drop_states([run.id])
+    project.post_observations(run, evals(0.5, start=6), NOW)
+    state = project.cache.find_state(run.id)
+    assert state is not None
+    assert state.monitor.evals == 6
+    assert project.load_run(run).detector_failure is None
