@@ -19,15 +19,14 @@ Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 
 
 class Kind(StrEnum):
-    """The meaning of an evidence's number, which determines the direction of the alarm.
+    """The meaning of an evidence's number; larger numbers are more alarming.
 
     `log_e_value` is the natural logarithm of an e-value, `statistic` a number on its detector's own scale, `posterior`
-    a probability. P-values alarm when small, all others when large.
+    a probability.
     """
 
     COUNT = "count"
     FRACTION = "fraction"
-    P_VALUE = "p_value"
     LOG_E_VALUE = "log_e_value"
     STATISTIC = "statistic"
     POSTERIOR = "posterior"
@@ -35,7 +34,7 @@ class Kind(StrEnum):
     @property
     def upper_bound(self) -> float:
         """The largest value of such evidence; infinity if it has none."""
-        return 1.0 if self in (Kind.FRACTION, Kind.P_VALUE, Kind.POSTERIOR) else math.inf
+        return 1.0 if self in (Kind.FRACTION, Kind.POSTERIOR) else math.inf
 
 
 class Evidence(Struct, frozen=True):
@@ -56,9 +55,7 @@ class Evidence(Struct, frozen=True):
 
     def reaches(self, threshold: float | None) -> bool:
         """Whether the value is at least as alarming as the threshold; None is never reached."""
-        if threshold is None:
-            return False
-        return self.value <= threshold if self.kind is Kind.P_VALUE else self.value >= threshold
+        return threshold is not None and self.value >= threshold
 
 
 class Thresholds(Struct, frozen=True):

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from evalstop_lab.arguments import positive_number, rate, whole_number
 from evalstop_lab.calibrate import own_history
-from evalstop_lab.calibrate.evidence import Records, read_healthy_runs, record_evidence, record_run, to_alarm
+from evalstop_lab.calibrate.evidence import Records, read_healthy_runs, record_evidence, record_run
 from evalstop_lab.calibrate.thresholds import Threshold, calibrate_threshold
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.sources import SOURCES, add_role_options, get_requested_roles
@@ -166,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
         "params": msgspec.to_builtins(detector),
         "kind": kind,
         "thresholds": [_encode_threshold(item) for item in results],
-        "stopped_by_family": _count_by_family(kind, results, records, groups),
+        "stopped_by_family": _count_by_family(results, records, groups),
         "highest_of_first": [float(f"{item.highest:.6g}") for item in records[:REMEMBERED]],
         "data": data,
         "command": "evalstop-lab " + shlex.join(sys.argv[1:]),
@@ -210,7 +210,7 @@ def _encode_threshold(item: Threshold) -> dict[str, Any]:
 
 
 def _count_by_family(
-    kind: Kind, results: Sequence[Threshold], records: Sequence[Records], groups: Sequence[str]
+    results: Sequence[Threshold], records: Sequence[Records], groups: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """The numbers of runs and of stopped runs by family; the hardest families determine the threshold."""
     highest: dict[str, list[float]] = {}
@@ -218,11 +218,7 @@ def _count_by_family(
         highest.setdefault(group, []).append(item.highest)
     return {
         group: {"runs": len(values)}
-        | {
-            f"{item.rate:g}": sum(value >= to_alarm(kind, item.value) for value in values)
-            for item in results
-            if item.value is not None
-        }
+        | {f"{item.rate:g}": sum(value >= item.value for value in values) for item in results if item.value is not None}
         for group, values in highest.items()
     }
 

@@ -43,10 +43,10 @@ def _list_unhealthy(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Records:
-    """The strictly increasing `alarms` of a run, and the `steps` at which each was reached.
+    """The strictly increasing values of the evidence that were the highest so far, and the `steps` at which each was
+    reached.
 
-    An alarm is the value of an evidence, or the negative of a p-value, so that larger is always more alarming. `kind`
-    is None for a run without evidence. Evidence of the run's last step is ignored: stopping there saves nothing.
+    `kind` is None for a run without evidence. Evidence of the run's last step is ignored: stopping there saves nothing.
     """
 
     kind: Kind | None
@@ -76,18 +76,12 @@ def record_evidence(detector: Detector[Any], observations: Iterable[Observation]
             break
         state, evidence = detector.step(state, item)
         kind = evidence.kind
-        alarm = to_alarm(kind, evidence.value)
-        if not alarms or alarm > alarms[-1]:
+        if not alarms or evidence.value > alarms[-1]:
             steps.append(item.step)
-            alarms.append(alarm)
+            alarms.append(evidence.value)
     return Records(kind, tuple(steps), tuple(alarms))
 
 
 def record_run(detector: Detector[Any], run: Run) -> Records:
     """Run the detector over a settled run."""
     return record_evidence(detector, run.observations())
-
-
-def to_alarm(kind: Kind | None, value: float) -> float:
-    """Turn a value so that larger is more alarming; applied twice it gives the value back."""
-    return -value if kind is Kind.P_VALUE else value

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from evalstop_lab.backtest.cases import assess_outcome
 from evalstop_lab.backtest.command import read_history
-from evalstop_lab.calibrate.evidence import Records, record_run, to_alarm
+from evalstop_lab.calibrate.evidence import Records, record_run
 from evalstop_lab.calibrate.thresholds import calibrate_threshold
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay import Run
@@ -91,10 +91,9 @@ def calibrate_policy(
             f"No threshold of {detector.name} is strict enough for {format_percent(rate, 2)};"
             " try another detector or parameters."
         )
-    alarm = to_alarm(kind, threshold.value)
     suspect = calibrate_threshold(kind, highest, min(SUSPECT_TIMES * rate, 0.5)).value
-    stopped = clopper_pearson(sum(records[run.name].highest >= alarm for run in second), len(second))
-    caught = wilson(sum(_is_right_stop(records[run.name], alarm, turn) for run, turn in turned), len(turned))
+    stopped = clopper_pearson(sum(records[run.name].highest >= threshold.value for run in second), len(second))
+    caught = wilson(sum(_is_right_stop(records[run.name], threshold.value, turn) for run, turn in turned), len(turned))
     document: dict[str, Any] = {
         "rate": rate,
         "runs": len(runs),

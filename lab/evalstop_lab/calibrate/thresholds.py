@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from evalstop_detectors import Kind
 
-from evalstop_lab.calibrate.evidence import to_alarm
 from evalstop_lab.worlds.scoring import Share, clopper_pearson, find_quantile_ranks
 
 
@@ -41,14 +40,13 @@ def calibrate_threshold(kind: Kind, highest: Sequence[float], rate: float) -> Th
     else:
         alarm = _choose_alarm(kind, ordered[allowed], [item for item in ordered[:allowed] if item > ordered[allowed]])
     low, high = find_quantile_ranks(len(ordered), 1 - rate)
-    if alarm is not None and kind is not Kind.P_VALUE:
+    if alarm is not None:
         alarm = max(alarm, math.nextafter(0.0, 1.0))  # a policy accepts only positive thresholds
-    ends = sorted(to_alarm(kind, ordered[::-1][rank]) for rank in (low, high))
     return Threshold(
         rate=rate,
-        value=None if alarm is None else to_alarm(kind, alarm),
-        low=ends[0],
-        high=ends[1],
+        value=alarm,
+        low=ordered[::-1][low],
+        high=ordered[::-1][high],
         stopped=clopper_pearson(0 if alarm is None else sum(item >= alarm for item in ordered), len(ordered)),
     )
 
@@ -59,8 +57,6 @@ def _choose_alarm(kind: Kind, below: float, above: Sequence[float]) -> float | N
         return min(above, default=0.0)
     if kind is Kind.COUNT:
         return math.floor(below) + 1.0
-    if kind is Kind.P_VALUE and below >= 0 and not above:
-        return None
     if not above:
         return math.nextafter(below, math.inf)
     middle = (below + min(above)) / 2

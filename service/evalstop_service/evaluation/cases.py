@@ -19,13 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from evalstop_detectors import Evidence, Ground, Kind
+from evalstop_detectors import Ground
 from evalstop_detectors.policy.calibration import compute_stated_risk
 from msgspec import structs
 
 from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies
-from evalstop_service.rules import decision_lifecycle, outcome, run_results
+from evalstop_service.rules import decision_lifecycle, outcome
 from evalstop_service.rules.decision_lifecycle import SERVICE, STOPPED, STOPPING, DecisionState
 from evalstop_service.rules.eval_changes import find_version
 from evalstop_service.rules.outcome import Turn
@@ -298,12 +298,5 @@ def classify_treatment(state: DecisionState) -> Treatment:
 
 def _list_stopping_detectors(verdict: Verdict) -> list[str]:
     """The detectors whose evidence reached the threshold to stop."""
-    stopping = (item.detector for item in verdict.evidence if _reaches_stop(item))
+    stopping = (item.detector for item in verdict.evidence if item.stop_at is not None and item.value >= item.stop_at)
     return list(dict.fromkeys(stopping))
-
-
-def _reaches_stop(evidence: run_results.Evidence) -> bool:
-    # Only the direction of the alarm matters: p-values alarm when small, all others when large. A later release that
-    # was rolled back may have stored kinds that are unknown here.
-    kind = Kind.P_VALUE if evidence.kind == Kind.P_VALUE else Kind.STATISTIC
-    return Evidence(kind, evidence.value).reaches(evidence.stop_at)

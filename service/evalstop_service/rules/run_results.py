@@ -30,7 +30,7 @@ class Evidence(Struct, frozen=True, cache_hash=True):
 
     detector: str
     roles: tuple[str, ...]
-    kind: Annotated[str, Meta(description="the kind of value: a count, a score, a p_value, ...")]
+    kind: Annotated[str, Meta(description="the kind of value: a count, a statistic, ...")]
     value: float
     suspect_at: float | None
     stop_at: float | None

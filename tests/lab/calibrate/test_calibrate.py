@@ -10,7 +10,7 @@ import pytest
 from evalstop_detectors import Kind, MetricRole, Observation, policy_from_document, replay
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_lab.calibrate.command import HEALTHY, calibrate_thresholds, record_worlds
-from evalstop_lab.calibrate.evidence import Records, read_healthy_runs, record_evidence, record_run, to_alarm
+from evalstop_lab.calibrate.evidence import Records, read_healthy_runs, record_evidence, record_run
 from evalstop_lab.calibrate.thresholds import calibrate_threshold
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
@@ -22,34 +22,32 @@ alarms = st.floats(0, 100) | st.sampled_from([0.0, 1.0, 2.0, 3.0])
 rates = st.floats(0.001, 0.5)
 
 
-@given(st.lists(alarms, min_size=1, max_size=200), rates, st.sampled_from([Kind.FRACTION, Kind.P_VALUE]))
+@given(st.lists(alarms, min_size=1, max_size=200), rates, st.sampled_from([Kind.STATISTIC, Kind.POSTERIOR]))
 def test_threshold_is_the_most_lenient_one(highest: list[float], rate: float, kind: Kind) -> None:
     """It stops at most the requested share of runs, and a more lenient one would stop more, except for ties."""
-    highest = [to_alarm(kind, value) for value in highest]
+    highest = [min(value, kind.upper_bound) for value in highest]
     threshold = calibrate_threshold(kind, highest, rate)
     if threshold.value is None:
-        assert kind is Kind.P_VALUE
-        assert sum(value >= 0 for value in highest) > rate * len(highest)
+        assert sum(value >= kind.upper_bound for value in highest) > rate * len(highest)
         return
-    stopped = sum(value >= to_alarm(kind, threshold.value) for value in highest)
+    stopped = sum(value >= threshold.value for value in highest)
     assert threshold.stopped.hits == stopped <= rate * len(highest) + 1e-9
-    below = [value for value in highest if value < to_alarm(kind, threshold.value)]
+    below = [value for value in highest if value < threshold.value]
     if below and max(below) > 0:
         assert sum(value >= max(below) for value in highest) > rate * len(highest) - 1e-9
 
 
 def test_thresholds_equal_those_computed_by_hand() -> None:
-    """For 1 to 100 the threshold of 1 % is 99.5 and of 5 % 95.5; for p-values that of 1 % is 0.015."""
+    """For 1 to 100 the threshold of 1 % is 99.5 and of 5 % 95.5, or 96 for a count."""
     highest = [float(value) for value in range(1, 101)]
-    assert calibrate_threshold(Kind.FRACTION, highest, 0.01).value == 99.5
-    assert calibrate_threshold(Kind.FRACTION, highest, 0.05).value == 95.5
+    assert calibrate_threshold(Kind.STATISTIC, highest, 0.01).value == 99.5
+    assert calibrate_threshold(Kind.STATISTIC, highest, 0.05).value == 95.5
     assert calibrate_threshold(Kind.COUNT, highest, 0.05).value == 96.0
-    assert calibrate_threshold(Kind.P_VALUE, [-value / 100 for value in highest], 0.01).value == pytest.approx(0.015)
 
 
 def test_few_runs_give_a_wide_interval() -> None:
     """With 30 runs the threshold of 1 % is just above all of them, and up to 12 % of other runs may be stopped."""
-    threshold = calibrate_threshold(Kind.FRACTION, [float(value) for value in range(30)], 0.01)
+    threshold = calibrate_threshold(Kind.STATISTIC, [float(value) for value in range(30)], 0.01)
     assert threshold.value is not None
     assert threshold.value > 29
     assert threshold.stopped.hits == 0
@@ -58,7 +56,7 @@ def test_few_runs_give_a_wide_interval() -> None:
 
 def test_runs_without_any_evidence_are_never_stopped() -> None:
     """Their highest evidence is minus infinity, and the threshold is above zero."""
-    threshold = calibrate_threshold(Kind.FRACTION, [-math.inf] * 99 + [2.0], 0.01)
+    threshold = calibrate_threshold(Kind.STATISTIC, [-math.inf] * 99 + [2.0], 0.01)
     assert threshold.value is not None
     assert 0 < threshold.value <= 2.0
     assert threshold.stopped.hits == 1
@@ -83,11 +81,11 @@ def test_last_step_has_no_record() -> None:
 def test_thresholds_hold_on_other_seeds() -> None:
     """A threshold calibrated on 600 runs at 10 % stops 5 to 15 % of 600 others."""
     records = record_worlds(KDecline(), plan_worlds(600, families=HEALTHY))
-    kind, (ten_percent,) = calibrate_thresholds(records, [0.10])
+    _, (ten_percent,) = calibrate_thresholds(records, [0.10])
     assert ten_percent.value is not None
     assert ten_percent.stopped.value <= 0.10
     other_records = record_worlds(KDecline(), plan_worlds(600, 50_000, families=HEALTHY))
-    rate = sum(item.highest >= to_alarm(kind, ten_percent.value) for item in other_records) / 600
+    rate = sum(item.highest >= ten_percent.value for item in other_records) / 600
     assert ten_percent.stopped.value - 0.05 < rate < ten_percent.stopped.value + 0.05
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import evalstop_detectors
 import msgspec
 import numpy as np
-from evalstop_detectors import DETECTORS, POLICIES, Detector, Kind, MetricRole, Observation, Policy
+from evalstop_detectors import DETECTORS, POLICIES, Detector, Kind, Policy
 from evalstop_detectors.policy.calibration import default_thresholds
 from river import drift
 
-from evalstop_lab.calibrate.evidence import Records, record_evidence, to_alarm
+from evalstop_lab.calibrate.evidence import Records, record_evidence
 from evalstop_lab.report import format_percent
 from evalstop_lab.worlds import Label, World
 from evalstop_lab.worlds.answers import Evaluator
@@ -119,10 +119,7 @@ def run_oracle(world: World) -> Records:
 def _find_stated_alarm(detector: Detector[Any]) -> dict[str, float]:
     """The alarm level at which the detector stops by default."""
     stop_at = default_thresholds(detector).stop_at
-    if stop_at is None:
-        return {}
-    _, evidence = detector.step(detector.start(), Observation(MetricRole.EVAL, 0, 0.0))
-    return {STATED: to_alarm(evidence.kind, stop_at)}
+    return {} if stop_at is None else {STATED: stop_at}
 
 
 def _run_detector(detector: Detector[Any], world: World) -> Records:

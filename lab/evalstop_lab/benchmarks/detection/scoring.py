@@ -13,7 +13,7 @@ from evalstop_detectors import Chooser, RawMaximum
 from evalstop_detectors import Score as EvalScore
 
 from evalstop_lab.benchmarks.detection.contenders import AS_SHIPPED, STATED, Contender
-from evalstop_lab.calibrate.evidence import Records, to_alarm
+from evalstop_lab.calibrate.evidence import Records
 from evalstop_lab.calibrate.thresholds import calibrate_threshold
 from evalstop_lab.report import format_percent
 from evalstop_lab.worlds import FAMILIES, HELD_OUT, LEVELS, Group, Label, World, list_families
@@ -91,7 +91,7 @@ def find_alarm(healthy: Sequence[JudgedWorld], rate: float) -> float:
     if kind is None:
         return math.inf
     stop_at = calibrate_threshold(kind, [item.records.highest for item in healthy], rate).value
-    return math.inf if stop_at is None else to_alarm(kind, stop_at)
+    return math.inf if stop_at is None else stop_at
 
 
 def score_runs(judged: Sequence[JudgedWorld], point: OperatingPoint) -> dict[str, Any]:

@@ -119,8 +119,6 @@ def _describe_threshold(policy: Policy, evidence: Sequence[Evidence | None]) -> 
             lowest, highest, increment = 0.5, 0.99, 0.01
         case Kind.COUNT:
             lowest, highest, increment = 1.0, 20.0, 1.0
-        case Kind.P_VALUE:
-            lowest, highest, increment = 0.001, 0.2, 0.001
         case _:
             lowest, highest, increment = 0.5, 20.0, 0.5
     return {

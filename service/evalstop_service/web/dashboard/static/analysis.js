@@ -77,7 +77,7 @@ function describeGao(gao) {
 
 // --- Evidence: one strip for each detector, in the policy's order; the first posterior is in the chart of the run. ---
 
-const KINDS = { count: "count", fraction: "share", p_value: "p-value", log_e_value: "log e-value", statistic: "statistic", posterior: "posterior" };
+const KINDS = { count: "count", fraction: "share", log_e_value: "log e-value", statistic: "statistic", posterior: "posterior" };
 
 function listStrips(tracks) {
   const above = tracks.find((track) => track.detector === "posterior");
@@ -103,9 +103,8 @@ function addStrip(layout, color, track, i, count) {
   const gap = 0.28 / count;
   const height = (1 - (count - 1) * gap) / count;
   const top = 1 - i * (height + gap);
-  const log = track.kind === "p_value";
   layout[i === 0 ? "yaxis" : `yaxis${i + 1}`] = axis(color, {
-    domain: [Math.max(0, top - height), top], nticks: 3, tickmode: "auto", type: log ? "log" : "linear", autorange: log ? "reversed" : true, rangemode: "tozero",
+    domain: [Math.max(0, top - height), top], nticks: 3, tickmode: "auto", rangemode: "tozero",
   });
   for (const [at, paint, dash] of [[track.suspect_at, "suspect", "dot"], [track.stop_at, "stop", "dash"]]) {
     if (at === null) continue;
