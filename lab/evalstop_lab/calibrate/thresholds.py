@@ -58,6 +58,6 @@ def _choose_alarm(kind: Kind, below: float, above: Sequence[float]) -> float | N
     if kind is Kind.COUNT:
         return math.floor(below) + 1.0
     if not above:
-        return math.nextafter(below, math.inf)
+        return math.nextafter(below, math.inf) if below < kind.upper_bound else None
     middle = (below + min(above)) / 2
     return middle if below < middle else min(above)

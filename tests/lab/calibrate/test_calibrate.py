@@ -24,12 +24,16 @@ rates = st.floats(0.001, 0.5)
 
 @given(st.lists(alarms, min_size=1, max_size=200), rates, st.sampled_from([Kind.STATISTIC, Kind.POSTERIOR]))
 def test_threshold_is_the_most_lenient_one(highest: list[float], rate: float, kind: Kind) -> None:
-    """It stops at most the requested share of runs, and a more lenient one would stop more, except for ties."""
+    """It stops at most the requested share of runs, and a more lenient one would stop more, except for ties.
+
+    There is none if too many runs show the highest possible evidence.
+    """
     highest = [min(value, kind.upper_bound) for value in highest]
     threshold = calibrate_threshold(kind, highest, rate)
     if threshold.value is None:
         assert sum(value >= kind.upper_bound for value in highest) > rate * len(highest)
         return
+    assert threshold.value <= kind.upper_bound
     stopped = sum(value >= threshold.value for value in highest)
     assert threshold.stopped.hits == stopped <= rate * len(highest) + 1e-9
     below = [value for value in highest if value < threshold.value]
