@@ -79,7 +79,8 @@ def calibrate_thresholds(records: Sequence[Records], rates: Sequence[float]) -> 
 
 
 def _record_world(detector: Detector[Any], recipe: tuple[str, int]) -> Records:
-    return record_evidence(detector, add_planned_steps(draw_world(*recipe), PLANNED_SHARE).observations())
+    world = add_planned_steps(draw_world(*recipe), PLANNED_SHARE)
+    return record_evidence(detector, world.observations(), world.last_step)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

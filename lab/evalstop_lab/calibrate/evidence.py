@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalstop_detectors import Detector, Kind, Observation
+from evalstop_detectors import Detector, Kind, MetricRole, Observation
+from evalstop_detectors.detectors.detector import start_anew
 
 from evalstop_lab.replay import RequestedRoles, Run, read_runs
 from evalstop_lab.replay.lines import read_lines
@@ -64,16 +65,19 @@ class Records:
         return self.steps[index] if index < len(self.steps) else None
 
 
-def record_evidence(detector: Detector[Any], observations: Iterable[Observation]) -> Records:
-    """Run the detector over a whole run, given in order."""
-    watched = [item for item in observations if item.role in detector.roles]
-    last = watched[-1].step if watched else 0
-    state, kind = detector.start(), None
+def record_evidence(detector: Detector[Any], observations: Iterable[Observation], last_step: int) -> Records:
+    """Run the detector over a whole run, given in order; where the eval's measurement changes, it starts anew."""
+    state, kind, eval_version = detector.start(), None, 0
     steps: list[int] = []
     alarms: list[float] = []
-    for item in watched:
-        if item.step == last:
+    for item in observations:
+        if item.step >= last_step:
             break
+        if item.role not in detector.roles:
+            continue
+        if item.eval_version != eval_version:
+            eval_version = item.eval_version
+            state = start_anew(detector, state) if MetricRole.EVAL in detector.roles else state
         state, evidence = detector.step(state, item)
         kind = evidence.kind
         if not alarms or evidence.value > alarms[-1]:
@@ -84,4 +88,4 @@ def record_evidence(detector: Detector[Any], observations: Iterable[Observation]
 
 def record_run(detector: Detector[Any], run: Run) -> Records:
     """Run the detector over a settled run."""
-    return record_evidence(detector, run.observations())
+    return record_evidence(detector, run.observations(), run.last_step)

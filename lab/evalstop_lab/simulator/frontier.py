@@ -141,9 +141,9 @@ def _record_evidence(setting: Setting, seed: int) -> dict[str, list[Records]]:
     roles = frozenset().union(*(detector.roles for detector in detectors.values()))
     for run, hacking in zip(build_logs(workload, roles), hidden.hacking.tolist(), strict=True):
         if not hacking:
-            observations = run.observations()
+            observations, last = run.observations(), run.last_step
             for name, detector in detectors.items():
-                evidence[name].append(record_evidence(detector, observations))
+                evidence[name].append(record_evidence(detector, observations, last))
     return evidence
 
 

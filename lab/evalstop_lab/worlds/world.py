@@ -46,6 +46,10 @@ class World:
     truth: Truth
     planned_steps: float | None = None
 
+    @property
+    def last_step(self) -> int:
+        return int(self.steps[-1])
+
     def observations(self) -> tuple[Observation, ...]:
         """The run's observations in order, without missing values."""
         return self._observed

@@ -48,7 +48,7 @@ def test_shorter_delays_cost_more_false_stops() -> None:
     ]
     detector = DETECTORS["k_decline"]()
     curve = compute_delay_curve(
-        [JudgedWorld(world, record_evidence(detector, world.observations())) for world in worlds]
+        [JudgedWorld(world, record_evidence(detector, world.observations(), world.last_step)) for world in worlds]
     )
     false = [point[0] for point in curve]
     assert false == sorted(false)

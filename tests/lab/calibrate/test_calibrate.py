@@ -14,6 +14,7 @@ from evalstop_lab.calibrate.evidence import Records, read_healthy_runs, record_e
 from evalstop_lab.calibrate.thresholds import calibrate_threshold
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
+from evalstop_lab.replay import Run, judge_runs
 from evalstop_lab.worlds import CALIBRATION, HELD_OUT, draw_world, plan_worlds
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,13 +73,26 @@ def test_records_give_the_stop_at_every_threshold(scores: list[float], k: int) -
     run = [Observation(MetricRole.EVAL, 10 * index, value) for index, value in enumerate(scores)]
     policy = policy_from_document({"name": "p", "members": [{"detector": "k_decline", "params": {"k": k}}]})
     verdict = replay(policy, run[:-1]).verdict
-    assert record_evidence(KDecline(), run).first_at(float(k)) == (verdict.step if verdict.stops else None)
+    assert record_evidence(KDecline(), run, run[-1].step).first_at(float(k)) == (
+        verdict.step if verdict.stops else None
+    )
 
 
 def test_last_step_has_no_record() -> None:
     """A stop at the last step saves nothing."""
     run = [Observation(MetricRole.EVAL, index, value) for index, value in enumerate([3.0, 2.0, 1.0])]
-    assert record_evidence(KDecline(), run).highest == 1.0
+    assert record_evidence(KDecline(), run, 2).highest == 1.0
+
+
+def test_records_equal_the_verdicts_of_a_run_whose_eval_changes() -> None:
+    """A fall between two measurements of the eval is no record, and the last eval is one if the run goes on."""
+    run = Run("a", eval_versions={step: str(step > 2) for step in range(6)})
+    for step, value in enumerate([0.7, 0.8, 0.9, 0.2, 0.1, 0.0]):
+        run.add(MetricRole.EVAL, step, value, None)
+    run.add(MetricRole.PROXY, 6, 1.0, None)
+    assert record_run(KDecline(), run).alarms == (0.0, 1.0, 2.0)
+    (judged,) = judge_runs(policy_from_document({"name": "p", "members": [{"detector": "k_decline"}]}), [run])
+    assert judged.detectors["k_decline"]["value"] == 2.0
 
 
 @pytest.mark.slow

@@ -123,12 +123,12 @@ def _find_stated_alarm(detector: Detector[Any]) -> dict[str, float]:
 
 
 def _run_detector(detector: Detector[Any], world: World) -> Records:
-    return record_evidence(detector, world.observations())
+    return record_evidence(detector, world.observations(), world.last_step)
 
 
 def _run_policy(policy: Policy, world: World) -> Records:
     """Apply the policy to the run; requested evaluations are answered before the next observation."""
-    state, last = evalstop_detectors.start(policy), int(world.steps[-1])
+    state, last = evalstop_detectors.start(policy), world.last_step
     evaluator = Evaluator(world) if policy.evaluate_now is not None else None
     for item in world.observations():
         if item.step == last:
