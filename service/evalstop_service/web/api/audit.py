@@ -36,12 +36,6 @@ class AuditEntryOut(Answer):
     hash: str | None = Field(description="hash of this entry and of the previous one: note it to verify the log later")
 
 
-class AuditPage(Page):
-    """Changes, newest first."""
-
-    items: list[AuditEntryOut] = Field(description="newest first")
-
-
 @router.get("")
 def list_audit_entries(
     caller: Admin,
@@ -50,12 +44,12 @@ def list_audit_entries(
     action: Annotated[Wanted, Query(description="the action, or the part before its dot, such as key")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
-) -> AuditPage:
+) -> Page[AuditEntryOut]:
     """The audit log, newest first; filter by `actor` (part of the name) or by `action` (such as `key`)."""
     with database.reading() as tx:
         entries = audit.list_entries(tx, caller.project_id, actor=actor, action=action, before=cursor, limit=limit)
     items = [AuditEntryOut.model_validate(entry) for entry in entries]
-    return AuditPage(items=items, next_cursor=make_cursor(entries, limit))
+    return Page[AuditEntryOut](items=items, next_cursor=make_cursor(entries, limit))
 
 
 _LINES = {

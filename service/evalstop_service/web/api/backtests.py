@@ -94,24 +94,18 @@ class BacktestOut(Answer):
     findings: list[BacktestRunOut] | None = Field(None, description="those that differ from recorded decisions first")
 
 
-class BacktestPage(Page):
-    """Backtests, newest first."""
-
-    items: list[BacktestOut] = Field(description="newest first")
-
-
 @router.get("")
 def list_backtests(
     caller: Read,
     database: Db,
     cursor: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=100, description="maximum number of items per page")] = 20,
-) -> BacktestPage:
+) -> Page[BacktestOut]:
     """The project's backtests, newest first."""
     with database.reading() as tx:
         rows = backtest_rows.list_backtests(tx, caller.project_id, before=cursor, limit=limit)
     items = [BacktestOut.model_validate(vars(row) | {"findings": None}) for row in rows]
-    return BacktestPage(items=items, next_cursor=make_cursor(rows, limit))
+    return Page[BacktestOut](items=items, next_cursor=make_cursor(rows, limit))
 
 
 @router.post("", status_code=202)

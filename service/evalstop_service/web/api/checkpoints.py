@@ -11,7 +11,7 @@ from evalstop_service.ingest import CheckpointSaved, Message
 from evalstop_service.store import checkpoints
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.runs import load_run
-from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Body, Plain, RunId, Step, Time
+from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Body, Items, Plain, RunId, Step, Time
 from evalstop_service.web.context import Commit, Db, Ingest, ReadOrReport
 
 router = APIRouter(prefix="/runs/{run_id}/checkpoints", tags=["checkpoints"], route_class=JsonRoute)
@@ -44,12 +44,6 @@ class CheckpointOut(Answer):
     created_at: Time = Field(description="when it was registered")
 
 
-class CheckpointList(Answer):
-    """A run's checkpoints by ascending step."""
-
-    items: list[CheckpointOut] = Field(description="by ascending step")
-
-
 @router.post("", status_code=201, responses={200: {"model": RegisteredOut, "description": "It exists."}})
 def register_checkpoint(
     run_id: RunId, body: CheckpointIn, caller: Ingest, committer: Commit, response: Response
@@ -68,8 +62,8 @@ def register_checkpoint(
 
 
 @router.get("")
-def list_checkpoints(run_id: RunId, caller: ReadOrReport, database: Db) -> CheckpointList:
-    """The run's checkpoints, without superseded ones."""
+def list_checkpoints(run_id: RunId, caller: ReadOrReport, database: Db) -> Items[CheckpointOut]:
+    """The run's checkpoints by ascending step, without superseded ones."""
     with database.reading() as tx:
         load_run(tx, caller.project_id, run_id)
-        return CheckpointList.model_validate({"items": checkpoints.list_checkpoints(tx, run_id)})
+        return Items[CheckpointOut].model_validate({"items": checkpoints.list_checkpoints(tx, run_id)})

@@ -24,14 +24,24 @@ from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import (
     DecisionOut,
-    DecisionPage,
     OutcomesOut,
     make_cursor,
     view_decision,
     view_decisions,
     view_outcomes,
 )
-from evalstop_service.web.api.schemas import ActionIn, Body, Cursor, DecisionId, Limit, Line, Name, OutcomeIn, Plain
+from evalstop_service.web.api.schemas import (
+    ActionIn,
+    Body,
+    Cursor,
+    DecisionId,
+    Limit,
+    Line,
+    Name,
+    OutcomeIn,
+    Page,
+    Plain,
+)
 from evalstop_service.web.context import Caller, Db, Now, Operate, Read, Report
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
@@ -99,7 +109,7 @@ def list_decisions(
     until: Until = None,
     cursor: Cursor = None,
     limit: Limit = 50,
-) -> DecisionPage:
+) -> Page[DecisionOut]:
     """The project's decisions, newest first."""
     with database.reading() as tx:
         listed_decisions = decisions.list_decisions(
@@ -114,7 +124,7 @@ def list_decisions(
             limit=limit,
         )
         items = view_decisions(tx, listed_decisions)
-    return DecisionPage(items=items, next_cursor=make_cursor(listed_decisions, limit))
+    return Page[DecisionOut](items=items, next_cursor=make_cursor(listed_decisions, limit))
 
 
 @router.get("/{decision_id}")

@@ -72,12 +72,6 @@ class DeliveryDetail(DeliveryOut):
     request: RequestOut = Field(description="what an attempt sends")
 
 
-class DeliveryPage(Page):
-    """Deliveries, newest first."""
-
-    items: list[DeliveryOut] = Field(description="newest first")
-
-
 @router.get("")
 def list_deliveries(
     caller: Read,
@@ -90,7 +84,7 @@ def list_deliveries(
     until: Until = None,
     cursor: Cursor = None,
     limit: Limit = 50,
-) -> DeliveryPage:
+) -> Page[DeliveryOut]:
     """The project's deliveries, newest first."""
     with database.reading() as tx:
         listed = deliveries.list_deliveries(
@@ -106,7 +100,7 @@ def list_deliveries(
             limit=limit,
         )
         items = [view_delivery(tx, delivery) for delivery in listed]
-    return DeliveryPage(items=items, next_cursor=make_cursor(listed, limit))
+    return Page[DeliveryOut](items=items, next_cursor=make_cursor(listed, limit))
 
 
 @router.get("/{delivery_id}")

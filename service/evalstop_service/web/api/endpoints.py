@@ -14,7 +14,7 @@ from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Body, EndpointId, Plain, Time
+from evalstop_service.web.api.schemas import Answer, Body, EndpointId, Items, Plain, Time
 from evalstop_service.web.context import Admin, Allowed, Db, Now, Secrets
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks.channels import Format
@@ -85,17 +85,11 @@ class EndpointWithSecret(EndpointOut):
     secret: str = Field(description="verifies the signatures of events; shown only once", examples=["whsec_..."])
 
 
-class EndpointList(Answer):
-    """The project's endpoints, oldest first."""
-
-    items: list[EndpointOut] = Field(description="oldest first")
-
-
 @router.get("")
-def list_endpoints(caller: Admin, database: Db) -> EndpointList:
-    """All endpoints of the project."""
+def list_endpoints(caller: Admin, database: Db) -> Items[EndpointOut]:
+    """All endpoints of the project, oldest first."""
     with database.reading() as tx:
-        return EndpointList.model_validate({"items": endpoints.list_endpoints(tx, caller.project_id)})
+        return Items[EndpointOut].model_validate({"items": endpoints.list_endpoints(tx, caller.project_id)})
 
 
 @router.post("", status_code=201)

@@ -20,7 +20,7 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.observations import CheckpointPlaceOut
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.runs import load_run
-from evalstop_service.web.api.schemas import Answer, Body, Integral, Limit, RunId, Time, VerdictOut
+from evalstop_service.web.api.schemas import Answer, Body, Integral, Items, Limit, RunId, Time, VerdictOut
 from evalstop_service.web.context import AnyScope, Commit, Db, IngestOrReport, Now, Tell
 
 router = APIRouter(tags=["eval requests"], route_class=JsonRoute)
@@ -65,12 +65,6 @@ class EvalRequestOut(Answer):
     probability_after: float | None = Field(description="probability that the run had turned, including the answer")
 
 
-class EvalRequestList(Answer):
-    """Requests to evaluate now."""
-
-    items: list[EvalRequestOut] = Field(description="all that match")
-
-
 class EvalAnsweredOut(Answer):
     """The recorded answer, and the resulting verdict."""
 
@@ -86,14 +80,14 @@ def list_open_eval_requests(
     now: Now,
     run_id: Annotated[list[UUID], Query(max_length=100, description="requests of these runs; default: all")] = [],  # noqa: B006 - FastAPI copies it
     limit: Limit = 50,
-) -> EvalRequestList:
+) -> Items[EvalRequestOut]:
     """The open requests, by deadline."""
     with database.reading() as tx:
         return _view_requests(tx, eval_requests.list_open_requests(tx, caller.project_id, run_id, now, limit))
 
 
 @router.get("/runs/{run_id}/eval-requests")
-def list_eval_requests(run_id: RunId, caller: AnyScope, database: Db) -> EvalRequestList:
+def list_eval_requests(run_id: RunId, caller: AnyScope, database: Db) -> Items[EvalRequestOut]:
     """All requests of a run, by ascending step."""
     with database.reading() as tx:
         load_run(tx, caller.project_id, run_id)
@@ -139,7 +133,7 @@ def _get_request(tx: Transaction, run_id: UUID, request_id: UUID) -> EvalRequest
     return request
 
 
-def _view_requests(tx: Transaction, requests: Sequence[EvalRequest]) -> EvalRequestList:
+def _view_requests(tx: Transaction, requests: Sequence[EvalRequest]) -> Items[EvalRequestOut]:
     saved = checkpoints.load_checkpoints(tx, list({request.run_id for request in requests})) if requests else {}
     items = []
     for request in requests:
@@ -151,4 +145,4 @@ def _view_requests(tx: Transaction, requests: Sequence[EvalRequest]) -> EvalRequ
             "current_checkpoint": {"step": current.step, "uri": current.uri} if current is not None else None,
         }
         items.append(EvalRequestOut.model_validate(values))
-    return EvalRequestList(items=items)
+    return Items[EvalRequestOut](items=items)

@@ -14,7 +14,7 @@ from evalstop_service.security.address_policy import check_network
 from evalstop_service.store import keys
 from evalstop_service.store.keys import KeyLimits
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Body, Name, Scope, Time
+from evalstop_service.web.api.schemas import Answer, Body, Items, Name, Scope, Time
 from evalstop_service.web.context import Admin, AnyScope, Db, Keys, Now
 
 NETWORK = r"^[0-9A-Fa-f:.]+(/[0-9]+)?$"
@@ -76,12 +76,6 @@ class NewKeyOut(KeyOut):
     key: str = Field(description="the secret to send as a bearer token; shown only once")
 
 
-class KeyList(Answer):
-    """The project's keys, oldest first."""
-
-    items: list[KeyOut] = Field(description="oldest first")
-
-
 @router.get("/key")
 def get_own_key(caller: AnyScope) -> KeyOut:
     """The key of the request, with its scopes and expiry."""
@@ -89,10 +83,10 @@ def get_own_key(caller: AnyScope) -> KeyOut:
 
 
 @router.get("/keys")
-def list_keys(caller: Admin, database: Db) -> KeyList:
-    """All keys of the project, revoked ones included."""
+def list_keys(caller: Admin, database: Db) -> Items[KeyOut]:
+    """All keys of the project, revoked ones included, oldest first."""
     with database.reading() as tx:
-        return KeyList.model_validate({"items": keys.list_keys(tx, caller.project_id)})
+        return Items[KeyOut].model_validate({"items": keys.list_keys(tx, caller.project_id)})
 
 
 @router.post("/keys", status_code=201)

@@ -103,12 +103,6 @@ class ObservationOut(Answer):
     received_at: Time = Field(description="when it was stored")
 
 
-class ObservationPage(Page):
-    """Observations of one metric by ascending step."""
-
-    items: list[ObservationOut] = Field(description="by ascending step, superseded ones included")
-
-
 @router.post("", response_model=ReceiptOut)
 def post_observations(
     run_id: RunId, body: BatchIn, sent: SentBody, caller: Ingest, committer: Commit, clock: Tell
@@ -138,14 +132,14 @@ def list_observations(
         ),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="maximum number of items per page")] = 1000,
-) -> ObservationPage:
+) -> Page[ObservationOut]:
     """One metric's observations by ascending step, including superseded ones."""
     after = _parse_cursor(cursor)
     with database.reading() as tx:
         load_run(tx, caller.project_id, run_id)
         items = observations.list_observations(tx, run_id, metric=metric, after=after, limit=limit)
     last = items[-1] if len(items) == limit else None
-    return ObservationPage(
+    return Page[ObservationOut](
         items=[
             ObservationOut.model_validate(
                 vars(item) | {"time": item.observed_at, "superseded_by": item.superseded_by or None}

@@ -13,7 +13,7 @@ from evalstop_service.errors import NotFound
 from evalstop_service.projects import policies
 from evalstop_service.web.api.examples import POLICY_DOCUMENT
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Time
+from evalstop_service.web.api.schemas import Answer, Items, Time
 from evalstop_service.web.context import Admin, Db, Now, Read
 
 router = APIRouter(prefix="/policies", tags=["policies"], route_class=JsonRoute)
@@ -33,29 +33,25 @@ class PolicyOut(Answer):
     created_at: Time | None = Field(description="when it was stored; null: shipped with EvalStop")
 
 
-class PolicyList(Answer):
-    """Policies by name, the newest version first."""
-
-    items: list[PolicyOut] = Field(description="by name, the newest version first")
-
-
 @router.get("")
-def list_policies(caller: Read, database: Db) -> PolicyList:
-    """The project's policies and the shipped ones, in all versions."""
+def list_policies(caller: Read, database: Db) -> Items[PolicyOut]:
+    """The project's policies and the shipped ones in all versions, by name, the newest version first."""
     with database.reading() as tx:
         versions = policies.list_versions(tx, caller.project_id)
-    return PolicyList(items=[PolicyOut.model_validate(policy) for policy in versions])
+    return Items[PolicyOut](items=[PolicyOut.model_validate(policy) for policy in versions])
 
 
 @router.get("/{name}")
-def get_policy(name: Annotated[str, Path(description="name of the policy")], caller: Read, database: Db) -> PolicyList:
+def get_policy(
+    name: Annotated[str, Path(description="name of the policy")], caller: Read, database: Db
+) -> Items[PolicyOut]:
     """All versions of one policy, the newest first."""
     with database.reading() as tx:
         versions = policies.list_versions(tx, caller.project_id)
     items = [PolicyOut.model_validate(policy) for policy in versions if policy.name == name]
     if not items:
         raise NotFound(f"there is no policy {name!r} in this project")
-    return PolicyList(items=items)
+    return Items[PolicyOut](items=items)
 
 
 @router.post("", status_code=201)

@@ -136,12 +136,6 @@ class ListedCaseOut(CaseOut):
     not_counted: str | None = Field(description="why it does not count towards a rollout stage; null: it may count")
 
 
-class CasePage(Page):
-    """Cases, newest first."""
-
-    items: list[ListedCaseOut] = Field(description="by end, newest first")
-
-
 Version = Annotated[int, Field(ge=1, le=2**31 - 1), Integral] | None
 
 
@@ -197,8 +191,8 @@ def list_cases(
         Query(description="`next_cursor` of the previous page; default: the first page"),
     ] = None,
     limit: Limit = 50,
-) -> CasePage:
-    """The ended attempts with their decisions and outcomes."""
+) -> Page[ListedCaseOut]:
+    """The ended attempts with their decisions and outcomes, by end, newest first."""
     case_filter = replace(chosen, flagged=flagged, treatment=treatment, outcome=outcome, run_outcome=run_outcome)
     with database.reading() as tx:
         listed_cases = case_counts.list_cases(
@@ -215,7 +209,7 @@ def list_cases(
         )
         for case in listed_cases
     ]
-    return CasePage(items=items, next_cursor=listed_cases[-1].cursor if len(listed_cases) == limit else None)
+    return Page[ListedCaseOut](items=items, next_cursor=listed_cases[-1].cursor if len(listed_cases) == limit else None)
 
 
 def _view_group(group: GroupFigures, case_filter: CaseFilter, by: list[Grouping]) -> GroupOut:

@@ -17,7 +17,7 @@ from evalstop_service.store.audit import Author
 from evalstop_service.web.api.keys import KeyIn, NewKeyOut
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Body, Line, Name, ProjectOut
+from evalstop_service.web.api.schemas import Body, Items, Line, Name, ProjectOut
 from evalstop_service.web.context import Admin, Db, Installation, Now, Operate, Read
 
 router = APIRouter(tags=["projects"], route_class=JsonRoute)
@@ -43,12 +43,6 @@ class ProjectResumeIn(Body):
     actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
 
 
-class ProjectList(Answer):
-    """All projects by name."""
-
-    items: list[ProjectOut] = Field(description="by name")
-
-
 @router.post("/projects", status_code=201)
 def create_project(body: NewProject, key: Installation, database: Db, now: Now) -> ProjectOut:
     """Create a project."""
@@ -56,10 +50,10 @@ def create_project(body: NewProject, key: Installation, database: Db, now: Now) 
 
 
 @router.get("/projects")
-def list_projects(_key: Installation, database: Db) -> ProjectList:
-    """All projects of the installation."""
+def list_projects(_key: Installation, database: Db) -> Items[ProjectOut]:
+    """All projects of the installation, by name."""
     with database.reading() as tx:
-        return ProjectList.model_validate({"items": projects.list_projects(tx)})
+        return Items[ProjectOut].model_validate({"items": projects.list_projects(tx)})
 
 
 @router.post("/projects/{project_id}/keys", status_code=201)

@@ -16,6 +16,7 @@ from evalstop_service.store import proposals
 from evalstop_service.store.database import Database
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.run_views import make_cursor
 from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Time
 from evalstop_service.web.context import Caller, Db, Now, Operate, Read, allowed
 
@@ -50,12 +51,6 @@ class ProposalOut(Answer):
     closed_at: Time | None = Field(description="when it was confirmed, refused or withdrawn; null: open")
 
 
-class ProposalPage(Page):
-    """Proposals, newest first."""
-
-    items: list[ProposalOut] = Field(description="at most `limit` proposals")
-
-
 def view_proposal(proposal: Proposal, now: datetime) -> ProposalOut:
     """The API's representation of a proposal."""
     return ProposalOut.model_validate(
@@ -82,14 +77,12 @@ def list_proposals(
     state: Annotated[ProposalState | None, Query(description="proposals in this state")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
-) -> ProposalPage:
+) -> Page[ProposalOut]:
     """The project's proposals, newest first."""
     with database.reading() as tx:
         listed_proposals = proposals.list_proposals(tx, caller.project_id, state=state, before=cursor, limit=limit)
     items = [view_proposal(proposal, now) for proposal in listed_proposals]
-    return ProposalPage(
-        items=items, next_cursor=str(listed_proposals[-1].id) if len(listed_proposals) == limit else None
-    )
+    return Page[ProposalOut](items=items, next_cursor=make_cursor(listed_proposals, limit))
 
 
 @router.get("/{proposal_id}")

@@ -14,7 +14,7 @@ from evalstop_service.web.api.declared_roles import Roles, complete_directions
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import RunOut, view_run
 from evalstop_service.web.api.runs import load_run
-from evalstop_service.web.api.schemas import Answer, Body, ProjectOut, RunId, Stored
+from evalstop_service.web.api.schemas import Answer, Body, Items, ProjectOut, RunId, Stored
 from evalstop_service.web.context import Admin, Commit, Ctx, Db, Now, Operate, Read
 
 router = APIRouter(route_class=JsonRoute)
@@ -39,20 +39,14 @@ class MetricOut(Answer):
     value: Stored = Field(description="value at that step")
 
 
-class MetricList(Answer):
-    """The metrics that a run has reported."""
-
-    items: list[MetricOut] = Field(description="by name")
-
-
 @router.get("/runs/{run_id}/metrics", tags=["runs"])
-def list_run_metrics(run_id: RunId, caller: Read, database: Db) -> MetricList:
-    """Every metric that the run has reported, with its role and its last value."""
+def list_run_metrics(run_id: RunId, caller: Read, database: Db) -> Items[MetricOut]:
+    """Every metric that the run has reported, with its role and its last value, by name."""
     with database.reading() as tx:
         roles = list_watched(load_run(tx, caller.project_id, run_id))
         latest = observations.list_latest(tx, run_id)
     items = [vars(item) | {"role": roles[item.metric]["role"] if item.metric in roles else None} for item in latest]
-    return MetricList.model_validate({"items": items})
+    return Items[MetricOut].model_validate({"items": items})
 
 
 @router.patch("/runs/{run_id}/metrics", tags=["runs"])

@@ -26,7 +26,6 @@ from evalstop_service.web.api.schemas import (
     BestCheckpointOut,
     DecisionStateOut,
     Mode,
-    Page,
     PolicyName,
     RawMaximumOut,
     Time,
@@ -142,12 +141,6 @@ class DecisionOut(DecisionStateOut):
     history: list[ChangeOut] = Field(description="every change of its state, oldest first")
 
 
-class DecisionPage(Page):
-    """Decisions, newest first."""
-
-    items: list[DecisionOut] = Field(description="newest first")
-
-
 class MetricFaultOut(Answer):
     """A watched metric without usable data."""
 
@@ -255,12 +248,6 @@ class RunOut(Answer):
         description="when it is opened: requested values that the project does not allow; a key with the scope admin "
         "can allow them",
     )
-
-
-class RunPage(Page):
-    """Runs, newest first."""
-
-    items: list[RunOut] = Field(description="newest first")
 
 
 def view_decision(tx: Transaction, decision: Decision) -> DecisionOut:

@@ -29,7 +29,6 @@ from evalstop_service.web.api.run_views import (
     LimitOut,
     OutcomesOut,
     RunOut,
-    RunPage,
     make_cursor,
     view_outcomes,
     view_run,
@@ -149,12 +148,6 @@ class VerdictChangeOut(Answer):
     verdict: VerdictOut = Field(description="with its evidence")
 
 
-class VerdictPage(Page):
-    """Changes of a run's verdict, newest first."""
-
-    items: list[VerdictChangeOut] = Field(description="newest first")
-
-
 @router.post("", status_code=201, responses={200: {"model": RunOut, "description": "An existing run."}})
 def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, response: Response) -> RunOut:
     """Open a run, or attach to one: 201 for a new run, 200 for an existing one.
@@ -192,11 +185,13 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
 
 
 @router.get("")
-def list_runs(caller: Read, context: Ctx, database: Db, now: Now, query: Annotated[RunListQuery, Query()]) -> RunPage:
+def list_runs(
+    caller: Read, context: Ctx, database: Db, now: Now, query: Annotated[RunListQuery, Query()]
+) -> Page[RunOut]:
     """The project's runs, newest first. Most filters search only the newest 20,000."""
     with database.reading() as tx:
         listed = run_lists.list_runs(tx, caller.project_id, query.to_filter(query.cursor), query.limit)
-        return RunPage(items=view_runs(tx, listed, context, now), next_cursor=make_cursor(listed, query.limit))
+        return Page[RunOut](items=view_runs(tx, listed, context, now), next_cursor=make_cursor(listed, query.limit))
 
 
 @router.get("/{run_id}")
@@ -298,12 +293,12 @@ def list_run_verdicts(
         int | None, Query(ge=0, le=2**31 - 1, description="`next_cursor` of the previous page; default: the first page")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1000, description="maximum number of items per page")] = 100,
-) -> VerdictPage:
+) -> Page[VerdictChangeOut]:
     """Every change of the run's verdict, newest first."""
     with database.reading() as tx:
         load_run(tx, caller.project_id, run_id)
         changes = verdicts.list_verdicts(tx, run_id, before=cursor, limit=limit)
-    return VerdictPage(
+    return Page[VerdictChangeOut](
         items=[VerdictChangeOut.model_validate(item) for item in changes],
         next_cursor=str(changes[-1].sequence) if len(changes) == limit else None,
     )

@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
 from evalstop_detectors import Kind
@@ -86,6 +86,9 @@ DeliveryId = Annotated[UUID, Path(description="`id` of the delivery, as listed")
 Cursor = Annotated[UUID | None, Query(description="`next_cursor` of the previous page; default: the first page")]
 Limit = Annotated[int, Query(ge=1, le=200, description="maximum number of items per page")]
 Scope = Literal["ingest", "read", "report", "operate", "admin"]
+
+
+T = TypeVar("T")
 
 
 class Answer(BaseModel):
@@ -228,7 +231,14 @@ class ProjectOut(Answer):
     created_at: Time = Field(description="when it was created")
 
 
-class Page(BaseModel):
+class Items(Answer, Generic[T]):
+    """A complete list, in the order that the route states."""
+
+    items: list[T] = Field(description="all that match")
+
+
+class Page(Answer, Generic[T]):
     """A page of a list; pass `next_cursor` as `cursor` for the next page, null on the last one."""
 
+    items: list[T] = Field(description="in the order that the route states, at most `limit`")
     next_cursor: str | None = Field(description="pass it as `cursor` for the next page; null: last page")

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from evalstop_service.projects import sessions
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Time
+from evalstop_service.web.api.schemas import Answer, Items, Time
 from evalstop_service.web.context import Admin, Db, Now
 
 router = APIRouter(prefix="/sessions", tags=["keys"], route_class=JsonRoute)
@@ -26,17 +26,11 @@ class SessionOut(Answer):
     expires_at: Time = Field(description="when the session expires")
 
 
-class SessionList(Answer):
-    """The sessions with access to the project, oldest first."""
-
-    items: list[SessionOut] = Field(description="active sessions")
-
-
 @router.get("")
-def list_sessions(caller: Admin, database: Db, now: Now) -> SessionList:
-    """All sessions with access to the project."""
+def list_sessions(caller: Admin, database: Db, now: Now) -> Items[SessionOut]:
+    """All sessions with access to the project, oldest first."""
     with database.reading() as tx:
-        return SessionList.model_validate({"items": sessions.list_sessions(tx, caller.project_id, now)})
+        return Items[SessionOut].model_validate({"items": sessions.list_sessions(tx, caller.project_id, now)})
 
 
 @router.delete("/{session_id}", status_code=204)
