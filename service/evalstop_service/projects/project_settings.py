@@ -44,50 +44,11 @@ DEFAULTS = Quotas()
 _COUNTS = "that an attempt must have to count towards a rollout stage"
 
 
-class NewProject(Body):
-    """A new project. Its stops are only recorded unless `max_mode` is `enforce`."""
-
-    name: Name = Field(description="unique in the installation", examples=["alignment"])
-    default_policy: Line = Field(
-        policies.DEFAULT_POLICY, description="policy of runs that request none: NAME or NAME@VERSION"
-    )
-    default_mode: Mode = Field(decision_lifecycle.Mode.SHADOW, description="mode of runs that request none")
-    max_mode: Mode | None = Field(
-        None, description="highest mode that runs may request: shadow or enforce; null: default_mode"
-    )
-    allowed_policies: AllowedPolicies | None = Field(
-        None,
-        description="policies that runs may request in addition to default_policy, as NAME or NAME@VERSION; null: any",
-    )
-    veto_window_seconds: Seconds = Field(0.0, description="how long a stop can be vetoed before it is sent")
-    retention_days: Retention | None = Field(
-        None, description="how long the details of a run are kept after its end; null: forever"
-    )
-    stops_per_hour: PerHour | None = Field(30, description="maximum number of stops per hour; null: no limit")
-    stops_share: Share | None = Field(
-        0.5, description="maximum share of runs stopped per hour, but always one; null: no limit"
-    )
-    confirm_seconds: Wait = Field(900.0, description="how long a stop may stay unconfirmed before it is escalated")
-    stale_seconds: Wait = Field(300.0, description="minimum silence before a run is stale")
-    held_out_share: ShareOrNone = Field(
-        HELD_OUT_SHARE, description="share of stops held out at random, to measure whether they are right"
-    )
-    second_person: bool = Field(
-        False, description="actions that end jobs, or allow more jobs to be ended, require two people"
-    )
-    case_seconds: Seconds = Field(600.0, description="how long an attempt must last to count towards a rollout stage")
-    case_evals: Evals = Field(8, description=f"number of finite evals {_COUNTS}")
-    case_gpu_hours: GpuHours = Field(0.1, description=f"GPU-hours, if known, {_COUNTS}")
-    cases_per_key_and_day: PerDay = Field(20, description="maximum number of cases that count per key and day (UTC)")
-    price_per_gpu_hour: Price | None = Field(None, description="price of one GPU hour; null: not set")
-    currency: Currency = Field("USD", description="currency of the price, by ISO 4217")
-
-
 class ProjectChange(Body):
     """New settings. An omitted field keeps its value, and so does null in fields that cannot be null."""
 
-    default_policy: Line | None = Field(None, description="policy of new runs that request none: NAME or NAME@VERSION")
-    default_mode: Mode | None = Field(None, description="mode of new runs that request none")
+    default_policy: Line | None = Field(None, description="policy of runs that request none: NAME or NAME@VERSION")
+    default_mode: Mode | None = Field(None, description="mode of runs that request none")
     max_mode: Mode | None = Field(None, description="highest mode that runs may request: shadow or enforce")
     allowed_policies: AllowedPolicies | None = Field(
         None,
@@ -98,12 +59,16 @@ class ProjectChange(Body):
         None, description="how long the details of a run are kept after its end; null: forever"
     )
     stops_per_hour: PerHour | None = Field(None, description="maximum number of stops per hour; null: no limit")
-    stops_share: Share | None = Field(None, description="maximum share of runs stopped per hour; null: no limit")
+    stops_share: Share | None = Field(
+        None, description="maximum share of runs stopped per hour, but always one; null: no limit"
+    )
     confirm_seconds: Wait | None = Field(
         None, description="how long a stop may stay unconfirmed before it is escalated"
     )
     stale_seconds: Wait | None = Field(None, description="minimum silence before a run is stale")
-    held_out_share: ShareOrNone | None = Field(None, description="share of stops held out at random, from 0 to 1")
+    held_out_share: ShareOrNone | None = Field(
+        None, description="share of stops held out at random, to measure whether they are right"
+    )
     second_person: bool | None = Field(
         None, description="actions that end jobs, or allow more jobs to be ended, require two people"
     )
@@ -117,6 +82,15 @@ class ProjectChange(Body):
     )
     price_per_gpu_hour: Price | None = Field(None, description="price of one GPU hour; null: not set")
     currency: Currency | None = Field(None, description="currency of the price, by ISO 4217")
+
+
+class NewProject(ProjectChange):
+    """A new project. An omitted field gets its default, and so does null in fields that cannot be null.
+
+    Its stops are only recorded unless `max_mode` is `enforce`; the default of `max_mode` is `default_mode`.
+    """
+
+    name: Name = Field(description="unique in the installation", examples=["alignment"])
 
 
 class QuotasIn(Body):
@@ -186,14 +160,29 @@ def create_project(database: Database, settings: NewProject, actor: str, now: da
 
 def insert_project(tx: Transaction, settings: NewProject, actor: str, now: datetime) -> Project:
     """Like `create_project`, within a transaction."""
-    values = settings.model_dump() | {"max_mode": settings.max_mode or settings.default_mode}
-    project = Project(id=new_id(), created_at=now, seed=secrets.token_hex(16), **values)
+    default = Project(
+        new_id(),
+        settings.name,
+        default_policy=policies.DEFAULT_POLICY,
+        default_mode=decision_lifecycle.Mode.SHADOW,
+        veto_window_seconds=0.0,
+        created_at=now,
+        seed=secrets.token_hex(16),
+        held_out_share=HELD_OUT_SHARE,
+        max_mode=settings.default_mode or decision_lifecycle.Mode.SHADOW,
+    )
+    project = replace(default, **_list_values(settings))
     _check_modes(project)
     if not projects.add_project(tx, project):
         raise Conflict(f"a project called {project.name!r} already exists")
     policies.store_referred_policy(tx, project, project.default_policy, now)
     audit.record_action(tx, project.id, actor, "project.created", f"project {project.name}", None, now)
     return project
+
+
+def _list_values(change: ProjectChange) -> dict[str, Any]:
+    values = change.model_dump(exclude_none=True)
+    return values | {name: getattr(change, name) for name in NULLABLE if name in change.model_fields_set}
 
 
 def find_project(database: Database, name: str) -> Project:
@@ -214,8 +203,7 @@ def change_project_settings(database: Database, author: Author, change: ProjectC
 
 def apply_change(tx: Transaction, author: Author, change: ProjectChange) -> Project:
     """Like `change_project_settings`, within a transaction."""
-    values = change.model_dump(exclude_none=True)
-    values |= {name: getattr(change, name) for name in NULLABLE if name in change.model_fields_set}
+    values = _list_values(change)
     before = projects.lock_project(tx, author.project_id)
     project = replace(before, **values)
     _check_modes(project)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, TypeVar
 from uuid import UUID
 
 from anyio import CapacityLimiter
@@ -30,6 +30,8 @@ from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.query_parameters import refuse_unknown_parameters
 from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.links import locate_run
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -95,43 +97,26 @@ async def _context(request: Request) -> Context:
     return read_context(request)
 
 
-async def _database(context: Annotated[Context, Depends(_context)]) -> Database:
-    return context.database
-
-
-async def _clock(context: Annotated[Context, Depends(_context)]) -> Clock:
-    return context.clock
-
-
-async def _now(context: Annotated[Context, Depends(_context)]) -> datetime:
-    return context.clock()
-
-
-async def _committer(context: Annotated[Context, Depends(_context)]) -> Committer:
-    return context.committer
-
-
-async def _key_cache(context: Annotated[Context, Depends(_context)]) -> KeyCache:
-    return context.key_cache
-
-
-async def _address_policy(context: Annotated[Context, Depends(_context)]) -> AddressPolicy:
-    return context.address_policy
-
-
-async def _encryption(context: Annotated[Context, Depends(_context)]) -> Encryption:
-    return context.encryption
-
-
 Ctx = Annotated[Context, Depends(_context)]
-Db = Annotated[Database, Depends(_database)]
-Now = Annotated[datetime, Depends(_now)]
-Tell = Annotated[Clock, Depends(_clock)]
+
+
+def _part(read: Callable[[Context], T]) -> Callable[[Context], Awaitable[T]]:
+    """A dependency: what `read` returns of the context."""
+
+    async def part(context: Ctx) -> T:
+        return read(context)
+
+    return part
+
+
+Db = Annotated[Database, Depends(_part(lambda context: context.database))]
+Now = Annotated[datetime, Depends(_part(lambda context: context.clock()))]
+Tell = Annotated[Clock, Depends(_part(lambda context: context.clock))]
 """The clock, for responses after a wait."""
-Commit = Annotated[Committer, Depends(_committer)]
-Keys = Annotated[KeyCache, Depends(_key_cache)]
-Secrets = Annotated[Encryption, Depends(_encryption)]
-Allowed = Annotated[AddressPolicy, Depends(_address_policy)]
+Commit = Annotated[Committer, Depends(_part(lambda context: context.committer))]
+Keys = Annotated[KeyCache, Depends(_part(lambda context: context.key_cache))]
+Secrets = Annotated[Encryption, Depends(_part(lambda context: context.encryption))]
+Allowed = Annotated[AddressPolicy, Depends(_part(lambda context: context.address_policy))]
 
 _bearer = HTTPBearer(auto_error=False, description="A key created by `evalstop key create` or POST /api/v1/keys.")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
