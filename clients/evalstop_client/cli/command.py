@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from evalstop_client.cli.output import Shown, print_json, print_table
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.reading.api import Api
 
-OK, FAILED, USAGE = 0, 1, 2
+OK, FAILED = 0, 1
 
 KEY_VARIABLE = "EVALSTOP_KEY"
 
@@ -43,6 +44,30 @@ def connect(options: argparse.Namespace) -> Api:
     if not os.environ.get(options.key_env):
         raise ConfigurationError(f"key: set {options.key_env} to a key of the project; `evalstop up` prints the first.")
     return Api(options.url, os.environ[options.key_env])
+
+
+def show_result(options: argparse.Namespace, document: object, text: str) -> int:
+    """Print a result as text or, with --json, as JSON; returns the exit code of success."""
+    if options.json:
+        print_json(document)
+    else:
+        print(text)
+    return OK
+
+
+def show_list(
+    options: argparse.Namespace,
+    documents: Sequence[object],
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Shown]],
+    prose: Collection[str] = (),
+) -> int:
+    """Print a list as a table or, with --json, as JSON; returns the exit code of success."""
+    if options.json:
+        print_json(documents)
+    else:
+        print_table(columns, rows, prose)
+    return OK
 
 
 def parse_pairs(written: list[str], name: str) -> dict[str, str]:

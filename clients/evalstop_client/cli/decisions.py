@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from itertools import islice
 
-from evalstop_client.cli.command import OK, Subcommands, add_command, add_group, connect
-from evalstop_client.cli.output import print_json, print_table
+from evalstop_client.cli.command import Subcommands, add_command, add_group, connect, show_list, show_result
 from evalstop_client.errors import NotFound
 from evalstop_client.reading.api import Api, is_id
 from evalstop_client.reading.records import DecisionRecord
@@ -38,16 +37,13 @@ def list_decisions(options: argparse.Namespace) -> int:
     run_id = None if options.run is None else options.run if is_id(options.run) else api.run(options.run).id
     table = api.decisions(state=options.state, run_id=run_id, policy=options.policy, since=options.since)
     decisions = list(islice(table, options.limit))
-    if options.json:
-        print_json([decision.document for decision in decisions])
-        return OK
-    columns = ("id", "run", "step", "state", "policy", "outcome", "made", "why")
-    print_table(
-        columns,
+    return show_list(
+        options,
+        [decision.document for decision in decisions],
+        ("id", "run", "step", "state", "policy", "outcome", "made", "why"),
         [(d.id, d.run_name, d.step, d.state, d.policy, d.outcome, d.created_at, d.reason) for d in decisions],
         prose=("why",),
     )
-    return OK
 
 
 def veto(options: argparse.Namespace) -> int:
@@ -86,8 +82,4 @@ def _find_decision(api: Api, id_or_run: str) -> DecisionRecord:
 
 
 def _print_decision(decision: DecisionRecord, options: argparse.Namespace, addition: str = "") -> int:
-    if options.json:
-        print_json(decision.document)
-    else:
-        print(f"the stop of {decision.run_name} is {decision.state}{addition}")
-    return OK
+    return show_result(options, decision.document, f"the stop of {decision.run_name} is {decision.state}{addition}")

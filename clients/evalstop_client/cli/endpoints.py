@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from evalstop_client.cli.command import FAILED, OK, Subcommands, add_command, add_group, connect
-from evalstop_client.cli.output import print_json, print_table
+from evalstop_client.cli.command import FAILED, OK, Subcommands, add_command, add_group, connect, show_list, show_result
 from evalstop_client.errors import NotFound
 from evalstop_client.reading.api import Api, is_id
 from evalstop_client.service import Json
@@ -45,10 +44,9 @@ def add_to(commands: Subcommands, text: str) -> None:
 def list_endpoints(options: argparse.Namespace) -> int:
     """List the endpoints of the project."""
     items = connect(options).connection.get("/endpoints")["items"]
-    if options.json:
-        print_json(items)
-        return OK
-    print_table(
+    return show_list(
+        options,
+        items,
         ("id", "url", "events", "enabled", "failures in a row"),
         [
             (item["id"], item["url"], ", ".join(item["event_types"]), item["enabled"], item["failures"])
@@ -56,7 +54,6 @@ def list_endpoints(options: argparse.Namespace) -> int:
         ],
         prose=("events",),
     )
-    return OK
 
 
 def add_endpoint(options: argparse.Namespace) -> int:
@@ -67,21 +64,14 @@ def add_endpoint(options: argparse.Namespace) -> int:
         made = connection.post("/pull/endpoints", {"name": options.address.removeprefix(PULL), **events})
     else:
         made = connection.post("/endpoints", {"url": options.address, "format": options.format, **events})
-    if options.json:
-        print_json(made)
-    else:
-        print(made["secret"] if signs else f"endpoint {made['url']} was added")
-    return OK
+    return show_result(options, made, made["secret"] if signs else f"endpoint {made['url']} was added")
 
 
 def send_test(options: argparse.Namespace) -> int:
     """Send a signed test event to an endpoint, and print its answer."""
     api = connect(options)
     tested = api.connection.post(f"/endpoints/{_find_endpoint_id(api, options.endpoint)}/test")
-    if options.json:
-        print_json(tested)
-    else:
-        print(_describe_test(tested))
+    show_result(options, tested, _describe_test(tested))
     return OK if tested["delivered"] else FAILED
 
 
@@ -90,11 +80,7 @@ def remove_endpoint(options: argparse.Namespace) -> int:
     api = connect(options)
     endpoint_id = _find_endpoint_id(api, options.endpoint)
     api.connection.delete(f"/endpoints/{endpoint_id}")
-    if options.json:
-        print_json({"id": endpoint_id, "removed": True})
-    else:
-        print(f"endpoint {options.endpoint} was removed")
-    return OK
+    return show_result(options, {"id": endpoint_id, "removed": True}, f"endpoint {options.endpoint} was removed")
 
 
 def _find_endpoint_id(api: Api, id_or_url: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from datetime import UTC, datetime, timedelta
 
-from evalstop_client.cli.command import OK, Subcommands, add_command, add_group, connect
-from evalstop_client.cli.output import parse_time, print_json, print_table
+from evalstop_client.cli.command import Subcommands, add_command, add_group, connect, show_list, show_result
+from evalstop_client.cli.output import parse_time
 from evalstop_client.errors import NotFound, Rejected
 from evalstop_client.reading.api import Api, is_id
 from evalstop_client.service import Json
@@ -48,17 +48,14 @@ def add_to(commands: Subcommands, text: str) -> None:
 def list_keys(options: argparse.Namespace) -> int:
     """List the keys of the project, revoked ones included."""
     items = _load_keys(connect(options))
-    if options.json:
-        print_json(items)
-        return OK
-    columns = ("id", "name", "scopes", "last used", "expires", "revoked")
     fields = ("last_used_at", "expires_at", "revoked_at")
-    print_table(
-        columns,
+    return show_list(
+        options,
+        items,
+        ("id", "name", "scopes", "last used", "expires", "revoked"),
         [(k["id"], k["name"], ", ".join(k["scopes"]), *(parse_time(k[field]) for field in fields)) for k in items],
         prose=("scopes",),
     )
-    return OK
 
 
 def create_key(options: argparse.Namespace) -> int:
@@ -73,11 +70,7 @@ def create_key(options: argparse.Namespace) -> int:
         "endpoint_ids": options.endpoint,
     }
     made = connect(options).connection.post("/keys", body)
-    if options.json:
-        print_json(made)
-    else:
-        print(made["key"])
-    return OK
+    return show_result(options, made, made["key"])
 
 
 def rotate_key(options: argparse.Namespace) -> int:
@@ -85,11 +78,7 @@ def rotate_key(options: argparse.Namespace) -> int:
     api = connect(options)
     body = {"overlap_seconds": options.overlap_seconds}
     made = api.connection.post(f"/keys/{_find_key_id(api, options.key)}/rotate", body)
-    if options.json:
-        print_json(made)
-    else:
-        print(made["key"])
-    return OK
+    return show_result(options, made, made["key"])
 
 
 def revoke_key(options: argparse.Namespace) -> int:
@@ -97,11 +86,7 @@ def revoke_key(options: argparse.Namespace) -> int:
     api = connect(options)
     key_id = _find_key_id(api, options.key)
     api.connection.delete(f"/keys/{key_id}")
-    if options.json:
-        print_json({"id": key_id, "revoked": True})
-    else:
-        print(f"key {options.key} was revoked")
-    return OK
+    return show_result(options, {"id": key_id, "revoked": True}, f"key {options.key} was revoked")
 
 
 def _load_keys(api: Api) -> list[Json]:

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from evalstop_client.cli.command import FAILED, OK, Subcommands, add_command, add_group, connect
+from evalstop_client.cli.command import FAILED, OK, Subcommands, add_command, add_group, connect, show_list
 from evalstop_client.cli.output import parse_time, print_facts, print_json, print_table
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.service import Json
@@ -29,10 +29,9 @@ def add_to(commands: Subcommands, text: str) -> None:
 def list_policies(options: argparse.Namespace) -> int:
     """List the policies of the project and the shipped ones, in all versions."""
     items = connect(options).connection.get("/policies")["items"]
-    if options.json:
-        print_json(items)
-        return OK
-    print_table(
+    return show_list(
+        options,
+        items,
         ("policy", "stored", "what it does"),
         [
             (
@@ -44,7 +43,6 @@ def list_policies(options: argparse.Namespace) -> int:
         ],
         prose=("what it does",),
     )
-    return OK
 
 
 def try_policy(options: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from evalstop_client.cli.command import OK, Subcommands, add_command, add_group, connect, parse_pairs
+from evalstop_client.cli.command import OK, Subcommands, add_command, add_group, connect, parse_pairs, show_result
 from evalstop_client.cli.output import Shown, print_facts, print_json
 from evalstop_client.service import Json
 
@@ -84,13 +84,9 @@ def _print_settings(settings: Json, options: argparse.Namespace) -> int:
 
 
 def _tell_pause(project: Json, options: argparse.Namespace) -> int:
-    if options.json:
-        print_json(project)
-    elif project["paused_at"] is not None:
-        print(f"project {project['name']} is paused by {project['paused_by']}: nothing is stopped")
-    else:
-        print(f"project {project['name']} is resumed")
-    return OK
+    is_paused = project["paused_at"] is not None
+    state = f"paused by {project['paused_by']}: nothing is stopped" if is_paused else "resumed"
+    return show_result(options, project, f"project {project['name']} is {state}")
 
 
 def _format_setting(name: str, value: object) -> Shown:

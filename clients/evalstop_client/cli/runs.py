@@ -10,8 +10,17 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from evalstop_client.cli.command import OK, Subcommands, add_command, add_group, connect, parse_pairs
-from evalstop_client.cli.output import Shown, format_number, print_facts, print_json, print_table
+from evalstop_client.cli.command import (
+    OK,
+    Subcommands,
+    add_command,
+    add_group,
+    connect,
+    parse_pairs,
+    show_list,
+    show_result,
+)
+from evalstop_client.cli.output import Shown, format_number, print_facts, print_json
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.latest_answer import ENDED
 from evalstop_client.reading.records import ObservationRecord, RunRecord
@@ -65,12 +74,8 @@ def list_runs(options: argparse.Namespace) -> int:
         labels=parse_pairs(options.label, "label"),
     )
     runs = list(islice(table, options.limit))
-    if options.json:
-        print_json([run.document for run in runs])
-        return OK
     columns = ("name", "status", "mode", "policy", "step", "verdict", "decision", "best step", "best score", "opened")
-    print_table(columns, map(_list_cells, runs))
-    return OK
+    return show_list(options, [run.document for run in runs], columns, map(_list_cells, runs))
 
 
 def show_run(options: argparse.Namespace) -> int:
@@ -127,11 +132,7 @@ def tail_run(options: argparse.Namespace) -> int:
 def stop_run(options: argparse.Namespace) -> int:
     """Stop a run now, regardless of its policy and mode."""
     run = connect(options).run(options.run).stop(options.reason)
-    if options.json:
-        print_json(run.document)
-    else:
-        print(f"the stop of {run.name} is {run.decision}")
-    return OK
+    return show_result(options, run.document, f"the stop of {run.name} is {run.decision}")
 
 
 def _list_cells(run: RunRecord) -> tuple[Shown, ...]:
