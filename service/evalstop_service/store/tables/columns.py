@@ -91,6 +91,12 @@ class Real(sa.TypeDecorator[float]):
         return math.nan if value is None else value
 
 
+def partial_index(name: str, *columns: str, where: str, unique: bool = False) -> sa.Index:
+    """An index of the rows that meet a condition, in both databases."""
+    condition = sa.text(where)
+    return sa.Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
+
+
 def own_id(**options: Any) -> sa.Column[Any]:
     """The primary key of the row itself."""
     return sa.Column("id", sa.Uuid, **options)

@@ -8,7 +8,16 @@ from evalstop_service.rules.decision_lifecycle import Action, DecisionState
 from evalstop_service.rules.run_results import BestCheckpoint, RunAssessment, Verdict
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.tables.columns import EnumText, StructJson, UtcTime, metadata, of_run, own_id, part_of
+from evalstop_service.store.tables.columns import (
+    EnumText,
+    StructJson,
+    UtcTime,
+    metadata,
+    of_run,
+    own_id,
+    part_of,
+    partial_index,
+)
 
 decisions = sa.Table(
     "decisions",
@@ -34,18 +43,8 @@ decisions = sa.Table(
     sa.Index("ix_decisions_id", "id"),
     sa.Index("ix_decisions_project_id_id", "project_id", "id"),
     sa.Index("ix_decisions_project_id_due_at", "project_id", "due_at"),  # counts stops within an hour
-    sa.Index(
-        "ix_decisions_due_at",
-        "due_at",
-        sqlite_where=sa.text("state = 'pending'"),
-        postgresql_where=sa.text("state = 'pending'"),
-    ),
-    sa.Index(
-        "ix_decisions_deadline_at",
-        "deadline_at",
-        sqlite_where=sa.text("deadline_at IS NOT NULL"),
-        postgresql_where=sa.text("deadline_at IS NOT NULL"),
-    ),
+    partial_index("ix_decisions_due_at", "due_at", where="state = 'pending'"),
+    partial_index("ix_decisions_deadline_at", "deadline_at", where="deadline_at IS NOT NULL"),
 )
 
 decision_changes = sa.Table(
@@ -110,22 +109,9 @@ cases = sa.Table(
     sa.Column("revision", sa.Uuid, nullable=False, default=new_id),  # changes whenever the row is rewritten
     sa.Index("ix_cases_project_id_ended_at", "project_id", "ended_at", "run_id"),
     sa.Index("ix_cases_project_id_revision", "project_id", "revision"),
-    sa.Index(  # two partial indexes: the few flagged cases, and all others in an index small enough to be read whole
-        "ix_cases_flagged",
-        "project_id",
-        "policy_id",
-        "ended_at",
-        sqlite_where=sa.text("decision_id IS NOT NULL"),
-        postgresql_where=sa.text("decision_id IS NOT NULL"),
-    ),
-    sa.Index(
-        "ix_cases_passed",
-        "project_id",
-        "policy_id",
-        "outcome",
-        sqlite_where=sa.text("decision_id IS NULL"),
-        postgresql_where=sa.text("decision_id IS NULL"),
-    ),
+    # Two partial indexes: the few flagged cases, and all others in an index small enough to be read whole.
+    partial_index("ix_cases_flagged", "project_id", "policy_id", "ended_at", where="decision_id IS NOT NULL"),
+    partial_index("ix_cases_passed", "project_id", "policy_id", "outcome", where="decision_id IS NULL"),
 )
 
 # A policy replayed on past runs before it is used.

@@ -9,7 +9,7 @@ from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.proposals import Approval, ProposalKind, ProposalState
 from evalstop_service.rules.quotas import Quotas
 from evalstop_service.rules.statuses import Stage
-from evalstop_service.store.tables.columns import EnumText, StructJson, UtcTime, metadata, own_id
+from evalstop_service.store.tables.columns import EnumText, StructJson, UtcTime, metadata, own_id, partial_index
 
 projects = sa.Table(
     "projects",
@@ -121,15 +121,7 @@ proposals = sa.Table(
     sa.Column("state", EnumText(ProposalState), nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("closed_at", UtcTime),
-    sa.Index(
-        "uq_proposals_open",
-        "project_id",
-        "kind",
-        "subject",
-        unique=True,
-        sqlite_where=sa.text("state = 'open'"),
-        postgresql_where=sa.text("state = 'open'"),
-    ),
+    partial_index("uq_proposals_open", "project_id", "kind", "subject", where="state = 'open'", unique=True),
 )
 
 # What people and keys did, written in the same transaction. Chained a moment later: until then the last three are NULL.
@@ -147,13 +139,7 @@ audit_log = sa.Table(
     sa.Column("previous_hash", sa.Text),
     sa.Column("hash", sa.Text),
     sa.UniqueConstraint("project_id", "position"),
-)
-sa.Index(
-    "ix_audit_log_waiting",
-    audit_log.c.project_id,
-    audit_log.c.id,
-    postgresql_where=audit_log.c.position.is_(None),
-    sqlite_where=audit_log.c.position.is_(None),
+    partial_index("ix_audit_log_waiting", "project_id", "id", where="position IS NULL"),
 )
 
 # The end of each project's chain. A transaction that appends to the chain locks this row.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import Mode
@@ -13,13 +11,16 @@ from evalstop_service.rules.metric_health import MetricFault
 from evalstop_service.rules.role_recognition import Recognition
 from evalstop_service.rules.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.store.tables.columns import EnumText, Real, StructJson, UtcTime, metadata, of_run, own_id
-
-
-def _where(condition: str) -> dict[str, Any]:
-    """The condition of a partial index, for both databases."""
-    return {"sqlite_where": sa.text(condition), "postgresql_where": sa.text(condition)}
-
+from evalstop_service.store.tables.columns import (
+    EnumText,
+    Real,
+    StructJson,
+    UtcTime,
+    metadata,
+    of_run,
+    own_id,
+    partial_index,
+)
 
 runs = sa.Table(
     "runs",
@@ -56,16 +57,11 @@ runs = sa.Table(
     sa.Column("opening", sa.Uuid),  # the id of the request that opened it, which may be retried
     sa.Column("opened_by", sa.Uuid),  # the key whose labels identify the job; NULL: any key of the project
     sa.UniqueConstraint("project_id", "name"),
-    sa.Index("ix_runs_project_id_opened_as", "project_id", "opened_as", **_where("opened_as IS NOT NULL")),
-    sa.Index("uq_runs_project_id_opening", "project_id", "opening", unique=True, **_where("opening IS NOT NULL")),
+    partial_index("ix_runs_project_id_opened_as", "project_id", "opened_as", where="opened_as IS NOT NULL"),
+    partial_index("uq_runs_project_id_opening", "project_id", "opening", unique=True, where="opening IS NOT NULL"),
     sa.Index("ix_runs_project_id_id", "project_id", "id"),
     sa.Index("ix_runs_project_id_status_id", "project_id", "status", "id"),
-    sa.Index(
-        "ix_runs_project_id_ended_at",
-        "project_id",
-        "ended_at",
-        **_where("pruned_at IS NULL"),
-    ),
+    partial_index("ix_runs_project_id_ended_at", "project_id", "ended_at", where="pruned_at IS NULL"),
 )
 
 # What people say of a run. In its own table, so that a change does not create a new version that replicas reload.
@@ -146,7 +142,7 @@ eval_requests = sa.Table(
     sa.Column("stderr", sa.Double),
     sa.Column("prompts", sa.Integer),
     sa.Column("probability_after", sa.Double),
-    sa.Index("ix_eval_requests_project_id_deadline_at", "project_id", "deadline_at", **_where("answered_at IS NULL")),
+    partial_index("ix_eval_requests_project_id_deadline_at", "project_id", "deadline_at", where="answered_at IS NULL"),
 )
 
 verdicts = sa.Table(
@@ -199,12 +195,7 @@ run_health = sa.Table(
     sa.Column("metric_faults", StructJson(tuple[MetricFault, ...]), nullable=False),
     sa.Column("costly_step_seconds", sa.Double),  # of its detectors, in one commit; NULL: never over budget
     sa.Column("changed_at", UtcTime, nullable=False),
-    sa.Index(
-        "ix_run_health_next_check_at",
-        "next_check_at",
-        sqlite_where=sa.text("next_check_at IS NOT NULL"),
-        postgresql_where=sa.text("next_check_at IS NOT NULL"),
-    ),
+    partial_index("ix_run_health_next_check_at", "next_check_at", where="next_check_at IS NOT NULL"),
 )
 
 # Runs whose details are being removed: the row stays until all are gone, so that an interrupted removal continues.

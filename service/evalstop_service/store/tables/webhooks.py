@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from evalstop_service.rules.statuses import DeliveryState
-from evalstop_service.store.tables.columns import EnumText, UtcTime, metadata, of_run, own_id, part_of
+from evalstop_service.store.tables.columns import EnumText, UtcTime, metadata, of_run, own_id, part_of, partial_index
 
 endpoints = sa.Table(
     "endpoints",
@@ -55,22 +55,9 @@ deliveries = sa.Table(
     sa.Column("settled_at", UtcTime),
     sa.Index("ix_deliveries_id", "id"),
     sa.Index("ix_deliveries_event_id", "event_id"),
-    sa.Index(  # the queue of each endpoint
-        "ix_deliveries_endpoint_id",
-        "endpoint_id",
-        "due_at",
-        "id",
-        sqlite_where=sa.text("state = 'waiting'"),
-        postgresql_where=sa.text("state = 'waiting'"),
-    ),
-    sa.Index(  # the urgent deliveries of a run to an endpoint
-        "ix_deliveries_endpoint_id_run_id",
-        "endpoint_id",
-        "run_id",
-        "id",
-        sqlite_where=sa.text("state = 'waiting'"),
-        postgresql_where=sa.text("state = 'waiting'"),
-    ),
+    # The queue of each endpoint, and the urgent deliveries of a run to an endpoint.
+    partial_index("ix_deliveries_endpoint_id", "endpoint_id", "due_at", "id", where="state = 'waiting'"),
+    partial_index("ix_deliveries_endpoint_id_run_id", "endpoint_id", "run_id", "id", where="state = 'waiting'"),
 )
 
 delivery_attempts = sa.Table(
