@@ -60,15 +60,12 @@ from evalstop_service.web.api import (
     prometheus,
     proposals,
     pull,
-    replays,
     roles,
     rollout_stages,
     runs,
     scrapes,
-    series,
     sessions,
     stream,
-    swagger_ui,
 )
 from evalstop_service.web.api import backtests as backtest_routes
 from evalstop_service.web.api import openapi as description
@@ -93,14 +90,13 @@ from evalstop_service.webhooks.retry import Backoff
 _log = logging.getLogger(__name__)
 
 RESOURCES = (
-    *(projects, keys, sessions, backtest_routes, policies, runs, roles, observations, scrapes, kubeflow, series),
+    *(projects, keys, sessions, backtest_routes, policies, runs, roles, observations, scrapes, kubeflow),
     eval_requests,
     *(
         checkpoints,
         decisions,
         endpoints,
         deliveries,
-        replays,
         pull,
         events,
         audit,
@@ -198,7 +194,7 @@ def _create_context(
 def _add_routes(app: FastAPI, settings: Settings, service_metrics: ServiceMetrics) -> None:
     """Add the routes of the API."""
     problems.install(app)
-    swagger_ui.install(app)
+    description.install(app)
     app.router.routes.extend(_resource_routes())
     streams = StreamLimits(stream_bytes=settings.max_stream_bytes, streams=settings.streams)
     app.include_router(stream.routes(streams), prefix=API)

@@ -1,4 +1,4 @@
-"""Routes of deliveries: list, read with request and attempts, retry."""
+"""Routes of deliveries: list, read with request and attempts, retry, replay."""
 
 from __future__ import annotations
 
@@ -124,6 +124,14 @@ def get_delivery(delivery_id: DeliveryId, caller: Read, context: Ctx, database: 
 def retry_delivery(delivery_id: DeliveryId, caller: Operate, database: Db, now: Now) -> DeliveryOut:
     """Retry a dead delivery now."""
     delivery = resend.retry_delivery(database, caller.author(now), delivery_id)
+    with database.reading() as tx:
+        return view_delivery(tx, delivery)
+
+
+@router.post("/{delivery_id}/replay", status_code=201)
+def replay_delivery(delivery_id: DeliveryId, caller: Operate, database: Db, now: Now) -> DeliveryOut:
+    """Send the event of a delivery to its endpoint again, as a new delivery."""
+    delivery = resend.replay_delivery(database, caller.author(now), delivery_id)
     with database.reading() as tx:
         return view_delivery(tx, delivery)
 

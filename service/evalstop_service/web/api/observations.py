@@ -1,4 +1,4 @@
-"""Routes of observations: post batches, and list the observations of a metric."""
+"""Routes of observations: post batches, list the observations of a metric, or read it downsampled."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pydantic import Field
 
 from evalstop_service.ingest import MOST_UNWATCHED, Message, Observations
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.store import observations
+from evalstop_service.store import observations, series
 from evalstop_service.web.api.observation_results import MOST_CONFLICTS, receipt_json
 from evalstop_service.web.api.reading.batch import UNREADABLE, BatchIn, decode_batch
 from evalstop_service.web.api.reading.json_body import JsonRoute, SentBody
 from evalstop_service.web.api.runs import load_run
 from evalstop_service.web.api.schemas import (
+    MAX_STEP,
     Answer,
     BestCheckpointOut,
     DecisionStateOut,
@@ -30,7 +31,7 @@ from evalstop_service.web.context import Commit, Db, Ingest, Read, Tell
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
-router = APIRouter(prefix="/runs/{run_id}/observations", tags=["observations"], route_class=JsonRoute)
+router = APIRouter(prefix="/runs/{run_id}", tags=["observations"], route_class=JsonRoute)
 
 
 class ConflictOut(Answer):
@@ -103,7 +104,7 @@ class ObservationOut(Answer):
     received_at: Time = Field(description="when it was stored")
 
 
-@router.post("", response_model=ReceiptOut)
+@router.post("/observations", response_model=ReceiptOut)
 def post_observations(
     run_id: RunId, body: BatchIn, sent: SentBody, caller: Ingest, committer: Commit, clock: Tell
 ) -> Response:
@@ -118,7 +119,7 @@ def post_observations(
     return Response(receipt_json(receipt, clock()), media_type="application/json")
 
 
-@router.get("")
+@router.get("/observations")
 def list_observations(
     run_id: RunId,
     metric: Annotated[Name, Query(description="the name of the series")],
@@ -155,3 +156,45 @@ def _parse_cursor(text: str | None) -> tuple[int, int] | None:
         return None
     step, superseded_by = map(int, text.split("."))
     return step, superseded_by
+
+
+MOST_BUCKETS = 2000
+
+
+class BucketOut(Answer):
+    """Adjacent observations of a metric, without superseded ones."""
+
+    first_step: int = Field(description="step of its first observation")
+    last_step: int = Field(description="step of its last observation")
+    count: int = Field(description="number of observations, including those that are not finite")
+    lowest: float | None = Field(description="the lowest finite value; null: none")
+    highest: float | None = Field(description="the highest finite value; null: none")
+    last: Stored = Field(description="the value at `last_step`")
+    nan_count: int = Field(description="number of NaN values")
+    infinite_count: int = Field(description="number of infinite values")
+
+
+class SeriesOut(Answer):
+    """One metric of a run by step."""
+
+    metric: str = Field(description="the name of the series")
+    buckets: list[BucketOut] = Field(description="by ascending step")
+
+
+@router.get("/series")
+def get_series(
+    run_id: RunId,
+    metric: Annotated[Name, Query(description="the name of the series")],
+    caller: Read,
+    database: Db,
+    buckets: Annotated[int, Query(ge=1, le=MOST_BUCKETS, description="maximum number of buckets")] = 500,
+    first_step: Annotated[int, Query(alias="from", ge=0, le=MAX_STEP, description="the first step")] = 0,
+    last_step: Annotated[int, Query(alias="to", ge=0, le=MAX_STEP, description="the last step")] = MAX_STEP,
+) -> SeriesOut:
+    """The lowest, highest and last value of each bucket; all buckets have about the same number of observations."""
+    with database.reading() as tx:
+        load_run(tx, caller.project_id, run_id)
+    series.catch_up_summaries(database, run_id, metric)
+    with database.reading() as tx:
+        items = series.load_buckets(tx, run_id, metric, first_step, last_step, buckets)
+    return SeriesOut(metric=metric, buckets=[BucketOut.model_validate(item) for item in items])

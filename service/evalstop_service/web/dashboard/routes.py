@@ -28,10 +28,8 @@ from evalstop_service.web.dashboard import (
     precision,
     proposals,
     run_actions,
-    run_description,
     run_list,
     run_page,
-    run_roles,
     settings,
     sign_in,
     static_files,
@@ -45,7 +43,7 @@ from evalstop_service.web.dashboard.visitor import OpenId, Site
 PAGES = (
     *(static_files, sign_in, openid_sign_in, overview, precision, labeling, run_list, fleet),
     compare,  # before the page of a run, which would match its address as a run's id
-    *(run_page, what_if, metric_charts, analysis, observations, run_actions, run_description, run_roles),
+    *(run_page, what_if, metric_charts, analysis, observations, run_actions),
     *(backtests, policies, policy_editor, policy_ladder, proposals, webhooks, settings),
     not_found,  # last, because it matches any path
 )

@@ -37,7 +37,7 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import LatestObservation, PostedObservation
 from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
-from evalstop_service.web.dashboard import charted_series, curve_drawing, decision_lanes, formatting, run_roles
+from evalstop_service.web.dashboard import charted_series, curve_drawing, decision_lanes, formatting, run_actions
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
@@ -114,7 +114,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         eval_shares=shares,
         recognition=metric_roles.describe_roles(run),
         sources=lambda metric: _role_source(run, metric),
-        choices=run_roles.metric_choices(run, [item.metric for item, _ in metrics]),
+        choices=run_actions.metric_choices(run, [item.metric for item, _ in metrics]),
         has_others=not charted_series.list_charted(run).keys() >= {item.metric for item, _ in metrics},
         # Its own version first.
         tried=list(dict.fromkeys([f"{run.policy_name}@{run.policy_version}", *latest_policies])),

@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute
 
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.web.context import Context
-from evalstop_service.web.mlflow import artifacts, errors, experiments, logged_models, metrics, runs, web_links
+from evalstop_service.web.mlflow import artifacts, errors, experiments, logged_models, runs, web_links
 from evalstop_service.web.mlflow.artifact_folder import ArtifactFolder
 from evalstop_service.web.mlflow.errors import MlflowError
 from evalstop_service.web.mlflow.forwarding import Forwarder
@@ -37,7 +37,7 @@ def create_app(
 def _routes() -> list[BaseRoute]:
     """The routes of MLflow's API, built once per process, because that takes FastAPI long."""
     tracking = APIRouter(prefix="/mlflow")
-    for part in (experiments, runs, metrics, logged_models):
+    for part in (experiments, runs, logged_models):
         tracking.include_router(part.router)
     router = APIRouter()
     for prefix in PREFIXES:

@@ -1,11 +1,11 @@
-"""Routes of runs."""
+"""Routes of runs and of the values of their metrics."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from msgspec.structs import replace
 
 from evalstop_service.ingest import open_run
@@ -14,6 +14,7 @@ from evalstop_service.store import mlflow_runs, observations
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.mlflow_runs import MlflowRun
 from evalstop_service.store.runs import Run
+from evalstop_service.web.api.schemas import Name
 from evalstop_service.web.context import Context, Ctx, Db
 from evalstop_service.web.mlflow import labels, responses, search
 from evalstop_service.web.mlflow.artifact_folder import SCHEME, ArtifactFolder
@@ -289,3 +290,31 @@ def _dump_request(body: RunBody) -> Document:
     of_models: dict[str, Any] = {"models": True, "model_id": True, "metrics": {"__all__": {"model_id"}}}
     document: Document = body.model_dump(mode="json", exclude_none=True, exclude=of_models)
     return document
+
+
+MAX_HISTORY = 10_000
+
+
+@router.get("/metrics/get-history")
+def get_history(
+    caller: ReadOrIngest,
+    database: Db,
+    metric_key: Annotated[Name, Query()],
+    run_id: str | None = None,
+    run_uuid: str | None = None,
+    max_results: Annotated[int | None, Query(ge=1)] = None,
+    page_token: Annotated[str | None, Query(pattern=r"^[0-9]{1,16}\.[0-9]{1,9}$")] = None,
+) -> Document:
+    """All values of a metric by step, page by page."""
+    limit = min(max_results or MAX_HISTORY, MAX_HISTORY)
+    after = None
+    if page_token is not None:
+        step, superseded_by = map(int, page_token.split("."))
+        after = (step, superseded_by)
+    with database.reading() as tx:
+        run = load_run(tx, caller.project_id, parse_run_id(run_id or run_uuid))
+        points = observations.list_observations(tx, run.id, metric=metric_key, after=after, limit=limit)
+    answer: Document = {"metrics": responses.history_document(points, metric_key)}
+    if len(points) == limit:
+        answer["next_page_token"] = f"{points[-1].step}.{points[-1].superseded_by}"
+    return answer

@@ -47,8 +47,7 @@ from evalstop_service.webhooks.delivery.claim import (
     settle_and_claim,
     settle_attempts,
 )
-from evalstop_service.webhooks.delivery.clock_skew import ClockSkewRepair
-from evalstop_service.webhooks.delivery.database_clock import DatabaseClock
+from evalstop_service.webhooks.delivery.database_clock import ClockSkewRepair, DatabaseClock
 from evalstop_service.webhooks.delivery.endpoint_queues import EndpointQueues
 from evalstop_service.webhooks.delivery.notification_listener import NotificationListener
 from evalstop_service.webhooks.delivery.send import Sender

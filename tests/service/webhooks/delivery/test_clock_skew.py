@@ -12,8 +12,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.queue import pull
 from evalstop_service.store.queue.attempts import Delivered
 from evalstop_service.store.queue.deliveries import Delivery
-from evalstop_service.webhooks.delivery.clock_skew import ClockSkewRepair
-from evalstop_service.webhooks.delivery.database_clock import DatabaseClock
+from evalstop_service.webhooks.delivery.database_clock import ClockSkewRepair, DatabaseClock
 from evalstop_service.webhooks.delivery.worker import WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
 
