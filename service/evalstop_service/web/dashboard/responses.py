@@ -21,7 +21,7 @@ from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.store.database import lacks_schema
 from evalstop_service.web.dashboard import documentation, formatting, notices, static_files
 from evalstop_service.web.dashboard.period import PERIODS
-from evalstop_service.web.problems import describe_fault
+from evalstop_service.web.problems import count_refusal, describe_fault, problem_of
 
 _log = logging.getLogger(__name__)
 
@@ -151,6 +151,9 @@ def _error_response(request: Request, error: Exception) -> Response:
             return _error_page(422, "Nothing was changed", f"{_name_faults(error)} Go back to correct this.")
         case NotFound() | RequestValidationError():
             return _error_page(404, "Not found", "Nothing here for your key. It may belong to another project.")
+        case ServiceError():  # a quota, a limit, or a service that cannot do this now: as the API answers it
+            count_refusal(request, error)
+            return _error_page(problem_of(error).status, "Nothing was changed", _sentence(error))
         case sa.exc.DBAPIError() if lacks_schema(error):
             _log.error("the schema is missing or too old; run `evalstop migrate`: %s", error.orig)
             return _error_page(503, "The database has no schema for this release", "Run `evalstop migrate`.")

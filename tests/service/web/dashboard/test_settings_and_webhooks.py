@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 from evalstop_service.ingest import Observations
-from evalstop_service.projects import api_keys
+from evalstop_service.projects import api_keys, project_settings
+from evalstop_service.projects.project_settings import QuotasIn
 from evalstop_service.rules.decision_lifecycle import SERVICE
 from evalstop_service.rules.event_types import PRESETS
 from evalstop_service.security.address_policy import parse_address_policy
@@ -151,6 +152,23 @@ def test_new_endpoint_shows_its_secret_once(pages: AdminPages) -> None:
         assert words in text.replace("&#34;", '"')
         assert f'value="{invalid["url"]}"' in text
     assert pages.actions() == ["endpoint.created", "endpoint.secret_rotated"]
+
+
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [
+        ("/settings/keys", {"name": "trainers", "scopes": ["ingest"]}),
+        ("/webhooks/endpoints", {"url": "http://127.0.0.1:9/", "event_types": ["run.stopped"]}),
+    ],
+)
+def test_reached_quota_is_named_on_the_page(
+    pages: AdminPages, now: datetime, path: str, form: dict[str, str | list[str]]
+) -> None:
+    """A form that would exceed a quota changes nothing, and its answer names the quota."""
+    create_endpoint(pages, "http://127.0.0.1:9/", now)
+    author = Author(pages.tenant.project.id, "operator", now)
+    project_settings.set_quotas(pages.database, author, QuotasIn(keys=1, endpoints=1))
+    assert "its quota of 1 for" in pages.post(path, 409, **form).text
 
 
 @pytest.mark.parametrize("preset", PRESETS)
