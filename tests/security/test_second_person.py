@@ -10,12 +10,14 @@ from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.projects.project_settings import ProjectChange
 from evalstop_service.rules.decision_lifecycle import Mode, Released, StopOrdered
-from evalstop_service.rules.proposals import OPEN_FOR
+from evalstop_service.rules.proposals import OPEN_FOR, ProposalKind, ProposalState
 from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import audit, projects, proposals, rollout_stages
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
+from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
+from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.runs import Run
 
 from tests.service.case_rows import insert_cases
@@ -99,6 +101,26 @@ def test_refused_or_expired_proposal_cannot_be_confirmed(project: ProjectFixture
         second_person.confirm_proposal(project.database, tomorrow, second.id)
     assert [find_state(project, run) for run in (refused, expired)] == [None, None]
     assert second_person.stop_run(project.database, tomorrow, expired.id, build_stop_order(tomorrow)) is not None
+
+
+def test_expired_proposals_hide_no_open_one(project: ProjectFixture) -> None:
+    """An order that nobody confirmed in time is listed as expired and not as open, and takes no place among those that
+    can be confirmed."""
+    ada = create_author(project, "ada")
+    with project.database.transaction() as tx:
+        step_up = _build_proposal(project, ProposalKind.RAISE_STAGE, "early")
+        proposals.add_proposal(tx, step_up)
+        for number in range(50):
+            proposals.add_proposal(tx, _build_proposal(project, ProposalKind.STOP_RUN, str(number)))
+    with project.database.reading() as tx:
+        assert len(proposals.list_open(tx, project.id, ada.at)) == 50
+        assert proposals.list_open(tx, project.id, ada.at + OPEN_FOR) == [step_up]
+        expired = proposals.list_proposals(tx, project.id, ada.at + OPEN_FOR, state=ProposalState.EXPIRED)
+    assert [item.subject for item in expired] == [str(number) for number in reversed(range(50))]
+
+
+def _build_proposal(project: ProjectFixture, kind: ProposalKind, subject: str) -> Proposal:
+    return Proposal(new_id(), project.id, kind, subject, "", "", "", "ada", (), ProposalState.OPEN, NOW)
 
 
 def test_release_needs_a_second_person(database: Database) -> None:

@@ -89,24 +89,28 @@ def find_newest(tx: Transaction, project_id: UUID, kind: ProposalKind, subject: 
 def list_proposals(
     tx: Transaction,
     project_id: UUID,
+    now: datetime,
     *,
     state: ProposalState | None = None,
     before: UUID | None = None,
     limit: int = 50,
 ) -> list[Proposal]:
-    """The proposals of a project, newest first, before the proposal `before`."""
+    """The proposals of a project that are in this state now, newest first, before the proposal `before`."""
     query = sa.select(proposals).where(proposals.c.project_id == project_id)
     if state is not None:
-        query = query.where(proposals.c.state == state)
+        # As in `Proposal.state_at`: nothing is written when a proposal expires.
+        over = (proposals.c.kind != ProposalKind.RAISE_STAGE) & (proposals.c.created_at <= now - OPEN_FOR)
+        expired = (proposals.c.state == ProposalState.OPEN) & over
+        in_state = proposals.c.state == state
+        query = query.where(in_state | expired if state is ProposalState.EXPIRED else in_state & ~expired)
     if before is not None:
         query = query.where(proposals.c.id < before)
     return [Proposal(**row) for row in tx.execute(query.order_by(proposals.c.id.desc()).limit(limit)).mappings()]
 
 
-def list_open(tx: Transaction, project_id: UUID, now: datetime, limit: int = 50) -> list[Proposal]:
+def list_open(tx: Transaction, project_id: UUID, now: datetime) -> list[Proposal]:
     """The proposals of a project that can be confirmed, newest first."""
-    listed = list_proposals(tx, project_id, state=ProposalState.OPEN, limit=limit)
-    return [proposal for proposal in listed if proposal.is_open(now)]
+    return list_proposals(tx, project_id, now, state=ProposalState.OPEN)
 
 
 def _of(project_id: UUID, proposal_id: UUID) -> tuple[sa.ColumnElement[bool], ...]:

@@ -80,7 +80,7 @@ def list_proposals(
 ) -> Page[ProposalOut]:
     """The project's proposals, newest first."""
     with database.reading() as tx:
-        listed_proposals = proposals.list_proposals(tx, caller.project_id, state=state, before=cursor, limit=limit)
+        listed_proposals = proposals.list_proposals(tx, caller.project_id, now, state=state, before=cursor, limit=limit)
     items = [view_proposal(proposal, now) for proposal in listed_proposals]
     return Page[ProposalOut](items=items, next_cursor=make_cursor(listed_proposals, limit))
 
