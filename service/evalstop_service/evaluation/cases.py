@@ -212,7 +212,10 @@ def _count_evals(tx: Transaction, run: Run, attempt: int) -> int:
 
 def _add_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hours: _GpuHours) -> Case:
     treatment = classify_treatment(decision.state)
-    right = case.outcome == DecisionOutcome.RIGHT
+    right, turn_step = case.outcome == DecisionOutcome.RIGHT, case.turn_step
+    delay_steps = None
+    if right and turn_step is not None and turn_step <= decision.step:  # one that had levelled off may turn later
+        delay_steps = decision.step - turn_step
     saves = treatment is Treatment.OBSERVED or decision.state in STOPPED | {DecisionState.PARKED}
     prevented = treatment is Treatment.PREVENTED
     policy = policies.read_policy(tx, decision.policy_id)
@@ -225,7 +228,7 @@ def _add_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hou
         decided_step=decision.step,
         detectors=_list_stopping_detectors(decision.verdict),
         stated_risk=None if policy is None else compute_stated_risk(policy),
-        delay_steps=decision.step - case.turn_step if right and case.turn_step is not None else None,
+        delay_steps=delay_steps,
         gpu_hours_saved=None if not saves else hours.saved(decision, treatment, case.outcome, run.total_steps),
         gpu_hours_lost=None if prevented else hours.lost(decision, case.outcome),
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from evalstop_detectors import Ground
 from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
@@ -99,6 +100,17 @@ def test_enforced_stop_has_an_unknown_outcome(project: ProjectFixture) -> None:
     assert_case(project, run, gpu_hours=12.0, gpu_hours_saved=92.0 - 4.0, gpu_hours_lost=None)
     commands.apply_command(project.database, project.id, decision.id, Undone(hours_later(4), "dana", ""))
     assert_case(project, run, treatment="prevented", gpu_hours_saved=None)
+
+
+def test_stop_of_a_levelled_off_run_before_its_turn_has_no_delay(shadow_project: ProjectFixture) -> None:
+    """A stop because the eval had levelled off stays right if the run turns later; a delay counts from a turn."""
+    run = open_flagged_run(shadow_project, *[0.99] * 9, 0.5, 0.3, 0.2, 0.1)
+    decision = shadow_project.load_decision(run)
+    verdict = replace(decision.verdict, ground=Ground.LEVELLED_OFF)
+    with shadow_project.database.transaction() as tx:
+        tx.execute(tables.decisions.update().values(verdict=verdict))
+    finish_run(shadow_project, run)
+    assert_case(shadow_project, run, run_outcome="turned", outcome="right", turn_step=9, delay_steps=None)
 
 
 def test_unflagged_run_has_a_case(project: ProjectFixture) -> None:
