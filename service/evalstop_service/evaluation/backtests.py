@@ -22,9 +22,9 @@ from msgspec import structs
 from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Conflict, Invalid
-from evalstop_service.evaluation.replays import replay_run
+from evalstop_service.evaluation.replays import Replay, replay_run
 from evalstop_service.projects.policies import require_bounded_cost
-from evalstop_service.rules.outcome import Turn, judge_decision, judge_levelled_off
+from evalstop_service.rules.outcome import Turn, assess_run, judge_decision, judge_levelled_off, locate_turn
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome
 from evalstop_service.runs.watched_metrics import select_evals
 from evalstop_service.store import audit, backtests, projects
@@ -204,11 +204,23 @@ def _replay_run(tx: Transaction, past: PastRun, policy: Policy) -> BacktestFindi
         verdict=str(verdict.verdict),
         step=step,
         reason=verdict.reason,
-        outcome=judge_levelled_off(select_evals(run, replay.observations), step)
-        if step is not None and verdict.ground is Ground.LEVELLED_OFF
-        else _judge_stop(past, step),
+        outcome=_judge_verdict(past, replay),
         hours_after=_hours_after(past, step),
     )
+
+
+def _judge_verdict(past: PastRun, replay: Replay) -> DecisionOutcome:
+    """Whether the final verdict would have been right, by the evals that would judge a recorded decision like it."""
+    verdict = replay.verdicts[-1]
+    if not verdict.stops or verdict.step is None:
+        return _judge_stop(past, None)
+    if verdict.ground is Ground.LEVELLED_OFF:
+        return judge_levelled_off(select_evals(past.run, replay.observations), verdict.step)
+    if verdict.critical is not None:
+        assessment = assess_run(select_evals(past.run, replay.observations, verdict.critical), verdict.step)
+        turn = locate_turn(assessment) if assessment.run_outcome is RunOutcome.TURNED else None
+        return judge_decision(assessment.run_outcome, verdict.step, turn)
+    return _judge_stop(past, verdict.step)
 
 
 def _judge_stop(past: PastRun, step: int | None) -> DecisionOutcome:

@@ -10,19 +10,21 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from evalstop_detectors import POLICIES, InvalidPolicy, policy_to_document
+from evalstop_detectors import POLICIES, InvalidPolicy, policy_from_document, policy_to_document
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.evaluation import backtests
 from evalstop_service.ingest import Observations
 from evalstop_service.projects import policies
+from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.store import backtests as backtest_rows
+from evalstop_service.store.audit import Author
 from evalstop_service.store.backtests import Backtest
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
-from tests.service.project_fixture import submit_message
+from tests.service.project_fixture import set_up_project, submit_message
 from tests.service.web.dashboard.recorded_runs import (
     LEVEL_POLICY,
     Eval,
@@ -98,6 +100,30 @@ def test_backtest_finds_stops_and_their_outcomes(database: Database, tenant: Ten
     assert backtests.summarize_findings(never_result.findings).missed == 1
     assert backtests.sort_findings(never_result.findings)[0].run_id == falling_id
     assert (never_result.state, never_result.done, never_result.total) == ("done", 2, 2)
+
+
+def test_stop_for_a_critical_eval_is_judged_by_it(database: Database, now: datetime) -> None:
+    """As for recorded decisions: the mean of the evals may rise while the critical one has fallen for good."""
+    project = set_up_project(database, "shadow")
+    critical: dict[str, MetricFields] = {
+        "math": {"role": "eval", "direction": "maximize", "weight": 100.0},
+        "safety": {"role": "eval", "direction": "maximize", "critical": True},
+    }
+    policies.add_policy(database, Author(project.id, "dana", now), policy_from_document(NEVER_POLICY))
+    run = project.open_run(metrics=critical, policy="never")
+    safety = [0.1, 0.4, 0.7, 0.9, 1.0, 0.9, 0.8, 0.7, *[0.2] * 12]
+    for step, value in enumerate(safety):
+        project.post_observations(
+            run, [PostedObservation("math", step, float(step)), PostedObservation("safety", step, value)]
+        )
+    commands.finish_run(database, project.id, run.id, "completed", now)
+    assert project.find_decision(run) is None
+    backtest = backtests.request_backtest(
+        database, project.id, policy_to_document(POLICIES["paper"]), 500, "dana", utc_now()
+    )
+    assert backtests.run_next_backtest(database, utc_now)
+    (finding,) = load_backtest(database, backtest).findings
+    assert (finding.step, finding.run_outcome, finding.outcome) == (7, "healthy", "right")
 
 
 @pytest.mark.real
