@@ -55,8 +55,10 @@ def list_stages(tx: Transaction, project_id: UUID | None = None) -> list[Rollout
 
 def save_stage(tx: Transaction, rollout_stage: RolloutStage) -> None:
     """Store a policy's rollout stage, replacing the previous one; its project or its row is locked."""
-    delete_stage(tx, rollout_stage.project_id, rollout_stage.policy_name)
-    tx.execute(rollout_stages.insert().values(**vars(rollout_stage)))
+    # Not deleted and inserted again: whoever waits for the lock of a deleted row finds none.
+    of_policy = _of(rollout_stage.project_id, rollout_stage.policy_name)
+    if tx.execute(rollout_stages.update().where(*of_policy).values(vars(rollout_stage))).rowcount == 0:
+        tx.execute(rollout_stages.insert().values(vars(rollout_stage)))
 
 
 def delete_stage(tx: Transaction, project_id: UUID, policy_name: str) -> bool:

@@ -8,9 +8,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 import pytest
+from evalstop_service.rules.confidence_sequences import StageNumbers
 from evalstop_service.rules.decision_lifecycle import DecisionState
-from evalstop_service.store import decisions, policies, projects, runs
+from evalstop_service.rules.statuses import Stage
+from evalstop_service.store import decisions, policies, projects, rollout_stages, runs
 from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.store.tables import runs as run_rows
 
 from tests.service.concurrency import wait_for_blocked_process
@@ -82,3 +85,16 @@ def test_locked_project_has_its_new_settings(project: ProjectFixture) -> None:
         project.database,
     )
     assert locked.paused_at == NOW
+
+
+def test_locked_rollout_stage_has_its_new_stage(project: ProjectFixture) -> None:
+    """A rollout stage that moves while another transaction waits to lock it is found, in its new stage."""
+    stage = RolloutStage(project.id, "paper", Stage.CANARY, 0.9, 0.2, NOW, StageNumbers(), 1)
+    with project.database.transaction() as tx:
+        rollout_stages.save_stage(tx, stage)
+    locked = read_after(
+        lambda tx: rollout_stages.save_stage(tx, replace(stage, stage=Stage.SHADOW)),
+        lambda tx: rollout_stages.lock_stage(tx, project.id, "paper"),
+        project.database,
+    )
+    assert locked == replace(stage, stage=Stage.SHADOW)
