@@ -12,7 +12,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
-from evalstop_service.evaluation import figures
+from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures
 from evalstop_service.rules import decision_lifecycle
 from evalstop_service.rules.confidence_sequences import Estimate
@@ -33,6 +33,7 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.pending_actions import Excerpt, RunAlert, WaitingStop
 from evalstop_service.store.proposals import Proposal
+from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.dashboard import formatting, run_list, sparkline
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
@@ -103,7 +104,7 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         # Read first, so that what follows is never older than the revision.
         overview = _load_overview(tx, visitor.project.id, site.clock())
         counts = case_counts.count_cases(tx, visitor.project.id, case_filter, ("policy",))
-        stages = {stage.policy_name: stage.stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
+        stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
         sparks = _draw_sparklines(tx, overview.run_ids)
     return render_page(
         "overview.html",
@@ -172,13 +173,15 @@ def _draw_sparklines(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Spa
     }
 
 
-def _select_enforced(by_policy: Sequence[GroupFigures], stages: dict[str, Stage]) -> list[EnforcedPolicy]:
+def _select_enforced(by_policy: Sequence[GroupFigures], stages: dict[str, RolloutStage]) -> list[EnforcedPolicy]:
     """The versions whose stops are carried out, by rollout stage, else by past stops; newest first."""
     enforced = []
     for group in by_policy:
         name, version = group.key
-        stage = stages.get(name)
-        stopped = sum(group.counts[Treatment.STOPPED].values())
-        if stage in (Stage.CANARY, Stage.ENFORCE) or (stage is None and stopped):
-            enforced.append(EnforcedPolicy(name, version, stage, group))
+        earned = stages.get(name)
+        if earned is None:
+            if sum(group.counts[Treatment.STOPPED].values()):
+                enforced.append(EnforcedPolicy(name, version, None, group))
+        elif rollout_stage.share_enforced(earned, version) > 0:
+            enforced.append(EnforcedPolicy(name, version, earned.stage, group))
     return sorted(enforced, key=lambda policy: (policy.name, -policy.version))

@@ -9,13 +9,16 @@ from html import unescape
 
 import httpx
 import pytest
+from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.ingest import CheckpointSaved, Observations
-from evalstop_service.rules.confidence_sequences import Stratum, estimate_precision
+from evalstop_service.rules.confidence_sequences import StageNumbers, Stratum, estimate_precision
 from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
-from evalstop_service.store import endpoints, policies, projects, run_health
+from evalstop_service.rules.statuses import Stage
+from evalstop_service.store import endpoints, policies, projects, rollout_stages, run_health
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.dashboard import formatting
 from evalstop_service.web.dashboard.overview import estimate_needed, says_enough
 from hypothesis import given
@@ -158,6 +161,20 @@ def test_only_enforced_policies_are_listed(
     assert "Would have been saved" in read_section(visitor, "saved", "/?days=30")
     assert "No policy stops runs" in read_section(visitor, "policies", "/?days=30")
     assert visitor.get("/?days=31").status_code == 422
+
+
+@SQLITE_ONLY
+def test_only_the_version_with_the_stage_is_listed(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Of a policy with a rollout stage, the other versions are in shadow: their cases are no stops carried out."""
+    insert_cases(database, open_run(database, tenant, now, "before"), 9, now)
+    with database.transaction() as tx:
+        policies.add_policy(tx, tenant.project, "level", policy_to_document(POLICIES["paper"]), now)
+        stage = RolloutStage(tenant.project.id, "level", Stage.CANARY, 0.9, 0.2, now, StageNumbers(), 2)
+        rollout_stages.save_stage(tx, stage)
+    insert_cases(database, open_run(database, tenant, now, "after", policy="level@2"), 9, now)
+    assert re.findall(r">v(\d)<", read_section(visitor, "policies")) == ["2"]
 
 
 @given(st.integers(0, 400), st.integers(0, 400))
