@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -68,6 +69,14 @@ def show_list(
     else:
         print_table(columns, rows, prose)
     return OK
+
+
+def parse_count(text: str) -> int:
+    """A number of items, for an option; raises ArgumentTypeError for a negative one."""
+    count = int(text)  # argparse names the option of a ValueError
+    if not 0 <= count <= sys.maxsize:
+        raise argparse.ArgumentTypeError(f"{text}: it must be 0 or more")
+    return count
 
 
 def parse_pairs(written: list[str], name: str) -> dict[str, str]:

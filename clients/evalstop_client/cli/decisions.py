@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from itertools import islice
 
-from evalstop_client.cli.command import Subcommands, add_command, add_group, connect, show_list, show_result
+from evalstop_client.cli.command import (
+    Subcommands,
+    add_command,
+    add_group,
+    connect,
+    parse_count,
+    show_list,
+    show_result,
+)
 from evalstop_client.errors import NotFound
 from evalstop_client.reading.api import Api, is_id
 from evalstop_client.reading.records import DecisionRecord
@@ -19,7 +27,9 @@ def add_to(commands: Subcommands, text: str) -> None:
     listing.add_argument("--run", metavar="RUN", help="only decisions on this run, by name or id")
     listing.add_argument("--policy", help="only decisions by this policy")
     listing.add_argument("--since", help="only decisions since then: 12h, 30d, or a time")
-    listing.add_argument("--limit", type=int, default=50, metavar="N", help="maximum number (default: %(default)s)")
+    listing.add_argument(
+        "--limit", type=parse_count, default=50, metavar="N", help="maximum number (default: %(default)s)"
+    )
     for name, run in (("veto", veto), ("release", release), ("undo", undo)):
         command = add_command(verbs, name, run)
         command.add_argument("--reason", required=True, help="recorded with the decision")

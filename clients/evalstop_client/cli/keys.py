@@ -13,6 +13,8 @@ from evalstop_client.service import Json
 
 SCOPES = ("ingest", "read", "report", "operate", "admin")
 
+MOST_DAYS = 36_500
+
 FIRST = "The first key is printed by `evalstop up`, or created on its machine by `evalstop admin key create`."
 
 
@@ -25,7 +27,7 @@ def add_to(commands: Subcommands, text: str) -> None:
     create.add_argument(
         "--scopes", nargs="+", choices=SCOPES, default=["ingest"], help="what it may do (default ingest)"
     )
-    create.add_argument("--expires-in-days", type=float, metavar="DAYS", help="days until the key expires")
+    create.add_argument("--expires-in-days", type=_parse_days, metavar="DAYS", help="days until the key expires")
     create.add_argument(
         "--network", action="append", default=[], metavar="CIDR", help="network from which it is accepted (default any)"
     )
@@ -60,8 +62,8 @@ def list_keys(options: argparse.Namespace) -> int:
 
 def create_key(options: argparse.Namespace) -> int:
     """Create a key of the project and print it; it cannot be shown again."""
-    days = options.expires_in_days
-    expires_at = None if days is None else (datetime.now(UTC) + timedelta(days=days)).isoformat()
+    lifetime = options.expires_in_days
+    expires_at = None if lifetime is None else (datetime.now(UTC) + lifetime).isoformat()
     body = {
         "name": options.name,
         "scopes": options.scopes,
@@ -87,6 +89,13 @@ def revoke_key(options: argparse.Namespace) -> int:
     key_id = _find_key_id(api, options.key)
     api.connection.delete(f"/keys/{key_id}")
     return show_result(options, {"id": key_id, "revoked": True}, f"key {options.key} was revoked")
+
+
+def _parse_days(text: str) -> timedelta:
+    days = float(text)  # argparse names the option of a ValueError
+    if not 0 <= days <= MOST_DAYS:
+        raise argparse.ArgumentTypeError(f"{text}: it must be from 0 to {MOST_DAYS} days")
+    return timedelta(days=days)
 
 
 def _load_keys(api: Api) -> list[Json]:

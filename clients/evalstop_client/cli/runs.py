@@ -16,6 +16,7 @@ from evalstop_client.cli.command import (
     add_command,
     add_group,
     connect,
+    parse_count,
     parse_pairs,
     show_list,
     show_result,
@@ -45,12 +46,14 @@ def add_to(commands: Subcommands, text: str) -> None:
         listing.add_argument(f"--{option}", help=description)
     listing.add_argument("--tag", action="append", default=[], help="only runs with this tag")
     listing.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="only runs with this label")
-    listing.add_argument("--limit", type=int, default=50, metavar="N", help="maximum number (default: %(default)s)")
+    listing.add_argument(
+        "--limit", type=parse_count, default=50, metavar="N", help="maximum number (default: %(default)s)"
+    )
     shown = add_command(verbs, "show", show_run)
     tail = add_command(verbs, "tail", tail_run)
     tail.add_argument("--metric", help="metric to print (default: the eval)")
     tail.add_argument(
-        "-n", "--lines", type=int, default=10, help="number of past values to print (default: %(default)s)"
+        "-n", "--lines", type=parse_count, default=10, help="number of past values to print (default: %(default)s)"
     )
     tail.add_argument("-f", "--follow", action="store_true", help="print new values until the run has ended")
     stop = add_command(verbs, "stop", stop_run)
@@ -113,8 +116,6 @@ def show_run(options: argparse.Namespace) -> int:
 
 def tail_run(options: argparse.Namespace) -> int:
     """Print the last evals of a run and, with --follow, new ones."""
-    if options.lines < 0:
-        raise ConfigurationError(f"lines {options.lines}: it must be 0 or more.")
     run = connect(options).run(options.run)
     metric = options.metric or run.eval_metric
     if metric is None:

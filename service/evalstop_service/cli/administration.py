@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import getpass
-from datetime import timedelta
 from uuid import UUID
 
 from evalstop_detectors.wording import format_count
 
 from evalstop_service import configuration
-from evalstop_service.cli.command import OK, Add, Subcommands, tell
+from evalstop_service.cli.command import OK, Add, Subcommands, parse_days, tell
 from evalstop_service.cli.installation import open_database
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import pause as pausing
@@ -93,7 +92,7 @@ def _add_key(commands: Subcommands, add: Add) -> None:
     create.add_argument(
         "--scopes", nargs="+", choices=SCOPES, default=["ingest"], help="what it may do (default ingest)"
     )
-    create.add_argument("--expires-in-days", type=float, metavar="DAYS", help="days until the key expires")
+    create.add_argument("--expires-in-days", type=parse_days, metavar="DAYS", help="days until the key expires")
     create.add_argument(
         "--network",
         action="append",
@@ -220,8 +219,8 @@ def key_create(settings: Settings, options: argparse.Namespace) -> int:
     """Create a key and print it; it cannot be shown again."""
     database = open_database(settings)
     project = None if options.installation else options.project
-    now, days = utc_now(), options.expires_in_days
-    expires_at = None if days is None else now + timedelta(days=days)
+    now = utc_now()
+    expires_at = None if options.expires_in_days is None else now + options.expires_in_days
     limits = KeyLimits(expires_at, tuple(options.network), tuple(options.endpoint))
     key, secret = api_keys.create_named_key(database, project, options.name, options.scopes, now, limits)
     tell(options, {"id": str(key.id), "key": secret, "scopes": list(key.scopes)}, secret)

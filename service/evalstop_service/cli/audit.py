@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from evalstop_service.cli.command import FAILED, OK, Add, Subcommands, tell
+from evalstop_service.cli.command import FAILED, OK, Add, Subcommands, parse_days, tell
 from evalstop_service.cli.installation import open_database
 from evalstop_service.clock import in_utc, utc_now
 from evalstop_service.errors import Invalid
@@ -31,7 +31,7 @@ def add_to(commands: Subcommands, add: Add) -> None:
         help="json: one object per line; syslog: the same in RFC 5424 messages (default json)",
     )
     pruning = add(verbs, "prune", prune)
-    pruning.add_argument("--older-than-days", type=float, required=True, metavar="N", help="age of the entries")
+    pruning.add_argument("--older-than-days", type=parse_days, required=True, metavar="N", help="age of the entries")
     for verb in (checking, exporting):
         verb.add_argument("--project", metavar="NAME", help="the project (default: all)")
     pruning.add_argument("--project", required=True, metavar="NAME", help="the project")
@@ -70,7 +70,7 @@ def prune(settings: Settings, options: argparse.Namespace) -> int:
     verified."""
     database, now = open_database(settings), utc_now()
     project = project_settings.find_project(database, options.project)
-    before = now - timedelta(days=options.older_than_days)
+    before = now - options.older_than_days
     removed = audit_trail.prune_trail(database, project.id, before, COMMAND_LINE, now)
     tell(options, {"project": project.name, "removed": removed}, f"{project.name}: {removed} entries removed")
     return OK

@@ -187,6 +187,24 @@ def test_policies_are_listed(shell: Shell) -> None:
     assert "3 consecutive eval declines" in shell.run("policy", "ls")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("key", "create", "--name", "x", "--expires-in-days", "1e9"),
+        ("key", "create", "--name", "x", "--expires-in-days", "nan"),
+        ("runs", "ls", "--limit", "-1"),
+        ("runs", "tail", "falls", "--lines", "-1"),
+        ("decisions", "ls", "--limit", "-1"),
+    ],
+)
+def test_impossible_numbers_are_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> None:
+    """A number that no date or list can have exits with 2, and the message names its option."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert f"{arguments[-2]}: {arguments[-1]}: it must be" in capsys.readouterr().err
+
+
 def test_missing_things_are_named(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A missing key exits with 2, a missing service, run or policy with 1, each with a message."""
     assert "no run is called" in shell.run("runs", "show", "nosuch", code=1)

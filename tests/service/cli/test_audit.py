@@ -76,3 +76,13 @@ def test_prune_removes_old_entries(database: Database, capsys: pytest.CaptureFix
     assert cli.main(["audit", "prune", "--project", "p", "--older-than-days", "0"]) == 0
     assert "p: 2 entries removed" in capsys.readouterr().out
     assert cli.main(["audit", "verify"]) == 0
+
+
+@pytest.mark.parametrize("days", ["-1", "1e9", "nan"])
+def test_impossible_age_removes_nothing(database: Database, days: str) -> None:
+    """A negative number of days would remove every entry; like one without a date, it is wrong usage."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["audit", "prune", "--project", "p", "--older-than-days", days])
+    assert ended.value.code == 2
+    with database.reading() as tx:
+        assert len(tx.execute(audit_log.select()).all()) == 3
