@@ -118,7 +118,7 @@ def run_next_backtest(database: Database, clock: Clock, pause: Wait = lambda _: 
     """Run one backtest to its end, or until `pause` asks to stop; False if there is none.
 
     1. Claim it with a lease, so that no two processes replay the same runs.
-    2. Replay a few runs, then save them and extend the lease in one step, which fails if the lease was lost.
+    2. Replay a few runs, then save them and extend the lease in one step, which fails if another process saved them.
     3. Pause as long as that took: ingestion in this process gets half of the time.
     4. When asked to stop, release the lease, so that another process need not wait until it expires.
     """
@@ -152,7 +152,7 @@ def run_next_backtest(database: Database, clock: Clock, pause: Wait = lambda _: 
 
 
 def _replay_some(database: Database, backtest: Backtest, policy: Policy, clock: Clock) -> Backtest | None:
-    """Replay a few more runs and save the findings; None when another process has the lease."""
+    """Replay a few more runs and save the findings; None when another process has saved them."""
     before = backtest.findings[-1].run_id if backtest.findings else backtest.id
     with database.reading() as tx:
         total = backtest.total or backtests.count_past_runs(tx, backtest.project_id, backtest.id, backtest.most_runs)

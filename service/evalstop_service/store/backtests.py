@@ -1,7 +1,7 @@
 """Backtests: policies replayed on past runs, their findings so far, and the lease of the worker that runs each.
 
 waiting ──> running ──> done       each saved step extends the worker's lease; a worker that takes over after it
-                 └────> failed     expired continues after the last run saved
+                 └────> failed     expired continues after the last run saved; who saves a step first, saves it
 """
 
 from __future__ import annotations
@@ -137,11 +137,15 @@ def claim_backtest(tx: Transaction, now: datetime, lease_until: datetime) -> Bac
 
 
 def save_progress(tx: Transaction, leased: Backtest, changed: Backtest) -> bool:
-    """Save progress; False, with nothing saved, when another worker has taken over the lease."""
+    """Save progress; False, with nothing saved, when another worker has replayed the same runs.
+
+    A worker whose lease has expired may save: if each step took longer than the lease, workers that take over from each
+    other would otherwise never save one.
+    """
     query = backtests.update().where(
         backtests.c.id == leased.id,
         backtests.c.state == BacktestState.RUNNING,
-        backtests.c.lease_until == leased.lease_until,
+        backtests.c.done == leased.done,
     )
     return tx.execute(query.values(_to_columns(changed))).rowcount == 1
 

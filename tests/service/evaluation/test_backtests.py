@@ -156,6 +156,20 @@ def test_backtest_of_a_killed_process_is_continued(database: Database, tenant: T
     assert [finding.run_id for finding in continued.findings] == run_ids[::-1]
 
 
+def test_step_longer_than_the_lease_is_saved_once(database: Database, tenant: Tenant, now: datetime) -> None:
+    """Of two processes that replay the same runs, because the lease was too short for them, the first to end saves
+    them: otherwise each would lose its work to the next."""
+    request_backtest(database, tenant, EARLY_POLICY)
+    with database.transaction() as tx:
+        expired = backtest_rows.claim_backtest(tx, now, now)
+        taken_over = backtest_rows.claim_backtest(tx, now, now + timedelta(minutes=1))
+        assert expired is not None
+        assert taken_over is not None
+        assert expired.id == taken_over.id
+        assert backtest_rows.save_progress(tx, expired, replace(expired, done=1))
+        assert not backtest_rows.save_progress(tx, taken_over, replace(taken_over, done=1))
+
+
 def test_invalid_backtest_is_refused(database: Database, tenant: Tenant) -> None:
     """An invalid policy, too many runs, or too many waiting backtests are refused."""
     with pytest.raises(InvalidPolicy):
