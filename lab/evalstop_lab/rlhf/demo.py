@@ -72,8 +72,9 @@ def run(args: argparse.Namespace) -> int:
             job.wait()
         summary = _summarize(args, _wait_for_end(api), evals, folder)
     if summary["stopped"]:
-        later_evals = _continue_training(folder, console)
-        summary |= _compute_savings(summary, evals, later_evals)
+        stopped_at, later_evals = continue_training(folder, console)
+        summary["share_of_steps_saved"] = 1 - stopped_at / summary["total_steps"]
+        summary |= _describe_end(later_evals[-1] if later_evals else evals[-1], later_evals)
         draw_picture(folder / "demo.png", evals, later_evals, summary)
     _print_summary(console, summary)
     if args.json:
@@ -169,9 +170,10 @@ def _summarize(args: argparse.Namespace, run: dict[str, Any], evals: list[Eval],
     }
 
 
-def _continue_training(folder: Path, console: Console) -> list[Eval]:
-    """Train the stopped run to its planned end, from its last checkpoint; returns the evals without the stop.
+def continue_training(folder: Path, console: Console) -> tuple[int, list[Eval]]:
+    """Train the stopped run to its planned end; returns the step of its last checkpoint and the evals after it.
 
+    The signal ends a run mostly between two evals, and the trainer saves a checkpoint there.
     The result is bit for bit that of the same seed without an interruption.
     """
     last = max((folder / "checkpoints").glob("step-*.npz"))
@@ -180,16 +182,15 @@ def _continue_training(folder: Path, console: Console) -> list[Eval]:
     remaining = (saved.config.steps - saved.state.step) // saved.config.eval_every
     console.print("")
     description = "training the same run to its planned end"
-    return list(track(trainer.evals(), description, total=remaining, console=console, transient=True))
+    evals = track(trainer.evals(), description, total=remaining, console=console, transient=True)
+    return saved.state.step, list(evals)
 
 
-def _compute_savings(summary: dict[str, Any], evals: list[Eval], later_evals: list[Eval]) -> dict[str, Any]:
-    final = later_evals[-1] if later_evals else evals[-1]
+def _describe_end(final: Eval, later_evals: list[Eval]) -> dict[str, Any]:
     return {
         "gold_had_it_run_on": final.gold,
         "gold_had_it_run_on_stderr": final.gold_stderr,
         "proxy_had_it_run_on": final.proxy,
-        "share_of_steps_saved": 1 - summary["last_step"] / summary["total_steps"],
         "rest": [asdict(item) for item in later_evals],
     }
 
