@@ -21,8 +21,8 @@ def new_table(title: str | None, *headings: str, left: int = 1, caption: str | N
 
 
 def format_percent(share: float, digits: int = 1, *, sign: bool = False) -> str:
-    """Format a share as a percentage, with `sign` also if positive: 0.4704 is `47.0 %`."""
-    return f"{share * 100:{'+' if sign else ''}.{digits}f} %"
+    """Format a share as a percentage, with `sign` also if positive: 0.4704 is `47.0 %`, NaN is `-`."""
+    return "-" if math.isnan(share) else f"{share * 100:{'+' if sign else ''}.{digits}f} %"
 
 
 def format_interval(low: float, high: float, digits: int = 1, *, sign: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,9 +10,7 @@ import numpy as np
 from scipy import stats
 
 from evalstop_lab.simulator.jobs import Floats
-from evalstop_lab.worlds.scoring import Figure, estimate_mean
-
-RESAMPLES = 2000
+from evalstop_lab.worlds.scoring import CONFIDENCE, Figure
 
 
 @dataclass(frozen=True)
@@ -23,15 +22,23 @@ class Change:
     p_value: float
 
 
-def compare_paired(before: Sequence[float], after: Sequence[float], chance_seed: int = 0) -> Change:
+def compare_paired(before: Sequence[float], after: Sequence[float]) -> Change:
     """Compare seed by seed, before and after."""
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
-    return Change(estimate_interval(new / old - 1, chance_seed), _compute_p_value(new - old))
+    return Change(estimate_interval(new / old - 1), _compute_p_value(new - old))
 
 
-def estimate_interval(numbers: Sequence[float] | Floats, chance_seed: int = 0) -> Figure:
-    """The mean of one number per seed, with a bootstrap percentile interval over seeds."""
-    return estimate_mean(numbers, chance_seed, resamples=RESAMPLES)
+def estimate_interval(numbers: Sequence[float] | Floats) -> Figure:
+    """The mean of one number per seed, with Student's interval; of a single seed the interval is NaN.
+
+    A bootstrap over so few seeds is too narrow: with four it covers the mean in 79 % of cases instead of 95 %.
+    """
+    values = np.asarray(numbers, dtype=float)
+    mean, count = float(values.mean()), len(values)
+    if count < 2:
+        return Figure(mean, math.nan, math.nan, count)
+    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * values.std(ddof=1) / math.sqrt(count))
+    return Figure(mean, mean - reach, mean + reach, count)
 
 
 def correct_p_values(p_values: Sequence[float]) -> list[float]:

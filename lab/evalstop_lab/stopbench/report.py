@@ -31,11 +31,11 @@ def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
             rule,
             _format_share(figures["recall"]),
             _format_share(figures["false_stops"]),
-            _format_percent(figures["premature"]["value"]),
+            format_percent(figures["premature"]["value"]),
             _format_number(figures["delay"]["value"], 0),
             _format_number(figures["delay_to_bound"]["value"], 1),
             _format_share(figures["saved"]),
-            _format_percent(figures["eval_lost"]["value"]),
+            format_percent(figures["eval_lost"]["value"]),
             _format_number(figures["microseconds"], 0),
         )
     console.print(table)
@@ -83,11 +83,7 @@ def _get_sort_value(value: float) -> float:
 def _format_share(share: Mapping[str, float]) -> str:
     if math.isnan(share["value"]):
         return "-"
-    return f"{_format_percent(share['value'])} [{100 * share['low']:.1f}, {100 * share['high']:.1f}]"
-
-
-def _format_percent(value: float) -> str:
-    return "-" if math.isnan(value) else format_percent(value)
+    return f"{format_percent(share['value'])} [{100 * share['low']:.1f}, {100 * share['high']:.1f}]"
 
 
 def _format_number(value: float, digits: int) -> str:

@@ -222,15 +222,13 @@ def find_quantile_ranks(n: int, q: float, confidence: float = CONFIDENCE) -> tup
     return min(max(low, 0), n - 1), min(max(high, 0), n - 1)
 
 
-def estimate_mean(
-    numbers: Sequence[float] | Floats, seed: int, confidence: float = CONFIDENCE, resamples: int = RESAMPLES
-) -> Figure:
+def estimate_mean(numbers: Sequence[float] | Floats, seed: int, confidence: float = CONFIDENCE) -> Figure:
     """The mean with a bootstrap percentile interval."""
     values = np.asarray(numbers, dtype=float)
     if len(values) == 0:
         return Figure(math.nan, math.nan, math.nan, 0)
     rng = np.random.default_rng(seed)
-    means = rng.choice(values, (resamples, len(values))).mean(axis=1)
+    means = rng.choice(values, (RESAMPLES, len(values))).mean(axis=1)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Figure(float(values.mean()), float(low), float(high), len(values))
 
