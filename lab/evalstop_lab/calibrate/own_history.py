@@ -108,9 +108,12 @@ def calibrate_policy(
         "promise": assess_claim(rate, len(first), stopped.hits, len(second)),
     }
     document["words"] = _describe(document, detector.name)
-    member = {"detector": detector.name, "params": msgspec.to_builtins(detector), "stop_at": threshold.value}
-    if suspect is not None and suspect != threshold.value:
-        member["suspect_at"] = suspect
+    member = {
+        "detector": detector.name,
+        "params": msgspec.to_builtins(detector),
+        "suspect_at": None if suspect == threshold.value else suspect,  # left out it would be the detector's default
+        "stop_at": threshold.value,
+    }
     policy = {"name": name, "description": " ".join(document["words"]), "members": [member]}
     return document | {"policy": policy_to_document(policy_from_document(policy))}
 

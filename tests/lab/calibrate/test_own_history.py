@@ -56,7 +56,8 @@ def test_claim_is_assessed_on_the_second_part() -> None:
 
 
 def test_too_few_healthy_runs_are_refused(tmp_path: Path) -> None:
-    """The message has the number of healthy runs; ten in each part are enough."""
+    """The message has the number of healthy runs; ten in each part are enough for a threshold, but not for a lower one
+    to suspect at."""
     with pytest.raises(UnusableArguments, match="Only 0 of 1 runs are healthy"):
         calibrate_policy([Run("a")], KBelowBest(), 0.01, 1)
     runs = list(read_runs([write_jsonl(tmp_path / "runs.jsonl", rising_rows(30))]).by_name.values())
@@ -64,7 +65,10 @@ def test_too_few_healthy_runs_are_refused(tmp_path: Path) -> None:
     others = [run for run in runs if not is_first(run.name)]
     with pytest.raises(UnusableArguments, match="9 for calibration and 10 to evaluate it"):
         calibrate_policy([*firsts[:9], *others[:10]], KBelowBest(), 0.1, 1)
-    assert calibrate_policy([*firsts[:10], *others[:10]], KBelowBest(), 0.1, 1)["healthy"] == 20
+    document = calibrate_policy([*firsts[:10], *others[:10]], KBelowBest(), 0.1, 1)
+    assert document["healthy"] == 20
+    (member,) = document["policy"]["members"]
+    assert (member["suspect_at"], member["stop_at"]) == (None, 1.0)
 
 
 def rising_rows(count: int) -> list[dict[str, Any]]:
