@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
         raise UnusableArguments("Give one detector, or past runs and --false-stops.")
     detector = _make_detector(args.sources[0], args.params)
     if args.history is not None:
-        runs = read_healthy_runs(args.history, get_requested_roles(args))
+        runs = read_healthy_runs(args.history, get_requested_roles(args), args.total_steps)
         records = sweep(partial(record_run, detector), list(runs.values()), f"calibrating {detector.name}", args.jobs)
         groups = ["history"] * len(runs)
         data: dict[str, Any] = {"source": [str(path) for path in args.history], "runs": len(runs)}

@@ -23,14 +23,19 @@ from evalstop_lab.replay.lines import read_lines
 HEALTHY = "healthy"
 
 
-def read_healthy_runs(paths: Sequence[Path], requested: RequestedRoles | None = None) -> dict[str, Run]:
-    """The settled runs of these files by name; raises UnreadableInput with file and line.
+def read_healthy_runs(
+    paths: Sequence[Path], requested: RequestedRoles | None = None, total_steps: int | None = None
+) -> dict[str, Run]:
+    """The settled runs of these files by name, with this planned length if they report none; raises UnreadableInput
+    with file and line.
 
     A run of JSON lines with a `label` other than "healthy" on any of its lines is left out.
     """
     runs = read_runs(paths, requested)
     runs.settle()
     left_out = {run for path in paths if path.suffix == ".jsonl" for run in _list_unhealthy(path)}
+    for run in runs.by_name.values():
+        run.total_steps = run.total_steps or total_steps
     return {name: run for name, run in runs.by_name.items() if name not in left_out}
 
 

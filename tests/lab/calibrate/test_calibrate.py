@@ -147,6 +147,17 @@ def test_thresholds_are_calibrated_on_a_history(tmp_path: Path, capsys: pytest.C
     assert sum(value >= stop_at for value in highest) == document["thresholds"][0]["stopped"]["hits"] <= 2
 
 
+def test_planned_length_of_a_history_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs that do not report their length have that of --total-steps: at step 28 of 100 their progress is 0.28."""
+    file = tmp_path / "history.jsonl"
+    rows = [{"run": f"run-{run}", "step": step, "proxy": 1.0} for run in range(10) for step in range(30)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["calibrate", "fixed_progress", "--history", str(file), "--total-steps", "100", "--jobs", "1", "--json"]
+    assert main(arguments) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["thresholds"][0]["threshold"] == pytest.approx(0.28)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
