@@ -168,7 +168,8 @@ class FakeService:
                 if ("expected_seconds" in body) != (body["state"] == "acknowledged"):
                     raise Problem(422, "expected_seconds goes with acknowledged", ("/expected_seconds",))
                 (self.acknowledgements if body["state"] == "acknowledged" else self.reports).append((decision_id, body))
-                return Answer(200, {"id": decision_id, "state": body["state"]})
+                state = "undone" if self.decision_state == "undone" else body["state"]
+                return Answer(200, {"id": decision_id, "state": state})
         raise Problem(404, f"no such path: {path}")
 
     def _open(self, body: Json) -> Answer:

@@ -70,6 +70,27 @@ def test_job_that_ignores_sigterm_is_killed(tmp_path: Path, server: FakeServer, 
         assert job.process.wait(20) == 128 + signal.SIGKILL
 
 
+def test_job_that_survives_until_its_stop_is_taken_back_runs_on(
+    tmp_path: Path, server: FakeServer, service: FakeService
+) -> None:
+    """A job that ignores SIGTERM is not killed once the stop is undone, and can be stopped by a later decision."""
+    code = IGNORES_SIGTERM.replace("signal.SIG_IGN", "lambda *_: print('asked', flush=True)")
+    with start_receiver(tmp_path, server, code, "--grace-seconds", "2") as job:
+        assert job.read_line() == "up"
+        post_event(job.url, make_stop_event(job.label))
+        assert job.read_line() == "asked"
+        resume = {**make_stop_event(job.label), "type": "run.resume_requested"}
+        assert post_event(job.url, resume, webhook_id="msg_2").status_code == 409
+        wait_until(lambda: post_event(job.url, resume, webhook_id="msg_2").status_code == 202)
+        assert is_alive(job.ready["job_pid"])
+        assert service.reports == []
+        later = make_stop_event(job.label)
+        later["data"]["decision"]["id"] = "decision-2"
+        post_event(job.url, later, webhook_id="msg_3")
+        assert wait_for_report(service)["reason"] == "the job ended after it was forced to"
+        assert job.process.wait(20) == 128 + signal.SIGKILL
+
+
 @pytest.mark.parametrize("new_session", [False, True])
 def test_descendants_are_ended(tmp_path: Path, server: FakeServer, service: FakeService, new_session: bool) -> None:
     """Descendants that ignore SIGTERM are killed, in sessions of their own too, as torchrun's workers are."""

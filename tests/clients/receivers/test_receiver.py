@@ -247,6 +247,45 @@ def test_stop_that_is_taken_back_before_the_cancel_is_dropped(
     assert (listener.scheduler.calls, service.reports) == ([], [])
 
 
+def test_job_of_a_stop_that_is_taken_back_after_the_cancel_is_not_killed(
+    listener: ListeningReceiver, service: FakeService
+) -> None:
+    """The job has its time to end; then the request to resume it is accepted, and later requests no longer wait."""
+    resume = {**make_stop_event({}), "type": "run.resume_requested"}
+    listener.scheduler.ends_on = None
+    timeouts = replace(SHORT_TIMEOUTS, cancel_seconds=1.0, give_up_seconds=20)
+    listener.receiver.context = replace(listener.receiver.context, timeouts=timeouts)
+    post_event(listener.url, make_stop_event({}))
+    wait_until(lambda: listener.scheduler.calls)
+    assert post_event(listener.url, resume, webhook_id="msg_2").status_code == 409
+    assert listener.receiver.wait_idle(20)
+    assert post_event(listener.url, make_stop_event({}), webhook_id="msg_3").json() == {"repeat": "decision-1"}
+    assert post_event(listener.url, resume, webhook_id="msg_2").json() == {"undone": "decision-1"}
+    assert (listener.scheduler.calls, service.reports) == (["cancel", "resume"], [])
+
+
+def test_report_of_a_stop_that_is_taken_back_is_not_retried(listener: ListeningReceiver, service: FakeService) -> None:
+    """A report that the service does not accept delays the return of the job no longer."""
+    resume = {**make_stop_event({}), "type": "run.resume_requested"}
+    service.intercept = lambda path, _: Answer(503, {}) if path.endswith("/report") else None
+    post_event(listener.url, make_stop_event({}))
+    wait_until(lambda: [path for _, path in service.requests if path.endswith("/report")])
+    assert post_event(listener.url, resume, webhook_id="msg_2").status_code == 409
+    assert listener.receiver.wait_idle(10)
+    assert post_event(listener.url, resume, webhook_id="msg_2").json() == {"undone": "decision-1"}
+
+
+def test_stop_that_the_service_says_is_undone_is_dropped(listener: ListeningReceiver, service: FakeService) -> None:
+    """The answer to the acknowledgement says so before the request to resume the job has arrived."""
+    service.decision_state = "undone"
+    timeouts = replace(SHORT_TIMEOUTS, checkpoint_seconds=20.0)
+    listener.receiver.context = replace(listener.receiver.context, timeouts=timeouts)
+    post_event(listener.url, make_stop_event({}))
+    wait_until(lambda: service.acknowledgements)
+    assert listener.receiver.wait_idle(10)
+    assert (listener.scheduler.calls, service.reports) == (["request_checkpoint"], [])
+
+
 def test_stop_that_arrives_after_it_was_taken_back_is_ignored(listener: ListeningReceiver) -> None:
     """A stop request that the resume request has overtaken is not carried out."""
     resume = {**make_stop_event({}), "type": "run.resume_requested"}

@@ -155,6 +155,33 @@ def test_refused_stop_is_reported_as_failed() -> None:
     assert (stop.report.state, stop.report.reason) == ("failed", "not allowed")
 
 
+def test_stop_that_is_taken_back_after_the_cancel_ends_without_a_kill() -> None:
+    """Neither an escalation nor the end of the grace period kills the job; it is awaited for the time of a cancel."""
+    stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0)
+    stop, given = run_events(
+        stop,
+        events.StopTakenBack(20),
+        events.StopEscalated(21),
+        events.JobChecked(49, RUNNING),
+        events.SchedulerFailed(50, "away"),
+    )
+    assert list_kinds(given) == ["CheckJob", "CheckJob", "Wait", "NoneType"]
+    assert stop.phase is Phase.DONE
+
+
+def test_stop_that_is_taken_back_before_its_cancel_succeeded_does_not_cancel() -> None:
+    """A cancel that the scheduler did not answer is not repeated; a job that has ended all the same is reported."""
+    stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB)
+    stop, given = run_events(
+        stop,
+        events.SchedulerFailed(1, "away"),
+        events.StopTakenBack(2),
+        events.WaitEnded(3),
+        events.JobChecked(3, GONE),
+    )
+    assert list_kinds(given) == ["Wait", "CheckJob", "CheckJob", "SendReport"]
+
+
 def test_escalation_keeps_the_checkpoint_window() -> None:
     """An escalation kills the job sooner after the cancel, but does not shorten the checkpoint window."""
     stop, _ = run_events(Stop(started_at=0), events.JobFound(0, JOB, RUNNING), events.CheckpointRequested(0, True, ""))

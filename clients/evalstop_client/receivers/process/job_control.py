@@ -188,12 +188,13 @@ class ProcessJobControl:
         return state
 
     def resume_job(self, job: Job) -> None:
-        """Restart a parked job; any other process that has ended cannot be resumed."""
+        """Restart a parked job; any other process that has ended cannot be resumed. One that has survived runs on."""
         with self._changing:
+            if not self._is_gone():
+                self._parked = False
+                return
             if not self._parked or self._restart is None:
                 raise RequestRefused("a process that has ended cannot be resumed; start it again from its checkpoint")
-            if not self._is_gone():
-                raise SchedulerUnavailable("the job has not ended yet")
             try:
                 self._job = self._restart()
             except OSError as error:

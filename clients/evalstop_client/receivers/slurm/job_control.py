@@ -142,13 +142,17 @@ class SlurmJobControl:
         return Present(next(record.state for record in records if record.state not in ENDED))
 
     def resume_job(self, job: Job) -> None:
-        """Release a held job, or requeue one parked in another partition into its own."""
+        """Release a held job, or requeue one parked in another partition into its own.
+
+        A running job has survived the stop and runs on.
+        """
         records = self._find_records(job.facts["job_id"])
         if not records or all(record.state in ENDED for record in records):
             raise RequestRefused(f"job {job.id} has ended and cannot be resumed")
         own_partition = job.facts["partition"]
         if records[0].partition == own_partition:
-            self._cluster.release(job.id)
+            if any(record.state != "RUNNING" for record in records):
+                self._cluster.release(job.id)
         else:
             self._move_to_partition(job, own_partition)
 

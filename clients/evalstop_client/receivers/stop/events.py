@@ -27,7 +27,7 @@ class StopEscalated(TimedEvent):
 
 
 class StopTakenBack(TimedEvent):
-    """A person took the stop back, before the job was cancelled."""
+    """A person took the stop back."""
 
 
 @dataclass(frozen=True)

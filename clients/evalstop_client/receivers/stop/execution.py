@@ -63,7 +63,7 @@ class StopExecution:
         self._wake.set()
 
     def take_back(self) -> None:
-        """A person took the stop back: drop it, unless the job may have been cancelled already."""
+        """A person took the stop back: drop it, or, if the job may have been cancelled already, do not kill it."""
         self._taken_back.set()
         self._wake.set()
 
@@ -157,7 +157,8 @@ class StopExecution:
         reports = self._context.open_report_client()  # a connection is not thread-safe
         try:
             report = Report("acknowledged", "the job was found and is being ended", {**job.facts, "job": job.id})
-            reports.acknowledge(self._request, report, self._context.timeouts.checkpoint_seconds)
+            if reports.acknowledge(self._request, report, self._context.timeouts.checkpoint_seconds) == "undone":
+                self.take_back()  # the request to resume the job may be late
         finally:
             reports.close()
 
@@ -174,6 +175,8 @@ class StopExecution:
     def _wait(self, seconds: float) -> Event:
         self._wake.wait(seconds)
         self._wake.clear()
+        if self._taken_back.is_set() and self._stop.taken_back_at is None:
+            return events.StopTakenBack(self._context.clock())
         if self._escalated.is_set() and not self._stop.escalated:
             return events.StopEscalated(self._context.clock())
         return events.WaitEnded(self._context.clock())
@@ -199,4 +202,4 @@ def describe_result(stop: Stop) -> str:
         return "foreign"
     if stop.report is not None:
         return stop.report.state
-    return "abandoned" if stop.resumed_at is None else "undone"
+    return "abandoned" if stop.resumed_at is None and stop.taken_back_at is None else "undone"

@@ -124,7 +124,10 @@ class JobControl(Protocol):
         ...
 
     def resume_job(self, job: Job) -> None:
-        """Resume a job that was parked, or suspended by a stop; raises RequestRefused if that is not possible."""
+        """Resume a job that was parked, or suspended by a stop; raises RequestRefused if that is not possible.
+
+        A job that has survived the stop runs on.
+        """
         ...
 
 

@@ -137,7 +137,7 @@ class Journal:
 
 
 def _may_start_again(stop: Stop, request: StopRequest) -> bool:
-    if stop.phase is not Phase.DONE or stop.resumed_at is not None:
+    if stop.phase is not Phase.DONE or stop.resumed_at is not None or stop.taken_back_at is not None:
         return False
     failed = stop.report is not None and stop.report.state == "failed"
     is_other = stop.parks and not request.parks

@@ -71,13 +71,19 @@ class ReportClient:
             logger.warning("the report was not accepted, retrying: %s", answer.reason)
         return answer if isinstance(answer, Unavailable) else Unavailable(answer.reason)  # a person may fix the key
 
-    def acknowledge(self, request: StopRequest, report: Report, expected_seconds: float) -> None:
-        """Report once, without retry, that the stop has started and how long its job may take to save a checkpoint."""
+    def acknowledge(self, request: StopRequest, report: Report, expected_seconds: float) -> str | None:
+        """Report once, without retry, that the stop has started and how long its job may take to save a checkpoint.
+
+        Returns the state of the decision; None if the service did not accept the report.
+        """
         if self._service is None:
-            return
+            return None
         answer = self._service.post(_path(request), self._body(report) | {"expected_seconds": expected_seconds})
         if not isinstance(answer, Accepted):
             logger.info("decision %s: could not be acknowledged: %s", request.decision_id, answer.reason)
+            return None
+        state = answer.body.get("state")
+        return state if isinstance(state, str) else None
 
     def _body(self, report: Report) -> dict[str, Any]:
         return {

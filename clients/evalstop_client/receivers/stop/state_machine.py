@@ -6,6 +6,7 @@ finding ──> saving ──> cancelling ──> forcing      saving: the job w
 
 A job to be parked is parked instead of cancelled, and never killed. A stop that takes too long is reported as failed
 once and continues: when the job ends later, that is reported too. A stop that is taken back before the cancel is done.
+After it, the job may be ending: it has the time of a cancel to do so, but is not killed, and a report is tried once.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class Stop:
     parks: bool = False
     was_parked: bool = False  # the job to be stopped; a check may report it as gone, although it can be resumed
     resumed_at: float | None = None
+    taken_back_at: float | None = None  # when the job may already have been cancelled
 
 
 def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instruction | None]:
@@ -105,7 +107,10 @@ def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instru
             stop = replace(stop, escalated=True)
             return stop, _next_instruction(stop)
         case StopTakenBack(at):
-            return _enter_phase(replace(stop, resumed_at=at), Phase.DONE)
+            if may_be_taken_back(stop):
+                return _enter_phase(replace(stop, resumed_at=at), Phase.DONE)
+            stop = replace(stop, taken_back_at=at)
+            return stop, _next_instruction(stop)
         case JobForeign():
             return replace(stop, phase=Phase.DONE, is_ours=False), None
         case JobRefused(at, reason):
@@ -154,6 +159,8 @@ def _next_instruction(stop: Stop) -> Instruction | None:
         if stop.checkpoint_requested_at is None:
             return RequestCheckpoint(stop.job)
         return CheckJob(stop.job, stop.known_checkpoint)
+    if stop.taken_back_at is not None:
+        return CheckJob(stop.job)
     if stop.phase is Phase.CANCELLING:
         if stop.cancelled_at is not None:
             return CheckJob(stop.job)
@@ -184,6 +191,8 @@ def _after_check(
         if at - stop.checkpoint_requested_at >= timeouts.checkpoint_seconds:
             return _enter_phase(replace(stop, checkpoint="not seen in time"), Phase.CANCELLING)
         return stop, Wait(timeouts.poll_seconds)
+    if stop.taken_back_at is not None:
+        return _wait_or_report_failure(stop, f"the job is still {seen.state}", at, timeouts)
     if stop.phase is Phase.CANCELLING and stop.cancelled_at is not None:
         if (stop.escalated or at - stop.cancelled_at >= timeouts.cancel_seconds) and not stop.parks:
             return _enter_phase(stop, Phase.FORCING)
@@ -205,8 +214,13 @@ def _after_scheduler_failure(
 def _wait_or_report_failure(
     stop: Stop, trouble: str, at: float, timeouts: StopTimeouts
 ) -> tuple[Stop, Instruction | None]:
-    """Continue after a pause; report failure once when it takes too long, and give up after days."""
-    if at - stop.started_at >= timeouts.abandon_seconds:
+    """Continue after a pause; report failure once when it takes too long, and give up after days.
+
+    A job of a stop that was taken back, and that has not ended, is the sender's again: it repeats its request to resume
+    the job, and everything else that it has for the run waits behind that.
+    """
+    is_over = stop.taken_back_at is not None and at - stop.taken_back_at >= timeouts.cancel_seconds
+    if is_over or at - stop.started_at >= timeouts.abandon_seconds:
         return _enter_phase(stop, Phase.DONE)
     since = stop.started_at + timeouts.checkpoint_seconds if stop.cancelled_at is None else stop.cancelled_at
     if at - since >= timeouts.give_up_seconds and not stop.failure_reported:
@@ -239,7 +253,7 @@ def _after_report_failed(
     until = stop.reporting_at + timeouts.report_seconds
     stop = replace(stop, failures=stop.failures + 1)
     pause_seconds = wait_seconds(stop.failures, 0.5, retry_after_seconds)
-    if at + pause_seconds > until:
+    if at + pause_seconds > until or stop.taken_back_at is not None:
         return _enter_phase(stop, Phase.DONE)
     return stop, Wait(pause_seconds)
 

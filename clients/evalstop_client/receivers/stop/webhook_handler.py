@@ -166,8 +166,8 @@ class Receiver:
     def _undo_stop(self, request: StopRequest) -> Reply:
         """Resume a stopped job while the sender waits; the sender retries failures.
 
-        A stop that is still in progress is dropped if its job was not cancelled yet. One that is unknown is remembered,
-        since its request may still be on its way.
+        A stop that is still in progress is dropped if its job was not cancelled yet, and otherwise ends without a kill.
+        One that is unknown is remembered, since its request may still be on its way.
         """
         entry = self.context.journal.find_entry(request.decision_id)
         if entry is not None and entry.stop.resumed_at is not None:
