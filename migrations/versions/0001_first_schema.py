@@ -455,10 +455,10 @@ def _create_runs() -> None:
     op.create_table(
         "eval_requests",
         sa.Column("run_id", sa.Uuid(), nullable=False),
+        sa.Column("attempt", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("step", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("id", sa.Uuid(), nullable=False),
         sa.Column("project_id", sa.Uuid(), nullable=False),
-        sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
         sa.Column("multiplier", sa.Integer(), nullable=False),
         sa.Column("best_step", sa.BigInteger(), nullable=False),
@@ -474,7 +474,7 @@ def _create_runs() -> None:
         sa.Column("probability_after", sa.Double(), nullable=True),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_eval_requests_project_id")),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_eval_requests_run_id")),
-        sa.PrimaryKeyConstraint("run_id", "step", name=op.f("pk_eval_requests")),
+        sa.PrimaryKeyConstraint("run_id", "attempt", "step", name=op.f("pk_eval_requests")),
     )
     op.create_index(
         "ix_eval_requests_project_id_deadline_at",

@@ -39,14 +39,13 @@ def save_answer(tx: Transaction, state: RunState, content: EvalAnswered, now: da
 def raise_request(tx: Transaction, before: RunState, state: RunState, now: datetime) -> EvalRequest | None:
     """Store what the monitor newly asks for; None: nothing, or there is no checkpoint to compare.
 
-    A replay may ask at another step than the first time: the latest request counts.
+    A replay may ask at another step than the first time: the latest request counts. A new attempt asks again for what
+    an earlier one has left unanswered, since an answer counts for its attempt alone.
     """
     policy_request, run = find_request(state.policy, state.monitor), state.run
-    if (
-        policy_request is None
-        or policy_request == find_request(before.policy, before.monitor)
-        or run.status != RunStatus.RUNNING
-    ):
+    if policy_request is None or run.status != RunStatus.RUNNING:
+        return None
+    if policy_request == find_request(before.policy, before.monitor) and run.attempt == before.run.attempt:
         return None
     best = run.best_checkpoint
     if best is None or best.step >= policy_request.step:
@@ -73,8 +72,8 @@ def keep_open_request(state: RunState, raised: EvalRequest | None) -> EvalReques
     policy_request = find_request(state.policy, state.monitor)
     if policy_request is None:
         return None
-    stored_request = raised or state.eval_request
-    return stored_request if stored_request is not None and stored_request.step == policy_request.step else None
+    stored, place = raised or state.eval_request, (state.run.attempt, policy_request.step)
+    return stored if stored is not None and (stored.attempt, stored.step) == place else None
 
 
 def _find_probability(state: RunState) -> float | None:

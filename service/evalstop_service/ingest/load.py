@@ -88,8 +88,12 @@ def _load_some(
     scored = {run_id for run_id, state in states.items() if _brings_score(state, messages[run_id])}
     caught_up = _catch_up(tx, states, scored, {run_id: row.checkpoints for run_id, row in changed.items()})
     policy_requests = {run_id: find_request(state.policy, state.monitor) for run_id, state in caught_up.items()}
-    steps = {run_id: request.step for run_id, request in policy_requests.items() if request is not None}
-    unanswered = eval_requests.load_unanswered(tx, steps) if steps else {}
+    places = {
+        run_id: (caught_up[run_id].run.attempt, request.step)
+        for run_id, request in policy_requests.items()
+        if request is not None
+    }
+    unanswered = eval_requests.load_unanswered(tx, places) if places else {}
     for run_id, state in caught_up.items():
         state = replace(state, eval_request=unanswered.get(run_id))
         # Another policy or release may reach another verdict, which the next message records.

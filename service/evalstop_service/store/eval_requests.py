@@ -52,8 +52,8 @@ class EvalRequest(msgspec.Struct, frozen=True):
 
 
 def add_request(tx: Transaction, request: EvalRequest) -> bool:
-    """Store a request; False if the run already has one for this step."""
-    return insert_if_new(tx, eval_requests, msgspec.structs.asdict(request), ["run_id", "step"])
+    """Store a request; False if the attempt already has one for this step."""
+    return insert_if_new(tx, eval_requests, msgspec.structs.asdict(request), ["run_id", "attempt", "step"])
 
 
 def save_answer(tx: Transaction, request: EvalRequest) -> None:
@@ -71,16 +71,18 @@ def find_request(tx: Transaction, run_id: UUID, request_id: UUID) -> EvalRequest
     return EvalRequest(*row) if row is not None else None
 
 
-def load_unanswered(tx: Transaction, steps: Mapping[UUID, int]) -> dict[UUID, EvalRequest]:
-    """For each run the request at its step, if it has no answer."""
-    query = _ALL.where(eval_requests.c.run_id.in_(steps), eval_requests.c.answered_at.is_(None))
+def load_unanswered(tx: Transaction, places: Mapping[UUID, tuple[int, int]]) -> dict[UUID, EvalRequest]:
+    """For each run the request of this attempt at this step, if it has no answer."""
+    query = _ALL.where(eval_requests.c.run_id.in_(places), eval_requests.c.answered_at.is_(None))
     requests = [EvalRequest(*row) for row in tx.execute(query)]
-    return {request.run_id: request for request in requests if request.step == steps[request.run_id]}
+    return {
+        request.run_id: request for request in requests if (request.attempt, request.step) == places[request.run_id]
+    }
 
 
 def list_requests(tx: Transaction, run_id: UUID) -> list[EvalRequest]:
-    """All requests of a run, by ascending step."""
-    query = _ALL.where(eval_requests.c.run_id == run_id).order_by(eval_requests.c.step)
+    """All requests of a run, by ascending attempt and step."""
+    query = _ALL.where(eval_requests.c.run_id == run_id).order_by(eval_requests.c.attempt, eval_requests.c.step)
     return [EvalRequest(*row) for row in tx.execute(query)]
 
 

@@ -143,6 +143,24 @@ def test_answer_to_an_earlier_attempt_is_refused(project: ProjectFixture) -> Non
         answer_request(project, run, request, -3.0)
 
 
+@pytest.mark.parametrize("resumed_at", [30, 59])
+def test_next_attempt_requests_its_own_evaluation(project: ProjectFixture, resumed_at: int) -> None:
+    """It may be at the step of an earlier attempt's request: of one that came later than the resume, or stands."""
+    run = open_evaluated_run(project)
+    first = post_until_request(project, run)
+    project.submit(run, Resumed(resumed_at))
+    again = [project.post_observations(run, evals(SCORES[step], start=step)) for step in range(30, first.step + 1)]
+    second = again[-1].eval_request
+    assert second is not None
+    assert (second.attempt, second.step, second.id != first.id) == (2, first.step, True)
+    answer_request(project, run, second, -3.0)
+    rows = project.load_rows(tables.eval_requests, run)
+    assert {(row["attempt"], row["step"]): row["difference"] for row in rows} == {
+        (1, first.step): None,
+        (2, first.step): -3.0,
+    }
+
+
 def test_open_request_is_reloaded_with_the_run(project: ProjectFixture) -> None:
     """A process without the run in its cache reads the open request from its row."""
     run = open_evaluated_run(project)

@@ -88,7 +88,7 @@ def list_open_eval_requests(
 
 @router.get("/runs/{run_id}/eval-requests")
 def list_eval_requests(run_id: RunId, caller: AnyScope, database: Db) -> Items[EvalRequestOut]:
-    """All requests of a run, by ascending step."""
+    """All requests of a run, by ascending attempt and step."""
     with database.reading() as tx:
         load_run(tx, caller.project_id, run_id)
         return _view_requests(tx, eval_requests.list_requests(tx, run_id))
