@@ -1,6 +1,10 @@
-"""How long to wait before the next try. Pure."""
+"""How long to wait before the next try."""
 
 from __future__ import annotations
+
+import random
+
+from evalstop_client.service import Refused, Unauthorized, Unavailable
 
 FIRST_SECONDS = 0.5
 LONGEST_SECONDS = 30.0
@@ -17,3 +21,13 @@ def wait_seconds(failures: int, chance: float, retry_after_seconds: float | None
     if retry_after_seconds is None:
         return jittered
     return max(jittered, min(retry_after_seconds, LONGEST_ASKED_SECONDS))
+
+
+REFUSED_SECONDS = 30.0
+"""Pause between retries while the service does not know the endpoint or the key."""
+
+
+def seconds_after(answer: Refused | Unauthorized | Unavailable, failures: int) -> float:
+    """Seconds to wait after `failures` (>= 1) failed tries in a row and this last answer."""
+    requested_seconds = answer.retry_after_seconds if isinstance(answer, Unavailable) else REFUSED_SECONDS
+    return wait_seconds(failures, random.random(), requested_seconds)

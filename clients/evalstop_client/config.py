@@ -37,16 +37,13 @@ def flatten_config(config: object) -> dict[str, str]:
     if not isinstance(config, Mapping) and not hasattr(config, "__dict__"):
         raise ConfigurationError(f"config {config!r:.80}: give a mapping, or an object with attributes.")
     params: dict[str, str] = {}
-    for name, value in _leaves("", _items(config), ()):
+    items: Mapping[Any, Any] = config if isinstance(config, Mapping) else vars(config)
+    for name, value in _leaves("", items, ()):
         if len(params) == MOST_PARAMS:
             break
         if name:
             params[_printable(name)[:LONGEST_NAME]] = _printable(format_value(value))[:LONGEST_VALUE]
     return params
-
-
-def _items(config: Any) -> Mapping[Any, Any]:
-    return config if isinstance(config, Mapping) else vars(config)
 
 
 def _leaves(prefix: str, items: Mapping[Any, Any], above: tuple[int, ...]) -> Iterator[tuple[str, object]]:

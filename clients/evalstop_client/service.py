@@ -127,7 +127,7 @@ def understand(response: httpx.Response) -> Answer:
     status = response.status_code
     if status == 204:
         return Accepted({})
-    body = _object_in(response)
+    body = object_in(response)
     reason = _describe_refusal(response, body)
     if 200 <= status < 300:
         return (
@@ -145,7 +145,8 @@ def understand(response: httpx.Response) -> Answer:
     return Unavailable(f"{reason}: the answer is not EvalStop's; is the url right?")
 
 
-def _object_in(response: httpx.Response) -> Json | None:
+def object_in(response: httpx.Response) -> Json | None:
+    """The JSON object in a response; None if it holds anything else."""
     try:
         body = response.json()
     except (ValueError, RecursionError):

@@ -123,24 +123,15 @@ def resolve(
     name = name or environment.get("EVALSTOP_RUN_NAME") or ("" if url else "unnamed")
     if not name or not isinstance(name, str):
         raise ConfigurationError("name: set a name with name= or EVALSTOP_RUN_NAME.")
-    opening = _opening(
-        name=name,
-        metrics=metrics,
-        labels={
-            **scheduler_labels(environment),
-            **parse_labels(environment.get("EVALSTOP_LABELS", "")),
-            **(labels or {}),
-        },
-        config=config,
-        arguments=arguments,
-        policy=policy,
-        mode=mode,
-        total_steps=total_steps,
-        evaluates=evaluates,
-        resume=resume,
+    opening = _describe_run(metrics, config, policy, mode, total_steps, evaluates, resume)
+    opening |= {field: _as_text(value) for field, value in arguments.items() if value not in (None, "", [])}
+    all_labels = (
+        scheduler_labels(environment) | parse_labels(environment.get("EVALSTOP_LABELS", "")) | dict(labels or {})
     )
+    if all_labels:
+        opening["labels"] = {str(label): format_value(value) for label, value in all_labels.items()}
     # The id lets the service recognize a repeated opening: another process may send it from the spool days later.
-    opening |= {"job": identify_job(environment), "opening": str(uuid.uuid4())}
+    opening |= {"name": name, "job": identify_job(environment), "opening": str(uuid.uuid4())}
     return Settings(
         url=url,
         key=validate_key(key or environment.get("EVALSTOP_KEY")),
@@ -150,30 +141,23 @@ def resolve(
     )
 
 
-def _opening(
-    *,
-    name: str,
+def _describe_run(
     metrics: Metrics | None,
-    labels: Mapping[str, LabelValue],
     config: object,
-    arguments: Mapping[str, str | list[str] | None],
     policy: str | None,
     mode: str | None,
     total_steps: int | None,
     evaluates: bool | float,
     resume: str | None,
 ) -> dict[str, Any]:
-    """The body that opens a run: omitted fields stay omitted, which leaves them unchanged at the service."""
+    """These fields of the body that opens a run: omitted ones stay omitted, which leaves them unchanged."""
     if mode is not None and mode not in MODES:
         raise ConfigurationError(f"mode {mode!r}: choose one of {', '.join(MODES)}, or leave it to the project.")
     if resume is not None and resume not in RESUMES:
         raise ConfigurationError(f"resume {resume!r}: choose one of {', '.join(RESUMES)}, or leave it out.")
-    opening: dict[str, Any] = {"name": name}
+    opening: dict[str, Any] = {}
     if metrics is not None:
         opening["metrics"] = check_metrics(metrics)
-    if labels:
-        opening["labels"] = {str(label): format_value(value) for label, value in labels.items()}
-    opening |= {field: _as_text(value) for field, value in arguments.items() if value not in (None, "", [])}
     if params := flatten_config(config):
         opening["params"] = params
     if policy is not None:

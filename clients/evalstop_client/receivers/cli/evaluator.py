@@ -15,7 +15,7 @@ from evalstop_client.receivers.evaluator.evaluation import Evaluation, check_pla
 from evalstop_client.receivers.evaluator.evaluator import Evaluator
 from evalstop_client.receivers.evaluator.kubernetes_job import JobEvaluation, load_job_manifest
 from evalstop_client.receivers.kubernetes.api import Api
-from evalstop_client.receivers.stop.options import parse_service, seconds
+from evalstop_client.receivers.stop.options import require_service, seconds
 from evalstop_client.receivers.stop.subprocesses import environment_without
 from evalstop_client.service import Service
 
@@ -85,9 +85,7 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 def run(options: argparse.Namespace) -> int:
     """Answer requests until SIGTERM or SIGINT."""
-    url, key = parse_service(options)
-    if url is None:
-        raise ConfigurationError("url: name the service with --url or EVALSTOP_URL.")
+    url, key = require_service(options)
     if options.prompts < 1:
         raise ConfigurationError(f"--prompts {options.prompts}: it must be positive.")
     ended = threading.Event()

@@ -13,7 +13,7 @@ from pathlib import Path
 from evalstop_client.backoff import wait_seconds
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.metric_roles import AUTO, DIRECTIONS, METRIC_ROLES
-from evalstop_client.receivers.stop.options import choose_state_folder, pairs, parse_service, seconds
+from evalstop_client.receivers.stop.options import choose_state_folder, pairs, require_service, seconds
 from evalstop_client.receivers.stop.signals import ShutdownSignal
 from evalstop_client.service import Service
 from evalstop_client.settings import MODES, parse_labels
@@ -94,9 +94,7 @@ def watch_tensorboard(options: argparse.Namespace) -> int:
         **({"policy": options.policy} if options.policy else {}),
         **({"mode": options.mode} if options.mode else {}),
     }
-    url, key = parse_service(options)
-    if url is None:
-        raise ConfigurationError("url: name the service with --url or EVALSTOP_URL.")
+    url, key = require_service(options)
     name = options.name or root.resolve().name or "tensorboard"
     digest = hashlib.sha256(f"{url}\n{name}\n{root.resolve()}".encode(errors="replace")).hexdigest()[:12]
     memory = options.state or choose_state_folder(None, "tensorboard") / f"{digest}.json"

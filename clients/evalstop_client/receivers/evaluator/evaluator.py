@@ -11,10 +11,10 @@ import threading
 from collections import Counter
 from urllib.parse import quote
 
+from evalstop_client.backoff import seconds_after
 from evalstop_client.errors import SchedulerError
 from evalstop_client.eval_request import Difference
 from evalstop_client.receivers.evaluator.evaluation import Evaluation, EvaluationFailed, PairedRequest
-from evalstop_client.receivers.retry import seconds_after
 from evalstop_client.service import Accepted, Json, Refused, Service
 
 logger = logging.getLogger("evalstop_client.receivers")

@@ -19,7 +19,7 @@ from httpx import codes
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.access import Access
 from evalstop_client.receivers.kubernetes.kinds import POD, POD_LOG, Kind, Object, at
-from evalstop_client.service import trusted_certificates
+from evalstop_client.service import object_in, trusted_certificates
 
 MERGE_PATCH = "application/merge-patch+json"
 MOST_PATIENCE_SECONDS = 300.0
@@ -156,7 +156,7 @@ class Api:
         if response.status_code == codes.CONFLICT:
             return Conflict(_message_of(response))
         if response.status_code == codes.NOT_FOUND:
-            if at(_body_of(response), "details", "name"):
+            if at(object_in(response), "details", "name"):
                 return Missing()
             self._versions.pop(kind, None)  # the path is unknown: another version now serves the kind
             raise SchedulerUnavailable(f"{verb} {kind}: {_message_of(response)}")
@@ -211,7 +211,7 @@ class Api:
             return {}
         if not response.is_success:
             raise SchedulerUnavailable(f"GET {path}: {_message_of(response)}")
-        return _body_of(response)
+        return object_in(response) or {}
 
     def _send_request(
         self,
@@ -254,18 +254,10 @@ def _parse_events(lines: Iterator[str]) -> Iterator[Happened | Expired]:
 def _read_answer(answer: httpx.Response | Missing | Conflict, verb: str, kind: Kind) -> Object | Missing:
     if isinstance(answer, Missing):
         return answer
-    body = None if isinstance(answer, Conflict) else _body_of(answer)
+    body = None if isinstance(answer, Conflict) else object_in(answer)
     if not body:
         raise SchedulerUnavailable(f"{verb} {kind}: the API server's answer is no object")
     return body
-
-
-def _body_of(response: httpx.Response) -> Object:
-    try:
-        body = response.json()
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
 
 
 def _date(response: httpx.Response) -> datetime:
@@ -275,4 +267,4 @@ def _date(response: httpx.Response) -> datetime:
 
 def _message_of(response: httpx.Response) -> str:
     """A short text of a response."""
-    return f"{response.status_code} {at(_body_of(response), 'message') or response.text[:200]}"
+    return f"{response.status_code} {at(object_in(response), 'message') or response.text[:200]}"

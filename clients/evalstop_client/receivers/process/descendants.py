@@ -7,13 +7,13 @@ them. The caller becomes the subreaper (Linux), so that orphans stay its descend
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from evalstop_client.receivers.stop.tracing import set_process_attribute
 
 PR_SET_CHILD_SUBREAPER = 36
 DEAD_STATES = ("Z", "X", "x")
@@ -31,12 +31,7 @@ class Process:
 
 def adopt_orphans() -> bool:
     """Make this process the parent of every descendant whose parent dies; False if that is not possible."""
-    if sys.platform != "linux":
-        return False
-    try:
-        return int(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0
-    except (OSError, AttributeError):
-        return False
+    return set_process_attribute(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def find_living_processes(group: int, ancestor: int) -> list[Process]:

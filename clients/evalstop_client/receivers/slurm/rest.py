@@ -18,6 +18,7 @@ import httpx
 
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.slurm.job_record import Record, from_rest
+from evalstop_client.service import object_in
 
 UNKNOWN_JOB = 2017  # ESLURM_INVALID_JOB_ID
 ENDING = 2021  # ESLURM_ALREADY_DONE
@@ -107,7 +108,7 @@ class Rest:
     ) -> dict[str, Any]:
         version = self._version = self._version or self._discover_version()
         response = self._send_request(method, f"/slurm/{version}/{path}", params, change)
-        body = _object_in(response)
+        body = object_in(response)
         errors = [error for error in (body or {}).get("errors") or [] if isinstance(error, Mapping)]
         numbers = {error.get("error_number") for error in errors}
         message = "; ".join(str(error.get("description") or error.get("error") or error) for error in errors)
@@ -125,7 +126,7 @@ class Rest:
 
     def _discover_version(self) -> str:
         for path in DESCRIPTIONS:
-            body = _object_in(self._send_request("GET", path))
+            body = object_in(self._send_request("GET", path))
             versions = re.findall(r"/slurm/v0\.0\.(\d+)/job/", " ".join((body or {}).get("paths") or {}))
             if versions:
                 return f"v0.0.{max(int(number) for number in versions)}"
@@ -170,11 +171,3 @@ def parse_user(token: str) -> str | None:
         return None
     name = claims.get("sun") if isinstance(claims, dict) else None
     return name if isinstance(name, str) and name.isascii() and name.isprintable() else None
-
-
-def _object_in(response: httpx.Response) -> dict[str, Any] | None:
-    try:
-        body = response.json()
-    except ValueError:
-        return None
-    return body if isinstance(body, dict) else None

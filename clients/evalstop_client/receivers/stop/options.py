@@ -105,6 +105,14 @@ def parse_service(options: argparse.Namespace) -> tuple[str | None, str | None]:
     return url, validate_key(os.environ.get(options.key_env))
 
 
+def require_service(options: argparse.Namespace) -> tuple[str, str | None]:
+    """Like `parse_service`; raises ConfigurationError without a url."""
+    url, key = parse_service(options)
+    if url is None:
+        raise ConfigurationError("url: name the service with --url or EVALSTOP_URL.")
+    return url, key
+
+
 def load_secrets(variable: str, file: Path | None, public_keys: Sequence[str] = ()) -> Callable[[], Sequence[str]]:
     """A function that returns the current public keys, or the secrets in `file` or `variable`, separated by
     whitespace."""

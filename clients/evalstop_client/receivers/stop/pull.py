@@ -8,7 +8,7 @@ import time
 from typing import Any
 from urllib.parse import quote
 
-from evalstop_client.receivers.retry import seconds_after
+from evalstop_client.backoff import seconds_after
 from evalstop_client.receivers.stop.webhook_handler import Receiver
 from evalstop_client.service import Accepted, Json, Refused, Service
 

@@ -6,7 +6,6 @@ import math
 import signal
 import time
 from queue import Empty, SimpleQueue
-from types import FrameType
 
 POLL_SECONDS = 0.5
 """A signal that arrives just before a wait starts does not interrupt it: Python runs the handler between two waits."""
@@ -22,7 +21,7 @@ class ShutdownSignal:
     def __init__(self) -> None:
         self._signals: SimpleQueue[int] = SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle_signal)
+            signal.signal(number, lambda signaled, _frame: self._signals.put(signaled))
 
     @property
     def is_set(self) -> bool:
@@ -39,6 +38,3 @@ class ShutdownSignal:
             except Empty:
                 continue
         return self.is_set
-
-    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals.put(number)
