@@ -154,7 +154,8 @@ def create_app(
     dashboard.install(app, context, session_secret, _openid(settings, clock))
     held_bodies = _limit_bodies(app, settings, RefusedVetoes(database, clock))
     app.add_middleware(SecurityHeaders)
-    app.mount(MLFLOW, mlflow.create_app(context, service_metrics, forwarder, _create_artifact_folder(settings)))
+    artifacts = ArtifactFolder(settings.artifact_folder, settings.mlflow_artifact_root, settings.mlflow_artifact_bytes)
+    app.mount(MLFLOW, mlflow.create_app(context, service_metrics, forwarder, artifacts))
     ingest_endpoint = IngestEndpoint(
         ProxyHeadersMiddleware(HeadRequests(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
         committer,
@@ -253,10 +254,6 @@ def _create_forwarder(
     return Forwarder(
         settings.mlflow_forward_url, reveal(settings.mlflow_forward_token), database, clock, service_metrics
     )
-
-
-def _create_artifact_folder(settings: Settings) -> ArtifactFolder:
-    return ArtifactFolder(settings.artifact_folder, settings.mlflow_artifact_root, settings.mlflow_artifact_bytes)
 
 
 def create_service_metrics(database: Database, clock: Clock = utc_now) -> ServiceMetrics:

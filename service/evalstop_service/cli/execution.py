@@ -18,7 +18,8 @@ from evalstop_service.settings import Settings
 def execute(options: argparse.Namespace) -> int:
     """Run `options.command` and return the exit code; prints errors."""
     try:
-        settings = _read_settings(options)
+        given = {name: value for name, value in vars(options).items() if value is not None}
+        settings = Settings(**{name: given[name] for name in Settings.model_fields.keys() & given})
         configuration.check_settings(settings)
     except ValidationError as error:
         for item in error.errors():
@@ -39,10 +40,3 @@ def execute(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         pass
     return FAILED
-
-
-def _read_settings(options: argparse.Namespace) -> Settings:
-    overrides = {
-        name: value for name, value in vars(options).items() if name in Settings.model_fields and value is not None
-    }
-    return Settings(**overrides)

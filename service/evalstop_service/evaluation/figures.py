@@ -181,7 +181,7 @@ def compute_figures(
     delays_of: dict[Key, list[Delay]] = defaultdict(list)
     for delay in delays:
         delays_of[delay.key].append(delay)
-    ordered = sorted(totals.items(), key=_sort_key)
+    ordered = sorted(totals.items(), key=lambda item: [(part is None, part or "") for part in item[0]])
     return [_compute_group(key, sums, delays_of[key], alpha, whole=whole) for key, sums in ordered]
 
 
@@ -267,7 +267,3 @@ def _quartiles(delays: Sequence[Delay]) -> Delays | None:
         return None
     lower, median, upper = (confidence_sequences.weighted_quantile(ordered, share) for share in (0.25, 0.5, 0.75))
     return Delays(sum(delay.cases for delay in delays), lower, median, upper)
-
-
-def _sort_key(item: tuple[Key, _Totals]) -> tuple[tuple[bool, str | int], ...]:
-    return tuple((part is None, part or "") for part in item[0])

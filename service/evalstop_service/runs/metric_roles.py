@@ -70,7 +70,7 @@ def assign_roles(
     guessed = [(metric, with_role[metric]) for metric, origin in origins.items() if origin == "guessed"]
     warnings = [warning for warning in recognized.warnings if warning != NO_EVAL] + ([] if has_eval else [NO_EVAL])
     return RoleAssignment(
-        {metric: _role_to_json(role) for metric, role in sorted(with_role.items())},
+        {metric: {"role": role.role.value, "direction": role.direction} for metric, role in sorted(with_role.items())},
         Recognition(
             open=True,
             preset=recognized.preset,
@@ -127,7 +127,3 @@ def _match_patterns(
     for name, role in matched.items():
         first.setdefault(role.role, name)
     return {name: matched[name] for name in first.values()}, matched
-
-
-def _role_to_json(role: Role) -> MetricFields:
-    return {"role": role.role.value, "direction": role.direction}

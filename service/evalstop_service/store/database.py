@@ -79,8 +79,7 @@ class Database:
         if self.embedded:
             _prepare_sqlite(self.engine, synchronous)
         else:
-            _prepare_all(self.engine)
-            _ping_idle_connections(self.engine)
+            _prepare_postgresql(self.engine)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -139,15 +138,13 @@ def _json_value(text: str | bytes) -> Any:
         return json.loads(text)
 
 
-def _prepare_all(engine: sa.Engine) -> None:
+def _prepare_postgresql(engine: sa.Engine) -> None:
+    """Set up each connection, and ping it before use only if it was idle for a while, not before each use."""
+
     @sa.event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:
         connection.execute(_SET_UP)
         connection.commit()
-
-
-def _ping_idle_connections(engine: sa.Engine) -> None:
-    """Ping a connection before use only if it was idle for a while, not before each use."""
 
     @sa.event.listens_for(engine, "checkin")
     def record_checkin(_connection: Any, record: Any) -> None:

@@ -119,11 +119,10 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(error_type, _handle_error)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(RequestValidationError, _invalid_body)
-    app.add_api_route(PATH, _show_kinds, include_in_schema=False)
 
-
-def _show_kinds() -> HTMLResponse:
-    return HTMLResponse(render_page(), headers={"Content-Security-Policy": "default-src 'none'"})
+    @app.get(PATH, include_in_schema=False)
+    def show_kinds() -> HTMLResponse:
+        return HTMLResponse(render_page(), headers={"Content-Security-Policy": "default-src 'none'"})
 
 
 def count_refusal(request: Request, error: Exception) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -56,7 +56,8 @@ def extend_windows(
             assert decision is not None
             decision_rows.add_change(tx, decision, Record(DecisionState.PENDING, "service", reason), now)
             extended.append(row["run_id"])
-    _raise_versions(tx, extended)
+    # Processes that cache these runs reload their decisions.
+    tx.execute(sa.update(runs).where(runs.c.id.in_(extended)).values(version=runs.c.version + 1))
     return len(extended)
 
 
@@ -80,8 +81,3 @@ def _extend_window(tx: Transaction, run_id: UUID, decision_id: UUID, due_at: dat
     )
     tx.execute(sa.update(deliveries).where(*waiting).values(due_at=due_at))
     return True
-
-
-def _raise_versions(tx: Transaction, run_ids: Sequence[UUID]) -> None:
-    """Make processes that cache these runs reload their decisions."""
-    tx.execute(sa.update(runs).where(runs.c.id.in_(run_ids)).values(version=runs.c.version + 1))

@@ -145,7 +145,7 @@ def _error_response(request: Request, error: Exception) -> Response:
             return _error_page(
                 422, "Nothing to show" if request.method == "GET" else "Nothing was changed", _sentence(error)
             )
-        case RequestValidationError() if not _is_about_path(error):
+        case RequestValidationError() if all(item["loc"][0] != "path" for item in error.errors()):
             if request.method == "GET":
                 return _error_page(422, "Nothing to show", _name_faults(error))
             return _error_page(422, "Nothing was changed", f"{_name_faults(error)} Go back to correct this.")
@@ -163,10 +163,6 @@ def _error_response(request: Request, error: Exception) -> Response:
         case _:
             _log.error("page failed", exc_info=error)
             return _error_page(500, "Internal error", "The service failed; see its log.")
-
-
-def _is_about_path(error: RequestValidationError) -> bool:
-    return any(item["loc"][0] == "path" for item in error.errors())
 
 
 def _name_faults(error: RequestValidationError) -> str:

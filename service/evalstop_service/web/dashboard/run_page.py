@@ -86,7 +86,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         shares = _load_shares(tx, run)
         latest_policies = policies.list_latest(tx, visitor.project.id)
         curves = curve_drawing.load_curves(tx, run)
-    current = _current_decision(run, on_record)
+    current = next((decision for decision in on_record if decision.attempt == run.attempt), None)
     lanes = {
         decision.id: decision_lanes.draw_lanes(decision, histories[decision.id], site.clock()) for decision in on_record
     }
@@ -163,10 +163,6 @@ def follow_run(
     return stream_changes(
         request, site, seen_revision, lambda tx: run_lists.read_run_revision(tx, visitor.project.id, run_id)
     )
-
-
-def _current_decision(run: Run, on_record: list[Decision]) -> Decision | None:
-    return next((decision for decision in on_record if decision.attempt == run.attempt), None)
 
 
 def _allowed_actions(run: Run, decision: Decision | None, now: datetime) -> dict[str, bool]:

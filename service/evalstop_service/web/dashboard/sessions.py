@@ -30,11 +30,14 @@ class Sessions:
 
     def sign_link(self, key_id: UUID) -> str:
         """The token of a sign-in link, valid for twelve hours."""
-        return _sign_token(self._link, key_id)
+        return self._link.dumps(str(key_id))
 
     def read_link(self, text: str) -> UUID | None:
         """The key of a sign-in token; None if it is forged or expired."""
-        return _load_token(self._link, text, LINK_SECONDS)
+        try:
+            return UUID(self._link.loads(text, max_age=LINK_SECONDS))
+        except (BadData, ValueError, TypeError, AttributeError):
+            return None
 
     def sign_flow(self, flow: dict[str, str]) -> str:
         """Sign the state of an OpenID sign-in, which the browser stores for ten minutes."""
@@ -71,14 +74,3 @@ class _ClockedSigner(TimestampSigner):
 
 def _serializer(secret: str, purpose: str, clock: Clock) -> URLSafeTimedSerializer:
     return URLSafeTimedSerializer(secret, salt=purpose, signer=_ClockedSigner, signer_kwargs={"clock": clock})
-
-
-def _sign_token(serializer: URLSafeTimedSerializer, key_id: UUID) -> str:
-    return serializer.dumps(str(key_id))
-
-
-def _load_token(serializer: URLSafeTimedSerializer, text: str, max_age_seconds: int) -> UUID | None:
-    try:
-        return UUID(serializer.loads(text, max_age=max_age_seconds))
-    except (BadData, ValueError, TypeError, AttributeError):
-        return None
