@@ -146,7 +146,9 @@ def measure_contended_waste(workload: Workload, hidden: Hidden, schedule: Schedu
     spans: list[tuple[float, float, int]] = []  # start, end and GPUs of useless hours; negative for jobs set aside
     for job, since, until in schedule.spells:
         goes = since + restore_hours if paused[job] else since
-        before, ran[job], paused[job] = ran[job], ran[job] + max(until - goes, 0.0), True
+        before = ran[job]
+        ran[job] += max(until - goes, 0.0)
+        paused[job] = True
         if hidden.hacking[job] and before < peak_at[job] <= ran[job]:
             useless_from[job] = min(useless_from[job], goes + peak_at[job] - before)
         spans.append((max(since, useless_from[job]), until, workload.jobs[job].gpus))

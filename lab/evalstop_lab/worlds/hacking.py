@@ -17,7 +17,12 @@ from evalstop_lab.worlds.truth import Floats
 
 def draw_gao_rl(rng: np.random.Generator, n: int) -> Curve:
     """Gao's form for reinforcement learning."""
-    return _draw_gao(rng, n, lambda u: np.where(u > 0, u * (1 - np.log(np.maximum(u, 1e-300))), 0.0))
+
+    def form(u: Floats) -> Floats:
+        logarithms = np.log(np.maximum(u, 1e-300))
+        return np.where(u > 0, u * (1 - logarithms), 0.0)
+
+    return _draw_gao(rng, n, form)
 
 
 def draw_gao_bon(rng: np.random.Generator, n: int) -> Curve:

@@ -206,7 +206,8 @@ def draw_turns_again_after_restart(rng: Generator, x: Floats) -> Course:
     rolled_back = rng.uniform(first + 0.08, second - 0.08)
     broken = ramp(x, first, rolled_back) * (x < rolled_back)
     lost = rng.uniform(0.3, 0.9) * broken + rng.uniform(0.25, 1.0) * draw_fall(rng, x, second)
-    return Course(draw_rise(rng, x, end=first * 1.2) + 0.05 * ramp(x, rolled_back, second) - lost)
+    quality = draw_rise(rng, x, end=first * 1.2) + 0.05 * ramp(x, rolled_back, second)
+    return Course(quality - lost)
 
 
 TURNING = {
