@@ -7,6 +7,7 @@ import re
 from datetime import datetime
 
 import pytest
+from evalstop_service.decisions import commands
 from evalstop_service.ingest import Observations
 from evalstop_service.ingest import open_run as opening
 from evalstop_service.rules.role_recognition import MetricFields
@@ -90,6 +91,24 @@ def test_open_page_follows_a_run_to_its_stop(
     page.locator("#what-if-stop-at").fill("0.6")
     expect(page.locator("#what-if-answer")).to_contain_text("at step 270, 10 steps sooner than on record")
     expect(page.locator("#chart .annotation-text", has_text="what if early@1")).to_be_visible()
+    window.assert_no_errors()
+
+
+def test_open_page_without_data_shows_the_first(
+    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """An overview and a precision page that were opened before the first run show it without being reloaded."""
+    page, database = window.page, embedded_database
+    window.sign_in(tenant)
+    page.goto(f"{window.address}/")
+    expect(page.get_by_text("No runs yet")).to_be_visible()
+    run = open_run(database, tenant, now, "first")
+    expect(page.get_by_text("Needs you")).to_be_visible()
+    page.goto(f"{window.address}/precision")
+    expect(page.get_by_text("No outcomes yet")).to_be_visible()
+    post_evals(database, tenant, run.id, EVALS, now)
+    commands.finish_run(database, tenant.project.id, run.id, "completed", now)
+    expect(page.get_by_text("Policies side by side")).to_be_visible()
     window.assert_no_errors()
 
 

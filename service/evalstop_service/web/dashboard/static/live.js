@@ -45,7 +45,8 @@ async function swapParts() {
   for (const [name, part] of parts(fresh)) {
     const html = part.innerHTML;
     const old = present.get(name);
-    if (!old || rendered.get(name) === html) continue;
+    if (!old) return location.reload(); // a page that had nothing to show has its first data
+    if (rendered.get(name) === html) continue;
     rendered.set(name, html);
     swap(old, part);
   }
