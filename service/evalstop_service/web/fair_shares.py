@@ -77,8 +77,8 @@ class FairShares:
         self.event_streams = Places("event streams", 20, refused)
         self._costly = RateLimit(COSTLY)
 
-    def spend_costly(self, sender: str, cost: float = 1.0) -> None:
+    def spend_costly(self, sender: str) -> None:
         """Count a costly request of a sender; raises TooOften when there were too many."""
-        if wait := self._costly.spend(sender, cost):
+        if wait := self._costly.spend(sender):
             self.count_refused("costly")
             raise TooOften("too many costly requests; wait before you send another", wait)

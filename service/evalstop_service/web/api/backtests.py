@@ -20,7 +20,7 @@ from evalstop_service.web.api.policies import PolicyDocument
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
 from evalstop_service.web.api.schemas import Answer, Body, Cursor, Integral, Page, Plain, Time
-from evalstop_service.web.context import Db, Now, Operate, Read
+from evalstop_service.web.context import Ctx, Db, Now, Operate, Read
 
 router = APIRouter(prefix="/policies/backtests", tags=["policies"], route_class=JsonRoute)
 
@@ -109,8 +109,9 @@ def list_backtests(
 
 
 @router.post("", status_code=202)
-def create_backtest(body: BacktestIn, caller: Operate, database: Db, now: Now) -> BacktestOut:
+def create_backtest(body: BacktestIn, caller: Operate, context: Ctx, database: Db, now: Now) -> BacktestOut:
     """Start a backtest on the newest ended runs; a worker runs it in the background."""
+    context.shares.spend_costly(caller.sender)
     if isinstance(body.policy, str):
         with database.reading() as tx:
             document = policies.find_referred_policy(tx, caller.project_id, body.policy).document

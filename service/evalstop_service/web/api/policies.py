@@ -14,7 +14,7 @@ from evalstop_service.projects import policies
 from evalstop_service.web.api.examples import POLICY_DOCUMENT
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Items, Time
-from evalstop_service.web.context import Admin, Db, Now, Read
+from evalstop_service.web.context import Admin, Ctx, Db, Now, Read
 
 router = APIRouter(prefix="/policies", tags=["policies"], route_class=JsonRoute)
 
@@ -55,8 +55,9 @@ def get_policy(
 
 
 @router.post("", status_code=201)
-def create_policy(document: PolicyDocument, caller: Admin, database: Db, now: Now) -> PolicyOut:
+def create_policy(document: PolicyDocument, caller: Admin, context: Ctx, database: Db, now: Now) -> PolicyOut:
     """Store a policy as the next version of its name. Runs keep their version."""
+    context.shares.spend_costly(caller.sender)
     policy = policy_from_document(document.root)
     stored = policies.add_policy(database, caller.author(now), policy)
     return PolicyOut.model_validate(stored)
