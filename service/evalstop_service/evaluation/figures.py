@@ -13,7 +13,7 @@ from uuid import UUID
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.rules import confidence_sequences
-from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, Stratum
+from evalstop_service.rules.confidence_sequences import Estimate, Stratum
 from evalstop_service.rules.statuses import DecisionOutcome, Treatment
 from evalstop_service.store import case_counts
 from evalstop_service.store.case_counts import CaseCount, CaseFilter, Delay, Grouping, Key
@@ -154,13 +154,15 @@ class _Totals:
 
 
 def load_figures(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = (), alpha: float = ALPHA
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = ()
 ) -> list[GroupFigures]:
     """The figures of a project's cases by group, in the order of their keys; without `by` one group, possibly empty."""
     counts = case_counts.count_cases(tx, project_id, case_filter, by)
     delays = case_counts.count_delays(tx, project_id, case_filter, by)
     whole = case_filter.detector is None and "detector" not in by
-    return compute_figures(counts, delays, alpha, whole=whole) if counts or by else [compute_total((), ())]
+    if not counts and not by:
+        return [_compute_group((), _Totals(), (), whole=whole)]
+    return compute_figures(counts, delays, whole=whole)
 
 
 def compute_total(counts: Iterable[CaseCount], delays: Iterable[Delay]) -> GroupFigures:
@@ -168,12 +170,10 @@ def compute_total(counts: Iterable[CaseCount], delays: Iterable[Delay]) -> Group
     sums = _Totals()
     for count in counts:
         sums.add(count)
-    return _compute_group((), sums, list(delays), ALPHA, whole=True)
+    return _compute_group((), sums, list(delays), whole=True)
 
 
-def compute_figures(
-    counts: Iterable[CaseCount], delays: Iterable[Delay], alpha: float = ALPHA, *, whole: bool = True
-) -> list[GroupFigures]:
+def compute_figures(counts: Iterable[CaseCount], delays: Iterable[Delay], *, whole: bool = True) -> list[GroupFigures]:
     """The figures of each group, ordered by key; `whole`: attempts that were never flagged are counted."""
     totals: dict[Key, _Totals] = defaultdict(_Totals)
     for count in counts:
@@ -182,7 +182,7 @@ def compute_figures(
     for delay in delays:
         delays_of[delay.key].append(delay)
     ordered = sorted(totals.items(), key=lambda item: [(part is None, part or "") for part in item[0]])
-    return [_compute_group(key, sums, delays_of[key], alpha, whole=whole) for key, sums in ordered]
+    return [_compute_group(key, sums, delays_of[key], whole=whole) for key, sums in ordered]
 
 
 def compute_running_figures(counts: Iterable[CaseCount]) -> list[GroupFigures]:
@@ -191,7 +191,7 @@ def compute_running_figures(counts: Iterable[CaseCount]) -> list[GroupFigures]:
     for key, counts_of_period in groupby(sorted(counts, key=lambda count: count.key), key=lambda count: count.key):
         for count in counts_of_period:
             totals.add(count)
-        groups.append(_compute_group(key, totals, (), ALPHA, whole=True))
+        groups.append(_compute_group(key, totals, (), whole=True))
     return groups
 
 
@@ -246,13 +246,13 @@ def _period(grouping: Grouping, first: str) -> tuple[datetime, datetime]:
     return datetime.combine(begin, time.min, UTC), datetime.combine(end, time.min, UTC)
 
 
-def _compute_group(key: Key, sums: _Totals, delays: Sequence[Delay], alpha: float, *, whole: bool) -> GroupFigures:
+def _compute_group(key: Key, sums: _Totals, delays: Sequence[Delay], *, whole: bool) -> GroupFigures:
     flagged, passed = sums.flagged(), Stratum(**sums.cells[PASSED])
     return GroupFigures(
         key,
-        confidence_sequences.estimate_precision(flagged, alpha),
-        confidence_sequences.estimate_recall(flagged, passed, alpha) if whole else None,
-        confidence_sequences.estimate_false_stops(flagged, passed, alpha) if whole else None,
+        confidence_sequences.estimate_precision(flagged),
+        confidence_sequences.estimate_recall(flagged, passed) if whole else None,
+        confidence_sequences.estimate_false_stops(flagged, passed) if whole else None,
         _quartiles(delays),
         Hours(since=sums.since, **sums.hours, without_gpus=sums.without_gpus),
         sums.parks,

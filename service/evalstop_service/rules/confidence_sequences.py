@@ -80,13 +80,11 @@ class StageNumbers(Struct, frozen=True):
     precision_since: Estimate | None = None
 
 
-def estimate_precision(flagged: Sequence[Stratum], alpha: float = ALPHA) -> Estimate:
+def estimate_precision(flagged: Sequence[Stratum]) -> Estimate:
     """The share of stops that were right."""
 
     def ends(strata: Sequence[Stratum]) -> tuple[float, float]:
-        return _find_lowest_share(strata, alpha), 1 - _find_lowest_share(
-            [_swap_outcomes(stratum) for stratum in strata], alpha
-        )
+        return _find_lowest_share(strata), 1 - _find_lowest_share([_swap_outcomes(stratum) for stratum in strata])
 
     right = sum(stratum.right / stratum.probability for stratum in flagged)
     wrong = sum(stratum.wrong / stratum.probability for stratum in flagged)
@@ -97,23 +95,21 @@ def estimate_precision(flagged: Sequence[Stratum], alpha: float = ALPHA) -> Esti
     return Estimate(_compute_share(right, wrong), low, high, bounds, *_count_cases(flagged))
 
 
-def estimate_recall(flagged: Sequence[Stratum], passed: Stratum, alpha: float = ALPHA) -> Estimate:
+def estimate_recall(flagged: Sequence[Stratum], passed: Stratum) -> Estimate:
     """The share of the attempts that turned with a right stop; `passed`: attempts that were never flagged."""
     return _estimate_share(
         flagged,
         passed,
-        alpha,
         yes=lambda stratum, worst: stratum.right + (0 if worst else stratum.unknown),
         no=lambda stratum, worst: stratum.wrong + (stratum.unknown if worst else 0),
     )
 
 
-def estimate_false_stops(flagged: Sequence[Stratum], passed: Stratum, alpha: float = ALPHA) -> Estimate:
+def estimate_false_stops(flagged: Sequence[Stratum], passed: Stratum) -> Estimate:
     """The share of the healthy attempts with a stop; `passed`: attempts that were never flagged."""
     return _estimate_share(
         flagged,
         passed,
-        alpha,
         yes=lambda stratum, worst: stratum.wrong + (0 if worst else stratum.unknown),
         no=lambda stratum, worst: stratum.right + (stratum.unknown if worst else 0),
     )
@@ -132,7 +128,6 @@ def weighted_quantile(ordered: Sequence[tuple[float, float]], share: float) -> f
 def _estimate_share(
     flagged: Sequence[Stratum],
     passed: Stratum,
-    alpha: float,
     yes: Callable[[Stratum, bool], float],
     no: Callable[[Stratum, bool], float],
 ) -> Estimate:
@@ -149,7 +144,7 @@ def _estimate_share(
         return Stratum(above, no(passed_stratum, worst) * smallest)
 
     def ends(stratum: Stratum) -> tuple[float, float]:
-        return _find_lowest_share([stratum], alpha), 1 - _find_lowest_share([_swap_outcomes(stratum)], alpha)
+        return _find_lowest_share([stratum]), 1 - _find_lowest_share([_swap_outcomes(stratum)])
 
     decided = weigh_cases([_drop_unknown(stratum) for stratum in flagged], _drop_unknown(passed), worst=True)
     worst, best = weigh_cases(flagged, passed, worst=True), weigh_cases(flagged, passed, worst=False)
@@ -162,11 +157,11 @@ def _estimate_share(
     )
 
 
-def _find_lowest_share(strata: Iterable[Stratum], alpha: float) -> float:
+def _find_lowest_share(strata: Iterable[Stratum]) -> float:
     """The lowest weighted mean of the rates in the joint set; each case is weighted by its inverse probability.
 
     1. Drop empty strata: their rates are free, and have no weight.
-    2. Minimize the mean of the rates q under sum log M(q) <= log 1/alpha. By Lagrange's rule each q solves a quadratic
+    2. Minimize the mean of the rates q under sum log M(q) <= log 1/ALPHA. By Lagrange's rule each q solves a quadratic
        equation in the multiplier, so that only one unknown remains.
     3. The sum falls as the multiplier grows: find where it meets the bound.
     """
@@ -176,7 +171,7 @@ def _find_lowest_share(strata: Iterable[Stratum], alpha: float) -> float:
     if not any(stratum.right for stratum in decided):
         return 0.0
     parts = [(weight / total, stratum) for weight, stratum in zip(weights, decided, strict=True)]
-    constant = sum(_log_beta(stratum.right + 1, stratum.wrong + 1) for stratum in decided) + math.log(alpha)
+    constant = sum(_log_beta(stratum.right + 1, stratum.wrong + 1) for stratum in decided) + math.log(ALPHA)
 
     def rates(multiplier: float) -> list[float]:
         solutions = []

@@ -116,6 +116,7 @@ def test_figures_are_filtered(project_with_cases: ProjectFixture) -> None:
     """Figures count only the cases that match the filter."""
     assert load_figures(project_with_cases, policy="watch-all-roles", version=1)[()].precision.decided == 7
     assert load_figures(project_with_cases, detector="floor")[()].precision.decided == 3
+    assert load_figures(project_with_cases, detector="gao_fit")[()].recall is None, "of a detector without cases too"
     assert load_figures(project_with_cases, since=LATER, job_kind="rlhf")[()].precision.decided == 7
     assert load_figures(project_with_cases, until=NOW)[()].precision.value is None
 
