@@ -12,8 +12,10 @@ from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from evalstop_detectors import MonitorState
+from evalstop_service.decisions import commands
 from evalstop_service.errors import ServiceError
 from evalstop_service.ingest import Content, Message, Observations, Receipt, RunCache, open_run
+from evalstop_service.rules.decision_lifecycle import StopOrdered
 from evalstop_service.store import decisions, policies, projects, runs, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
@@ -81,6 +83,11 @@ class ProjectFixture:
         decision = self.find_decision(run, attempt)
         assert decision is not None
         return decision
+
+    def order_stop(self, run: Run, order: StopOrdered) -> Decision:
+        """Stop the run on a person's order."""
+        with self.database.transaction() as tx:
+            return commands.order_run_stop(tx, self.id, run.id, order)
 
     def load_decision_states(self, run: Run) -> list[str]:
         """Load the states that the run's decisions went through, in order."""

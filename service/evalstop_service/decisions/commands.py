@@ -92,8 +92,8 @@ def carry_out_command(
     return moved
 
 
-def stop_run(
-    database: Database, project_id: UUID, run_id: UUID, command: StopOrdered, proved: str | None = None
+def order_run_stop(
+    tx: Transaction, project_id: UUID, run_id: UUID, command: StopOrdered, proved: str | None = None
 ) -> Decision:
     """Stop a run at once on a person's order; raises Conflict when it has ended, or its stop is in progress.
 
@@ -103,14 +103,6 @@ def stop_run(
     3. Raise the version of the run, so that processes with the run in their cache load the decision.
     4. Write the audit log.
     """
-    with database.transaction() as tx:
-        return order_run_stop(tx, project_id, run_id, command, proved)
-
-
-def order_run_stop(
-    tx: Transaction, project_id: UUID, run_id: UUID, command: StopOrdered, proved: str | None = None
-) -> Decision:
-    """Like `stop_run`, within a transaction."""
     run = _lock_run(tx, project_id, run_id)
     if run.status not in UNENDED:
         raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")

@@ -93,13 +93,12 @@ def create_job(
     clock: Clock,
     service_metrics: ServiceMetrics,
     every_seconds: float = EVERY_SECONDS,
-    pace: Pace = Pace(),
 ) -> PeriodicJob:
     """The periodic job that prunes runs."""
 
     def prune(pause: Wait) -> float:
         try:
-            result = prune_runs(database, clock(), pace=pace, pause=pause, service_metrics=service_metrics)
+            result = prune_runs(database, clock(), pause=pause, service_metrics=service_metrics)
         except Conflict:
             log.debug("another process is pruning")
         else:

@@ -66,10 +66,8 @@ def load_latest_versions(tx: Transaction, project_id: UUID) -> dict[str, int]:
     return {row.name: row.version for row in tx.execute(query.group_by(policies.c.name))}
 
 
-def list_policies(tx: Transaction, project_id: UUID, name: str | None = None) -> list[StoredPolicy]:
+def list_policies(tx: Transaction, project_id: UUID) -> list[StoredPolicy]:
     """A project's policies with all versions, by name, newest version first."""
     query = sa.select(policies).where(policies.c.project_id == project_id)
-    if name is not None:
-        query = query.where(policies.c.name == name)
     query = query.order_by(policies.c.name, policies.c.version.desc())
     return [StoredPolicy(**row) for row in tx.execute(query).mappings()]

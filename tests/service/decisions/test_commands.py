@@ -221,7 +221,7 @@ def test_requested_stop_outlives_the_end_of_its_run(project: ProjectFixture, vet
 
 
 def order_stop(project: ProjectFixture, run: Run, now: datetime = ONE_HOUR_LATER) -> Decision:
-    return commands.stop_run(project.database, project.id, run.id, StopOrdered(now, "dana", "the reward is broken"))
+    return project.order_stop(run, StopOrdered(now, "dana", "the reward is broken"))
 
 
 def test_person_can_stop_any_run(veto_project: ProjectFixture) -> None:

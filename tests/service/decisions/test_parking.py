@@ -198,7 +198,7 @@ def test_person_can_stop_a_parked_run(project: ProjectFixture) -> None:
     """The same decision then requests a stop; once it is confirmed the run is stopped."""
     run, decision = park_run(project)
     order = StopOrdered(ONE_HOUR_LATER, "dana", "no more of this")
-    ordered = commands.stop_run(project.database, project.id, run.id, order)
+    ordered = project.order_stop(run, order)
     assert (ordered.id, ordered.action, ordered.state) == (decision.id, Action.STOP, DecisionState.REQUESTED)
     assert ordered.stops(ONE_HOUR_LATER)
     assert load_event_types(project, run).count("run.stop_requested") == 1
@@ -213,7 +213,7 @@ def test_parked_hours_are_counted(project: ProjectFixture) -> None:
     project.post_observations(returned, RISING, ONE_HOUR_LATER + timedelta(hours=3))
     stopped, decision = park_run(project, labels=labels)
     order = StopOrdered(ONE_HOUR_LATER + timedelta(hours=2), "dana", "no more of this")
-    commands.stop_run(project.database, project.id, stopped.id, order)
+    project.order_stop(stopped, order)
     record_report(project, decision, DecisionState.CONFIRMED, order.at)
     with project.database.reading() as tx:
         first, second = (cases.find_case(tx, run.id, 1) for run in (returned, stopped))
@@ -232,7 +232,7 @@ def test_parked_hours_before_an_attempt_do_not_count(project: ProjectFixture) ->
     run, decision = park_run(project, labels={"gpus": "4"})
     restarted, ordered = ONE_HOUR_LATER + timedelta(hours=3), ONE_HOUR_LATER + timedelta(hours=4)
     project.submit(run, Resumed(1), restarted)
-    commands.stop_run(project.database, project.id, run.id, StopOrdered(ordered, "dana", "no more of this"))
+    project.order_stop(run, StopOrdered(ordered, "dana", "no more of this"))
     record_report(project, decision, DecisionState.CONFIRMED, ordered + timedelta(hours=1))
     with project.database.reading() as tx:
         case = cases.find_case(tx, run.id, 2)
@@ -244,7 +244,7 @@ def test_requested_park_cannot_become_a_stop(project: ProjectFixture) -> None:
     """While a receiver is parking the job, an order to stop is refused with what to do."""
     run, _ = open_suspected_run(project)
     with pytest.raises(Conflict, match="once it is parked"):
-        commands.stop_run(project.database, project.id, run.id, StopOrdered(ONE_HOUR_LATER, "dana", ""))
+        project.order_stop(run, StopOrdered(ONE_HOUR_LATER, "dana", ""))
 
 
 def test_run_that_recovers_in_the_veto_window_is_not_parked(database: Database) -> None:

@@ -65,7 +65,7 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         passed = case_counts.count_unflagged(tx, project_id, filters.case_filter, ("policy",))
         late = case_counts.count_delays(tx, project_id, filters.case_filter, ("policy", "called"))
         kinds = case_counts.list_job_kinds(tx, project_id)
-        names = sorted({policy.name for policy in policies.list_policies(tx, project_id)})
+        names = sorted(policies.load_latest_versions(tx, project_id))
         stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, project_id)}
     counts = [*flagged, *passed]
     whole = figures.compute_total(counts, late)

@@ -112,7 +112,7 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
         revision = run_lists.read_list_revision(tx, visitor.project.id, run_filter, PAGE)
         page_of_runs = run_lists.list_runs(tx, visitor.project.id, run_filter, PAGE + 1)
         rows = _load_rows(tx, page_of_runs[:PAGE], visitor.project.stale_seconds, site.clock())
-        names = sorted({policy.name for policy in policies.list_policies(tx, visitor.project.id)})
+        names = sorted(policies.load_latest_versions(tx, visitor.project.id))
     first = {"cursor": "", "place": ""}
     last = rows[-1].run if len(page_of_runs) > PAGE else None
     return render_page(
