@@ -160,7 +160,7 @@ REINFORCEMENT = (
         (
             proxy("rollout_scores/mean", "the score of the rollouts, before the KL penalty"),
             proxy("reward/mean", "the reward function on the evaluation's prompts", rank=1),
-            kl("policy/sqrt_kl", "the root of the KL to the reference policy"),
+            no_role("policy/sqrt_kl", "the root of the KL to the reference policy, not the KL"),
             no_role("policy/*", LAST_UPDATE),
             loss("losses/policy_loss", "the loss of the policy"),
             loss("losses/total_loss", "the loss of policy and values", rank=1),

@@ -114,6 +114,13 @@ def test_only_whole_words_match(name: str, direction: str) -> None:
     assert recognition.origins[name] is RoleOrigin.GUESSED
 
 
+def test_root_of_the_kl_is_not_the_kl() -> None:
+    """Detectors take the root of the KL themselves, so trlX's root of it has no role."""
+    found = recognize_roles(["rollout_scores/mean", "policy/sqrt_kl", "kl_ctl_value"])
+    assert found.preset == "trlx"
+    assert set(found.roles) == {"rollout_scores/mean"}
+
+
 @pytest.mark.parametrize("name", ["eval_gsm8k_runtime", "eval_epoch", "eval_math_kl", "eval_samples_per_second"])
 def test_counters_and_timings_have_no_role(name: str) -> None:
     """Counters and timings get no role, also if they are named after a benchmark."""
