@@ -75,11 +75,11 @@ LONGEST_GROWTH = 10
 
 @dataclass(frozen=True)
 class Savings:
-    """The savings of one seed's cluster under one policy, as shares of its use without stops.
+    """The savings of one seed's cluster under one policy, as shares of the jobs' GPU-hours without stops.
 
-    `gpu_hours`: GPU-hours of jobs. `billed`: GPU-hours of whole nodes. Both include reruns of wrongly stopped jobs.
-    `time`: the change of the mean completion time with the same jobs. `time_at_equal_load`: with as many more jobs as
-    use the saved GPU-hours. `given_up`: GPUs that can be removed without a longer mean completion time.
+    `gpu_hours`: GPU-hours of jobs. `billed`: GPU-hours of whole nodes, which are more. Both include reruns of wrongly
+    stopped jobs. `time`: the change of the mean completion time with the same jobs. `time_at_equal_load`: with as many
+    more jobs as use the saved GPU-hours. `given_up`: GPUs that can be removed without a longer mean completion time.
     """
 
     policy: str
@@ -166,7 +166,7 @@ def _simulate_seed(
             Savings(
                 policy.name,
                 gpu_hours=1 - load_ratio,
-                billed=1 - billed_after / billed - after.again / before.gpu_hours,
+                billed=(billed - billed_after - after.again) / before.gpu_hours,
                 time=after.jct / before.jct - 1,
                 time_at_equal_load=at_load.jct / before.jct - 1,
                 given_up=_count_spare_gpus(setting, jobs, stops, scheduler, before.jct, prices),

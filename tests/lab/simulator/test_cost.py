@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from evalstop_detectors import POLICIES
 from evalstop_lab.cli import main
-from evalstop_lab.simulator.cost import Prices, convert_to_dollars, count_billed_hours
+from evalstop_lab.simulator.cost import HOURS_A_MONTH, Prices, convert_to_dollars, count_billed_hours
+from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.execution import PUBLISHED, Iteration, simulate_mechanisms
 from evalstop_lab.simulator.jobs import Workload
 from evalstop_lab.simulator.schedulers import FIFO
+from evalstop_lab.simulator.setting import PAPER
+from evalstop_lab.simulator.stopping import decide_stops
+from evalstop_lab.simulator.study import REPORTING_SEED
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,6 +87,21 @@ def test_cost_reports_hours_gpus_and_dollars(capsys: pytest.CaptureFixture[str],
     assert main([*arguments, "--length-growth", "1"]) == 0
     grown = json.loads(capsys.readouterr().out)["policies"]["paper"]
     assert grown["gpu_hours"]["value"] > cheap["gpu_hours"]["value"]
+
+
+def test_dollars_are_those_of_the_nodes_that_are_no_longer_billed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the whole cluster is one node, its hours without any job are what a stop saves."""
+    setting = replace(PAPER, jobs=60)
+    workload, _ = draw_jobs(setting, REPORTING_SEED)
+    cluster, ends = Cluster(), decide_stops(POLICIES["default"], workload).ends(workload, Cluster())
+    schedules = [simulate_cluster(workload, FIFO, cluster, item, evals=False) for item in (workload.hours, ends)]
+    before, after = (count_billed_hours(workload, item, setting.gpus) for item in schedules)
+    arguments = ["--policies", "default", "--scheduler", "FIFO", "--seeds", "1", "--cluster-jobs", "60", "--jobs", "1"]
+    assert main(["cluster", "cost", *arguments, "--node-gpus", "64", "--on-demand", "2", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["policies"]["default"]
+    a_month = setting.load * setting.gpus * HOURS_A_MONTH / float((schedules[0].held * workload.gpus).sum())
+    assert before > after > 0
+    assert figures["dollars_a_month"]["on demand"] == pytest.approx(2 * (before - after) * a_month)
 
 
 def test_negative_price_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
