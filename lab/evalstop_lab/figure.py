@@ -26,7 +26,7 @@ def save_figure(
     plt.close(figure)
 
 
-def show_percent(*axes: Any, decimals: int | None = None) -> None:
+def show_percent(*axes: Any) -> None:
     """Format the tick labels of these axes as percentages."""
     for axis in axes:
-        axis.set_major_formatter(PercentFormatter(1.0, decimals, symbol=" %"))
+        axis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))

@@ -82,6 +82,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `actions` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("actions", help="compare stopping a suspected job with demoting or parking it")
     options.add_common(parser, seeds=SEEDS)
+    options.add_plots(parser)
     options.add_world(parser, WORLDS_BY_NAME, "gangs")
     names = list(SCHEDULERS)
     parser.add_argument("--schedulers", nargs="+", choices=names, default=names, metavar="NAME", help="default: all")

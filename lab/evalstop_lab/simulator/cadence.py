@@ -19,7 +19,7 @@ from rich.console import Console
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import format_percent, new_table
-from evalstop_lab.simulator import options, plots
+from evalstop_lab.simulator import options
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.metrics import measure_schedule
@@ -78,9 +78,7 @@ def run(args: argparse.Namespace) -> int:
         "world": args.world,
         "setting": options.encode_setting(setting, seeds),
     }
-    return options.print_report(
-        args, report, lambda console: _print_tables(console, nets, policies, args), plots.plot_cadence
-    )
+    return options.print_report(args, report, lambda console: _print_tables(console, nets, policies, args))
 
 
 _Numbers = dict[tuple[str, float], tuple[float, float, int, int]]

@@ -67,6 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `frontier` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("frontier", help="measure the share of an oracle's saving that each rule reaches")
     options.add_common(parser, seeds=SEEDS)
+    options.add_plots(parser)
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS), metavar="WORLD")
     parser.set_defaults(run=run)
 

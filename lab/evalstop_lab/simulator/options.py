@@ -34,8 +34,12 @@ def add_common(parser: argparse.ArgumentParser, seeds: int) -> None:
     parser.add_argument("--cluster-jobs", type=positive_number, metavar="JOBS", help="number of jobs per seed")
     parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     parser.add_argument("--backend", choices=BACKENDS, default=LOCAL, help="where to compute (default: %(default)s)")
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write plots to this folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+
+
+def add_plots(parser: argparse.ArgumentParser) -> None:
+    """Add `--plots`."""
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write a plot to this folder")
 
 
 def add_world(parser: argparse.ArgumentParser, worlds: Mapping[str, Setting] = WORLDS, default: str = "paper") -> None:
@@ -84,10 +88,10 @@ def print_report(
     args: argparse.Namespace,
     report: dict[str, Any],
     show: Callable[[Console], None],
-    draw: Callable[[Path, dict[str, Any]], None],
+    draw: Callable[[Path, dict[str, Any]], None] | None = None,
 ) -> int:
-    """Print the report in the requested format, and write its plots; returns the exit code."""
-    if args.plots is not None:
+    """Print the report in the requested format, and write its plot, if it has one; returns the exit code."""
+    if draw is not None and args.plots is not None:
         args.plots.mkdir(parents=True, exist_ok=True)
         draw(args.plots, report)
     if args.json:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from evalstop_lab.figure import save_figure, show_percent
-from evalstop_lab.report import format_percent
 
 SMALLEST = 1e-3
 
@@ -71,106 +70,5 @@ def plot_actions(folder: Path, report: dict[str, Any]) -> None:
         axis.figure.legend(loc="outside right upper", fontsize=8)
 
 
-def plot_cadence(folder: Path, report: dict[str, Any]) -> None:
-    """Write cadence.png: GPU-hours saved against the number of evals, one line per cost, one panel per policy."""
-    policies = list(dict.fromkeys(net["policy"] for net in report["nets"]))
-    costs = list(dict.fromkeys(net["eval_share"] for net in report["nets"]))
-    with save_figure(folder / "cadence.png", (4 * len(policies), 3.6), 1, len(policies), sharey=True) as axes:
-        for axis, policy in zip(axes.flat, policies, strict=True):
-            for cost in costs:
-                nets = [net for net in report["nets"] if (net["policy"], net["eval_share"]) == (policy, cost)]
-                axis.plot(
-                    [net["evals"] for net in nets],
-                    [net["saved"]["value"] for net in nets],
-                    "o-",
-                    label=format_percent(cost, 2),
-                )
-            axis.axhline(0, color="#333333", linewidth=0.8)
-            axis.set(xscale="log", title=policy, xlabel="evals per job", ylim=(-0.2, 0.2))
-            show_percent(axis.yaxis)
-        axes[0, 0].set_ylabel("share of all GPU-hours saved")
-        axes[0, 0].legend(title="cost per eval", fontsize=8)
-
-
-def plot_cost(folder: Path, report: dict[str, Any]) -> None:
-    """Write cost.png: the savings by policy, and the dollars per month by payment model."""
-    policies = report["policies"]
-    with save_figure(folder / "cost.png", (10, 3.8), 1, 2) as axes:
-        shares, dollars = axes[0]
-        drawn = {
-            "gpu_hours": "GPU-hours saved",
-            "time": "mean time",
-            "time_at_equal_load": "mean time, equal load",
-        }
-        _draw_bars(shares, {label: [figures[key] for figures in policies.values()] for key, label in drawn.items()})
-        _label_axis(shares, list(policies), "change relative to no stops")
-        amounts = [figures["dollars_a_month"] for figures in policies.values()]
-        _draw_bars(dollars, {model: [{"value": of_policy[model]} for of_policy in amounts] for model in amounts[0]})
-        _label_axis(dollars, list(policies), "dollars per month", percent=False)
-
-
-def plot_rollback(folder: Path, report: dict[str, Any]) -> None:
-    """Write rollback.png: GPU-hours, mean time and kept eval score of stopping and of rolling back, by policy."""
-    outcomes = report["outcomes"]
-    policies = list(dict.fromkeys(item["policy"] for item in outcomes))
-    with save_figure(folder / "rollback.png", (11, 3.6), 1, 3) as axes:
-        titles = {
-            "gpu_hours": "GPU-hours, change",
-            "time": "mean time, change",
-            "eval_kept": "kept eval score, of the best",
-        }
-        for axis, (key, title) in zip(axes[0], titles.items(), strict=True):
-            series: dict[str, list[dict[str, float]]] = {}
-            for item in outcomes:
-                series.setdefault(item["action"], []).append(item[key])
-            _draw_bars(axis, series)
-            _label_axis(axis, policies, title)
-
-
-def plot_population(folder: Path, report: dict[str, Any]) -> None:
-    """Write population.png: the eval score of the kept checkpoint against GPU-hours, one mark per strategy."""
-    with save_figure(folder / "population.png", (6.4, 4.2)) as axes:
-        axis = axes[0, 0]
-        for number, item in enumerate(report["outcomes"]):
-            spent, kept = item["gpu_hours"], item["kept"]
-            mark = {"marker": "o", "color": f"C{number}", "capsize": 2, "label": item["strategy"]}
-            axis.errorbar(
-                [spent["value"]], [kept["value"]], xerr=_compute_errors([spent]), yerr=_compute_errors([kept]), **mark
-            )
-        show_percent(axis.xaxis, axis.yaxis, decimals=1)
-        axis.set(xlabel="GPU-hours, of all plans", ylabel="eval score of the kept checkpoint, of the maximum")
-        axis.legend(fontsize=8)
-
-
-def plot_trace(folder: Path, report: dict[str, Any]) -> None:
-    """Write trace.png: GPU-hours saved and the change of the mean time by scheduler, one bar per rule."""
-    results = report["results"]
-    rules = next(iter(results.values()))
-    with save_figure(folder / "trace.png", (10, 3.8), 1, 2) as axes:
-        titles = {"gpu_hours_saved": "GPU-hours saved", "time": "mean time, change"}
-        for axis, (key, title) in zip(axes[0], titles.items(), strict=True):
-            _draw_bars(axis, {rule: [by_rule[rule][key] for by_rule in results.values()] for rule in rules})
-            _label_axis(axis, list(results), title)
-
-
-def _draw_bars(axis: Any, series: dict[str, list[dict[str, float]]]) -> None:
-    """Draw grouped bars, one per series in each group, with intervals if they have any."""
-    width = 0.8 / len(series)
-    for number, (label, bars) in enumerate(series.items()):
-        places = [place + width * (number - (len(series) - 1) / 2) for place in range(len(bars))]
-        values = [item["value"] for item in bars]
-        axis.bar(places, values, 0.92 * width, label=label, yerr=_compute_errors(bars), capsize=2, ecolor="#333333")
-
-
 def _compute_errors(figures: list[dict[str, float]]) -> list[list[float]]:
-    below = [item["value"] - item.get("low", item["value"]) for item in figures]
-    return [below, [item.get("high", item["value"]) - item["value"] for item in figures]]
-
-
-def _label_axis(axis: Any, places: list[str], title: str, *, percent: bool = True) -> None:
-    axis.axhline(0, color="#333333", linewidth=0.8)
-    axis.set_xticks(range(len(places)), places)
-    axis.set_ylabel(title)
-    if percent:
-        show_percent(axis.yaxis)
-    axis.legend(fontsize=8)
+    return [[item["value"] - item["low"] for item in figures], [item["high"] - item["value"] for item in figures]]

@@ -23,7 +23,7 @@ from rich.console import Console
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import format_interval, format_percent, new_table
-from evalstop_lab.simulator import options, plots
+from evalstop_lab.simulator import options
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Kind, Workload
 from evalstop_lab.simulator.paired import estimate_interval
 from evalstop_lab.simulator.stopping import decide_stops
@@ -98,9 +98,7 @@ def run(args: argparse.Namespace) -> int:
         for strategy in by_seed[0]
     ]
     report = {"outcomes": [asdict(outcome) for outcome in outcomes], "sweep": asdict(setting), "seeds": args.seeds}
-    return options.print_report(
-        args, report, lambda console: _print_table(console, outcomes, setting), plots.plot_population
-    )
+    return options.print_report(args, report, lambda console: _print_table(console, outcomes, setting))
 
 
 def train_members(setting: Sweep, seed: int, population: bool) -> Trained:

@@ -73,6 +73,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `reproduce` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("reproduce", help="reproduce the paper's table, with intervals")
     options.add_common(parser, seeds=SEEDS)
+    options.add_plots(parser)
     parser.set_defaults(run=run)
 
 

@@ -19,7 +19,7 @@ from evalstop_detectors import Policy
 from rich.console import Console
 
 from evalstop_lab.report import format_change, format_percent, new_table
-from evalstop_lab.simulator import options, plots
+from evalstop_lab.simulator import options
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.hidden import Hidden
@@ -81,9 +81,7 @@ def run(args: argparse.Namespace) -> int:
         "frontier_gain": args.frontier_gain,
         "setting": options.encode_setting(setting, seeds),
     }
-    return options.print_report(
-        args, report, lambda console: _print_table(console, outcomes, args.frontier_gain), plots.plot_rollback
-    )
+    return options.print_report(args, report, lambda console: _print_table(console, outcomes, args.frontier_gain))
 
 
 def roll_back(workload: Workload, stops: Stops, cluster: Cluster) -> Floats:

@@ -19,7 +19,7 @@ from rich.console import Console
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import format_change, format_percent, new_table
-from evalstop_lab.simulator import options, plots
+from evalstop_lab.simulator import options
 from evalstop_lab.simulator.drawing import Requests, add_evals, draw_estimates, draw_kinds
 from evalstop_lab.simulator.paired import compare_paired, estimate_interval
 from evalstop_lab.simulator.schedulers import SCHEDULERS
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         "results": {name: {rule: _summarize(rows, rule, name) for rule in rules} for name in args.schedulers},
         "setting": options.encode_setting(setting, seeds),
     }
-    return options.print_report(args, report, lambda console: _print_table(console, report), plots.plot_trace)
+    return options.print_report(args, report, lambda console: _print_table(console, report))
 
 
 def find_cluster_size(trace: Trace) -> int:

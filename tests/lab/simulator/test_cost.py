@@ -1,20 +1,18 @@
-"""Costs: nodes are billed whole, owned GPUs save no money, and simulated mechanisms save a plausible share."""
+"""Costs: nodes are billed whole."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from evalstop_detectors import POLICIES
 from evalstop_lab.cli import main
-from evalstop_lab.simulator.cost import HOURS_A_MONTH, Prices, convert_to_dollars, count_billed_hours
+from evalstop_lab.simulator.cost import HOURS_A_MONTH, count_billed_hours
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
-from evalstop_lab.simulator.execution import PUBLISHED, Iteration, simulate_mechanisms
 from evalstop_lab.simulator.jobs import Workload
 from evalstop_lab.simulator.schedulers import FIFO
 from evalstop_lab.simulator.setting import PAPER
@@ -47,46 +45,19 @@ def test_nodes_cost_at_least_their_gpus(workload: Workload, node_gpus: int) -> N
     assert node_gpus > 1 or billed == pytest.approx(used)
 
 
-def test_owned_gpus_save_no_money() -> None:
-    """On demand and spot save the hours, reserved GPUs only whole nodes that can be given up, owned ones nothing."""
-    dollars = convert_to_dollars(Prices(4.0, 2.0, 3.0, node_gpus=8), 1000.0, given_up_gpus=11)
-    assert dollars == {"on demand": 4000.0, "spot": 2000.0, "reserved": 8 * 730 * 3.0, "owned": 0.0}
-
-
-def test_mechanisms_save_less_time_than_published() -> None:
-    """Fused execution is faster and serverless execution cheaper; both save less time than their papers state."""
-    factors = simulate_mechanisms(Iteration())
-    assert (factors["serial"].time, factors["serial"].gpu_time) == (1.0, 1.0)
-    assert PUBLISHED["fused"].time < factors["fused"].time < 1
-    assert factors["serverless"].gpu_time < 1
-    assert factors["serverless"].time > PUBLISHED["serverless"].time
-
-
-def test_fusion_needs_a_tail_or_bubbles() -> None:
-    """If all responses have the same length and pipelines have no bubbles, fused execution is as slow as serial."""
-    factors = simulate_mechanisms(Iteration(length_sd=0.0, bubble=0.0))
-    assert factors["fused"].time == pytest.approx(1.0, abs=0.02)
-
-
 @pytest.mark.slow
-def test_cost_reports_hours_gpus_and_dollars(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Twice the price saves twice the dollars, owned GPUs save none, and longer responses save more hours."""
+def test_cost_reports_hours_and_dollars(capsys: pytest.CaptureFixture[str]) -> None:
+    """Twice the price saves twice the dollars."""
     arguments = ["cluster", "cost", "--policies", "paper", "--seeds", "2", "--cluster-jobs", "150", "--jobs", "1"]
     arguments.append("--json")
     reports: list[dict[str, Any]] = []
     for price in ("2", "4"):
-        assert main([*arguments, "--on-demand", price, "--plots", str(tmp_path)]) == 0
+        assert main([*arguments, "--on-demand", price]) == 0
         reports.append(json.loads(capsys.readouterr().out)["policies"]["paper"])
     cheap, dear = reports
     assert 0.02 < cheap["gpu_hours"]["value"] < 0.1
-    assert cheap["time"]["value"] < cheap["time_at_equal_load"]["value"]
+    assert cheap["time"]["value"] < 0
     assert dear["dollars_a_month"]["on demand"] == pytest.approx(2 * cheap["dollars_a_month"]["on demand"])
-    assert cheap["dollars_a_month"]["owned"] == 0.0
-    assert cheap["given_up"]["value"] >= 0
-    assert (tmp_path / "cost.png").stat().st_size > 10_000
-    assert main([*arguments, "--length-growth", "1"]) == 0
-    grown = json.loads(capsys.readouterr().out)["policies"]["paper"]
-    assert grown["gpu_hours"]["value"] > cheap["gpu_hours"]["value"]
 
 
 def test_dollars_are_those_of_the_nodes_that_are_no_longer_billed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,8 +76,6 @@ def test_dollars_are_those_of_the_nodes_that_are_no_longer_billed(capsys: pytest
 
 
 def test_negative_price_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """The exit code is 2 and the message states the valid range, as for a negative growth."""
+    """The exit code is 2 and the message states the valid range."""
     assert main(["cluster", "cost", "--spot", "-1"]) == 2
     assert "Prices must be 0 or more" in capsys.readouterr().err
-    assert main(["cluster", "cost", "--length-growth", "-1"]) == 2
-    assert "--length-growth must be from 0 to 10" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,11 +42,10 @@ def test_worst_fifth_copies_the_best(scores: list[float], seed: int) -> None:
     assert (speeds[order[count:]] == 1).all()
 
 
-def test_stopping_keeps_the_eval_score(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_stopping_keeps_the_eval_score(capsys: pytest.CaptureFixture[str]) -> None:
     """In `cluster population` stops save GPU-hours without losing the best checkpoint of the sweep."""
     arguments = ["cluster", "population", "--policies", "paper", "--seeds", "6", "--jobs", "1", "--json"]
-    assert main([*arguments, "--plots", str(tmp_path)]) == 0
-    assert (tmp_path / "population.png").stat().st_size > 10_000
+    assert main(arguments) == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     outcomes = {outcome["strategy"]: outcome for outcome in report["outcomes"]}
     assert outcomes["population"]["gpu_hours"]["value"] == 1.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,11 +35,10 @@ def test_flag_at_the_last_eval_rolls_no_job_back() -> None:
 
 
 @pytest.mark.parametrize("gain", ["0", "0.2"])
-def test_rollbacks_cost_gpu_hours(gain: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_rollbacks_cost_gpu_hours(gain: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A stop saves GPU-hours and a rollback costs some; it changes the eval score only by `--frontier-gain`."""
     arguments = ["cluster", "rollback", "--policies", "paper", "--seeds", "2", "--cluster-jobs", "150", "--jobs", "1"]
-    assert main([*arguments, "--frontier-gain", gain, "--json", "--plots", str(tmp_path)]) == 0
-    assert (tmp_path / "rollback.png").stat().st_size > 10_000
+    assert main([*arguments, "--frontier-gain", gain, "--json"]) == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     stop, back = report["outcomes"]
     assert stop["gpu_hours"]["value"] < 0 < back["gpu_hours"]["value"]

@@ -82,11 +82,10 @@ def trace_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_stopping_on_a_trace(trace_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_stopping_on_a_trace(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The paper's rule saves GPU-hours, the oracle saves more, and both shorten the mean time."""
     arguments = ["cluster", "trace", str(trace_file), "--policies", "paper", "--seeds", "2", "--jobs", "1", "--json"]
-    assert main([*arguments, "--plots", str(tmp_path)]) == 0
-    assert (tmp_path / "trace.png").stat().st_size > 10_000
+    assert main(arguments) == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert report["jobs"] == 120
     assert report["load"] <= 0.85
