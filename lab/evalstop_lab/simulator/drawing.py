@@ -17,20 +17,20 @@ from evalstop_lab.simulator.hidden import Hidden
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Kind, Workload
 from evalstop_lab.simulator.setting import Setting
 
-_STREAMS = (
-    "gaps",
-    "kinds",
-    "sizes",
-    "hours",
-    "estimates",
-    "tenants",
-    "hacking",
-    "peaks",
-    "noise",
-    "proxy",
-    "loss",
-    "dips",
-)
+_STREAMS = {
+    "gaps": 0,
+    "kinds": 1,
+    "sizes": 2,
+    "hours": 3,
+    "estimates": 4,
+    "hacking": 6,
+    "peaks": 7,
+    "noise": 8,
+    "proxy": 9,
+    "loss": 10,
+    "dips": 11,
+}
+"""The number of each quantity's random stream; with another one all figures change."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,6 @@ class Requests:
     plan: Floats
     estimates: Floats
     kinds: tuple[Kind, ...]
-    tenants: Integers
 
 
 def draw_jobs(setting: Setting, seed: int) -> tuple[Workload, Hidden]:
@@ -59,22 +58,19 @@ def add_evals(setting: Setting, seed: int, requests: Requests) -> tuple[Workload
     eval_scores = hidden.eval_scores + setting.noise_sd * _rng(seed, "noise").standard_normal(shape)
     proxy = t + setting.noise_sd / setting.gain * _rng(seed, "proxy").standard_normal(shape)
     loss = np.exp(-2 * t) + setting.loss_noise * _rng(seed, "loss").standard_normal(shape)
-    stretch, pace = _compute_paces(setting, hidden)
-    hours = requests.plan * (stretch + setting.evals * setting.eval_share)
+    hours = requests.plan * (1 + setting.evals * setting.eval_share)
     columns = zip(
-        requests.tenants.tolist(),
         requests.kinds,
         requests.submitted.tolist(),
         requests.gpus.tolist(),
         hours.tolist(),
         requests.estimates.tolist(),
         loss.tolist(),
-        pace,
         strict=True,
     )
     jobs = tuple(
-        Job(number, tenant, kind, submitted, gpus, length, estimate, setting.evals, tuple(losses), shares)
-        for number, (tenant, kind, submitted, gpus, length, estimate, losses, shares) in enumerate(columns)
+        Job(number, kind, submitted, gpus, length, estimate, setting.evals, tuple(losses))
+        for number, (kind, submitted, gpus, length, estimate, losses) in enumerate(columns)
     )
     return Workload(jobs, eval_scores, proxy, requests.plan * setting.eval_share), hidden
 
@@ -112,7 +108,6 @@ def _draw_requests(setting: Setting, seed: int) -> Requests:
         plan=plan,
         estimates=draw_estimates(setting, seed, plan),
         kinds=kinds,
-        tenants=_rng(seed, "tenants").integers(setting.tenants, size=n),
     )
 
 
@@ -126,33 +121,6 @@ def _draw_sizes(setting: Setting, kinds: Sequence[Kind], uniform: Floats) -> Int
     return gpus
 
 
-def _compute_paces(setting: Setting, hidden: Hidden) -> tuple[Floats, list[tuple[float, ...]]]:
-    """The duration of each job as a multiple of its plan, and the shares of its hours at which its evals are due.
-
-    From the peak on iterations get longer linearly, by up to `length_growth` at the end of the plan.
-    """
-    growth, evals = setting.length_growth, setting.evals
-    if not growth:
-        return np.ones(len(hidden.peaks)), [()] * len(hidden.peaks)
-    after = np.where(hidden.hacking, 1 - hidden.peaks, 0.0)
-    stretch = 1 + growth * after / 2
-    done = np.arange(1, evals + 1) / evals
-    late = np.maximum(done - hidden.peaks[:, None], 0.0)
-    time_taken = done + growth * late**2 / 2 / np.maximum(after, 1e-9)[:, None]
-    shares = (time_taken + done * evals * setting.eval_share) / (stretch + evals * setting.eval_share)[:, None]
-    shares[:, -1] = 1.0
-    paces = [tuple(row) if hacking else () for row, hacking in zip(shares.tolist(), hidden.hacking, strict=True)]
-    return stretch, paces
-
-
-def _compute_peak_hours(setting: Setting, peaks: Floats) -> Floats:
-    """Convert peaks from shares of the jobs' steps to shares of their hours."""
-    if not setting.length_growth:
-        return peaks
-    evals = setting.evals * setting.eval_share
-    return np.asarray(peaks * (1 + evals) / (1 + setting.length_growth * (1 - peaks) / 2 + evals))
-
-
 def _draw_truth(setting: Setting, seed: int, rlhf: NDArray[np.bool_]) -> Hidden:
     n = len(rlhf)
     hacking = rlhf & (_rng(seed, "hacking").random(n) < setting.hacking_share)
@@ -163,11 +131,11 @@ def _draw_truth(setting: Setting, seed: int, rlhf: NDArray[np.bool_]) -> Hidden:
     eval_scores[hacking] = curves.HACKING[setting.curve](t[hacking], peaks[hacking, None], setting.drop)
     dipping = ~hacking & (_rng(seed, "dips").random(n) < setting.healthy_dip_prob)
     for job in np.flatnonzero(dipping).tolist():
-        eval_scores[job] = curves.draw_dips(setting.evals, (seed, _STREAMS.index("dips"), job))
+        eval_scores[job] = curves.draw_dips(setting.evals, (seed, _STREAMS["dips"], job))
     eval_scores = setting.start + setting.gain * eval_scores
     best = np.where(hacking, setting.start + setting.gain, eval_scores.max(axis=1))
-    return Hidden(hacking, peaks, _compute_peak_hours(setting, peaks), eval_scores, best, setting.gain)
+    return Hidden(hacking, peaks, eval_scores, best, setting.gain)
 
 
 def _rng(seed: int, stream: str) -> np.random.Generator:
-    return np.random.default_rng([seed, _STREAMS.index(stream)])
+    return np.random.default_rng([seed, _STREAMS[stream]])

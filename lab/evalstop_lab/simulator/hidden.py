@@ -19,21 +19,19 @@ def stop_at_peaks(workload: Workload, hidden: Hidden) -> tuple[Stops, Floats]:
     evals = hidden.eval_scores.shape[1]
     after = np.where(hidden.hacking, np.ceil(hidden.peaks * evals), 0).astype(np.int64)
     kept_evals = hidden.eval_scores.argmax(axis=1) + 1
-    return Stops(after, kept_evals), workload.hours * np.where(hidden.hacking, hidden.peak_hours, 1.0)
+    return Stops(after, kept_evals), workload.hours * hidden.peaks
 
 
 @dataclass(frozen=True, eq=False)
 class Hidden:
     """The truth, by job.
 
-    `peaks`: the share of its steps at which the eval score is highest; 1 for healthy jobs. `peak_hours`: the same as a
-    share of its hours, which is smaller if responses get longer after the peak. `eval_scores`: noiseless, at each eval.
-    `best`: the highest noiseless eval score at any time.
+    `peaks`: the share of its steps, and of its hours, at which the eval score is highest; 1 for healthy jobs.
+    `eval_scores`: noiseless, at each eval. `best`: the highest noiseless eval score at any time.
     """
 
     hacking: NDArray[np.bool_]
     peaks: Floats
-    peak_hours: Floats
     eval_scores: Floats
     best: Floats
     gain: float

@@ -6,7 +6,6 @@ scheduler may import.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -31,12 +30,10 @@ class Job:
 
     `hours`: its duration without a stop, including evals; only the engine and schedulers that are declared to know it
     may use it. `estimate_hours`: the user's estimate. Evals come after equal numbers of steps, the last one at the end.
-    `pace`: the shares of its hours at which they come; empty if they are equally spaced. `losses`: the training loss at
-    each eval.
+    `losses`: the training loss at each eval.
     """
 
     number: int
-    tenant: int
     kind: Kind
     submitted: float
     gpus: int
@@ -44,17 +41,15 @@ class Job:
     estimate_hours: float
     evals: int
     losses: tuple[float, ...] = ()
-    pace: tuple[float, ...] = ()
 
     def eval_at(self, count: int) -> float:
         """The hours of running after which eval number `count`, from 1, is known."""
         # The share of the last eval is 1, so that it comes exactly at `hours`.
-        return self.hours * (self.pace[count - 1] if self.pace else count / self.evals)
+        return self.hours * (count / self.evals)
 
     def evals_after(self, ran: float) -> int:
         """The number of evals that are known after `ran` hours of running."""
-        share = ran / self.hours
-        return bisect_right(self.pace, share) if self.pace else min(int(share * self.evals), self.evals)
+        return min(int(ran / self.hours * self.evals), self.evals)
 
 
 @dataclass(frozen=True, eq=False)

@@ -109,7 +109,7 @@ def measure_schedule(
     inside[math.floor(measured[0] * n) : math.ceil(measured[1] * n)] = True
     gpus, hours = workload.gpus, workload.hours
     jct = schedule.ended - workload.submitted
-    peak_at = hidden.peak_hours * hours
+    peak_at = hidden.peaks * hours
     after_peak = np.maximum(schedule.ran - peak_at, 0.0)
     falsely = _find_false_stops(hidden, schedule, hours, peak_at)
     eval_counts = [
@@ -139,7 +139,7 @@ def measure_contended_waste(workload: Workload, hidden: Hidden, schedule: Schedu
     if not schedule.contended:
         return 0.0
     hours = workload.hours
-    peak_at = hidden.peak_hours * hours
+    peak_at = hidden.peaks * hours
     falsely = _find_false_stops(hidden, schedule, hours, peak_at)
     useless_from = np.where(falsely, 0.0, np.inf)
     ran, paused = np.zeros(len(hours)), np.zeros(len(hours), dtype=bool)

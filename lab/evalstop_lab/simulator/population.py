@@ -155,7 +155,7 @@ def _measure_outcome(trained: Trained, ends: Integers) -> tuple[float, float, fl
 
 def _build_workload(setting: Sweep, trained: Trained) -> Workload:
     jobs = tuple(
-        Job(number, 0, Kind.RLHF, 0.0, 1, 1.0, 1.0, setting.evals, (0.0,) * setting.evals)
+        Job(number, Kind.RLHF, 0.0, 1, 1.0, 1.0, setting.evals, (0.0,) * setting.evals)
         for number in range(setting.members)
     )
     proxy = np.broadcast_to(np.arange(1.0, setting.evals + 1), trained.measured.shape)

@@ -39,15 +39,13 @@ class Setting:
     share of its gain; some curves ignore it. `healthy_rate`: the rate at which a healthy eval score saturates, per
     plan. `healthy_dip_prob`: the share of healthy jobs with dips. `noise_sd`: of one eval, on the scale of the eval
     score, which rises from `start` by `gain`. `eval_share`: the duration of one eval, as a share of the job's hours.
-    `length_growth`: the growth of a hacking job's responses and iterations from its peak to the end of its plan, as a
-    share (length hacking). `measured`: the range of jobs, by submission, whose times are reported; it excludes the
+    `measured`: the range of jobs, by submission, whose times are reported; it excludes the
     start, when the cluster is empty, and the end, when no more jobs arrive.
     """
 
     jobs: int = 1500
     gpus: int = 64
     load: float = 0.86
-    tenants: int = 8
     offered: Mapping[Kind, Offered] = field(default_factory=lambda: OFFERED)
     duration_sd: float = 0.8
     estimate_sd: float = 0.4
@@ -59,7 +57,6 @@ class Setting:
     healthy_dip_prob: float = 0.0
     evals: int = 10
     eval_share: float = 0.0
-    length_growth: float = 0.0
     noise_sd: float = 0.03
     gain: float = 0.6
     start: float = 0.2

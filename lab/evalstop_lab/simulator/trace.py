@@ -96,7 +96,7 @@ def _simulate_seed(
 ) -> list[Row]:
     estimates = draw_estimates(setting, seed, trace.hours)
     kinds = draw_kinds(setting, seed, len(trace.gpus))
-    requests = Requests(trace.submitted, trace.gpus, trace.hours, estimates, kinds, trace.tenants)
+    requests = Requests(trace.submitted, trace.gpus, trace.hours, estimates, kinds)
     return simulate_rules("trace", setting, seed, add_evals(setting, seed, requests), policies, schedulers)
 
 

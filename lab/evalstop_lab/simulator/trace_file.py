@@ -23,7 +23,6 @@ SUBMITTED = ("submit_time", "submitted_time", "submitted", "submission_time")
 DURATION = ("duration", "duration_seconds", "run_time", "runtime")
 STARTED, ENDED = ("start_time", "started"), ("end_time", "finish_time", "finished_time", "ended")
 GPUS = ("gpus", "num_gpus", "num_gpu", "gpu_num", "gpu_count")
-TENANT = ("vc", "tenant", "user", "group", "project")
 
 _SECONDS_AN_HOUR = 3600.0
 _EMPTY = frozenset({"", "none", "null", "nan"})
@@ -37,7 +36,6 @@ class Trace:
     submitted: Floats
     hours: Floats
     gpus: Integers
-    tenants: Integers
     skipped: int
 
 
@@ -46,7 +44,7 @@ def read_trace(path: Path) -> Trace:
     numbered = NumberedLines(path)
     rows = csv.reader(numbered, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
     header: dict[str, int] | None = None
-    jobs: list[tuple[float, float, int, str]] = []
+    jobs: list[tuple[float, float, int]] = []
     skipped = 0
     try:
         for cells in rows:
@@ -64,12 +62,10 @@ def read_trace(path: Path) -> Trace:
         raise UnreadableInput(path, "it has no job that ran on GPUs; give a CSV with one row per job")
     jobs.sort(key=lambda job: job[0])
     seconds = np.array([job[0] for job in jobs])
-    tenants = {name: number for number, name in enumerate(dict.fromkeys(job[3] for job in jobs))}
     return Trace(
         (seconds - seconds[0]) / _SECONDS_AN_HOUR,
         np.array([job[1] for job in jobs]) / _SECONDS_AN_HOUR,
         np.array([job[2] for job in jobs], dtype=np.int64),
-        np.array([tenants[job[3]] for job in jobs], dtype=np.int64),
         skipped,
     )
 
@@ -88,8 +84,8 @@ def _parse_header(cells: list[str]) -> dict[str, int]:
     return header
 
 
-def _parse_job(row: Mapping[str, str]) -> tuple[float, float, int, str] | None:
-    """Submission and duration in seconds, GPUs and tenant; None for a row that is not a GPU job."""
+def _parse_job(row: Mapping[str, str]) -> tuple[float, float, int] | None:
+    """Submission and duration in seconds, and GPUs; None for a row that is not a GPU job."""
     submitted, gpus = _parse_time(row, SUBMITTED), _parse_number(row, GPUS)
     seconds = _parse_number(row, DURATION)
     if seconds is None:
@@ -99,7 +95,7 @@ def _parse_job(row: Mapping[str, str]) -> tuple[float, float, int, str] | None:
         return None
     if gpus < 0 or not gpus.is_integer():
         raise ValueError(f"a job has {gpus:g} GPUs; give a non-negative integer")
-    return submitted, seconds, int(gpus), _get_cell(row, TENANT) or ""
+    return submitted, seconds, int(gpus)
 
 
 def _get_cell(row: Mapping[str, str], names: tuple[str, ...]) -> str | None:

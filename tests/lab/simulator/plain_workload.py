@@ -10,7 +10,7 @@ def build_plain_workload(submitted: Floats, gpus: Integers, hours: Floats, estim
     """Jobs with a single eval of 0 at the end."""
     columns = (submitted.tolist(), gpus.tolist(), hours.tolist(), (hours if estimates is None else estimates).tolist())
     jobs = tuple(
-        Job(number, 0, Kind.LORA, at, size, length, estimate, evals=1)
+        Job(number, Kind.LORA, at, size, length, estimate, evals=1)
         for number, (at, size, length, estimate) in enumerate(zip(*columns, strict=True))
     )
     zeros = np.zeros((len(jobs), 1))

@@ -96,25 +96,6 @@ def test_world_has_its_declared_labels_and_load(setting: Setting) -> None:
     assert load == pytest.approx(setting.load * (1 + setting.evals * setting.eval_share), rel=0.1)
 
 
-@pytest.mark.parametrize("eval_share", [0.0, 0.01])
-def test_longer_responses_delay_the_evals_after_the_peak(eval_share: float) -> None:
-    """Up to its peak a hacking job follows its plan; the rest takes longer by half of the growth."""
-    setting = replace(SMALL, evals=50, eval_share=eval_share)
-    (even, hidden), (grown, turned) = (draw_jobs(replace(setting, length_growth=growth), 4) for growth in (0.0, 0.8))
-    assert np.array_equal(hidden.eval_scores, turned.eval_scores)
-    for before, after, peak in zip(even.jobs, grown.jobs, hidden.peaks.tolist(), strict=True):
-        plan = before.hours / (1 + setting.evals * eval_share)
-        assert after.hours == pytest.approx(before.hours + plan * 0.8 * (1 - peak) / 2)
-        at = [after.eval_at(number) for number in range(1, setting.evals + 1)]
-        as_planned = [before.eval_at(number) for number in range(1, int(peak * setting.evals) + 1)]
-        assert at[: len(as_planned)] == pytest.approx(as_planned)
-        assert (np.diff(at, n=2) >= -1e-9).all()
-        assert at[-1] == after.hours
-        assert [after.evals_after(hours * (1 + 1e-9)) for hours in at] == list(range(1, setting.evals + 1))
-    _, ends = stop_at_peaks(grown, turned)
-    assert ends == pytest.approx(np.where(hidden.hacking, hidden.peaks * even.hours, even.hours))
-
-
 def test_changed_parameter_leaves_other_draws_unchanged() -> None:
     """Worlds that differ in one parameter have the same jobs."""
     workload, hidden = draw_jobs(SMALL, 6)
@@ -138,7 +119,6 @@ def test_drawn_quantities_are_uncorrelated() -> None:
         "estimate": np.log([job.estimate_hours / job.hours for job in workload.jobs]),
         "noise": workload.eval_scores[:, 0] - hidden.eval_scores[:, 0],
         "noise of the proxy": workload.proxy[:, 0],
-        "tenant": [job.tenant for job in workload.jobs],
     }
     correlations = np.corrcoef([np.asarray(column, dtype=float)[of_rlhf] for column in drawn.values()])
     apart = np.abs(correlations - np.eye(len(drawn)))

@@ -21,7 +21,7 @@ def write_csv(path: Path, header: str, *rows: str) -> Path:
 
 
 def test_phillys_columns_are_read(tmp_path: Path) -> None:
-    """Times are dates, durations are start to end, virtual clusters are tenants; jobs that never ran are skipped."""
+    """Times are dates, durations are start to end; jobs that never ran are skipped."""
     file = write_csv(
         tmp_path / "philly.csv",
         "status,vc,jobid,user,submitted_time,start_time,end_time,gpus",
@@ -34,7 +34,6 @@ def test_phillys_columns_are_read(tmp_path: Path) -> None:
     assert trace.submitted.tolist() == [0.0, 1.0]
     assert trace.hours.tolist() == [0.5, 2.0]
     assert trace.gpus.tolist() == [1, 8]
-    assert trace.tenants.tolist() == [0, 1]
     assert trace.skipped == 2
 
 
