@@ -1,7 +1,6 @@
-"""`make bench-simulator`: events per second on one core, with stops decided in advance and at each eval.
+"""`make bench-simulator`: events per second on one core, by scheduler.
 
-Times are CPU times, the best of several rounds. Ignored events do not count. With stops in advance evals are not
-events, so compare the two by jobs per second.
+Times are CPU times, the best of several rounds. Ignored events do not count.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -23,10 +21,10 @@ from rich.table import Table
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.report import new_table
 from evalstop_lab.simulator.drawing import draw_jobs
-from evalstop_lab.simulator.engine import Cluster, Schedule, simulate_cluster
+from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import PAPER
-from evalstop_lab.simulator.stopping import RULES, add_stops, decide_stops
+from evalstop_lab.simulator.stopping import RULES, decide_stops
 
 SEED = 40_000
 TARGET_EVENTS_A_SECOND = 200_000
@@ -50,46 +48,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure_schedulers(jobs: int, rounds: int) -> list[dict[str, Any]]:
-    """One row per scheduler: events and jobs per second in both modes, and whether their schedules are equal."""
+    """One row per scheduler: events and jobs per second."""
     workload, _ = draw_jobs(replace(PAPER, jobs=jobs), SEED)
     cluster, policy = Cluster(PAPER.gpus, PAPER.restore_hours), RULES["paper"]
     ends = decide_stops(policy, workload).ends(workload, cluster)
     rows = []
     for name, scheduler in SCHEDULERS.items():
-        ahead, ahead_seconds = _run_best(
-            [partial(simulate_cluster, workload, scheduler, cluster, ends, evals=False)] * rounds
-        )
-        online, online_seconds = _run_best(
-            [partial(simulate_cluster, workload, add_stops(scheduler, policy, workload), cluster)]
-        )
+        least = math.inf
+        for _ in range(rounds):
+            started = time.process_time()
+            schedule = simulate_cluster(workload, scheduler, cluster, ends)
+            least = min(least, time.process_time() - started)
         rows.append(
             {
                 "scheduler": name,
-                "events": ahead.events,
-                "events_a_second": ahead.events / ahead_seconds,
-                "jobs_a_second": jobs / ahead_seconds,
-                "online_events_a_second": online.events / online_seconds,
-                "online_jobs_a_second": jobs / online_seconds,
-                "same": bool((ahead.ended == online.ended).all()),
+                "events": schedule.events,
+                "events_a_second": schedule.events / least,
+                "jobs_a_second": jobs / least,
             }
         )
     return rows
 
 
-def _run_best(runs: Sequence[Callable[[], Schedule]]) -> tuple[Schedule, float]:
-    """The schedule of the last run, and the smallest CPU time of a run."""
-    least = math.inf
-    for run in runs:
-        started = time.process_time()
-        schedule = run()
-        least = min(least, time.process_time() - started)
-    return schedule, least
-
-
 def _build_table(rows: Sequence[dict[str, Any]]) -> Table:
-    title = f"events per second on one core; target with stops in advance: {TARGET_EVENTS_A_SECOND:,}"
-    headings = ("scheduler", "events", "in advance", "", "jobs/s", "at each eval", "jobs/s", "same schedule")
-    table = new_table(title, *headings)
+    title = f"events per second on one core; target: {TARGET_EVENTS_A_SECOND:,}"
+    table = new_table(title, "scheduler", "events", "events/s", "", "jobs/s")
     for row in rows:
         table.add_row(
             row["scheduler"],
@@ -97,9 +80,6 @@ def _build_table(rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['events_a_second']:,.0f}",
             "met" if row["events_a_second"] >= TARGET_EVENTS_A_SECOND else "missed",
             f"{row['jobs_a_second']:,.0f}",
-            f"{row['online_events_a_second']:,.0f}",
-            f"{row['online_jobs_a_second']:,.0f}",
-            "yes" if row["same"] else "no",
         )
     return table
 

@@ -177,7 +177,7 @@ def _simulate_seed(setting: Setting, schedulers: Sequence[str], seed: int) -> _N
 
         def run_with(decisions: Decisions, name: str = name) -> Schedule:
             scheduler, priorities = SCHEDULERS[name], decisions.priorities
-            return simulate_cluster(workload, scheduler, cluster, decisions.ends, evals=False, priorities=priorities)
+            return simulate_cluster(workload, scheduler, cluster, decisions.ends, priorities=priorities)
 
         untouched, oracle = (run_with(Decisions(ends, NEVER_SET_ASIDE)) for ends in (workload.hours, oracle_ends))
         waste = measure_contended_waste(workload, hidden, untouched, cluster.restore_hours)

@@ -97,7 +97,7 @@ def _simulate_seed(
         workload,
         hidden,
         no_stops(workload),
-        simulate_cluster(workload, SRTF_EST, cluster, evals=False),
+        simulate_cluster(workload, SRTF_EST, cluster),
         setting.measured,
     )
     numbers: _Numbers = {}
@@ -105,7 +105,7 @@ def _simulate_seed(
         dearer, _ = draw_jobs(replace(setting, eval_share=cost), seed)
         for name, of_policy in stops.items():
             ends = of_policy.ends(dearer, cluster)
-            schedule = simulate_cluster(dearer, SRTF_EST, cluster, ends, evals=False)
+            schedule = simulate_cluster(dearer, SRTF_EST, cluster, ends)
             after = measure_schedule(dearer, hidden, of_policy, schedule, setting.measured)
             saved = 1 - (after.gpu_hours + after.again) / before.gpu_hours
             wrong = ~hidden.hacking & (ends < dearer.hours)

@@ -118,7 +118,7 @@ def _simulate_seed(
     def measure_stops(stops: Stops) -> tuple[Figures, float]:
         """The figures, and the GPU-hours of the running nodes."""
         ends = stops.ends(workload, cluster)
-        schedule = simulate_cluster(workload, SCHEDULERS[scheduler], cluster, ends, evals=False)
+        schedule = simulate_cluster(workload, SCHEDULERS[scheduler], cluster, ends)
         figures = measure_schedule(workload, hidden, stops, schedule, setting.measured)
         return figures, count_billed_hours(workload, schedule, node_gpus)
 

@@ -2,8 +2,8 @@
 
 `t` has a row per job and a column per eval; `peak` is a column with the share of the plan at which the job turns.
 
-Source      Gao et al. (arXiv 2210.10760): if d grows linearly and u = t / peak, the eval score is u (1 - ln u) under
-            reinforcement learning and u (2 - u) under best-of-n.
+Source      Gao et al. (arXiv 2210.10760): under reinforcement learning, if d grows linearly and u = t / peak, the eval
+            score is u (1 - ln u).
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from evalstop_lab.simulator.jobs import Floats
 from evalstop_lab.worlds import FAMILIES
 
 Shape = Callable[[Floats, Floats, float], Floats]
-
-COLLAPSE_SHARE = 0.1
-"""A collapse takes this share of the plan."""
 
 DIPS = ("curriculum", "v_dip", "u_dip", "sawtooth")
 
@@ -34,17 +31,6 @@ def gao_rl(t: Floats, peak: Floats, drop: float) -> Floats:
     return np.asarray(u * (1 - np.log(u)))
 
 
-def best_of_n(t: Floats, peak: Floats, drop: float) -> Floats:
-    """Gao's form for best-of-n, which itself determines how far the eval score falls."""
-    u = t / peak
-    return u * (2 - u)
-
-
-def collapse(t: Floats, peak: Floats, drop: float) -> Floats:
-    """A linear rise, then a sudden fall."""
-    return np.where(t < peak, t / peak, 1 - drop * np.clip((t - peak) / COLLAPSE_SHARE, 0, 1))
-
-
 def grow_healthy(t: Floats, rate: float) -> Floats:
     """Growth that slows down but never stops."""
     return np.asarray((1 - np.exp(-rate * t)) / (1 - np.exp(-rate)))
@@ -57,4 +43,4 @@ def draw_dips(evals: int, seed: tuple[int, ...]) -> Floats:
     return FAMILIES[family].draw(rng, evals).eval_scores
 
 
-HACKING: dict[str, Shape] = {"tent": tent, "gao_rl": gao_rl, "best_of_n": best_of_n, "collapse": collapse}
+HACKING: dict[str, Shape] = {"tent": tent, "gao_rl": gao_rl}

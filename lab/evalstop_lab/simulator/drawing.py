@@ -72,7 +72,7 @@ def add_evals(setting: Setting, seed: int, requests: Requests) -> tuple[Workload
         Job(number, kind, submitted, gpus, length, estimate, setting.evals, tuple(losses))
         for number, (kind, submitted, gpus, length, estimate, losses) in enumerate(columns)
     )
-    return Workload(jobs, eval_scores, proxy, requests.plan * setting.eval_share), hidden
+    return Workload(jobs, eval_scores, proxy), hidden
 
 
 def draw_estimates(setting: Setting, seed: int, plan: Floats) -> Floats:

@@ -1,11 +1,10 @@
-"""The discrete-event simulation: jobs arrive, start as gangs, are paused, evaluated, stopped, and end.
+"""The discrete-event simulation: jobs arrive, start as gangs, are paused, and end.
 
 Events are on a heap by (time, kind, sequence). All events of one instant are processed before GPUs are allocated, once.
 An event of a job carries the job's version: starting, pausing and ending a job raise it, and events of an earlier
 version are ignored.
 
-A stop depends only on the job's own evals. So it may be decided in advance (`ends`), and evals then need no events;
-times are computed from the same numbers in the same order either way, so the schedules are bitwise equal.
+A stop depends only on the job's own evals. So it is decided in advance (`ends`), and evals need no events.
 
 A job that is set aside (`priorities`) runs only on idle GPUs, and is paused for any other job.
 """
@@ -24,7 +23,7 @@ from evalstop_lab.simulator.priorities import NEVER_SET_ASIDE, Priorities, Prior
 from evalstop_lab.simulator.schedulers import Scheduler
 
 # Jobs that end or are set aside in an instant free GPUs for those that arrive in it.
-FINISH, EVAL, CHANGE, RETURN, CROSSING, QUANTUM, ARRIVAL = range(7)
+FINISH, CHANGE, RETURN, CROSSING, QUANTUM, ARRIVAL = range(6)
 
 
 @dataclass(frozen=True)
@@ -62,20 +61,17 @@ def simulate_cluster(
     scheduler: Scheduler,
     cluster: Cluster,
     ends: Floats | None = None,
-    *,
-    evals: bool = True,
     priorities: Priorities = NEVER_SET_ASIDE,
 ) -> Schedule:
     """Run all jobs to their ends.
 
-    `ends`: after how many hours of running each job ends; by default after all of its hours. With `evals` the scheduler
-    decides at each eval whether to stop the job. `priorities`: when jobs are set aside and return. Raises ValueError
-    if a gang is larger than the cluster.
+    `ends`: after how many hours of running each job ends; by default after all of its hours. `priorities`: when jobs
+    are set aside and return. Raises ValueError if a gang is larger than the cluster.
     """
     largest = max((job.gpus for job in workload.jobs), default=0)
     if largest > cluster.gpus:
         raise ValueError(f"a job needs {largest} GPUs, but the cluster has {cluster.gpus}; give it more")
-    running = _Running(workload, scheduler, cluster, workload.hours if ends is None else ends, evals, priorities)
+    running = _Running(workload, scheduler, cluster, workload.hours if ends is None else ends, priorities)
     running.run()
     return running.schedule()
 
@@ -96,11 +92,10 @@ class _Running:
         scheduler: Scheduler,
         cluster: Cluster,
         ends: Floats,
-        evals: bool,
         priorities: Priorities,
     ) -> None:
         count = len(workload.jobs)
-        self._jobs, self._scheduler, self._cluster, self._evals = workload.jobs, scheduler, cluster, evals
+        self._jobs, self._cluster = workload.jobs, cluster
         self._gpus = [job.gpus for job in workload.jobs]
         self._rank, self._crossing = scheduler.rank, scheduler.crossing
         self._preemptive, self._strict = scheduler.preemptive, scheduler.strict
@@ -112,7 +107,7 @@ class _Running:
         self._version = [0] * count
         self._ran, self._held = [0.0] * count, [0.0] * count  # up to the last pause
         self._since, self._goes = [0.0] * count, [0.0] * count  # on GPUs since, and progressing since
-        self._seen, self._pauses = [0] * count, [0] * count
+        self._pauses = [0] * count
         self._started, self._ended = [math.nan] * count, [math.nan] * count
         self._changes, self._set_aside_hours = priorities.changes, priorities.most_hours
         self._priority = [_NORMAL] * count
@@ -150,11 +145,9 @@ class _Running:
                     look = True
                 elif kind == CROSSING:
                     look = True
-                elif kind == CHANGE:
+                else:
                     self._apply_change(job, now)
                     look = True
-                else:
-                    self._evaluate(job)
                 self._popped += 1
             if look and self._waiting:
                 if self._preemptive:
@@ -190,22 +183,6 @@ class _Running:
         self._leave(job, now)
         self._ran[job] = self._end[job]
         self._ended[job] = now
-
-    def _evaluate(self, job: int) -> None:
-        self._seen[job] += 1
-        if self._scheduler.stops(self._jobs[job], self._seen[job]):
-            planned = self._jobs[job].eval_at(self._seen[job]) + self._cluster.stop_hours
-            if planned < self._end[job]:
-                self._end[job] = planned
-                self._push(self._goes[job] + max(planned - self._ran[job], 0.0), FINISH, job)
-            self._seen[job] = self._jobs[job].evals  # no further evals
-        else:
-            self._push_eval(job)
-
-    def _push_eval(self, job: int) -> None:
-        if self._seen[job] < self._jobs[job].evals:
-            at = self._jobs[job].eval_at(self._seen[job] + 1)
-            self._push(self._goes[job] + max(at - self._ran[job], 0.0), EVAL, job)
 
     def _push_change(self, job: int) -> None:
         changes, number = self._changes.get(job, ()), self._changed[job]
@@ -343,8 +320,6 @@ class _Running:
         self._goes[job] = goes
         ran = self._ran[job]
         self._push(goes + max(self._end[job] - ran, 0.0), FINISH, job)
-        if self._evals:
-            self._push_eval(job)
         if self._changes:
             self._push_change(job)
         crossing = self._crossing(self._jobs[job], ran)

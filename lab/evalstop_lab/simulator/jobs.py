@@ -56,14 +56,12 @@ class Job:
 class Workload:
     """Jobs in order of submission, and the metrics that their trainers post.
 
-    `eval_scores`, `proxy`: a row per job and a column per eval. `eval_hours`: the duration of one eval of each job,
-    which is included in `Job.hours`.
+    `eval_scores`, `proxy`: a row per job and a column per eval.
     """
 
     jobs: tuple[Job, ...]
     eval_scores: Floats
     proxy: Floats
-    eval_hours: Floats
 
     @property
     def gpus(self) -> Integers:

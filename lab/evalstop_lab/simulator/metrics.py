@@ -24,7 +24,7 @@ class Figures:
     hours on GPUs. GPU-hours are of all jobs.
 
     `gpu_hours`: all. `post_peak`: of hacking jobs after their peak. `false_stop`: of jobs that were stopped wrongly,
-    healthy or before their peak. `evals`: of evals. `pauses`: of restores after pauses. `hacking`: of hacking jobs.
+    healthy or before their peak. `pauses`: of restores after pauses. `hacking`: of hacking jobs.
     `again`: needed to run the wrongly stopped jobs again, to their ends. `eval_lost`: the mean difference between best
     and kept checkpoint of hacking jobs, as a share of the gain.
     """
@@ -37,7 +37,6 @@ class Figures:
     gpu_hours: float
     post_peak: float
     false_stop: float
-    evals: float
     pauses: float
     hacking: float
     again: float
@@ -112,9 +111,6 @@ def measure_schedule(
     peak_at = hidden.peaks * hours
     after_peak = np.maximum(schedule.ran - peak_at, 0.0)
     falsely = _find_false_stops(hidden, schedule, hours, peak_at)
-    eval_counts = [
-        job.evals_after(ran * (1 + 1e-9)) for job, ran in zip(workload.jobs, schedule.ran.tolist(), strict=True)
-    ]
     return Figures(
         jct=_compute_mean(jct[inside]),
         jct_healthy=_compute_mean(jct[inside & ~hidden.hacking]),
@@ -124,7 +120,6 @@ def measure_schedule(
         gpu_hours=float((schedule.held * gpus).sum()),
         post_peak=float((after_peak * gpus)[hidden.hacking].sum()),
         false_stop=float((schedule.held * gpus)[falsely].sum()),
-        evals=float((np.array(eval_counts) * workload.eval_hours * gpus).sum()),
         pauses=float(((schedule.held - schedule.ran) * gpus).sum()),
         hacking=float((schedule.held * gpus)[hidden.hacking].sum()),
         again=float((hours * gpus)[falsely].sum()),

@@ -159,7 +159,7 @@ def _build_workload(setting: Sweep, trained: Trained) -> Workload:
         for number in range(setting.members)
     )
     proxy = np.broadcast_to(np.arange(1.0, setting.evals + 1), trained.measured.shape)
-    return Workload(jobs, trained.measured, proxy, np.zeros(setting.members))
+    return Workload(jobs, trained.measured, proxy)
 
 
 def _print_table(console: Console, outcomes: Sequence[Outcome], setting: Sweep) -> None:

@@ -181,7 +181,7 @@ def _compute_shares(rows: Rows, rule: str) -> dict[str, float]:
     """GPU-hours by use under the baseline, as shares of all GPU-hours without stops, and the mean `eval_lost`."""
     whole = sum(rows.numbers("paper", NONE, BASELINE, lambda figures: figures.gpu_hours))
     by_seed = rows.figures("paper", rule, BASELINE)
-    names = ("gpu_hours", "post_peak", "false_stop", "evals", "pauses", "hacking")
+    names = ("gpu_hours", "post_peak", "false_stop", "pauses", "hacking")
     shares = {name: sum(getattr(item, name) for item in by_seed) / whole for name in names}
     return shares | {"eval_lost": sum(item.eval_lost for item in by_seed) / len(by_seed)}
 

@@ -102,7 +102,7 @@ def _simulate_seed(setting: Setting, policies: Sequence[Policy], frontier_gain: 
     cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
 
     def run_with(stops: Stops, ends: Floats) -> tuple[float, float, float]:
-        schedule = simulate_cluster(workload, SRTF_EST, cluster, ends, evals=False)
+        schedule = simulate_cluster(workload, SRTF_EST, cluster, ends)
         figures = measure_schedule(workload, hidden, stops, schedule, setting.measured)
         return figures.gpu_hours + figures.again, figures.jct, 1 - figures.eval_lost
 

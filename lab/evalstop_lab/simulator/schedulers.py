@@ -1,4 +1,4 @@
-"""Schedulers: they order jobs, but stop none.
+"""Schedulers, which order jobs.
 
 A scheduler is an order of jobs and two properties: whether it may pause running jobs, and whether a job that does not
 fit blocks the jobs behind it. The engine does the rest.
@@ -27,10 +27,6 @@ def _crosses_nothing(job: Job, ran: float) -> float | None:
     return None
 
 
-def _stops_nobody(job: Job, evals: int) -> bool:
-    return False
-
-
 @dataclass(frozen=True)
 class Scheduler:
     """How jobs are ordered; see the module's docstring.
@@ -38,8 +34,7 @@ class Scheduler:
     `rank`: the rank of a job by its hours of running; the lowest goes first, ties by submission. `preemptive`: running
     jobs may be paused; all jobs are ordered again when a job arrives, ends or crosses a threshold, and every
     `quantum_hours` while a job waits (None: never). `strict`: no job overtakes one that does not fit. `crossing`: the
-    hours of running at which the rank next jumps, by the current hours; None: never. `stops`: whether the job is
-    stopped, by the number of its known evals.
+    hours of running at which the rank next jumps, by the current hours; None: never.
     """
 
     name: str
@@ -48,7 +43,6 @@ class Scheduler:
     strict: bool = False
     quantum_hours: float | None = None
     crossing: Callable[[Job, float], float | None] = _crosses_nothing
-    stops: Callable[[Job, int], bool] = _stops_nobody
 
 
 def _by_submission(job: Job, ran: float) -> float:

@@ -1,31 +1,25 @@
-"""Decides which jobs are stopped: a policy on top of any scheduler, evaluated at each eval or in advance.
+"""Decides which jobs are stopped: a policy on top of any scheduler.
 
-`add_stops` is the paper's extension of a cluster: it leaves everything to the scheduler and stops jobs by their evals.
-A stop depends only on the job's own evals, so `decide` can apply the policy to all jobs before the simulation, with the
-same `monitor.step`.
+A stop depends only on the job's own evals, so the policy is applied to all jobs before the simulation, by the monitor
+of the service.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from evalstop_detectors import (
     POLICIES,
     MetricRole,
-    MonitorState,
-    Observation,
     Policy,
     policy_from_document,
-    start,
-    step,
 )
 
 from evalstop_lab.replay import Run, judge_runs
 from evalstop_lab.simulator.engine import Cluster
-from evalstop_lab.simulator.jobs import Floats, Integers, Job, Workload
-from evalstop_lab.simulator.schedulers import Scheduler
+from evalstop_lab.simulator.jobs import Floats, Integers, Workload
 
 STEPS_AN_EVAL = 1000
 
@@ -95,25 +89,6 @@ def build_logs(workload: Workload, roles: frozenset[MetricRole]) -> list[Run]:
                 run.add(role, STEPS_AN_EVAL * number, value, None)
         runs.append(run)
     return runs
-
-
-def add_stops(base: Scheduler, policy: Policy, workload: Workload) -> Scheduler:
-    """Extend the scheduler to stop jobs by applying the policy to each job's metrics at each of its evals."""
-    posted = build_logs(workload, policy.roles)
-    states: dict[int, MonitorState] = {}
-    unseen: dict[int, Sequence[Observation]] = {}
-
-    def stops(job: Job, evals: int) -> bool:
-        if base.stops(job, evals):
-            return True
-        state = states.get(job.number) or start(policy)
-        for item in unseen.setdefault(job.number, posted[job.number].observations()):
-            if item.step == evals * STEPS_AN_EVAL:
-                state, _ = step(policy, state, item)
-        states[job.number] = state
-        return state.verdict.stops
-
-    return replace(base, name=f"{base.name} + {policy.name}", stops=stops)
 
 
 def _to_evals(steps: Sequence[int | None]) -> Integers:

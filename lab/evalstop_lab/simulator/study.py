@@ -76,7 +76,7 @@ def simulate_rules(
     for rule, (stops, ends) in decided.items():
         counts = count_flags(workload, hidden, stops)
         for name in schedulers:
-            schedule = simulate_cluster(workload, SCHEDULERS[name], cluster, ends, evals=False)
+            schedule = simulate_cluster(workload, SCHEDULERS[name], cluster, ends)
             figures = measure_schedule(workload, hidden, stops, schedule, setting.measured)
             rows.append(Row(world, seed, rule, name, figures, counts))
     return rows

@@ -14,4 +14,4 @@ def build_plain_workload(submitted: Floats, gpus: Integers, hours: Floats, estim
         for number, (at, size, length, estimate) in enumerate(zip(*columns, strict=True))
     )
     zeros = np.zeros((len(jobs), 1))
-    return Workload(jobs, zeros, zeros, np.zeros(len(jobs)))
+    return Workload(jobs, zeros, zeros)

@@ -32,7 +32,7 @@ def add_evals(workload: Workload, evals: int) -> Workload:
     """The same jobs with this number of evals each, so that they can be preempted while they run."""
     shape = (len(workload.jobs), evals)
     jobs = tuple(replace(job, evals=evals, losses=(0.5,) * evals) for job in workload.jobs)
-    return Workload(jobs, np.zeros(shape), np.zeros(shape), np.zeros(len(jobs)))
+    return Workload(jobs, np.zeros(shape), np.zeros(shape))
 
 
 @st.composite
@@ -48,7 +48,7 @@ def test_preemption_loses_no_work(workload: Workload, scheduler: Scheduler, draw
     """However jobs are preempted and return, each runs all of its hours, and no GPU is allocated twice."""
     workload = add_evals(workload, 4)
     priorities = Priorities({job.number: drawn.draw(changes()) for job in workload.jobs}, most_hours=2.0)
-    schedule = simulate_cluster(workload, scheduler, Cluster(GPUS, 0.25), evals=False, priorities=priorities)
+    schedule = simulate_cluster(workload, scheduler, Cluster(GPUS, 0.25), priorities=priorities)
     assert schedule.ran == pytest.approx(workload.hours)
     assert_no_gpu_is_allocated_twice(workload, schedule, GPUS)
 
@@ -58,7 +58,7 @@ def test_preemption_loses_no_work(workload: Workload, scheduler: Scheduler, draw
 def test_parked_job_yields_to_waiting_jobs(workload: Workload, scheduler: Scheduler) -> None:
     """A job that is parked from its first eval on runs only while no other job that fits waits."""
     workload = add_evals(workload, 4)
-    schedule = simulate_cluster(workload, scheduler, Cluster(GPUS, 0.0), evals=False, priorities=Priorities(PARK))
+    schedule = simulate_cluster(workload, scheduler, Cluster(GPUS, 0.0), priorities=Priorities(PARK))
     ran, spells = 0.0, [spell[1:] for spell in schedule.spells if spell[0] == 0]
     for since, until in spells:
         parked_from = since + workload.jobs[0].eval_at(1) - ran
@@ -82,8 +82,8 @@ def test_parked_job_yields_to_waiting_jobs(workload: Workload, scheduler: Schedu
 def test_parked_job_resumes_on_idle_gpus() -> None:
     """It is paused for a waiting job, pays for its restore, and runs to its end."""
     workload = add_evals(build_plain_workload(np.array([0.0, 1.0]), np.array([8, 8]), np.array([4.0, 2.0])), 4)
-    untouched = simulate_cluster(workload, FIFO, Cluster(8, 0.5), evals=False)
-    schedule = simulate_cluster(workload, FIFO, Cluster(8, 0.5), evals=False, priorities=Priorities(PARK))
+    untouched = simulate_cluster(workload, FIFO, Cluster(8, 0.5))
+    schedule = simulate_cluster(workload, FIFO, Cluster(8, 0.5), priorities=Priorities(PARK))
     assert untouched.ended.tolist() == [4.0, 6.0]
     assert untouched.contended == [(1.0, 4.0)]
     assert schedule.ended.tolist() == [6.5, 3.0]
@@ -98,9 +98,7 @@ def test_demoted_job_returns_after_most_hours() -> None:
     )
     demoted = {0: ((1, Priority.DEMOTED),)}
     ended = [
-        simulate_cluster(
-            workload, FIFO, Cluster(8, 0.0), evals=False, priorities=Priorities(demoted, most_hours)
-        ).ended.tolist()
+        simulate_cluster(workload, FIFO, Cluster(8, 0.0), priorities=Priorities(demoted, most_hours)).ended.tolist()
         for most_hours in (1.5, 24.0)
     ]
     assert ended == [[6.0, 3.0, 8.0], [8.0, 3.0, 5.0]]
@@ -110,15 +108,12 @@ def test_contended_waste_counts_hours_with_a_waiting_job() -> None:
     """A job past its peak wastes only the hours during which another job waits."""
     workload = add_evals(build_plain_workload(np.array([0.0, 1.0]), np.array([8, 8]), np.array([4.0, 2.0])), 4)
     truth = np.array([True, False]), np.array([0.5, 1.0])
-    hidden = Hidden(*truth, truth[1], np.zeros((2, 4)), np.ones(2), 1.0)
+    hidden = Hidden(*truth, np.zeros((2, 4)), np.ones(2), 1.0)
     cluster = Cluster(8, 0.5)
-    assert (
-        measure_contended_waste(workload, hidden, simulate_cluster(workload, FIFO, cluster, evals=False), 0.5)
-        == 8 * 2.0
-    )
-    parked = simulate_cluster(workload, FIFO, cluster, evals=False, priorities=Priorities(PARK))
+    assert measure_contended_waste(workload, hidden, simulate_cluster(workload, FIFO, cluster), 0.5) == 8 * 2.0
+    parked = simulate_cluster(workload, FIFO, cluster, priorities=Priorities(PARK))
     assert measure_contended_waste(workload, hidden, parked, 0.5) == 0.0
-    stopped = simulate_cluster(workload, FIFO, cluster, np.array([1.5, 2.0]), evals=False)
+    stopped = simulate_cluster(workload, FIFO, cluster, np.array([1.5, 2.0]))
     assert measure_contended_waste(workload, hidden, stopped, 0.5) == 8 * 0.5, (
         "a job stopped before its peak wastes all that it held"
     )

@@ -65,7 +65,7 @@ def test_dollars_are_those_of_the_nodes_that_are_no_longer_billed(capsys: pytest
     setting = replace(PAPER, jobs=60)
     workload, _ = draw_jobs(setting, REPORTING_SEED)
     cluster, ends = Cluster(), decide_stops(POLICIES["default"], workload).ends(workload, Cluster())
-    schedules = [simulate_cluster(workload, FIFO, cluster, item, evals=False) for item in (workload.hours, ends)]
+    schedules = [simulate_cluster(workload, FIFO, cluster, item) for item in (workload.hours, ends)]
     before, after = (count_billed_hours(workload, item, setting.gpus) for item in schedules)
     arguments = ["--policies", "default", "--scheduler", "FIFO", "--seeds", "1", "--cluster-jobs", "60", "--jobs", "1"]
     assert main(["cluster", "cost", *arguments, "--node-gpus", "64", "--on-demand", "2", "--json"]) == 0

@@ -112,9 +112,7 @@ def test_erlang_c(servers: int) -> None:
     waits = []
     for seed in range(4):
         workload = draw_poisson_workload(30_000, rate, seed)
-        waits.append(
-            np.mean(simulate_cluster(workload, FIFO, Cluster(servers), evals=False).started - workload.submitted)
-        )
+        waits.append(np.mean(simulate_cluster(workload, FIFO, Cluster(servers)).started - workload.submitted))
     assert np.mean(waits) == pytest.approx(delayed / (servers - rate), rel=0.05)
 
 
@@ -123,7 +121,7 @@ def test_shortest_remaining_first_has_the_lowest_mean_time() -> None:
     workload = draw_poisson_workload(2_000, 0.8, 7)
 
     def mean(scheduler: Scheduler) -> float:
-        schedule = simulate_cluster(workload, scheduler, Cluster(1, 0.0), evals=False)
+        schedule = simulate_cluster(workload, scheduler, Cluster(1, 0.0))
         return float(np.mean(schedule.ended - workload.submitted))
 
     assert mean(SRTF) < mean(SJF) < mean(FIFO)
