@@ -60,6 +60,8 @@ def test_stop_survives_reopening(folder: Path) -> None:
         checkpoint_requested_at=st.none() | st.floats(0, 1e10),
         known_checkpoint=st.none() | st.text(),
         failure_reported=st.booleans(),
+        taken_back_at=st.none() | st.floats(0, 1e9),
+        report_due_at=st.floats(0, 1e9),
         report=st.none()
         | st.builds(
             Report, st.sampled_from(["confirmed", "failed"]), st.text(), st.dictionaries(st.text(), st.integers())

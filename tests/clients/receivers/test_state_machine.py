@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from evalstop_client.receivers.stop import events, instructions
 from evalstop_client.receivers.stop.events import Event
 from evalstop_client.receivers.stop.instructions import Instruction
@@ -143,6 +144,27 @@ def test_report_is_retried_until_its_timeout() -> None:
     assert wait == instructions.Wait(77)
     late, given = run_events(stop, events.ReportFailed(1_000))
     assert (late.phase, late.report_answered, given) == (Phase.DONE, False, [None])
+
+
+def test_failure_is_reported_at_growing_intervals_while_the_job_is_checked() -> None:
+    """While the service is away, the job is checked as often as before, and the report is tried ever less often."""
+    stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0, parks=True)
+    tried_at = []
+    for second in range(200, 400):
+        stop, instruction = step(stop, events.JobChecked(second, RUNNING), BOUNDS)
+        if isinstance(instruction, instructions.SendReport):
+            tried_at.append(second)
+            stop, instruction = step(stop, events.ReportFailed(second, chance=0.999), BOUNDS)
+        assert instruction == instructions.Wait(BOUNDS.poll_seconds)
+    assert tried_at == [200, 201, 202, 204, 208, 216, 232, 262, 292, 322, 352, 382]
+
+
+def test_reports_of_many_receivers_are_spread() -> None:
+    """After the same failures, receivers wait for up to twice as long as others."""
+    stop, _ = run_events(Stop(started_at=0), events.JobFound(0, JOB, GONE), events.ReportFailed(1))
+    waits = [run_events(stop, events.ReportFailed(2, chance=chance))[1] for chance in (0.0, 0.999)]
+    assert waits[0] == [instructions.Wait(0.5)]
+    assert waits[1] == [instructions.Wait(pytest.approx(1.0, abs=0.01))]
 
 
 def test_refused_stop_is_reported_as_failed() -> None:

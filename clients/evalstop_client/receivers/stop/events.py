@@ -89,9 +89,10 @@ class ReportAccepted(TimedEvent):
 
 @dataclass(frozen=True)
 class ReportFailed(TimedEvent):
-    """The service could not accept the report now; it may have sent Retry-After."""
+    """The service could not accept the report now; it may have sent Retry-After. `chance`: in [0, 1), spreads tries."""
 
     retry_after_seconds: float | None = None
+    chance: float = 0.5
 
 
 Event = (

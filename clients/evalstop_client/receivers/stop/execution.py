@@ -11,6 +11,7 @@ are reported to the service.
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -189,7 +190,7 @@ class StopExecution:
             return events.ReportAccepted(clock())
         if isinstance(answer, Unavailable):
             self._context.metrics.add("reports_total", 'answer="unavailable"')
-            return events.ReportFailed(clock(), answer.retry_after_seconds)
+            return events.ReportFailed(clock(), answer.retry_after_seconds, random.random())
         self._context.metrics.add("reports_total", 'answer="refused"')
         return events.ReportAccepted(clock(), refusal=answer.reason)
 

@@ -90,7 +90,9 @@ class Stop:
     report: Report | None = None
     reporting_at: float | None = None
     report_answered: bool = False  # the service has answered the report
-    failures: int = 0  # consecutive failures to reach the scheduler or the service
+    report_failures: int = 0  # consecutive failures to reach the service
+    report_due_at: float = 0.0  # no try to report before
+    failures: int = 0  # consecutive failures to reach the scheduler
     is_ours: bool = True
     parks: bool = False
     was_parked: bool = False  # the job to be stopped; a check may report it as gone, although it can be resumed
@@ -119,8 +121,8 @@ def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instru
             return _after_scheduler_failure(stop, reason, at, timeouts)
         case ReportAccepted():
             return _after_report_accepted(stop, timeouts)
-        case ReportFailed(at, retry_after_seconds):
-            return _after_report_failed(stop, at, retry_after_seconds, timeouts)
+        case ReportFailed():
+            return _after_report_failed(stop, event, timeouts)
         case JobFound(at, job, seen):
             stop = replace(stop, job=job, found_at=at, failures=0)
             if isinstance(seen, Gone):
@@ -223,7 +225,7 @@ def _wait_or_report_failure(
     if is_over or at - stop.started_at >= timeouts.abandon_seconds:
         return _enter_phase(stop, Phase.DONE)
     since = stop.started_at + timeouts.checkpoint_seconds if stop.cancelled_at is None else stop.cancelled_at
-    if at - since >= timeouts.give_up_seconds and not stop.failure_reported:
+    if at - since >= timeouts.give_up_seconds and not stop.failure_reported and at >= stop.report_due_at:
         return stop, SendReport(Report("failed", f"after {at - stop.started_at:.0f} s: {trouble}", _list_details(stop)))
     return stop, Wait(_pause_seconds(stop, timeouts))
 
@@ -240,20 +242,19 @@ def _pause_seconds(stop: Stop, timeouts: StopTimeouts) -> float:
 def _after_report_accepted(stop: Stop, timeouts: StopTimeouts) -> tuple[Stop, Instruction | None]:
     if stop.phase is Phase.REPORTING:
         return _enter_phase(replace(stop, report_answered=True), Phase.DONE)
-    stop = replace(stop, failure_reported=True)
+    stop = replace(stop, failure_reported=True, report_failures=0)
     return stop, Wait(_pause_seconds(stop, timeouts))
 
 
-def _after_report_failed(
-    stop: Stop, at: float, retry_after_seconds: float | None, timeouts: StopTimeouts
-) -> tuple[Stop, Instruction | None]:
+def _after_report_failed(stop: Stop, event: ReportFailed, timeouts: StopTimeouts) -> tuple[Stop, Instruction | None]:
+    failures = stop.report_failures + 1
+    pause_seconds = wait_seconds(failures, event.chance, event.retry_after_seconds)
+    stop = replace(stop, report_failures=failures, report_due_at=event.at + pause_seconds)
     if stop.phase is not Phase.REPORTING or stop.reporting_at is None:
-        # The job comes first; the failure is reported after another check.
+        # The job comes first: it is checked while the report waits.
         return stop, Wait(_pause_seconds(stop, timeouts))
     until = stop.reporting_at + timeouts.report_seconds
-    stop = replace(stop, failures=stop.failures + 1)
-    pause_seconds = wait_seconds(stop.failures, 0.5, retry_after_seconds)
-    if at + pause_seconds > until or stop.taken_back_at is not None:
+    if stop.report_due_at > until or stop.taken_back_at is not None:
         return _enter_phase(stop, Phase.DONE)
     return stop, Wait(pause_seconds)
 
