@@ -163,6 +163,20 @@ def load_experiment(tx: Transaction, project_id: UUID, experiment_id: str, artif
     raise _no_experiment(experiment_id)
 
 
+def find_references(tx: Transaction, project_id: UUID, experiment_ids: Sequence[str]) -> list[UUID | None]:
+    """The values by which rows refer to these experiments. As in MLflow an unknown one has no rows, and raises
+    MlflowError only if it is no number."""
+    references: list[UUID | None] = []
+    for experiment_id in experiment_ids:
+        if not re.fullmatch(r"[0-9]+", experiment_id, re.ASCII):
+            raise invalid_parameter(f"Invalid experiment ID {experiment_id!r:.100}; it must be a number")
+        number = int(experiment_id.lstrip("0")[:10] or "0")
+        experiment = experiments.find_experiment(tx, project_id, number) if number < 1_000_000_000 else None
+        if number == DEFAULT_NUMBER or experiment is not None:
+            references.append(experiment.reference if experiment is not None else None)
+    return references
+
+
 def _lock_experiment(tx: Transaction, caller: Caller, experiment_id: str, artifacts: ArtifactFolder) -> Experiment:
     number = _parse_number(experiment_id)
     if number == DEFAULT_NUMBER:

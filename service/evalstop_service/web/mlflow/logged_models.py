@@ -19,7 +19,7 @@ from evalstop_service.web.mlflow import search
 from evalstop_service.web.mlflow.artifacts import Artifacts
 from evalstop_service.web.mlflow.authentication import Ingest, MlflowRoute, ReadOrIngest
 from evalstop_service.web.mlflow.errors import not_found
-from evalstop_service.web.mlflow.experiments import load_experiment, paginate
+from evalstop_service.web.mlflow.experiments import find_references, load_experiment, paginate
 from evalstop_service.web.mlflow.requests import (
     MAX_METRICS,
     CreateModel,
@@ -129,7 +129,7 @@ def log_model_params(model_id: str, body: ModelParams, caller: Ingest, database:
 
 
 @router.post("/search")
-def search_models(body: SearchModels, caller: ReadOrIngest, database: Db, artifacts: Artifacts) -> Document:
+def search_models(body: SearchModels, caller: ReadOrIngest, database: Db) -> Document:
     """The matching models of experiments, by default newest first."""
     clauses = search.parse_filter(body.filter, search.MODELS)
     orders = search.parse_orders(
@@ -137,7 +137,7 @@ def search_models(body: SearchModels, caller: ReadOrIngest, database: Db, artifa
         search.MODELS,
     )
     with database.reading() as tx:
-        ids = [load_experiment(tx, caller.project_id, own_id, artifacts).reference for own_id in body.experiment_ids]
+        ids = find_references(tx, caller.project_id, body.experiment_ids)
         models = mlflow_runs.list_logged_models(tx, caller.project_id, ids, MAX_MODELS)
     chosen = [
         model.document

@@ -21,7 +21,7 @@ from evalstop_service.web.mlflow.artifact_folder import SCHEME, ArtifactFolder
 from evalstop_service.web.mlflow.artifacts import Artifacts, file_documents
 from evalstop_service.web.mlflow.authentication import MlflowRoute, Read, ReadOrIngest
 from evalstop_service.web.mlflow.errors import invalid_parameter, not_found
-from evalstop_service.web.mlflow.experiments import load_experiment, paginate
+from evalstop_service.web.mlflow.experiments import find_references, load_experiment, paginate
 from evalstop_service.web.mlflow.labels import Item
 from evalstop_service.web.mlflow.logged_models import store_model_metrics
 from evalstop_service.web.mlflow.requests import (
@@ -226,7 +226,7 @@ def search_runs(body: SearchRuns, caller: Read, context: Ctx, database: Db, arti
     orders = [*search.parse_orders(body.order_by, search.RUNS), *_NEWEST_FIRST]
     with_metrics = search.names_metrics(clauses, orders)
     with database.reading() as tx:
-        ids = [load_experiment(tx, caller.project_id, own_id, artifacts).reference for own_id in body.experiment_ids]
+        ids = find_references(tx, caller.project_id, body.experiment_ids)
         scanned = mlflow_runs.list_runs_of_experiments(tx, caller.project_id, ids, MAX_SCANNED_RUNS)
         fields = {
             recorded.run.id: _list_fields(tx, recorded, with_metrics)

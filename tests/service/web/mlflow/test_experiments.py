@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.service.web.mlflow.rest_client import MlflowClient, expect_error, expect_json
 
 
@@ -74,6 +76,18 @@ def test_runs_are_searched_by_experiment_tag_and_metric(client: MlflowClient) ->
     assert [run["info"]["run_id"] for run in best["runs"]] == [run_ids[4], run_ids[3]]
     for body in ({"filter": "metrics.m > 'x'"}, {"order_by": ["shapes.m DESC"]}, {"page_token": "x"}):
         assert client.http.post("runs/search", json=body).status_code in (400, 404)
+
+
+@pytest.mark.parametrize("path", ["runs/search", "logged-models/search"])
+def test_search_in_an_unknown_experiment_finds_nothing(client: MlflowClient, path: str) -> None:
+    """As in MLflow, unknown experiments are empty beside others, and an id that is no number is refused."""
+    run_id = client.create_run(run_name="r")
+    found = [client.post(path, {"experiment_ids": ids}) for ids in (["7"], ["9" * 30], ["7", "0"])]
+    assert [[run["info"]["run_id"] for run in answer.get("runs", [])] for answer in found] == (
+        [[], [], [run_id]] if path == "runs/search" else [[], [], []]
+    )
+    answer = client.http.post(path, json={"experiment_ids": ["0", "abc"]})
+    expect_error(answer, 400, "INVALID_PARAMETER_VALUE")
 
 
 def test_datasets_and_models_are_returned_as_sent(client: MlflowClient) -> None:
