@@ -228,7 +228,7 @@ def is_disk_full(error: sa.exc.DBAPIError) -> bool:
 
 
 def lacks_schema(error: sa.exc.DBAPIError) -> bool:
-    """Whether a table or a column is missing, because the database was not migrated."""
+    """Whether a table or a column is missing, because the database was not migrated or a statement is wrong."""
     if (state := getattr(error.orig, "sqlstate", None)) is not None:
         return state in ("42P01", "42703")
     return re.match(r"no such (table|column): |table \S+ has no column named ", str(error.orig)) is not None

@@ -69,7 +69,10 @@ class ProblemKind(Enum):
     OVERLOADED = ("The service is overloaded", _AGAIN)
     DATABASE_AWAY = ("The database does not answer", _AGAIN)
     DISK_FULL = ("The database's disk is full", "Free space for the database, then send it again.")
-    SCHEMA_TOO_OLD = ("The schema is missing or too old", "Run `evalstop migrate`.")
+    SCHEMA_TOO_OLD = (
+        "The schema is missing or too old",
+        "Run `evalstop migrate`. If nothing was missing, this is a bug: look for the `request_id` in the log.",
+    )
     SERVICE_TOO_OLD = ("The service is older than its database", "Run the newest release.")
     UNREADABLE_SECRET = ("A secret cannot be read", "Set `EVALSTOP_SECRET_KEYS` to the keys that encrypted it.")
     FAULT = ("The service failed", "This is a bug: look for the `request_id` in the log.")

@@ -228,7 +228,7 @@ def _list_methods(request: Request, path: str) -> set[str]:
 
 def _explain_database_error(error: Exception) -> Problem:
     if isinstance(error, sa.exc.DBAPIError) and lacks_schema(error):
-        _log.error("the schema is missing or too old; run `evalstop migrate`: %s", error.orig)
+        _log.error("the schema is missing or too old; run `evalstop migrate`", exc_info=error)
         return Problem(503, ProblemKind.SCHEMA_TOO_OLD, "nothing was stored; run `evalstop migrate`")
     if isinstance(error, sa.exc.ProgrammingError):
         return _describe_bug(error)

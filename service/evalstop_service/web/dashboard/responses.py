@@ -155,7 +155,7 @@ def _error_response(request: Request, error: Exception) -> Response:
             count_refusal(request, error)
             return _error_page(problem_of(error).status, "Nothing was changed", _sentence(error))
         case sa.exc.DBAPIError() if lacks_schema(error):
-            _log.error("the schema is missing or too old; run `evalstop migrate`: %s", error.orig)
+            _log.error("the schema is missing or too old; run `evalstop migrate`", exc_info=error)
             return _error_page(503, "The database has no schema for this release", "Run `evalstop migrate`.")
         case sa.exc.OperationalError() | sa.exc.TimeoutError():
             _log.error("database not available: %s", error)
