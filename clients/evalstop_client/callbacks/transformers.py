@@ -71,6 +71,10 @@ class EvalStopCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Report logged values, including evals."""
+        if self._pins and logs and "train_runtime" in logs:
+            # The last log of a training. With save_total_limit=1 the Trainer then deletes all checkpoints but the best
+            # one, also the newest, from which a training is continued.
+            state.best_model_checkpoint = None
         if self._run is not None and logs:
             self._run.log(logs, step=state.global_step)
 
