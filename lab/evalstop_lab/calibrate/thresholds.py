@@ -39,14 +39,16 @@ def calibrate_threshold(kind: Kind, highest: Sequence[float], rate: float) -> Th
         alarm: float | None = ordered[-1]
     else:
         alarm = _choose_alarm(kind, ordered[allowed], [item for item in ordered[:allowed] if item > ordered[allowed]])
-    low, high = find_quantile_ranks(len(ordered), 1 - rate)
+    low, high = (ordered[::-1][rank] for rank in find_quantile_ranks(len(ordered), 1 - rate))
+    if kind is Kind.COUNT:  # the quantile is the highest count that is not to stop, and its threshold the next one
+        low, high = low + 1.0, high + 1.0
     if alarm is not None:
         alarm = max(alarm, math.nextafter(0.0, 1.0))  # a policy accepts only positive thresholds
     return Threshold(
         rate=rate,
         value=alarm,
-        low=ordered[::-1][low],
-        high=ordered[::-1][high],
+        low=low,
+        high=high,
         stopped=clopper_pearson(0 if alarm is None else sum(item >= alarm for item in ordered), len(ordered)),
     )
 

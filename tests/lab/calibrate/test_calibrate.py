@@ -50,6 +50,15 @@ def test_thresholds_equal_those_computed_by_hand() -> None:
     assert calibrate_threshold(Kind.COUNT, highest, 0.05).value == 96.0
 
 
+@pytest.mark.parametrize("kind", [Kind.STATISTIC, Kind.COUNT])
+def test_interval_contains_the_threshold(kind: Kind) -> None:
+    """The threshold for 5 % of a thousand runs lies within the interval given for it, also where values repeat."""
+    for values in ([float(value) for value in range(1000)], [1.0] * 900 + [2.0] * 60 + [3.0] * 40, [2.0] * 1000):
+        threshold = calibrate_threshold(kind, values, 0.05)
+        assert threshold.value is not None
+        assert threshold.low <= threshold.value <= math.nextafter(threshold.high, math.inf)
+
+
 def test_few_runs_give_a_wide_interval() -> None:
     """With 30 runs the threshold of 1 % is just above all of them, and up to 12 % of other runs may be stopped."""
     threshold = calibrate_threshold(Kind.STATISTIC, [float(value) for value in range(30)], 0.01)
