@@ -188,6 +188,8 @@ def _find_lowest_share(strata: Iterable[Stratum]) -> float:
             total -= stratum.wrong * math.log1p(-rate) if stratum.wrong else 0.0
         return total
 
+    if excess(-60.0) <= 0:  # a small fraction of a right case excludes no rate that a double can tell from 0
+        return 0.0
     lowest = rates(math.exp(_find_root(excess, -60.0, 60.0)))
     return math.fsum(share * rate for (share, _), rate in zip(parts, lowest, strict=True))
 

@@ -22,7 +22,7 @@ LOOKS = 300
 RATE = 0.95
 
 counts = st.integers(0, 200)
-probabilities = st.sampled_from([1.0, 0.82, 0.5, 0.1])
+probabilities = st.sampled_from([1.0, 0.82, 0.5, 0.1, 0.01])
 strata = st.builds(Stratum, counts, counts, st.integers(0, 20), probabilities)
 
 
@@ -112,6 +112,7 @@ def test_weighted_intervals_are_valid_at_every_look() -> None:
 
 @given(st.lists(strata, max_size=4), st.builds(Stratum, counts, counts, counts))
 @example([Stratum(1, 0, 1, 1.0), Stratum(3, 0, 0, 0.1)], Stratum(0, 0))  # a case against it raises the joint low end
+@example([Stratum(2, 0, 0, 0.01)], Stratum(50, 1))  # a case missed counts as a hundredth of one held out
 def test_undecided_cases_only_widen_the_bounds(flagged: list[Stratum], passed: Stratum) -> None:
     """A value lies in its interval, and the interval within the bounds that undecided cases allow."""
     for estimate in (
