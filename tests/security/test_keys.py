@@ -11,12 +11,15 @@ import httpx
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.errors import TooOften
+from evalstop_service.projects import api_keys
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.rate_limits import Rate
 from evalstop_service.settings import Settings
 from evalstop_service.store import keys, tables
 from evalstop_service.store.database import Database
+from evalstop_service.store.keys import KeyLimits
 
+from tests.fixtures.projects import create_project
 from tests.security.served_project import ServedProject, serve_project
 from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
 
@@ -192,3 +195,18 @@ def test_pause_is_accepted_from_an_address_with_wrong_keys(project: ServedProjec
     operator = project.open_client_with_key(project.create_key("operate"), "10.0.0.7")
     expect_json(operator.post("/project/pause", json={"reason": "the eval set is broken"}), 200)
     expect_json(operator.post("/project/resume", json={}), 200)
+
+
+def test_sign_in_link_is_of_a_key_that_can_sign_in(database: Database) -> None:
+    """`evalstop up` prints a link of the first key that reads and that is neither expired nor bound to a network."""
+    now = utc_now()
+    project = create_project(database, api_keys.FIRST_PROJECT, "shadow", 0.0, now)
+    for name, scope, limits in (
+        ("short", "read", KeyLimits(expires_at=now + timedelta(hours=1))),
+        ("bound", "read", KeyLimits(networks=("10.1.0.0/16",))),
+        ("trainer", "ingest", KeyLimits()),
+        ("viewer", "read", KeyLimits()),
+    ):
+        api_keys.create_key(database, project.id, "dana", name, [scope], now, limits)
+    found = [api_keys.find_reading_key(database, at) for at in (now, now + timedelta(hours=1))]
+    assert [key and key.name for key in found] == ["short", "viewer"]

@@ -75,7 +75,7 @@ def up(settings: Settings, options: argparse.Namespace) -> int:
     secret = _session_secret(settings)
 
     def ready(address: str) -> None:
-        key = api_keys.find_reading_key(database)
+        key = api_keys.find_reading_key(database, utc_now())
         link = f"{address}/login?token={dashboard.sign_in_token(secret, key.id)}" if key else None
         if options.json:
             print(json.dumps({"url": address, "key": first, "sign_in": link}), flush=True)

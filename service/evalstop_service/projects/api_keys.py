@@ -74,13 +74,17 @@ def create_first_key(
         return _insert_key(tx, project.id, COMMAND_LINE, "first", SCOPES, now)[1]
 
 
-def find_reading_key(database: Database) -> Key | None:
-    """A valid key that may read the project `default`."""
+def find_reading_key(database: Database, now: datetime) -> Key | None:
+    """A valid key that may read the project `default` from anywhere."""
     with database.reading() as tx:
         project = projects.find_project_by_name(tx, FIRST_PROJECT)
         project_keys = keys.list_keys(tx, project.id) if project else []
-    readers = (key for key in project_keys if key.revoked_at is None and {"read", "admin"} & set(key.scopes))
-    return next(readers, None)
+    return next((key for key in project_keys if _may_read_anywhere(key, now)), None)
+
+
+def _may_read_anywhere(key: Key, now: datetime) -> bool:
+    is_valid = key.revoked_at is None and (key.expires_at is None or key.expires_at > now)
+    return is_valid and not key.networks and not {"read", "admin"}.isdisjoint(key.scopes)
 
 
 def rotate_key(
