@@ -37,9 +37,7 @@ def add_to(commands: Subcommands, add: Add) -> None:
     for name, run in (("pause", pause), ("resume", resume)):
         command = add(commands, name, run)
         command.add_argument("project", metavar="PROJECT", help="its name")
-        command.add_argument(
-            "--actor", default=getpass.getuser(), help="recorded in the audit log (default: %(default)s)"
-        )
+        command.add_argument("--actor", help="recorded in the audit log (default: your user name)")
         if run is pause:
             command.add_argument("--reason", default="", help="shown with each stop on hold")
     pruning = add(commands, "prune", prune)
@@ -130,7 +128,7 @@ def pause(settings: Settings, options: argparse.Namespace) -> int:
     """Pause all stops in a project until it is resumed; returns when no pending stop remains to be sent."""
     database = open_database(settings)
     project = project_settings.find_project(database, options.project)
-    pausing.pause_project(database, project.id, options.actor, options.reason, utc_now())
+    pausing.pause_project(database, project.id, options.actor or _find_user(), options.reason, utc_now())
     tell(options, {"project": project.name, "paused": True}, f"project {project.name} is paused: nothing is stopped")
     return OK
 
@@ -139,9 +137,17 @@ def resume(settings: Settings, options: argparse.Namespace) -> int:
     """Resume stops in a paused project."""
     database = open_database(settings)
     project = project_settings.find_project(database, options.project)
-    pausing.resume_project(database, project.id, options.actor, utc_now())
+    pausing.resume_project(database, project.id, options.actor or _find_user(), utc_now())
     tell(options, {"project": project.name, "paused": False}, f"project {project.name} is resumed")
     return OK
+
+
+def _find_user() -> str:
+    """The name of the user, who in a container may have none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return COMMAND_LINE
 
 
 def prune(settings: Settings, options: argparse.Namespace) -> int:

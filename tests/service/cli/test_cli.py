@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import pwd
 import select
 import signal
 import socket
@@ -210,6 +211,27 @@ def test_newer_schema_is_left_alone(environment: dict[str, str], tmp_path: Path)
     assert finished.returncode == 1
     assert "newer" in finished.stderr
     assert "Traceback" not in finished.stderr
+
+
+def test_user_without_a_name_can_run_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a container whose user id has no name the schema is migrated, and a pause is recorded as of the command
+    line."""
+
+    def find_nobody(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", find_nobody)
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("EVALSTOP_DATA_FOLDER", str(tmp_path))
+    assert cli.main(["migrate"]) == 0
+    assert cli.main(["admin", "project", "create", "p"]) == 0
+    assert cli.main(["pause", "p"]) == 0
+    capsys.readouterr()
+    assert cli.main(["audit", "export", "--project", "p"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["actor"] == "command line"
 
 
 def test_wrong_usage_exits_with_2(environment: dict[str, str]) -> None:
