@@ -28,7 +28,7 @@ from evalstop_service.observability import tracing
 from evalstop_service.projects import api_keys
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.security.private_files import keep_secret
+from evalstop_service.security.private_files import create_private_folder, keep_secret, lock_folder
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
@@ -64,6 +64,14 @@ def add_to(commands: Subcommands, add: Add) -> None:
 def up(settings: Settings, options: argparse.Namespace) -> int:
     """Migrate the schema, serve HTTP and deliver webhooks, in one process."""
     os.umask(0o077)  # artifacts too are readable only by their owner
+    if settings.database_url is not None:
+        return _set_up_and_serve(settings, options)
+    create_private_folder(settings.data_folder)
+    with lock_folder(settings.data_folder):
+        return _set_up_and_serve(settings, options)
+
+
+def _set_up_and_serve(settings: Settings, options: argparse.Namespace) -> int:
     if settings.public_url is None and settings.port:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         settings = settings.model_copy(update={"public_url": f"http://{host}:{settings.port}"})

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from evalstop_service.errors import Conflict
+
+_log = logging.getLogger(__name__)
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
@@ -34,3 +41,19 @@ def keep_secret(file: Path, make: Callable[[], str]) -> str:
     if not file.exists():
         create_private_file(file, make())
     return file.read_text()
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold an existing folder until the block or the process ends; raises Conflict if another process holds it."""
+    create_private_file(folder / "lock")
+    with (folder / "lock").open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(
+                f"another `evalstop up` uses {folder}; stop it, or choose another folder with --data-folder"
+            ) from None
+        except OSError as error:  # a network disk without locks
+            _log.warning("%s cannot be locked (%s): make sure that no second `evalstop up` uses it", folder, error)
+        yield

@@ -77,6 +77,18 @@ def test_up_shows_a_key_once(environment: dict[str, str]) -> None:
         assert request_runs(second["url"], first["key"]) == 200
 
 
+def test_second_up_on_a_folder_is_refused(environment: dict[str, str]) -> None:
+    """It says what to do; once the first has ended, another one starts."""
+    with run_in_background(environment, "up", "--port", "0", "--json") as process:
+        read_first_line(process)
+        finished = run_evalstop(environment, "up", "--port", "0")
+        assert finished.returncode == 1
+        assert "another `evalstop up` uses" in finished.stderr
+        assert "--data-folder" in finished.stderr
+    with run_in_background(environment, "up", "--port", "0", "--json") as process:
+        assert read_first_line(process)["url"]
+
+
 @pytest.mark.real
 def test_up_prints_url_and_key_for_people(environment: dict[str, str]) -> None:
     """Without --json, `up` prints its URL and the key as text, and logs nothing before."""
