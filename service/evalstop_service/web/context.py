@@ -25,9 +25,8 @@ from evalstop_service.store.keys import Key
 from evalstop_service.web.decision_paths import is_decision_path
 from evalstop_service.web.fair_shares import FairShares, Places
 from evalstop_service.web.problem_kinds import ProblemKind
-from evalstop_service.web.problems import Problem
+from evalstop_service.web.problems import Problem, refuse_unknown_parameters
 from evalstop_service.web.pull_waiters import PullWaiters
-from evalstop_service.web.query_parameters import refuse_unknown_parameters
 from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.links import locate_run
 

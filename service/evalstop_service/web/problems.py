@@ -1,4 +1,4 @@
-"""Converts errors to HTTP responses, RFC 9457 problem details, in this one place."""
+"""Converts errors to HTTP responses, RFC 9457 problem details, in this one place; refuses unknown query parameters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin
 import sqlalchemy as sa
 from evalstop_detectors import InvalidPolicy
 from fastapi import FastAPI, Request
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
@@ -290,3 +291,32 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     sa.exc.TimeoutError: _explain_database_error,
     Exception: _describe_bug,
 }
+
+
+def refuse_unknown_parameters(request: Request) -> None:
+    """Raise Problem for an unknown query parameter, with a suggestion."""
+    if not request.query_params:
+        return
+    accepted = _list_parameters(request.scope["route"].dependant)
+    errors = []
+    for name in (name for name in dict.fromkeys(request.query_params) if name not in accepted):
+        suggestions = difflib.get_close_matches(name, accepted, n=1)
+        hint = f"; did you mean {suggestions[0]!r}?" if suggestions else ""
+        errors.append({"pointer": f"query {name}", "detail": f"there is no such parameter{hint}"})
+    if errors:
+        detail = (
+            f"this path accepts the parameters {', '.join(accepted)}" if accepted else "this path accepts no parameters"
+        )
+        raise Problem(422, ProblemKind.INVALID_REQUEST, detail, errors=errors)
+
+
+def _list_parameters(dependant: Dependant) -> list[str]:
+    below = [name for inner in dependant.dependencies for name in _list_parameters(inner)]
+    names: list[str] = []
+    for field in dependant.query_params:
+        model: object = field.field_info.annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            names += model.model_fields
+        else:
+            names.append(field.alias)
+    return names + below

@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 import evalstop
 import pytest
 from evalstop_client.errors import AnswerMalformed, KeyRefused, LibraryMissing, NotFound, Rejected, ServiceAway
+from evalstop_client.reading.api import parse_since
 from evalstop_client.reading.connection import Connection
-from evalstop_client.reading.period import parse_since
 from evalstop_client.reading.records import RunRecord
 from hypothesis import given
 from hypothesis import strategies as st

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from evalstop_client.errors import ConfigurationError, SchedulerUnavailable
 from evalstop_client.receivers.slurm.commands import Programs
-from evalstop_client.receivers.slurm.job_control import SlurmJobControl
-from evalstop_client.receivers.slurm.protocol import Cluster
+from evalstop_client.receivers.slurm.job_control import Cluster, SlurmJobControl
 from evalstop_client.receivers.slurm.rest import Rest, parse_token, validate_rest_url
 from evalstop_client.receivers.stop.checkpoint_signal import checkpoint_signal
 from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from functools import cache
 
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import HTMLResponse
 from starlette.routing import BaseRoute
 
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.web.context import Context
-from evalstop_service.web.mlflow import artifacts, errors, experiments, logged_models, runs, web_links
+from evalstop_service.web.mlflow import artifacts, errors, experiments, logged_models, runs
 from evalstop_service.web.mlflow.artifact_folder import ArtifactFolder
 from evalstop_service.web.mlflow.errors import MlflowError
 from evalstop_service.web.mlflow.forwarding import Forwarder
@@ -43,7 +46,7 @@ def _routes() -> list[BaseRoute]:
     for prefix in PREFIXES:
         router.include_router(tracking, prefix=prefix)
         router.include_router(artifacts.router, prefix=prefix)
-    router.include_router(web_links.router)
+    router.include_router(_web_links)
     router.include_router(_unsupported)
     return router.routes
 
@@ -59,3 +62,34 @@ def refuse_unsupported(path: str, request: Request) -> None:
         "artifacts and logged models, but no registered models, prompts or traces"
     )
     raise MlflowError(404, "ENDPOINT_NOT_FOUND", message)
+
+
+_web_links = APIRouter()
+
+_SCRIPT = """
+const run = /\\/runs\\/([0-9a-f]{8})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{12})/.exec(location.hash);
+location.replace(new URL(run ? "../runs/" + run.slice(1).join("-") : "../runs", location.href));
+"""
+
+_PAGE = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>EvalStop</title><script>{_SCRIPT}</script></head>
+<body><p>The runs are <a href="../runs">here</a>.</p></body></html>
+"""
+
+_DIGEST = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+
+_HEADERS = {
+    "Content-Security-Policy": f"default-src 'none'; script-src 'sha256-{_DIGEST}'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+@_web_links.get("/", include_in_schema=False)
+def open_link() -> HTMLResponse:
+    """Redirect the links that MLflow clients print, `.../mlflow/#/experiments/ID/runs/ID`, to EvalStop's pages.
+
+    Browsers do not send the part after `#`, so a script in an otherwise empty page redirects.
+    """
+    return HTMLResponse(_PAGE, headers=_HEADERS)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evalstop_client.receivers.slurm.commands import Programs
-from evalstop_client.receivers.slurm.job_control import SlurmJobControl
-from evalstop_client.receivers.slurm.protocol import Cluster
+from evalstop_client.receivers.slurm.job_control import Cluster, SlurmJobControl
 from evalstop_client.receivers.slurm.rest import Rest
 from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal
 from evalstop_client.scheduler_labels import scheduler_labels

@@ -13,8 +13,7 @@ import pytest
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers import ForeignJob, Gone, Job, Present
 from evalstop_client.receivers.slurm.commands import Programs
-from evalstop_client.receivers.slurm.job_control import SlurmJobControl
-from evalstop_client.receivers.slurm.protocol import Cluster
+from evalstop_client.receivers.slurm.job_control import Cluster, SlurmJobControl
 from evalstop_client.receivers.slurm.rest import Rest
 
 from tests.clients.programs import wait_until
