@@ -183,6 +183,8 @@ def _check_health(facts: Facts, run: RunRecord) -> Iterator[Check]:
     health = run.document["health"]
     if health is None:
         return
+    if (failure := health.get("detector_failure")) is not None:  # an older service does not tell
+        yield Check("detectors", Finding.BLOCKS, failure, "the run is not judged; the service's log has the reason")
     for fault in health["metric_faults"]:
         text = f"{fault['metric']}: {fault['reason']}"
         yield Check("metric", _guarded(facts, "metric_fault"), text, "a stop is on hold meanwhile")

@@ -133,7 +133,7 @@ def find_check(checks: list[Check], name: str) -> Check:
 
 
 def test_each_blocking_fact_is_found(facts: Facts) -> None:
-    """Pause, rollout stage, guessed role, metric fault, staleness and failing endpoint each block alone."""
+    """Pause, rollout stage, guessed role, metric fault, failed detector, staleness and failing endpoint block alone."""
     assert facts.run is not None
     run, document = facts.run, facts.run.document
     guessed = {"recognition": document["recognition"] | {"origins": {"eval": "guessed"}}}
@@ -148,6 +148,7 @@ def test_each_blocking_fact_is_found(facts: Facts) -> None:
         "guessed": ("eval", replace(facts, run=replace(run, document=document | guessed))),
         "no eval": ("eval", replace(facts, run=replace(run, metrics={}))),
         "fault": ("metric", change_health(facts, metric_faults=faults)),
+        "failed": ("detectors", change_health(facts, detector_failure="a detector failed at step 3")),
         "stale": ("reports", change_health(facts, state="stale")),
         "failing": ("endpoints", change_endpoint(facts, ENDPOINT | {"failures": 3}, dead)),
         "unsaved": ("checkpoint", replace(facts, checkpoints=0)),
