@@ -374,7 +374,7 @@ class Committer:
         return saved + [result for result in applied if not result.is_changed]
 
     def _record_metrics(self, saved: Sequence[Applied]) -> None:
-        self._metrics.failed_detectors.inc(sum([result.fails for result in saved]))
+        self._metrics.unjudged_runs.inc(sum([result.fails for result in saved]))
         receipts = [answer for result in saved for answer in result.answers if isinstance(answer, Receipt)]
         if not receipts:
             return

@@ -66,7 +66,7 @@ def test_observations_of_a_failing_run_are_stored_and_the_failure_is_recorded(pr
     assert failure == f"a detector failed at step {FAILS_AT}: ZeroDivisionError('no\\x00where')"
     assert project.load_run(other).detector_failure is None
     assert project.load_run(run).last_step == 5
-    assert project.read_counter("evalstop_failed_detectors_total") == 1
+    assert project.read_counter("evalstop_unjudged_runs_total") == 1
 
 
 @pytest.mark.parametrize("at_once", [True, False])
