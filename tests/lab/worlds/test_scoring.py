@@ -15,7 +15,6 @@ from evalstop_lab.worlds.scoring import (
     compute_bound,
     compute_delay,
     compute_eval_loss,
-    compute_wasted_share,
     estimate_mean,
     estimate_quantile,
     score_outcomes,
@@ -79,12 +78,9 @@ def test_stops_are_classified(truth: Truth, stop: int | None, expected: OutcomeK
     assert classify_outcome(Outcome(stop), truth) is expected
 
 
-def test_delay_and_waste_are_counted_from_the_peak() -> None:
-    """A stop at step 40 has a delay of two evals, and wastes two of the four evals after the peak."""
+def test_delay_is_counted_from_the_peak() -> None:
+    """A stop two evals after the peak has a delay of two evals; one before it has none."""
     assert compute_delay(Outcome(40), HACKING) == 2
-    assert compute_wasted_share(Outcome(40), HACKING) == 0.5
-    assert compute_wasted_share(Outcome(None), HACKING) == 1.0
-    assert compute_wasted_share(Outcome(10), HACKING) is None
     assert compute_delay(Outcome(10), HACKING) is None
     assert compute_delay(Outcome(30), HEALTHY) is None
 
@@ -112,11 +108,7 @@ def test_figures_equal_those_computed_by_hand() -> None:
     assert (scores.precision.hits, scores.precision.n) == (2, 4)
     assert (scores.false_stops.hits, scores.false_stops.n) == (1, 2)
     assert (scores.premature.hits, scores.premature.n) == (1, 4)
-    assert (scores.at_the_end.hits, scores.at_the_end.n) == (1, 6)
     assert (scores.delay.value, scores.delay_p90.value) == (1.0, 3.0)
-    assert scores.delay_of_all.value == 3.0
-    assert scores.delay_of_all.high == math.inf
-    assert scores.wasted.value == pytest.approx((0.25 + 0.75 + 1.0) / 3)
     assert scores.eval_lost.value == pytest.approx(0.5 / 6)
 
 
@@ -137,11 +129,11 @@ def test_every_run_has_one_outcome(runs: list[tuple[Outcome, Truth]]) -> None:
     """The counts add up to the number of runs, and each figure is within its interval."""
     result = score_outcomes(runs)
     assert sum(result.counts.values()) == len(runs)
-    for share in (result.recall, result.precision, result.false_stops, result.premature, result.at_the_end):
+    for share in (result.recall, result.precision, result.false_stops, result.premature):
         assert 0 <= share.low <= share.high <= 1
         if share.n:
             assert share.low <= share.value <= share.high
-    for figure in (result.delay, result.delay_p90, result.delay_of_all, result.wasted, result.eval_lost):
+    for figure in (result.delay, result.delay_p90, result.eval_lost):
         assert math.isnan(figure.value) or figure.low <= figure.value <= figure.high
 
 

@@ -30,10 +30,8 @@ from evalstop_lab.benchmarks.detection.scoring import (
     compute_checkpoint_losses,
     compute_delay_curve,
     compute_figures,
-    compute_left_out_stops,
     compute_roc,
     find_operating_points,
-    is_dip,
     score_runs,
 )
 from evalstop_lab.calibrate.command import HEALTHY, PLANNED_SHARE, versions
@@ -45,18 +43,15 @@ from evalstop_lab.worlds import (
     LEVELS,
     REPORTING,
     REPORTING_SEED,
-    Group,
     World,
     add_planned_steps,
     draw_world,
-    list_families,
     load_recorded_runs,
     plan_worlds,
     second_suite,
 )
 
 QUICK_RUNS = 60
-LEFT_OUT_SEED = REPORTING_SEED + 1_000_000
 SECOND_SUITE_SEED = REPORTING_SEED + 2_000_000
 RECORDED = Path("tests/data/rlhf_runs_public.jsonl")
 
@@ -73,9 +68,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--runs", type=positive_number, default=2000, help="reporting runs, half hacking (default: 2000)"
     )
     parser.add_argument(
-        "--family-runs", type=positive_number, default=60, help="runs per healthy family to leave out (default: 60)"
-    )
-    parser.add_argument(
         "--only", nargs="+", metavar="NAME", help="contenders by the start of their names (default: all)"
     )
     parser.add_argument("--recorded", type=Path, default=RECORDED, metavar="FILE", help=f"recorded runs ({RECORDED})")
@@ -88,7 +80,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.quick:
         options.calibration_runs = options.runs = QUICK_RUNS
-        options.family_runs = 2
     report, curves = measure_contenders(options)
     options.folder.mkdir(parents=True, exist_ok=True)
     document = json.dumps(to_json_values(report))
@@ -120,9 +111,6 @@ def measure_contenders(
     kinds = list(second_suite.SECOND_SUITE)
     drawn = [(kinds[index % len(kinds)], SECOND_SUITE_SEED + index) for index in range(options.runs)]
     second = _judge_worlds(compared, drawn, second_suite.draw_world, "second suite", options.jobs)
-    families = list_families(Group.HEALTHY, Group.DIP)
-    one_each = [(family, LEFT_OUT_SEED + seed) for seed in range(options.family_runs) for family in families]
-    left_out = _judge_worlds(contenders, one_each, _make_half_planned, "leaving out families", options.jobs)
     worlds = [judged.world for judged in next(iter(reporting.values()))]
     recorded = (
         [replace(run, planned_steps=float(run.steps[-1])) for run in load_recorded_runs(options.recorded)]
@@ -135,7 +123,6 @@ def measure_contenders(
         runs = _Runs(
             calibrating[item.name],
             reporting[item.name],
-            left_out[item.name],
             [JudgedWorld(world, item.run(world)) for world in recorded],
             unplanned.get(item.name, ()),
             second.get(item.name, ()),
@@ -148,7 +135,7 @@ def measure_contenders(
             )
             for level in LEVELS
         }
-    setting = {name: getattr(options, name) for name in ("calibration_runs", "runs", "family_runs")}
+    setting = {name: getattr(options, name) for name in ("calibration_runs", "runs")}
     report = {
         "rows": rows,
         "delay_curves": {
@@ -167,7 +154,6 @@ class _Runs:
 
     calibration: Sequence[JudgedWorld]
     reporting: Sequence[JudgedWorld]
-    left_out: Sequence[JudgedWorld]
     recorded: Sequence[JudgedWorld]
     unplanned: Sequence[JudgedWorld]
     second_suite: Sequence[JudgedWorld]
@@ -176,19 +162,13 @@ class _Runs:
 def _build_rows(item: Contender, runs: _Runs) -> Iterator[dict[str, Any]]:
     """One row per operating point."""
     cost = _time_eval(item)
-    dipless = [judged for judged in runs.reporting if not is_dip(judged)]
-    at_clear = find_operating_points(item, [judged for judged in runs.calibration if not is_dip(judged)])
-    for point, clear in zip(find_operating_points(item, runs.calibration), at_clear, strict=True):
+    for point in find_operating_points(item, runs.calibration):
         yield {
             "contender": item.name,
             "group": item.group,
             "at": point.name,
             "microseconds": cost,
             **compute_figures(runs.reporting, point),
-            "without_dips": score_runs(dipless, clear),
-            "left_out": compute_left_out_stops(runs.calibration, runs.left_out, point.alpha)
-            if item.calibrated and point.alpha
-            else {},
             "recorded": score_runs(runs.recorded, point),
             "unplanned": score_runs(runs.unplanned, point) if runs.unplanned else {},
             "second_suite": score_runs(runs.second_suite, point) if runs.second_suite else {},

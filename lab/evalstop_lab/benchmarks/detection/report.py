@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.figure import save_figure
-from evalstop_lab.worlds import HELD_OUT, LEVELS
+from evalstop_lab.worlds import LEVELS
 
 Curves = dict[str, dict[str, list[tuple[float, float]]]]
 Row = dict[str, Any]
@@ -29,16 +29,6 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
     rows, setting = report["rows"], report["setting"]
     console.print(_build_summary_table(f"{setting['runs']} runs, half of them hacking", rows))
     console.print(_build_noise_table(rows))
-    console.print(
-        _build_table(
-            "runs without dips: thresholds and figures",
-            [row | row["without_dips"] for row in rows],
-            (
-                *(_share_column("recall"), _share_column("false stops", "false_stops")),
-                *(_number_column("delay", 0), _number_column("delay_p90", 0), _number_column("delay_to_bound", 2)),
-            ),
-        )
-    )
     for title, part in (
         ("unknown length: the same runs without planned lengths", "unplanned"),
         ("second suite: runs by an author who knew neither detectors nor families", "second_suite"),
@@ -47,7 +37,6 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
         console.print(
             _build_table(title, part_rows, (*_SHORT, _number_column("delay", 0), _number_column("delay_to_bound", 2)))
         )
-    console.print(_build_families_table([row for row in rows if row["left_out"]]))
     console.print(_build_checkpoints_table(report["checkpoints"]))
     if setting["recorded_runs"]:
         title = f"{setting['recorded_runs']} recorded runs, without ambiguous ones"
@@ -67,7 +56,7 @@ def _build_summary_table(title: str, rows: Sequence[Row]) -> Table:
             _number_column("delay", 0),
             _number_column("delay_p90", 0),
         ),
-        *(_number_column("delay_to_bound", 2), _number_column("wasted", 2), _number_column("eval_lost", 3)),
+        *(_number_column("delay_to_bound", 2), _number_column("eval_lost", 3)),
         ("us/eval", lambda row: f"{row['microseconds']:.0f}"),
     )
     return _build_table(title, rows, columns)
@@ -77,18 +66,6 @@ def _build_noise_table(rows: Sequence[Row]) -> Table:
     columns = [(f"{level:g}", lambda row, key=f"{level:g}": _format_noise(row["by_noise"][key])) for level in LEVELS]
     table = _build_table("by noise as a share of the gain", rows, columns)
     table.caption = "recall, median delay in evals (90th percentile) / median lower bound"
-    return table
-
-
-def _build_families_table(rows: Sequence[Row]) -> Table:
-    families = list(rows[0]["left_out"]) if rows else []
-    columns = [
-        (f"{name} *" if name in HELD_OUT else name, lambda row, key=name: f"{100 * row['left_out'][key]['value']:.1f}")
-        for name in families
-    ]
-    title = "false stops in % on each healthy family, at the threshold calibrated on all others"
-    table = _build_table(title, rows, columns)
-    table.caption = "* held out from all calibration"
     return table
 
 

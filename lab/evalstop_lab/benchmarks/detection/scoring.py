@@ -122,22 +122,6 @@ def compute_figures(judged: Sequence[JudgedWorld], point: OperatingPoint) -> dic
     }
 
 
-def compute_left_out_stops(
-    calibration: Sequence[JudgedWorld], reporting: Sequence[JudgedWorld], rate: float
-) -> dict[str, Any]:
-    """False stops on each healthy family at the alarm level calibrated on all other families."""
-    shares = {}
-    for family in dict.fromkeys(item.world.family for item in reporting):
-        if FAMILIES[family].group is Group.HACKING:
-            continue
-        alarm = find_alarm([item for item in calibration if item.world.family != family], rate)
-        point = OperatingPoint("left out", alarm, rate)
-        shares[family] = _encode_share(
-            _count_false_stops([item for item in reporting if item.world.family == family], point)
-        )
-    return shares
-
-
 def compute_roc(judged: Sequence[JudgedWorld], own_points: Sequence[OperatingPoint] = ()) -> list[tuple[float, float]]:
     """False stops and recall by falling alarm level, calibrated on these runs; with `own_points`, only at those."""
     healthy = [item for item in judged if item.world.truth.label is Label.HEALTHY]
@@ -169,7 +153,7 @@ def compute_delay_curve(judged: Sequence[JudgedWorld]) -> list[tuple[float, floa
 
 def _encode_score(figures: Score) -> dict[str, Any]:
     document = asdict(figures)
-    for name in ("recall", "precision", "false_stops", "premature", "at_the_end"):
+    for name in ("recall", "precision", "false_stops", "premature"):
         document[name] = _encode_share(getattr(figures, name))
     return document
 
