@@ -5,7 +5,6 @@ from evalstop_lab.worlds.families import (
     FAMILIES,
     HELD_OUT,
     REPORTING,
-    STRESS,
     Family,
     Group,
     list_families,
@@ -20,7 +19,6 @@ from evalstop_lab.worlds.world import (
     World,
     add_planned_steps,
     draw_world,
-    draw_worlds,
     plan_worlds,
 )
 
@@ -33,7 +31,6 @@ __all__ = [
     "LEVELS",
     "REPORTING",
     "REPORTING_SEED",
-    "STRESS",
     "Family",
     "Group",
     "Label",
@@ -43,7 +40,6 @@ __all__ = [
     "World",
     "add_planned_steps",
     "draw_world",
-    "draw_worlds",
     "label_curve",
     "list_families",
     "load_recorded_runs",

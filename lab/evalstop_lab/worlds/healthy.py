@@ -1,4 +1,4 @@
-"""Healthy curves without dips: the eval score ends at its maximum, or within the tolerance of the label."""
+"""Healthy curves without dips: the eval score ends at its maximum."""
 
 from __future__ import annotations
 
@@ -59,14 +59,6 @@ def draw_drift_and_jump(rng: np.random.Generator, n: int) -> Curve:
     return add_proxy_and_kl(rng, _normalize(eval_scores))
 
 
-def draw_sag(rng: np.random.Generator, n: int) -> Curve:
-    """A peak, then a slow loss of 2 to 7 % of the gain: healthy by definition, though a sensitive test finds a turn."""
-    t = np.linspace(0, 1, n)
-    peak = rng.uniform(0.3, 0.7)
-    rising = draw_saturation(rng, 2.0, 5.0)(np.clip(t / peak, 0, 1))
-    return add_proxy_and_kl(rng, rising - rng.uniform(0.02, 0.07) * np.clip((t - peak) / (1 - peak), 0, 1))
-
-
 def add_proxy_and_kl(rng: np.random.Generator, eval_scores: Floats) -> Curve:
     """Add the proxy and KL of a healthy run; `eval_scores` must have no dips.
 
@@ -89,5 +81,4 @@ HEALTHY: dict[str, Callable[[np.random.Generator, int], Curve]] = {
     "late_jump": draw_late_jump,
     "stairs": draw_stairs,
     "drift_and_jump": draw_drift_and_jump,
-    "sag": draw_sag,
 }

@@ -135,29 +135,13 @@ def add_planned_steps(world: World, share: float = 1.0) -> World:
 def plan_worlds(n: int, seed0: int = CALIBRATION_SEED, families: Sequence[str] | None = None) -> list[tuple[str, int]]:
     """The families and seeds of `n` worlds, with seeds from `seed0` on.
 
-    `families` defaults to the calibration families for seeds below `REPORTING_SEED`, and to all except the stress
-    families otherwise. Groups have the shares of `SHARES`; families of a group take turns.
+    `families` defaults to the calibration families for seeds below `REPORTING_SEED`, and to all otherwise. Groups have
+    the shares of `SHARES`; families of a group take turns.
     """
     if families is None:
         families = CALIBRATION if seed0 < REPORTING_SEED else REPORTING
     turns = _build_cycle(tuple(families))
     return [(turns[index % len(turns)], seed0 + index) for index in range(n)]
-
-
-def draw_worlds(
-    n: int,
-    seed0: int = CALIBRATION_SEED,
-    *,
-    families: Sequence[str] | None = None,
-    noise: NoiseKind | None = None,
-    level: float | None = None,
-    length: int | None = None,
-) -> list[World]:
-    """Draw the `n` worlds of `plan_worlds`."""
-    return [
-        draw_world(family, seed, noise=noise, level=level, length=length)
-        for family, seed in plan_worlds(n, seed0, families)
-    ]
 
 
 def _build_cycle(families: tuple[str, ...]) -> list[str]:

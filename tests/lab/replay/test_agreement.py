@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from evalstop_detectors import POLICIES, MetricRole, Policy, SmoothedMaximum, start, step
 from evalstop_lab.replay import Roles, Run, judge_runs
-from evalstop_lab.worlds import World, draw_worlds
+from evalstop_lab.worlds import World, draw_world, plan_worlds
 from hypothesis import given
 
 from tests.detectors.strategies import policies, series
@@ -40,7 +40,7 @@ def compute_expected_verdict(policy: Policy, world: World) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_replay_equals_the_monitor(tmp_path: Path, replay: Replay, name: str) -> None:
     """Drawn runs in a file with shuffled rows get the verdicts of the monitor at its first stop."""
-    worlds = draw_worlds(30, 7, length=60)
+    worlds = [draw_world(*recipe, length=60) for recipe in plan_worlds(30, 7)]
     rows = [row for world in worlds for row in world.rows()]
     random.Random(1).shuffle(rows)
     log = write_jsonl(tmp_path / "worlds.jsonl", rows)

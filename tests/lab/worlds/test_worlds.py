@@ -14,13 +14,11 @@ from evalstop_lab.worlds import (
     LEVELS,
     REPORTING,
     REPORTING_SEED,
-    STRESS,
     Group,
     Label,
     NoiseKind,
     World,
     draw_world,
-    draw_worlds,
     list_families,
     plan_worlds,
 )
@@ -170,7 +168,6 @@ def test_groups_have_their_shares() -> None:
     """Half of a sample is hacking, 30 % healthy and 20 % has dips."""
     groups = Counter(FAMILIES[family].group for family, _ in plan_worlds(1000))
     assert groups == {Group.HACKING: 500, Group.HEALTHY: 300, Group.DIP: 200}
-    assert len(draw_worlds(7)) == 7
 
 
 def test_families_held_out_and_reporting_seeds_stay_out_of_calibration() -> None:
@@ -182,11 +179,10 @@ def test_families_held_out_and_reporting_seeds_stay_out_of_calibration() -> None
     assert calibrating == set(CALIBRATION)
     assert reporting == set(REPORTING)
     assert reporting - calibrating == HELD_OUT
-    assert not STRESS & reporting
     assert {FAMILIES[name].group for name in HELD_OUT} == set(Group)
 
 
 def test_half_of_the_runs_report_standard_errors() -> None:
     """About half of 400 runs have standard errors."""
-    given_count = sum(world.eval_stderr is not None for world in draw_worlds(400))
+    given_count = sum(world.eval_stderr is not None for world in (draw_world(*recipe) for recipe in plan_worlds(400)))
     assert 160 < given_count < 240
