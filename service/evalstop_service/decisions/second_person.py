@@ -115,12 +115,7 @@ def _add_proposal(
 ) -> Proposal | None:
     """Propose an action in a person's name; if another person has proposed the same, this is the second approval."""
     before = proposals.find_newest(tx, author.project_id, kind, subject)
-    if before is not None and before.is_open(author.at):
-        if before.argument != argument:
-            raise Conflict(f"another proposal by {before.proposed_by} is open: {before.summary}; confirm or refuse it")
-        supported = _add_approval(tx, author, before)
-        return supported if supported.state is ProposalState.OPEN else None
-    if before is not None and before.state is ProposalState.OPEN:
+    if before is not None and before.state_at(author.at) is ProposalState.EXPIRED:
         proposals.close_proposal(tx, before, ProposalState.EXPIRED, author.at)
     proposal = Proposal(
         new_id(),
@@ -135,9 +130,15 @@ def _add_proposal(
         ProposalState.OPEN,
         author.at,
     )
-    proposals.add_proposal(tx, proposal)
-    author.record(tx, "proposal.created", f"proposal {proposal.id}", {"summary": summary, "reason": reason})
-    return proposal
+    if proposals.add_proposal(tx, proposal):
+        author.record(tx, "proposal.created", f"proposal {proposal.id}", {"summary": summary, "reason": reason})
+        return proposal
+    present = proposals.find_newest(tx, author.project_id, kind, subject)  # maybe committed while this one waited
+    assert present is not None, "it prevented this one"
+    if present.argument != argument:
+        raise Conflict(f"another proposal by {present.proposed_by} is open: {present.summary}; confirm or refuse it")
+    supported = _add_approval(tx, author, present)
+    return supported if supported.state is ProposalState.OPEN else None
 
 
 def _add_approval(tx: Transaction, author: Author, proposal: Proposal, reason: str = "") -> Proposal:

@@ -7,7 +7,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -234,8 +234,11 @@ def lacks_schema(error: sa.exc.DBAPIError) -> bool:
     return re.match(r"no such (table|column): |table \S+ has no column named ", str(error.orig)) is not None
 
 
-def insert_if_new(tx: Transaction, table: sa.Table, values: dict[str, Any], unique: list[str]) -> bool:
-    """Insert a row unless one with the same `unique` columns exists; returns whether it was inserted."""
+def insert_if_new(
+    tx: Transaction, table: sa.Table, values: dict[str, Any], unique: Sequence[str] | None = None
+) -> bool:
+    """Insert a row unless one with the same `unique` columns (None: of any unique index) exists; returns whether it was
+    inserted."""
     insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
     statement = insert(table).values(**values).on_conflict_do_nothing(index_elements=unique)
     # Not `rowcount`: not every driver reports it for an INSERT.

@@ -9,7 +9,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.rules.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.tables import proposals
 
 
@@ -49,9 +49,9 @@ class Proposal:
         return ProposalState.EXPIRED if self.state is ProposalState.OPEN and over else self.state
 
 
-def add_proposal(tx: Transaction, proposal: Proposal) -> None:
-    """Store a new proposal; the database refuses a second open one of the same kind and subject."""
-    tx.execute(proposals.insert().values(**vars(proposal)))
+def add_proposal(tx: Transaction, proposal: Proposal) -> bool:
+    """Store a new proposal; False if an open one of the same kind and subject exists."""
+    return insert_if_new(tx, proposals, vars(proposal))
 
 
 def add_approval(tx: Transaction, proposal: Proposal, approval: Approval) -> Proposal | None:

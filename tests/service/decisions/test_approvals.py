@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from evalstop_service.decisions import second_person
 from evalstop_service.errors import Conflict
+from evalstop_service.rules.decision_lifecycle import DecisionState, StopOrdered
 from evalstop_service.rules.proposals import Approval, ProposalKind, ProposalState
 from evalstop_service.store import proposals
 from evalstop_service.store.audit import Author
+from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.proposals import Proposal
 
-from tests.service.concurrency import run_concurrently
-from tests.service.project_fixture import NOW, ProjectFixture
+from tests.service.concurrency import run_concurrently, wait_for_blocked_process
+from tests.service.project_fixture import NOW, ProjectFixture, set_up_project
+
+
+def build_proposal(
+    project: ProjectFixture, kind: ProposalKind, subject: str, approvals: tuple[Approval, ...] = ()
+) -> Proposal:
+    return Proposal(new_id(), project.id, kind, subject, "", "", "", "service", approvals, ProposalState.OPEN, NOW)
 
 
 def add_proposal(project: ProjectFixture) -> Proposal:
-    proposal = Proposal(
-        new_id(),
-        project.id,
-        ProposalKind.REMOVE_STAGE,
-        "default",
-        "Remove",
-        "",
-        "",
-        "service",
-        (),
-        ProposalState.OPEN,
-        NOW,
-    )
+    proposal = build_proposal(project, ProposalKind.REMOVE_STAGE, "default")
     with project.database.transaction() as tx:
         proposals.add_proposal(tx, proposal)
     return proposal
@@ -63,3 +61,23 @@ def test_approval_of_a_changed_proposal_is_refused(project: ProjectFixture) -> N
         assert approved is not None
         proposals.close_proposal(tx, approved, ProposalState.REFUSED, NOW)
         assert proposals.add_approval(tx, approved, Approval("fay", "fay", NOW)) is None
+
+
+def test_two_people_who_order_a_stop_at_the_same_time_have_stopped_the_run(postgres_database: Database) -> None:
+    """The order that waited for the other's commit finds its proposal, and is the second approval of it."""
+    project = set_up_project(postgres_database)
+    project.change_settings(second_person=True)
+    run = project.open_run()
+
+    def stop_run(name: str) -> Proposal | None:
+        author = Author(project.id, name, NOW)
+        return second_person.stop_run(project.database, author, run.id, StopOrdered(NOW, name, "it diverged"))
+
+    approvals = (Approval("dana", "dana", NOW),)
+    with ThreadPoolExecutor(1) as thread:
+        with project.database.transaction() as tx:
+            proposals.add_proposal(tx, build_proposal(project, ProposalKind.STOP_RUN, str(run.id), approvals))
+            second = thread.submit(stop_run, "erik")
+            wait_for_blocked_process(project.database)
+        assert second.result() is None
+    assert project.load_decision(run).state == DecisionState.REQUESTED
