@@ -89,9 +89,11 @@ def create_endpoint(
 def create_pull_endpoint(
     database: Database, author: Author, *, name: str, event_types: Iterable[str], encryption: Encryption
 ) -> Endpoint:
-    """Add an endpoint whose receiver fetches its events; raises QuotaReached."""
+    """Add an endpoint whose receiver fetches its events; raises QuotaReached, and Conflict if its name is taken."""
     with database.transaction() as tx:
-        _require_room(tx, author)
+        _require_room(tx, author)  # which locks the project
+        if any(endpoint.url == pull.PREFIX + name for endpoint in endpoints.list_endpoints(tx, author.project_id)):
+            raise Conflict(f"the project has a pull endpoint called {name!r}; delete it, or choose another name")
         endpoint = pull.add_pull_endpoint(
             tx, author.project_id, name=name, event_types=event_types, now=author.at, encryption=encryption
         )

@@ -18,7 +18,7 @@ from evalstop_service.store.queue import leases, queues
 from evalstop_service.store.tables import deliveries
 from evalstop_service.web.pull_waiters import PullWaiters
 
-from tests.service.web.api.api_calls import create_decision, expect_json
+from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
 from tests.service.web.api.conftest import Service
 
 CLAIM_BODY = {"wait_seconds": 0, "limit": 10, "lease_seconds": 30}
@@ -54,6 +54,14 @@ def find_delivery(client: httpx.Client, endpoint_id: str) -> dict[str, Any]:
     items: list[dict[str, Any]] = client.get("/deliveries", params={"endpoint_id": endpoint_id}).json()["items"]
     (delivery,) = items
     return delivery
+
+
+def test_name_is_unique_until_its_endpoint_is_deleted(client: httpx.Client) -> None:
+    """The command line finds an endpoint by its name; two of one name would both keep every stop."""
+    endpoint = create_pull_endpoint(client, name="twice")
+    assert "'twice'" in expect_problem(client.post("/pull/endpoints", json={"name": "twice"}), 409)["detail"]
+    assert client.delete(f"/endpoints/{endpoint['id']}").status_code == 204
+    create_pull_endpoint(client, name="twice")
 
 
 def test_claimed_event_is_signed_and_delivered_once_settled(client: httpx.Client) -> None:
