@@ -5,12 +5,7 @@ from evalstop_client.errors import (
     ConfigurationError,
     EvalStopError,
     EventMalformed,
-    HeaderMissing,
     SignatureError,
-    SignatureMismatch,
-    TimestampInFuture,
-    TimestampMalformed,
-    TimestampTooOld,
 )
 from evalstop_client.eval_request import EvalRequest, Summary
 from evalstop_client.latest_answer import Decision, Verdict
@@ -26,16 +21,11 @@ __all__ = [
     "EvalRequest",
     "EvalStopError",
     "EventMalformed",
-    "HeaderMissing",
     "Limits",
     "MetricRole",
     "Run",
     "SignatureError",
-    "SignatureMismatch",
     "Summary",
-    "TimestampInFuture",
-    "TimestampMalformed",
-    "TimestampTooOld",
     "Verdict",
     "__version__",
 ]

@@ -3,11 +3,6 @@
 EvalStopError
 ├── ConfigurationError
 ├── SignatureError
-│   ├── HeaderMissing
-│   ├── TimestampMalformed
-│   ├── TimestampTooOld
-│   ├── TimestampInFuture
-│   └── SignatureMismatch
 ├── EventMalformed
 ├── ApiError
 │   ├── ServiceAway
@@ -45,26 +40,6 @@ class ConfigurationError(EvalStopError):
 
 class SignatureError(EvalStopError):
     """The webhook is not proven to come from EvalStop."""
-
-
-class HeaderMissing(SignatureError):
-    """A header of the webhook is missing: webhook-id, webhook-timestamp and webhook-signature are all needed."""
-
-
-class TimestampMalformed(SignatureError):
-    """The header webhook-timestamp must be a whole number of seconds since 1970."""
-
-
-class TimestampTooOld(SignatureError):
-    """The webhook was signed too long ago: it may be a replay, or one of the two clocks is wrong."""
-
-
-class TimestampInFuture(SignatureError):
-    """The webhook was signed in the future: one of the two clocks is wrong."""
-
-
-class SignatureMismatch(SignatureError):
-    """No signature of the webhook matches a secret known here: compare the secret with that of the endpoint."""
 
 
 class EventMalformed(EvalStopError):

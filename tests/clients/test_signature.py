@@ -8,15 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 import standardwebhooks
-from evalstop_client.errors import (
-    ConfigurationError,
-    HeaderMissing,
-    SignatureError,
-    SignatureMismatch,
-    TimestampInFuture,
-    TimestampMalformed,
-    TimestampTooOld,
-)
+from evalstop_client.errors import ConfigurationError, SignatureError
 from evalstop_client.signature import sign, verify
 from evalstop_service.store.endpoints import generate_key_pair, generate_secret
 from evalstop_service.webhooks.signature import sign_headers
@@ -77,7 +69,7 @@ def test_any_changed_bit_is_noticed(body: bytes, data: st.DataObject) -> None:
     headers = sign(SECRET, WEBHOOK_ID, TIMESTAMP, body)
     at, bit = data.draw(st.integers(0, len(body) - 1)), data.draw(st.integers(0, 7))
     changed = body[:at] + bytes([body[at] ^ (1 << bit)]) + body[at + 1 :]
-    with pytest.raises(SignatureMismatch):
+    with pytest.raises(SignatureError, match="No signature"):
         verify([SECRET], headers, changed, TIMESTAMP)
 
 
@@ -103,7 +95,7 @@ def test_service_signatures_verify_with_the_public_key(body: bytes, data: st.Dat
     assert verify([public_key], headers, body, TIMESTAMP) == verify([secret], headers, body, TIMESTAMP) == WEBHOOK_ID
     at, bit = data.draw(st.integers(0, len(body) - 1)), data.draw(st.integers(0, 7))
     changed = body[:at] + bytes([body[at] ^ (1 << bit)]) + body[at + 1 :]
-    with pytest.raises(SignatureMismatch):
+    with pytest.raises(SignatureError, match="No signature"):
         verify([public_key], headers, changed, TIMESTAMP)
 
 
@@ -118,43 +110,43 @@ def test_who_holds_the_secret_cannot_sign_for_the_public_key() -> None:
         sign_headers([other], WEBHOOK_ID, TIMESTAMP, BODY)["webhook-signature"],
         "v1a, v1a,? v1a,AAAA",
     ):
-        with pytest.raises(SignatureMismatch):
+        with pytest.raises(SignatureError, match="No signature"):
             verify([public_key], {**PUBLISHED, "Webhook-Signature": signatures}, BODY, TIMESTAMP)
 
 
 def test_digest_under_another_version_is_a_mismatch() -> None:
     """The right digest with the version v1a does not verify."""
     headers = {**PUBLISHED, "Webhook-Signature": SIGNATURE.replace("v1,", "v1a,")}
-    with pytest.raises(SignatureMismatch):
+    with pytest.raises(SignatureError, match="No signature"):
         verify([SECRET], headers, BODY, TIMESTAMP)
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_missing_header_is_named(name: str) -> None:
-    """A missing header is a HeaderMissing error that names it."""
+    """The error of a missing header names it."""
     headers = {key: value for key, value in PUBLISHED.items() if key != name}
-    with pytest.raises(HeaderMissing, match=name.lower()):
+    with pytest.raises(SignatureError, match=f"{name.lower()} is missing"):
         verify([SECRET], headers, BODY, TIMESTAMP)
 
 
-@pytest.mark.parametrize(("now", "error"), [(TIMESTAMP + 301, TimestampTooOld), (TIMESTAMP - 301, TimestampInFuture)])
-def test_old_and_future_timestamps_have_their_own_errors(now: int, error: type[SignatureError]) -> None:
-    """A valid signature outside the tolerance is TimestampTooOld or TimestampInFuture."""
-    with pytest.raises(error):
+@pytest.mark.parametrize(("now", "message"), [(TIMESTAMP + 301, "301 s ago"), (TIMESTAMP - 301, "301 s in the future")])
+def test_old_and_future_timestamps_are_refused(now: int, message: str) -> None:
+    """A valid signature outside the tolerance is refused, and the error says by how much."""
+    with pytest.raises(SignatureError, match=message):
         verify([SECRET], PUBLISHED, BODY, now)
 
 
 @pytest.mark.parametrize("timestamp", ["soon", "1614265330.5", "-1", "1_6", "١٢٣", "9" * 5000])
 def test_malformed_timestamp_is_refused(timestamp: str) -> None:
     """A timestamp that is not a whole number of seconds is refused, whatever its length."""
-    with pytest.raises(TimestampMalformed):
+    with pytest.raises(SignatureError, match="not a whole number"):
         verify([SECRET], {**PUBLISHED, "Webhook-Timestamp": timestamp}, BODY, TIMESTAMP)
 
 
 def test_wrong_secret_is_a_mismatch() -> None:
     """Another secret, or none, does not verify."""
     for secrets_known in ([OTHER_SECRET], []):
-        with pytest.raises(SignatureMismatch):
+        with pytest.raises(SignatureError, match="No signature"):
             verify(secrets_known, PUBLISHED, BODY, TIMESTAMP)
 
 
