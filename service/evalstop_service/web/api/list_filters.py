@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import Query
+from fastapi import Depends, Query
 from pydantic import BaseModel, Field
 
 from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.rules.fields import Name, Plain, Rule
+from evalstop_service.rules.fields import Integral, Line, Name, Plain, Rule
 from evalstop_service.rules.run_results import Call
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, RunStatus, Treatment
+from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.web.api.schemas import Time
 
@@ -74,3 +76,37 @@ class RunListQuery(RunQuery):
 
     cursor: UUID | None = Field(None, description="`next_cursor` of the previous page; default: the first page")
     limit: int = Field(50, ge=1, le=200, description="maximum number of items per page")
+
+
+Version = Annotated[int, Field(ge=1, le=2**31 - 1), Integral] | None
+
+
+async def _choose_cases(
+    policy: Annotated[Name | None, Query(description="the name of the policy")] = None,
+    version: Annotated[Version, Query(description="version of the policy")] = None,
+    detector: Annotated[Name | None, Query(description="a detector that wanted the stop")] = None,
+    job_kind: Annotated[Line | None, Query(description="the label job_kind of the run; empty: without one")] = None,
+    since: Annotated[Time | None, Query(description="ended at this time or later")] = None,
+    until: Annotated[Time | None, Query(description="ended before this time")] = None,
+) -> CaseFilter:
+    return CaseFilter(policy, version, detector, job_kind, since, until)
+
+
+ChosenCases = Annotated[CaseFilter, Depends(_choose_cases)]
+"""The filter of the cases that are counted or listed."""
+
+
+async def _choose_listed_cases(
+    chosen: ChosenCases,
+    flagged: Annotated[bool | None, Query(description="whether the policy wanted a stop")] = None,
+    treatment: Annotated[Treatment | None, Query(description="what was done with the stop")] = None,
+    outcome: Annotated[
+        DecisionOutcome | None, Query(description="of the decision to stop it, or of letting it run")
+    ] = None,
+    run_outcome: Annotated[RunOutcome | None, Query(description="whether the eval turned")] = None,
+) -> CaseFilter:
+    return replace(chosen, flagged=flagged, treatment=treatment, outcome=outcome, run_outcome=run_outcome)
+
+
+ListedCases = Annotated[CaseFilter, Depends(_choose_listed_cases)]
+"""The filter of a list of cases."""

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 from urllib.parse import urlencode
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from pydantic import Field
 
 from evalstop_service.errors import Invalid
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures
 from evalstop_service.rules.confidence_sequences import ALPHA
-from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store import case_counts
 from evalstop_service.store.case_counts import CaseFilter, Grouping
+from evalstop_service.web.api.list_filters import ChosenCases, ListedCases
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import CaseOut
-from evalstop_service.web.api.schemas import Answer, Integral, Limit, Line, Name, Page, PolicyName, Time
+from evalstop_service.web.api.schemas import Answer, Limit, Page, PolicyName, Time
 from evalstop_service.web.context import Db, Read
 
 router = APIRouter(tags=["precision"], route_class=JsonRoute)
@@ -136,29 +135,11 @@ class ListedCaseOut(CaseOut):
     not_counted: str | None = Field(description="why it does not count towards a rollout stage; null: it may count")
 
 
-Version = Annotated[int, Field(ge=1, le=2**31 - 1), Integral] | None
-
-
-async def _read_filter(
-    policy: Annotated[Name | None, Query(description="the name of the policy")] = None,
-    version: Annotated[Version, Query(description="version of the policy")] = None,
-    detector: Annotated[Name | None, Query(description="a detector that wanted the stop")] = None,
-    job_kind: Annotated[Line | None, Query(description="the label job_kind of the run; empty: without one")] = None,
-    since: Annotated[Time | None, Query(description="ended at this time or later")] = None,
-    until: Annotated[Time | None, Query(description="ended before this time")] = None,
-) -> CaseFilter:
-    return CaseFilter(policy, version, detector, job_kind, since, until)
-
-
-Chosen = Annotated[CaseFilter, Depends(_read_filter)]
-"""The filter of the cases that are counted or listed."""
-
-
 @router.get("/precision")
 def get_precision(
     caller: Read,
     database: Db,
-    case_filter: Chosen,
+    case_filter: ChosenCases,
     group_by: Annotated[
         list[Grouping] | None,
         Query(max_length=MOST_GROUPINGS, description="keys to group by; default: one group"),
@@ -179,13 +160,7 @@ def get_precision(
 def list_cases(
     caller: Read,
     database: Db,
-    chosen: Chosen,
-    flagged: Annotated[bool | None, Query(description="whether the policy wanted a stop")] = None,
-    treatment: Annotated[Treatment | None, Query(description="what was done with the stop")] = None,
-    outcome: Annotated[
-        DecisionOutcome | None, Query(description="of the decision to stop it, or of letting it run")
-    ] = None,
-    run_outcome: Annotated[RunOutcome | None, Query(description="whether the eval turned")] = None,
+    case_filter: ListedCases,
     cursor: Annotated[
         Annotated[str, Field(json_schema_extra={"pattern": case_counts.CURSOR})] | None,
         Query(description="`next_cursor` of the previous page; default: the first page"),
@@ -193,7 +168,6 @@ def list_cases(
     limit: Limit = 50,
 ) -> Page[ListedCaseOut]:
     """The ended attempts with their decisions and outcomes, by end, newest first."""
-    case_filter = replace(chosen, flagged=flagged, treatment=treatment, outcome=outcome, run_outcome=run_outcome)
     with database.reading() as tx:
         listed_cases = case_counts.list_cases(
             tx, caller.project_id, case_filter, before=case_counts.parse_cursor(cursor), limit=limit

@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import AfterValidator
 
-from evalstop_service.clock import in_utc
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures, regroup
 from evalstop_service.rules.confidence_sequences import Estimate
 from evalstop_service.rules.statuses import DecisionOutcome, Treatment
 from evalstop_service.store import case_counts, policies, rollout_stages
 from evalstop_service.store.case_counts import CaseFilter, Delay, Grouping, Key
+from evalstop_service.web.api.list_filters import ListedCases
 from evalstop_service.web.dashboard import forms
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
@@ -29,7 +27,6 @@ router = APIRouter(route_class=PageRoute)
 
 PAGE = 50
 MOST_BINS = 24
-MOST_VERSIONS = 2**31 - 1
 
 
 class Filters:
@@ -126,47 +123,14 @@ def follow_precision(
     return stream_changes(request, site, seen_revision, lambda tx: case_counts.read_revision(tx, visitor.project.id))
 
 
-Moment = Annotated[datetime, AfterValidator(in_utc)]
-
-
-class CaseFilters:
-    """Which cases to list, from the links of the figures."""
-
-    def __init__(
-        self,
-        policy: str = "",
-        version: Annotated[int | None, Query(ge=1, le=MOST_VERSIONS)] = None,
-        detector: str = "",
-        job_kind: str | None = None,
-        since: Moment | None = None,
-        until: Moment | None = None,
-        flagged: bool | None = None,
-        treatment: Literal[""] | Treatment = "",
-        outcome: Literal[""] | DecisionOutcome = "",
-    ) -> None:
-        self.case_filter = CaseFilter(
-            forms.remove_control_characters(policy) or None,
-            version,
-            forms.remove_control_characters(detector) or None,
-            None if job_kind is None else forms.remove_control_characters(job_kind),
-            since,
-            until,
-            flagged,
-            treatment or None,
-            outcome or None,
-        )
-
-
 @router.get("/cases")
-def show_cases(
-    site: SiteOf, visitor: SignedIn, filters: Annotated[CaseFilters, Depends()], cursor: str | None = None
-) -> Response:
+def show_cases(site: SiteOf, visitor: SignedIn, case_filter: ListedCases, cursor: str | None = None) -> Response:
     """The cases behind a figure."""
     before = case_counts.parse_cursor(cursor)
     with site.database.reading() as tx:
-        cases = case_counts.list_cases(tx, visitor.project.id, filters.case_filter, before=before, limit=PAGE + 1)
+        cases = case_counts.list_cases(tx, visitor.project.id, case_filter, before=before, limit=PAGE + 1)
         not_counted = rollout_stage.explain_shortfalls(tx, visitor.project.id, cases)
-    parameters = figures.filter_to_query(filters.case_filter)
+    parameters = figures.filter_to_query(case_filter)
     after = {"cursor": cases[PAGE - 1].cursor} if len(cases) > PAGE else None
     return render_page(
         "cases.html",
