@@ -26,30 +26,7 @@ from evalstop_service.store.decisions import Decision as StoredDecision
 from evalstop_service.store.projects import Project as StoredProject
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run as StoredRun
-from evalstop_service.webhooks import event_size
-from evalstop_service.webhooks.event_data import (
-    Decision,
-    DecisionEvent,
-    Endpoint,
-    EndpointTest,
-    EvalRequest,
-    EvalRequested,
-    EventData,
-    Guard,
-    Health,
-    HealthChanged,
-    MetricFaultFound,
-    Policy,
-    Project,
-    RolloutStage,
-    RolloutStageChanged,
-    Run,
-    RunEvent,
-    StopOnHold,
-    StopReported,
-    Time,
-    Url,
-)
+from evalstop_service.webhooks import event_data, event_size
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -60,14 +37,14 @@ class Declaration:
 
     sentence: str
     headline: str
-    example: EventData
+    example: event_data.EventData
 
 
 _AT = datetime(2026, 1, 1, 14, 31, 7, 250_000, UTC)
-_PROJECT = Project(UUID("0199aa0c-3333-7f44-9a55-665544332211"), "alignment")
+_PROJECT = event_data.Project(UUID("0199aa0c-3333-7f44-9a55-665544332211"), "alignment")
 _EVIDENCE = Evidence("k_decline", ("eval",), "count", 3.0, 1.0, 3.0, 120, "")
 _PRECISION = Estimate(0.989, 0.918, 0.9999, Bounds(0.902, 0.9999), 92, 1)
-_ROLLOUT_STAGE = RolloutStage(
+_ROLLOUT_STAGE = event_data.RolloutStage(
     from_stage="shadow",
     to="canary",
     reason="at least 90.2 % of its stops were right, and 90.0 % are required",
@@ -78,7 +55,7 @@ _ROLLOUT_STAGE = RolloutStage(
 )
 _RUN: dict[str, Any] = {
     "project": _PROJECT,
-    "run": Run(
+    "run": event_data.Run(
         UUID("0199aa0d-1111-7e22-8f33-445566778899"),
         "ppo-7b-seed3",
         1,
@@ -89,7 +66,7 @@ _RUN: dict[str, Any] = {
     "verdict": Verdict(Call.STOP, 150, 120, "3 evals in a row fell", (_EVIDENCE,), "turned"),
     "best_checkpoint": BestCheckpoint(120, "s3://runs/ppo-7b-seed3/120", 0.71, "smoothed_maximum", 0.698, 0.006),
 }
-_REQUEST = EvalRequest(
+_REQUEST = event_data.EvalRequest(
     id=UUID("0199aa12-5555-7c77-8d88-112233445566"),
     step=150,
     best_step=120,
@@ -103,23 +80,28 @@ _NO_DECISION: dict[str, Any] = {**_RUN, "decision": None}
 
 
 def _decided(state: str, action: str = "stop") -> dict[str, Any]:
-    return {**_RUN, "decision": Decision(UUID("0199aa11-7777-7b88-9c99-aabbccddeeff"), action, state, 150, _AT)}
+    return {
+        **_RUN,
+        "decision": event_data.Decision(UUID("0199aa11-7777-7b88-9c99-aabbccddeeff"), action, state, 150, _AT),
+    }
 
 
-def _silent(state: str) -> HealthChanged:
-    return HealthChanged(**_NO_DECISION, health=Health(state, datetime(2026, 1, 1, 14, 1, 7, 250_000, UTC), 61.5))
+def _silent(state: str) -> event_data.HealthChanged:
+    return event_data.HealthChanged(
+        **_NO_DECISION, health=event_data.Health(state, datetime(2026, 1, 1, 14, 1, 7, 250_000, UTC), 61.5)
+    )
 
 
 DECLARATIONS: dict[EventType, Declaration] = {
     EventType.SUSPECTED: Declaration(
         "The policy suspects that the run has stopped improving. Sent once per attempt.",
         "may have stopped improving",
-        RunEvent(**_NO_DECISION),
+        event_data.RunEvent(**_NO_DECISION),
     ),
     EventType.EVAL_REQUESTED: Declaration(
         "An eval now would show whether the run has stopped improving. A `request` asks for a paired evaluation.",
         "should be evaluated now",
-        EvalRequested(
+        event_data.EvalRequested(
             **_NO_DECISION,
             request=_REQUEST,
         ),
@@ -127,63 +109,65 @@ DECLARATIONS: dict[EventType, Declaration] = {
     EventType.STOP_REQUESTED: Declaration(
         "The receiver must end the job. Sent again, as a new event, if nobody confirms the stop.",
         "is to be stopped",
-        DecisionEvent(**_decided("requested")),
+        event_data.DecisionEvent(**_decided("requested")),
     ),
     EventType.STOP_ON_HOLD: Declaration(
         "The policy wants a stop, and a guard puts it on hold.",
         "should be stopped, but a guard puts the stop on hold",
-        StopOnHold(**_decided("on_hold"), guards=[Guard("paused", "dana paused the project")]),
+        event_data.StopOnHold(**_decided("on_hold"), guards=[event_data.Guard("paused", "dana paused the project")]),
     ),
     EventType.STOP_ESCALATED: Declaration(
         "The receiver must end the job by force: nobody confirmed the stop for the second time.",
         "is to be stopped by force: nobody has confirmed the stop",
-        DecisionEvent(**_decided("escalated")),
+        event_data.DecisionEvent(**_decided("escalated")),
     ),
     EventType.STOPPED: Declaration(
         "The scheduler reports that the job is gone (`confirmed`), or the trainer ended it by itself (`obeyed`).",
         "was stopped",
-        StopReported(**_decided("confirmed"), report={"exit_status": -15, "ended_at": "2026-01-01T14:31:30.000000Z"}),
+        event_data.StopReported(
+            **_decided("confirmed"), report={"exit_status": -15, "ended_at": "2026-01-01T14:31:30.000000Z"}
+        ),
     ),
     EventType.PARK_REQUESTED: Declaration(
         "The receiver must set the job aside, never by force. Sent again, as a new event, if nobody confirms it. An "
         "endpoint that subscribes to this type can park jobs.",
         "is to be parked",
-        DecisionEvent(**_decided("requested", "park")),
+        event_data.DecisionEvent(**_decided("requested", "park")),
     ),
     EventType.PARKED: Declaration(
         "The scheduler reports that the job is set aside: held, suspended, or on idle GPUs only.",
         "was parked",
-        StopReported(**_decided("parked", "park"), report={"parked_as": "requeued", "partition": "low"}),
+        event_data.StopReported(**_decided("parked", "park"), report={"parked_as": "requeued", "partition": "low"}),
     ),
     EventType.PARK_OVERDUE: Declaration(
         "A job has been parked for a week; repeated weekly. A person should resume or stop it.",
         "is still parked. A person should resume or stop it",
-        DecisionEvent(**_decided("parked", "park")),
+        event_data.DecisionEvent(**_decided("parked", "park")),
     ),
     EventType.STOP_FAILED: Declaration(
         "The job could not be ended or parked, or no receiver answered. A person should look.",
         "could not be stopped or parked. A person should look",
-        StopReported(**_decided("failed"), report={"escalations": 2}),
+        event_data.StopReported(**_decided("failed"), report={"escalations": 2}),
     ),
     EventType.RESUME_REQUESTED: Declaration(
         "A stop was undone, or a parked job should resume: the receiver resumes the job if its scheduler can.",
         "may continue: it is no longer to be stopped or parked",
-        DecisionEvent(**_decided("undone")),
+        event_data.DecisionEvent(**_decided("undone")),
     ),
     EventType.BEST_CHECKPOINT_CHANGED: Declaration(
         "Another checkpoint is the one to ship.",
         "has a new best checkpoint",
-        RunEvent(**_NO_DECISION),
+        event_data.RunEvent(**_NO_DECISION),
     ),
     EventType.COMPLETED: Declaration(
         "The run completed.",
         "has completed",
-        RunEvent(**_NO_DECISION),
+        event_data.RunEvent(**_NO_DECISION),
     ),
     EventType.FAILED: Declaration(
         "The trainer reports that the run ended with an error.",
         "failed",
-        RunEvent(**_NO_DECISION),
+        event_data.RunEvent(**_NO_DECISION),
     ),
     EventType.STALE: Declaration(
         "The run has not posted for longer than usual.",
@@ -198,7 +182,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
     EventType.METRIC_FAULT: Declaration(
         "A watched metric is missing, renamed, constant or not a number: its detectors see nothing.",
         "has a metric that its detectors cannot use",
-        MetricFaultFound(
+        event_data.MetricFaultFound(
             **_NO_DECISION,
             metric_fault=MetricFault("eval/score", FaultKind.CONSTANT, "its last 20 values are the same, 0.5"),
         ),
@@ -206,18 +190,19 @@ DECLARATIONS: dict[EventType, Declaration] = {
     EventType.ROLLOUT_STAGE_PROPOSED: Declaration(
         "A policy's measured precision allows a higher rollout stage. An admin has to confirm it.",
         "may move",
-        RolloutStageChanged(_PROJECT, Policy("early", 3), _ROLLOUT_STAGE),
+        event_data.RolloutStageChanged(_PROJECT, event_data.Policy("early", 3), _ROLLOUT_STAGE),
     ),
     EventType.ROLLOUT_STAGE_CHANGED: Declaration(
         "A policy's rollout stage changed: up by an admin's confirmation, or down by its measured precision.",
         "moves",
-        RolloutStageChanged(_PROJECT, Policy("early", 3), _ROLLOUT_STAGE),
+        event_data.RolloutStageChanged(_PROJECT, event_data.Policy("early", 3), _ROLLOUT_STAGE),
     ),
     EventType.ENDPOINT_TEST: Declaration(
         "An operator tests whether an endpoint answers. Endpoints cannot subscribe to it.",
         "",
-        EndpointTest(
-            _PROJECT, Endpoint(UUID("0199aa0e-9999-7a11-8b22-c3d4e5f60718"), "https://receiver.example:9000/")
+        event_data.EndpointTest(
+            _PROJECT,
+            event_data.Endpoint(UUID("0199aa0e-9999-7a11-8b22-c3d4e5f60718"), "https://receiver.example:9000/"),
         ),
     ),
 }
@@ -289,8 +274,8 @@ def event_schema(event_type: EventType) -> dict[str, Any]:
     """The JSON Schema (2020-12) of one type of event, with an example."""
     declaration = DECLARATIONS[event_type]
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [
-        ("url", Url, msgspec.UNSET),
-        ("timestamp", Time),
+        ("url", event_data.Url, msgspec.UNSET),
+        ("timestamp", event_data.Time),
         ("data", type(declaration.example)),
     ]
     event = msgspec.defstruct("Event", fields, tag_field="type", tag=str(event_type), kw_only=True)

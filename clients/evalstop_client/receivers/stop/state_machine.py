@@ -17,35 +17,9 @@ from enum import StrEnum
 from typing import Any
 
 from evalstop_client.backoff import wait_seconds
-from evalstop_client.receivers.stop.events import (
-    CheckpointRequested,
-    Event,
-    JobCancelled,
-    JobChecked,
-    JobForeign,
-    JobFound,
-    JobKilled,
-    JobRefused,
-    ReportAccepted,
-    ReportFailed,
-    SchedulerFailed,
-    Started,
-    StopEscalated,
-    StopTakenBack,
-    WaitEnded,
-)
-from evalstop_client.receivers.stop.instructions import (
-    CancelJob,
-    CheckJob,
-    FindJob,
-    Instruction,
-    KillJob,
-    ParkJob,
-    Report,
-    RequestCheckpoint,
-    SendReport,
-    Wait,
-)
+from evalstop_client.receivers.stop import events, instructions
+from evalstop_client.receivers.stop.events import Event
+from evalstop_client.receivers.stop.instructions import Instruction, Report, SendReport, Wait
 from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present
 
 
@@ -103,43 +77,43 @@ class Stop:
 def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instruction | None]:
     """The state after an event, and what to do next; None once the stop is done."""
     match event:
-        case Started() | WaitEnded():
+        case events.Started() | events.WaitEnded():
             return stop, _next_instruction(stop)
-        case StopEscalated():
+        case events.StopEscalated():
             stop = replace(stop, escalated=True)
             return stop, _next_instruction(stop)
-        case StopTakenBack(at):
+        case events.StopTakenBack(at):
             if may_be_taken_back(stop):
                 return _enter_phase(replace(stop, resumed_at=at), Phase.DONE)
             stop = replace(stop, taken_back_at=at)
             return stop, _next_instruction(stop)
-        case JobForeign():
+        case events.JobForeign():
             return replace(stop, phase=Phase.DONE, is_ours=False), None
-        case JobRefused(at, reason):
+        case events.JobRefused(at, reason):
             return _report(stop, Report("failed", reason, _list_details(stop)), at)
-        case SchedulerFailed(at, reason):
+        case events.SchedulerFailed(at, reason):
             return _after_scheduler_failure(stop, reason, at, timeouts)
-        case ReportAccepted():
+        case events.ReportAccepted():
             return _after_report_accepted(stop, timeouts)
-        case ReportFailed():
+        case events.ReportFailed():
             return _after_report_failed(stop, event, timeouts)
-        case JobFound(at, job, seen):
+        case events.JobFound(at, job, seen):
             stop = replace(stop, job=job, found_at=at, failures=0)
             if isinstance(seen, Gone):
                 if stop.was_parked:
                     return _enter_phase(stop, Phase.CANCELLING)
                 return _report(stop, _confirm_end(stop, seen, at), at)
             return _enter_phase(stop, Phase.SAVING if timeouts.checkpoint_seconds > 0 else Phase.CANCELLING)
-        case CheckpointRequested(at, possible, newest):
+        case events.CheckpointRequested(at, possible, newest):
             if possible:
                 stop = replace(stop, checkpoint_requested_at=at, known_checkpoint=newest, failures=0)
                 return stop, Wait(timeouts.poll_seconds)
             return _enter_phase(replace(stop, checkpoint="could not be asked for", failures=0), Phase.CANCELLING)
-        case JobCancelled(at):
+        case events.JobCancelled(at):
             return replace(stop, cancelled_at=at, failures=0), Wait(timeouts.poll_seconds / 10)
-        case JobKilled(at):
+        case events.JobKilled(at):
             return replace(stop, killed_at=at, failures=0), Wait(timeouts.poll_seconds / 10)
-        case JobChecked(at, seen, saved):
+        case events.JobChecked(at, seen, saved):
             return _after_check(replace(stop, failures=0), seen, saved, at, timeouts)
 
 
@@ -156,18 +130,18 @@ def _next_instruction(stop: Stop) -> Instruction | None:
         assert stop.report is not None
         return SendReport(stop.report)
     if stop.job is None:
-        return FindJob()
+        return instructions.FindJob()
     if stop.phase is Phase.SAVING:
         if stop.checkpoint_requested_at is None:
-            return RequestCheckpoint(stop.job)
-        return CheckJob(stop.job, stop.known_checkpoint)
+            return instructions.RequestCheckpoint(stop.job)
+        return instructions.CheckJob(stop.job, stop.known_checkpoint)
     if stop.taken_back_at is not None:
-        return CheckJob(stop.job)
+        return instructions.CheckJob(stop.job)
     if stop.phase is Phase.CANCELLING:
         if stop.cancelled_at is not None:
-            return CheckJob(stop.job)
-        return ParkJob(stop.job) if stop.parks else CancelJob(stop.job)
-    return KillJob(stop.job) if stop.killed_at is None else CheckJob(stop.job)
+            return instructions.CheckJob(stop.job)
+        return instructions.ParkJob(stop.job) if stop.parks else instructions.CancelJob(stop.job)
+    return instructions.KillJob(stop.job) if stop.killed_at is None else instructions.CheckJob(stop.job)
 
 
 def _enter_phase(stop: Stop, phase: Phase) -> tuple[Stop, Instruction | None]:
@@ -246,7 +220,9 @@ def _after_report_accepted(stop: Stop, timeouts: StopTimeouts) -> tuple[Stop, In
     return stop, Wait(_pause_seconds(stop, timeouts))
 
 
-def _after_report_failed(stop: Stop, event: ReportFailed, timeouts: StopTimeouts) -> tuple[Stop, Instruction | None]:
+def _after_report_failed(
+    stop: Stop, event: events.ReportFailed, timeouts: StopTimeouts
+) -> tuple[Stop, Instruction | None]:
     failures = stop.report_failures + 1
     pause_seconds = wait_seconds(failures, event.chance, event.retry_after_seconds)
     stop = replace(stop, report_failures=failures, report_due_at=event.at + pause_seconds)

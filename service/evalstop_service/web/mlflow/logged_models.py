@@ -15,24 +15,12 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.mlflow_runs import LoggedModel
 from evalstop_service.web.context import Caller, Db, Now
-from evalstop_service.web.mlflow import search
+from evalstop_service.web.mlflow import requests, search
 from evalstop_service.web.mlflow.artifacts import Artifacts
 from evalstop_service.web.mlflow.authentication import Ingest, MlflowRoute, ReadOrIngest
 from evalstop_service.web.mlflow.errors import not_found
 from evalstop_service.web.mlflow.experiments import find_references, load_experiment, paginate
-from evalstop_service.web.mlflow.requests import (
-    MAX_METRICS,
-    CreateModel,
-    Document,
-    FinalizeModel,
-    ItemIn,
-    MetricIn,
-    ModelParams,
-    ModelTags,
-    SearchModels,
-    is_uuid,
-    to_milliseconds,
-)
+from evalstop_service.web.mlflow.requests import Document, is_uuid, to_milliseconds
 
 router = APIRouter(prefix="/logged-models", route_class=MlflowRoute)
 
@@ -43,7 +31,7 @@ _ID_PREFIX = "m-"
 
 
 @router.post("")
-def create_model(body: CreateModel, caller: Ingest, database: Db, now: Now, artifacts: Artifacts) -> Document:
+def create_model(body: requests.CreateModel, caller: Ingest, database: Db, now: Now, artifacts: Artifacts) -> Document:
     """Create a model; its files are below the artifacts of its experiment."""
     own_id = new_id()
     model_id = f"{_ID_PREFIX}{own_id.hex}"
@@ -78,7 +66,7 @@ def get_model(model_id: str, caller: ReadOrIngest, database: Db) -> Document:
 
 
 @router.patch("/{model_id}")
-def finalize_model(model_id: str, body: FinalizeModel, caller: Ingest, database: Db, now: Now) -> Document:
+def finalize_model(model_id: str, body: requests.FinalizeModel, caller: Ingest, database: Db, now: Now) -> Document:
     """Report whether a model was saved completely."""
     return _change_model(database, caller, model_id, now, lambda document: _with_info(document, status=body.status))
 
@@ -91,7 +79,7 @@ def delete_model(model_id: str, caller: Ingest, database: Db, now: Now) -> Docum
 
 
 @router.patch("/{model_id}/tags")
-def set_model_tags(model_id: str, body: ModelTags, caller: Ingest, database: Db, now: Now) -> Document:
+def set_model_tags(model_id: str, body: requests.ModelTags, caller: Ingest, database: Db, now: Now) -> Document:
     """Set tags of a model."""
     return _change_model(
         database,
@@ -117,7 +105,7 @@ def delete_model_tag(model_id: str, tag_key: str, caller: Ingest, database: Db, 
 
 
 @router.post("/{model_id}/params")
-def log_model_params(model_id: str, body: ModelParams, caller: Ingest, database: Db, now: Now) -> Document:
+def log_model_params(model_id: str, body: requests.ModelParams, caller: Ingest, database: Db, now: Now) -> Document:
     """Add params of a model."""
 
     def add(document: Document) -> Document:
@@ -129,7 +117,7 @@ def log_model_params(model_id: str, body: ModelParams, caller: Ingest, database:
 
 
 @router.post("/search")
-def search_models(body: SearchModels, caller: ReadOrIngest, database: Db) -> Document:
+def search_models(body: requests.SearchModels, caller: ReadOrIngest, database: Db) -> Document:
     """The matching models of experiments, by default newest first."""
     clauses = search.parse_filter(body.filter, search.MODELS)
     orders = search.parse_orders(
@@ -149,7 +137,7 @@ def search_models(body: SearchModels, caller: ReadOrIngest, database: Db) -> Doc
     return {"models": page, **token}
 
 
-def store_model_metrics(database: Database, project_id: UUID, run_id: UUID, metrics: list[MetricIn]) -> None:
+def store_model_metrics(database: Database, project_id: UUID, run_id: UUID, metrics: list[requests.MetricIn]) -> None:
     """Store the last value of each metric logged for a model; unknown models are ignored."""
     for model_id in dict.fromkeys(metric.model_id for metric in metrics if metric.model_id):
         new = [metric for metric in metrics if metric.model_id == model_id]
@@ -160,7 +148,7 @@ def store_model_metrics(database: Database, project_id: UUID, run_id: UUID, metr
                 continue
             data = model.document["data"]
             last = {(item["key"], item.get("dataset_name")): item for item in (*data["metrics"], *documents)}
-            newest = list(last.values())[:MAX_METRICS]
+            newest = list(last.values())[: requests.MAX_METRICS]
             document = model.document | {"data": data | {"metrics": newest}}
             mlflow_runs.save_logged_model(tx, msgspec.structs.replace(model, document=document))
 
@@ -194,7 +182,7 @@ def _with_info(document: Document, **changes: Any) -> Document:
     return document | {"info": document["info"] | changes}
 
 
-def _to_pairs(items: list[ItemIn]) -> list[Document]:
+def _to_pairs(items: list[requests.ItemIn]) -> list[Document]:
     return [item.model_dump() for item in items]
 
 

@@ -16,7 +16,7 @@ from evalstop_service.store.mlflow_runs import MlflowRun
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import Name
 from evalstop_service.web.context import Context, Ctx, Db
-from evalstop_service.web.mlflow import labels, responses, search
+from evalstop_service.web.mlflow import labels, requests, responses, search
 from evalstop_service.web.mlflow.artifact_folder import SCHEME, ArtifactFolder
 from evalstop_service.web.mlflow.artifacts import Artifacts, file_documents
 from evalstop_service.web.mlflow.authentication import MlflowRoute, Read, ReadOrIngest
@@ -24,21 +24,7 @@ from evalstop_service.web.mlflow.errors import invalid_parameter, not_found
 from evalstop_service.web.mlflow.experiments import find_references, load_experiment, paginate
 from evalstop_service.web.mlflow.labels import Item
 from evalstop_service.web.mlflow.logged_models import store_model_metrics
-from evalstop_service.web.mlflow.requests import (
-    MAX_BATCH_ITEMS,
-    MAX_INPUTS,
-    CreateRun,
-    DeleteTag,
-    Document,
-    LogBatch,
-    LogInputs,
-    LogItem,
-    LogMetric,
-    LogOutputs,
-    RunBody,
-    SearchRuns,
-    UpdateRun,
-)
+from evalstop_service.web.mlflow.requests import Document
 from evalstop_service.web.mlflow.responses import RecordedRun, is_visible, load_recorded
 from evalstop_service.web.mlflow.run_logger import Logger, RunLogger, load_run, parse_run_id
 
@@ -51,7 +37,7 @@ router = APIRouter(route_class=MlflowRoute)
 
 
 @router.post("/runs/create")
-def create_run(body: CreateRun, logger: Logger, artifacts: Artifacts) -> Document:
+def create_run(body: requests.CreateRun, logger: Logger, artifacts: Artifacts) -> Document:
     """Create a run; always a new one, as in MLflow."""
     tags = [tag.to_item() for tag in body.tags]
     sent_name = body.run_name or dict(tags).get(labels.RUN_NAME, "")
@@ -88,7 +74,7 @@ def get_run(
 
 
 @router.post("/runs/update")
-def update_run(body: UpdateRun, logger: Logger, artifacts: Artifacts) -> Document:
+def update_run(body: requests.UpdateRun, logger: Logger, artifacts: Artifacts) -> Document:
     """Change the status or the name of a run."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     match body.status:
@@ -111,19 +97,19 @@ def update_run(body: UpdateRun, logger: Logger, artifacts: Artifacts) -> Documen
 
 
 @router.post("/runs/delete")
-def delete_run(body: RunBody, logger: Logger) -> Document:
+def delete_run(body: requests.RunBody, logger: Logger) -> Document:
     """Mark a run as deleted, which hides it from searches. Nothing is deleted."""
     return _set_deleted(body, logger, "runs/delete", deleted=True)
 
 
 @router.post("/runs/restore")
-def restore_run(body: RunBody, logger: Logger) -> Document:
+def restore_run(body: requests.RunBody, logger: Logger) -> Document:
     """Show a run in searches again."""
     return _set_deleted(body, logger, "runs/restore", deleted=False)
 
 
 @router.post("/runs/log-metric")
-def log_metric(body: LogMetric, logger: Logger) -> Document:
+def log_metric(body: requests.LogMetric, logger: Logger) -> Document:
     """Log one value of one metric."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     logger.store_metrics(run_id, [body])
@@ -133,12 +119,12 @@ def log_metric(body: LogMetric, logger: Logger) -> Document:
 
 
 @router.post("/runs/log-batch")
-def log_batch(body: LogBatch, logger: Logger) -> Document:
+def log_batch(body: requests.LogBatch, logger: Logger) -> Document:
     """Log metrics, params and tags of a run. Repeating the request changes nothing."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     count = len(body.metrics) + len(body.params) + len(body.tags)
-    if count > MAX_BATCH_ITEMS:
-        raise invalid_parameter(f"{count} metrics, params and tags; a batch has at most {MAX_BATCH_ITEMS}")
+    if count > requests.MAX_BATCH_ITEMS:
+        raise invalid_parameter(f"{count} metrics, params and tags; a batch has at most {requests.MAX_BATCH_ITEMS}")
     if body.params:
         logger.store_params(run_id, [item.to_item() for item in body.params])
     if body.tags:
@@ -150,7 +136,7 @@ def log_batch(body: LogBatch, logger: Logger) -> Document:
 
 
 @router.post("/runs/log-parameter")
-def log_parameter(body: LogItem, logger: Logger) -> Document:
+def log_parameter(body: requests.LogItem, logger: Logger) -> Document:
     """Log one param. A stored param keeps its value."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     logger.store_params(run_id, [body.to_item()])
@@ -159,7 +145,7 @@ def log_parameter(body: LogItem, logger: Logger) -> Document:
 
 
 @router.post("/runs/set-tag")
-def set_tag(body: LogItem, logger: Logger) -> Document:
+def set_tag(body: requests.LogItem, logger: Logger) -> Document:
     """One tag."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     logger.store_tags(run_id, [body.to_item()])
@@ -168,7 +154,7 @@ def set_tag(body: LogItem, logger: Logger) -> Document:
 
 
 @router.post("/runs/delete-tag")
-def delete_tag(body: DeleteTag, logger: Logger) -> Document:
+def delete_tag(body: requests.DeleteTag, logger: Logger) -> Document:
     """Remove a tag."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     if not labels.is_client_tag(body.key):
@@ -185,7 +171,7 @@ def delete_tag(body: DeleteTag, logger: Logger) -> Document:
 
 
 @router.post("/runs/log-inputs")
-def log_inputs(body: LogInputs, logger: Logger) -> Document:
+def log_inputs(body: requests.LogInputs, logger: Logger) -> Document:
     """Log datasets and models that a run reads; stored unchanged."""
 
     def add(current: MlflowRun) -> MlflowRun:
@@ -200,7 +186,7 @@ def log_inputs(body: LogInputs, logger: Logger) -> Document:
 
 
 @router.post("/runs/outputs")
-def log_outputs(body: LogOutputs, logger: Logger) -> Document:
+def log_outputs(body: requests.LogOutputs, logger: Logger) -> Document:
     """Log models that a run creates; stored unchanged."""
     logger.change_mlflow_run(
         parse_run_id(body.run_id or body.run_uuid),
@@ -212,7 +198,7 @@ def log_outputs(body: LogOutputs, logger: Logger) -> Document:
 
 
 @router.post("/runs/log-model")
-def log_model(body: RunBody, logger: Logger) -> Document:
+def log_model(body: requests.RunBody, logger: Logger) -> Document:
     """Accept model metadata of older clients, and ignore it; the model's files are stored."""
     with logger.database.reading() as tx:
         load_run(tx, logger.project_id, parse_run_id(body.run_id or body.run_uuid))
@@ -220,7 +206,7 @@ def log_model(body: RunBody, logger: Logger) -> Document:
 
 
 @router.post("/runs/search")
-def search_runs(body: SearchRuns, caller: Read, context: Ctx, database: Db, artifacts: Artifacts) -> Document:
+def search_runs(body: requests.SearchRuns, caller: Read, context: Ctx, database: Db, artifacts: Artifacts) -> Document:
     """The matching runs of experiments, by default newest first."""
     clauses = search.parse_filter(body.filter, search.RUNS)
     orders = [*search.parse_orders(body.order_by, search.RUNS), *_NEWEST_FIRST]
@@ -275,17 +261,17 @@ def _list_fields(tx: Transaction, recorded: RecordedRun, with_metrics: bool) -> 
 
 def _merge_documents(current: list[Document], new: list[Document]) -> list[Document]:
     """Merge both lists without duplicates, up to a limit."""
-    return [*current, *(item for item in new if item not in current)][:MAX_INPUTS]
+    return [*current, *(item for item in new if item not in current)][: requests.MAX_INPUTS]
 
 
-def _set_deleted(body: RunBody, logger: RunLogger, path: str, *, deleted: bool) -> Document:
+def _set_deleted(body: requests.RunBody, logger: RunLogger, path: str, *, deleted: bool) -> Document:
     run_id: UUID = parse_run_id(body.run_id or body.run_uuid)
     logger.change_mlflow_run(run_id, lambda current: replace(current, deleted=deleted))
     logger.forward(run_id, path, {})
     return {}
 
 
-def _dump_request(body: RunBody) -> Document:
+def _dump_request(body: requests.RunBody) -> Document:
     """The request as JSON, with NaN and the infinities as strings, and without models, which exist only here."""
     of_models: dict[str, Any] = {"models": True, "model_id": True, "metrics": {"__all__": {"model_id"}}}
     document: Document = body.model_dump(mode="json", exclude_none=True, exclude=of_models)
