@@ -226,6 +226,6 @@ def _build_table(report: Mapping[str, Any]) -> Table:
 def _format_interval(cell: Mapping[str, Any]) -> str:
     if cell["value"] is None or not cell["n"]:
         return "-"
-    if cell["low"] == cell["high"]:  # the bootstrap gives no interval for identical runs
+    if cell["low"] == cell["high"]:  # there is no interval for one run, nor for identical ones
         return format_percent(cell["value"])
     return f"{format_percent(cell['value'])} {format_interval(cell['low'], cell['high'])}"

@@ -59,8 +59,8 @@ def summarize_policy(cases: Sequence[Case], label: str) -> Summary:
         wilson(stops[DecisionOutcome.RIGHT], stops[DecisionOutcome.RIGHT] + stops[DecisionOutcome.WRONG]),
         clopper_pearson(sum(_is_stop(case.passed[label], DecisionOutcome.WRONG) for case in healthy), len(healthy)),
         wilson(sum(_is_stop(case.passed[label], DecisionOutcome.RIGHT) for case in turned), len(turned)),
-        estimate_mean([_get_saved_share(case.passed[label], DecisionOutcome.RIGHT) for case in cases], seed=0),
-        estimate_mean([_get_saved_share(case.passed[label], DecisionOutcome.WRONG) for case in cases], seed=0),
+        estimate_mean([_get_saved_share(case.passed[label], DecisionOutcome.RIGHT) for case in cases]),
+        estimate_mean([_get_saved_share(case.passed[label], DecisionOutcome.WRONG) for case in cases]),
         {
             outcome: sum(case.passed[label].gpu_hours or 0.0 for case in cases if _is_stop(case.passed[label], outcome))
             for outcome in DecisionOutcome
@@ -72,7 +72,7 @@ def compare_policies(cases: Sequence[Case], first: str, second: str) -> Differen
     """Compute the difference between two policies."""
 
     def estimate_difference(among: Sequence[Case], figure: Callable[[PolicyOutcome], float]) -> Figure:
-        return estimate_mean([figure(case.passed[first]) - figure(case.passed[second]) for case in among], seed=0)
+        return estimate_mean([figure(case.passed[first]) - figure(case.passed[second]) for case in among])
 
     stopped = [(case.passed[first].stop_step is not None, case.passed[second].stop_step is not None) for case in cases]
     return Difference(

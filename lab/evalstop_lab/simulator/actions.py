@@ -26,12 +26,11 @@ from evalstop_lab.simulator.engine import Cluster, Schedule, simulate_cluster
 from evalstop_lab.simulator.hidden import Hidden, stop_at_peaks
 from evalstop_lab.simulator.jobs import Floats, Workload
 from evalstop_lab.simulator.metrics import measure_contended_waste
-from evalstop_lab.simulator.paired import estimate_interval
 from evalstop_lab.simulator.priorities import NEVER_SET_ASIDE, Changes, Priorities, Priority
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import GANGS, WORLDS, Setting
 from evalstop_lab.simulator.stopping import STEPS_AN_EVAL, build_logs
-from evalstop_lab.worlds.scoring import Figure
+from evalstop_lab.worlds.scoring import Figure, estimate_mean
 
 SEEDS = 12
 WORLDS_BY_NAME = {**GANGS, **WORLDS}
@@ -101,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     outcomes = []
     for rule, scheduler in by_seed[0]:
         columns = np.array([of_seed[rule, scheduler] for of_seed in by_seed]).T
-        outcomes.append(Outcome(rule, scheduler, *map(estimate_interval, columns)))
+        outcomes.append(Outcome(rule, scheduler, *map(estimate_mean, columns)))
     report = {"outcomes": [asdict(item) for item in outcomes], "setting": options.encode_setting(setting, seeds)}
     return options.print_report(args, report, lambda console: _print_table(console, outcomes), plots.plot_actions)
 

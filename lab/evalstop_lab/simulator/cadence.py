@@ -23,11 +23,10 @@ from evalstop_lab.simulator import options
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.metrics import measure_schedule
-from evalstop_lab.simulator.paired import estimate_interval
 from evalstop_lab.simulator.schedulers import SRTF_EST
 from evalstop_lab.simulator.setting import Setting
 from evalstop_lab.simulator.stopping import decide_stops, no_stops
-from evalstop_lab.worlds.scoring import Figure
+from evalstop_lab.worlds.scoring import Figure, estimate_mean
 
 SEEDS = 4
 EVALS = (5, 10, 20, 30, 50, 100)
@@ -128,7 +127,7 @@ def _summarize(
             for count in evals:
                 rows = np.array([numbers[count, seed][policy.name, cost] for seed in seeds])
                 wrong = options.estimate_share(int(rows[:, 2].sum()), int(rows[:, 3].sum()))
-                saved, time = estimate_interval(rows[:, 0]), estimate_interval(rows[:, 1])
+                saved, time = estimate_mean(rows[:, 0]), estimate_mean(rows[:, 1])
                 nets.append(Net(policy.name, count, cost, saved, time, wrong))
     return nets
 

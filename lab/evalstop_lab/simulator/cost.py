@@ -20,10 +20,10 @@ from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster, Schedule, simulate_cluster
 from evalstop_lab.simulator.jobs import Workload
 from evalstop_lab.simulator.metrics import Figures, measure_schedule
-from evalstop_lab.simulator.paired import estimate_interval
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import Setting
 from evalstop_lab.simulator.stopping import Stops, decide_stops, no_stops
+from evalstop_lab.worlds.scoring import estimate_mean
 
 HOURS_A_MONTH = 730.0
 SEEDS = 6
@@ -140,7 +140,7 @@ def _simulate_seed(
 def _summarize(savings: Sequence[Savings], offered: float, prices: Prices) -> dict[str, Any]:
     """The mean savings, and those per month if jobs need `offered` GPU-hours per month."""
     shares = {
-        name: estimate_interval([getattr(item, name) for item in savings]) for name in ("gpu_hours", "billed", "time")
+        name: estimate_mean([getattr(item, name) for item in savings]) for name in ("gpu_hours", "billed", "time")
     }
     billed_hours = shares["billed"].value * offered
     return {name: asdict(share) for name, share in shares.items()} | {

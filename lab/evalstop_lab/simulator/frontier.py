@@ -23,12 +23,11 @@ from evalstop_lab.report import format_percent, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.metrics import Figures
-from evalstop_lab.simulator.paired import estimate_interval
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import WORLDS, Setting
 from evalstop_lab.simulator.stopping import build_logs
 from evalstop_lab.simulator.study import CALIBRATION_SEED, NONE, ORACLE, Rows, build_cells
-from evalstop_lab.worlds.scoring import Figure
+from evalstop_lab.worlds.scoring import Figure, estimate_mean
 
 SEEDS = 6
 CALIBRATION_SEEDS = 3
@@ -131,7 +130,7 @@ def _estimate_share(rows: Rows, world: str, rule: str, scheduler: str, figure: C
     unstopped, policy_figures, oracle = (
         np.array(rows.numbers(world, name, scheduler, figure)) for name in (NONE, rule, ORACLE)
     )
-    return estimate_interval((unstopped - policy_figures) / (unstopped - oracle))
+    return estimate_mean((unstopped - policy_figures) / (unstopped - oracle))
 
 
 def _record_evidence(setting: Setting, seed: int) -> dict[str, list[Records]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from evalstop_lab.simulator.jobs import Floats
-from evalstop_lab.worlds.scoring import CONFIDENCE, Figure
+from evalstop_lab.worlds.scoring import Figure, estimate_mean
 
 
 @dataclass(frozen=True)
@@ -25,20 +24,7 @@ class Change:
 def compare_paired(before: Sequence[float], after: Sequence[float]) -> Change:
     """Compare seed by seed, before and after."""
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
-    return Change(estimate_interval(new / old - 1), _compute_p_value(new - old))
-
-
-def estimate_interval(numbers: Sequence[float] | Floats) -> Figure:
-    """The mean of one number per seed, with Student's interval; of a single seed the interval is NaN.
-
-    A bootstrap over so few seeds is too narrow: with four it covers the mean in 79 % of cases instead of 95 %.
-    """
-    values = np.asarray(numbers, dtype=float)
-    mean, count = float(values.mean()), len(values)
-    if count < 2:
-        return Figure(mean, math.nan, math.nan, count)
-    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * values.std(ddof=1) / math.sqrt(count))
-    return Figure(mean, mean - reach, mean + reach, count)
+    return Change(estimate_mean(new / old - 1), _compute_p_value(new - old))
 
 
 def correct_p_values(p_values: Sequence[float]) -> list[float]:

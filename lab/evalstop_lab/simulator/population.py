@@ -25,9 +25,8 @@ from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import format_interval, format_percent, new_table
 from evalstop_lab.simulator import options
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Kind, Workload
-from evalstop_lab.simulator.paired import estimate_interval
 from evalstop_lab.simulator.stopping import decide_stops
-from evalstop_lab.worlds.scoring import Figure
+from evalstop_lab.worlds.scoring import Figure, estimate_mean
 
 SEEDS = 40
 FIFTH = 5
@@ -94,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     work = partial(_simulate_seed, setting, options.get_policies(args))
     by_seed = options.sweep_each(args, work, options.get_seeds(args), "simulating sweeps")
     outcomes = [
-        Outcome(strategy, *(estimate_interval(column) for column in np.array([row[strategy] for row in by_seed]).T))
+        Outcome(strategy, *(estimate_mean(column) for column in np.array([row[strategy] for row in by_seed]).T))
         for strategy in by_seed[0]
     ]
     report = {"outcomes": [asdict(outcome) for outcome in outcomes], "sweep": asdict(setting), "seeds": args.seeds}

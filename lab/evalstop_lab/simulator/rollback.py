@@ -25,11 +25,10 @@ from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.hidden import Hidden
 from evalstop_lab.simulator.jobs import Floats, Workload
 from evalstop_lab.simulator.metrics import measure_schedule
-from evalstop_lab.simulator.paired import estimate_interval
 from evalstop_lab.simulator.schedulers import SRTF_EST
 from evalstop_lab.simulator.setting import Setting
 from evalstop_lab.simulator.stopping import Stops, decide_stops, no_stops
-from evalstop_lab.worlds.scoring import Figure
+from evalstop_lab.worlds.scoring import Figure, estimate_mean
 
 SEEDS = 6
 ACTIONS = ("stop", "roll back")
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     work = partial(_simulate_seed, setting, policies, args.frontier_gain)
     by_seed = options.sweep_each(args, work, seeds, "simulating rollbacks")
     outcomes = [
-        Outcome(policy.name, action, *(estimate_interval(column) for column in np.array(rows).T))
+        Outcome(policy.name, action, *(estimate_mean(column) for column in np.array(rows).T))
         for policy in policies
         for action in ACTIONS
         for rows in [[numbers[policy.name, action] for numbers in by_seed]]

@@ -21,12 +21,12 @@ from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import format_change, format_percent, new_table
 from evalstop_lab.simulator import options
 from evalstop_lab.simulator.drawing import Requests, add_evals, draw_estimates, draw_kinds
-from evalstop_lab.simulator.paired import compare_paired, estimate_interval
+from evalstop_lab.simulator.paired import compare_paired
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import WORLDS, Setting
 from evalstop_lab.simulator.study import NONE, ORACLE, Row, Rows, simulate_rules
 from evalstop_lab.simulator.trace_file import Trace, read_trace
-from evalstop_lab.worlds.scoring import Figure
+from evalstop_lab.worlds.scoring import Figure, estimate_mean
 
 SEEDS = 4
 NODE = 8
@@ -103,7 +103,7 @@ def _simulate_seed(
 def _summarize(rows: Rows, rule: str, scheduler: str) -> dict[str, Any]:
     before, after = (rows.figures("trace", name, scheduler) for name in (NONE, rule))
     times = compare_paired([item.jct for item in before], [item.jct for item in after])
-    saved: Figure = estimate_interval(
+    saved: Figure = estimate_mean(
         [1 - (new.gpu_hours + new.again) / old.gpu_hours for old, new in zip(before, after, strict=True)]
     )
     counts = rows.counts("trace", rule)

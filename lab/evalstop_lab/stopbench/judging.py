@@ -131,7 +131,7 @@ def _compute_saved(judged: Judged) -> Any:
             {OutcomeKind.RIGHT: 1 - at, OutcomeKind.PREMATURE: -at, OutcomeKind.FALSE_STOP: -at}.get(kind, 0.0)
         )
     most = float(np.mean(possible)) if possible else math.nan
-    return estimate_mean([value / most for value in saved] if most else [], seed=0)
+    return estimate_mean([value / most for value in saved] if most else [])
 
 
 def _round_noise(level: float) -> float:

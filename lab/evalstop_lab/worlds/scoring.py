@@ -18,7 +18,6 @@ from scipy import stats
 from evalstop_lab.worlds.truth import Floats, Label, Truth
 
 CONFIDENCE = 0.95
-RESAMPLES = 400
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def score_outcomes(pairs: Iterable[tuple[Outcome, Truth]]) -> Score:
         premature=wilson(counts[OutcomeKind.PREMATURE], hacking),
         delay=estimate_quantile(delays, 0.5),
         delay_p90=estimate_quantile(delays, 0.9),
-        eval_lost=estimate_mean([lost for o, t in pairs if (lost := compute_eval_loss(o, t)) is not None], seed=0),
+        eval_lost=estimate_mean([lost for o, t in pairs if (lost := compute_eval_loss(o, t)) is not None]),
     )
 
 
@@ -205,12 +204,15 @@ def find_quantile_ranks(n: int, q: float, confidence: float = CONFIDENCE) -> tup
     return min(max(low, 0), n - 1), min(max(high, 0), n - 1)
 
 
-def estimate_mean(numbers: Sequence[float] | Floats, seed: int, confidence: float = CONFIDENCE) -> Figure:
-    """The mean with a bootstrap percentile interval."""
+def estimate_mean(numbers: Sequence[float] | Floats) -> Figure:
+    """The mean with Student's interval, which is NaN for a single number.
+
+    A bootstrap is too narrow for few numbers: with four it covers the mean in 79 % of cases instead of 95 %.
+    """
     values = np.asarray(numbers, dtype=float)
-    if len(values) == 0:
-        return Figure(math.nan, math.nan, math.nan, 0)
-    rng = np.random.default_rng(seed)
-    means = rng.choice(values, (RESAMPLES, len(values))).mean(axis=1)
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Figure(float(values.mean()), float(low), float(high), len(values))
+    count = len(values)
+    mean = float(values.mean()) if count else math.nan
+    if count < 2:
+        return Figure(mean, math.nan, math.nan, count)
+    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * values.std(ddof=1) / math.sqrt(count))
+    return Figure(mean, mean - reach, mean + reach, count)

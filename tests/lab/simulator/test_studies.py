@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from evalstop_lab.cli import main
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.metrics import count_flags, measure_schedule
-from evalstop_lab.simulator.paired import compare_paired, correct_p_values, estimate_interval
+from evalstop_lab.simulator.paired import compare_paired, correct_p_values
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.stopping import RULES, decide_stops
 from evalstop_lab.simulator.study import Cell, Row, build_cells, run_cell
@@ -141,11 +140,3 @@ def test_changes_are_paired() -> None:
 def test_p_values_are_corrected_by_holms_method() -> None:
     """Each p-value is multiplied by the number of p-values that are at least as large, and the order is kept."""
     assert correct_p_values([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-
-
-def test_interval_over_four_seeds_covers_the_mean() -> None:
-    """Of 1,000 intervals 95 % contain the true mean; a single seed has none."""
-    numbers = np.random.default_rng(1).normal(0.3, 0.1, (1000, 4))
-    figures = [estimate_interval(of_seeds) for of_seeds in numbers]
-    assert sum(figure.low <= 0.3 <= figure.high for figure in figures) == pytest.approx(950, abs=20)
-    assert math.isnan(estimate_interval([0.3]).low)

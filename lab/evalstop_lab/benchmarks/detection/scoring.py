@@ -180,7 +180,7 @@ def compute_checkpoint_losses(worlds: Sequence[World]) -> dict[str, dict[str, An
     return {
         chooser.name: {
             f"{level:g}": asdict(
-                estimate_mean([_compute_loss(chooser, world) for world in worlds if world.noise.level == level], seed=0)
+                estimate_mean([_compute_loss(chooser, world) for world in worlds if world.noise.level == level])
             )
             for level in LEVELS
         }
