@@ -94,18 +94,28 @@ def test_only_written_files_are_checkpoints(
     assert list(service.find_run("fit").checkpoints) == [2, 4]
 
 
-def test_requeued_job_that_starts_from_scratch_supersedes(
-    server: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("job", "restarted"),
+    [({"SLURM_JOB_ID": "4711"}, {"SLURM_RESTART_COUNT": "1"}), ({"EVALSTOP_KUBERNETES_NAME": "train"}, {})],
+)
+def test_restarted_job_that_starts_from_scratch_supersedes(
+    server: FakeServer,
+    service: FakeService,
+    monkeypatch: pytest.MonkeyPatch,
+    job: dict[str, str],
+    restarted: dict[str, str],
 ) -> None:
-    """A job that was requeued without a checkpoint attaches to its run, whose earlier values no longer count."""
+    """A job that was started again without a checkpoint attaches to its run, whose earlier values no longer count."""
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     from evalstop_client.callbacks.keras import EvalStopCallback
 
-    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
     with open_run(server, name="requeued", metrics=METRICS) as before:  # it never ended: its node failed
         before.log({"score": 0.25}, step=1)
         assert before.flush()
-        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+        for name, value in restarted.items():
+            monkeypatch.setenv(name, value)
         callback = EvalStopCallback(name="requeued", url=server.url, key=KEY, metrics=METRICS, limits=FAST_LIMITS)
         callback.set_params({"epochs": 1})
         callback.on_epoch_begin(0)

@@ -59,9 +59,15 @@ RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 
 
 def repeats_steps(step: int) -> bool:
-    """Whether a training that begins after `step` repeats steps of its run: it continues from a checkpoint, or Slurm or
-    torchrun started its job again, which then attaches to the run of the earlier start."""
-    return step > 0 or any(os.environ.get(name, "") not in ("", "0") for name in RESTART_COUNTS)
+    """Whether a training that begins after `step` may repeat steps of its run: it continues from a checkpoint, or its
+    job was started again and attaches to the run of the earlier start.
+
+    Slurm and torchrun tell how often they did that. In a Kubernetes workload nothing does, and each start counts: the
+    first has nothing to supersede.
+    """
+    if step > 0 or os.environ.get("EVALSTOP_KUBERNETES_NAME"):
+        return True
+    return any(os.environ.get(name, "") not in ("", "0") for name in RESTART_COUNTS)
 
 
 _latest_runs: dict[str | None, Run] = {}  # by name; keeps one run for each, which may have ended

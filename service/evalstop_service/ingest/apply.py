@@ -127,14 +127,17 @@ def _apply_checkpoint(
 
 
 def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version: int, now: datetime) -> Applied | Needs:
-    """Begin a new attempt at a step unless it was already begun there: observations past the step no longer count."""
+    """Begin a new attempt at a step unless it was already begun there: observations past the step no longer count.
+
+    The first attempt was begun at step 0.
+    """
     run = before.run
     eval_changes = carry_into_attempt(run.eval_changes, content.step)
     state = rewind_monitor(replace(with_eval_changes(before, eval_changes), combined=None), None)
     needs = Needs(resumed_at=content.step) | needs_of_past(state, replayed=True, rescored=True)
     if missing := facts.find_missing(needs | needs_of_evals(state, None)):
         return missing
-    if run.status in OPEN and facts.attempt_began_at == content.step and facts.attempt_is_empty:
+    if run.status in OPEN and (facts.attempt_began_at or 0) == content.step and facts.attempt_is_empty:
         return _leave_unchanged(before, facts)
     decision = facts.decision
     facts = replace(

@@ -65,6 +65,15 @@ def test_repeated_resume_changes_nothing(project: ProjectFixture) -> None:
     assert project.submit(run, Resumed(0)).run.attempt == 5
 
 
+def test_resume_at_step_0_of_a_new_run_changes_nothing(project: ProjectFixture) -> None:
+    """A trainer that cannot know whether it was started before may say so at each start."""
+    run = project.open_run()
+    assert [project.submit(run, Resumed(0)).run.attempt for _ in range(2)] == [1, 1]
+    project.post_observations(run, evals(0.5, start=1))
+    assert project.submit(run, Resumed(0)).run.attempt == 2
+    assert project.load_run(run).last_step is None
+
+
 def test_resume_reopens_an_ended_run(project: ProjectFixture) -> None:
     """A job that failed right after its resume, and resumes from the same step again, is watched again."""
     run = project.open_run()
