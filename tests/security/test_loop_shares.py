@@ -16,7 +16,7 @@ from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.rate_limits import Rate, RateLimit
 from evalstop_service.store.database import Database
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
-from evalstop_service.web.loop_shares import ACTIVE_SECONDS, LoopShares
+from evalstop_service.web.loop_shares import ACTIVE_SECONDS, LONG_SECONDS, MOST_WAIT_SECONDS, LoopShares, Request
 from evalstop_service.web.middleware.held_bodies import BodyPool
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,18 +47,23 @@ class Loop:
     cpu_seconds: float = 0.0
     delayed: int = 0
     limit: RateLimit | None = None
+    heavy: RateLimit | None = None
 
     def __post_init__(self) -> None:
-        self.shares = LoopShares(self.count, self.limit, lambda: self.now, lambda: self.cpu_seconds)
+        self.shares = LoopShares(self.count, self.limit, self.heavy, lambda: self.now, lambda: self.cpu_seconds)
 
     def count(self) -> None:
         self.delayed += 1
 
     def send(self, key: str, milliseconds: float) -> None:
         """A request of this key that takes so much CPU time."""
-        started = asyncio.run(self.shares.begin(key))
+        request = asyncio.run(self.shares.begin(key))
         self.advance(milliseconds)
-        self.shares.end(key, started)
+        self.shares.end(request)
+
+    def send_other(self, sender: str) -> None:
+        """A request of this sender to another part of the app."""
+        self.shares.end(self.shares.begin_other(sender))
 
     def advance(self, milliseconds: float) -> None:
         """Advance the clock and the CPU time."""
@@ -71,7 +76,7 @@ def test_single_active_key_never_waits() -> None:
     loop = Loop()
     for _ in range(20):
         loop.send(BUSY, 100.0)
-    loop.shares.note_sender(OTHER)
+    loop.send_other(OTHER)
     loop.send(BUSY, 100.0)
     assert loop.delayed == 0
 
@@ -79,9 +84,9 @@ def test_single_active_key_never_waits() -> None:
 def test_key_over_its_half_waits_while_another_is_active() -> None:
     """After 100 ms, of which 10 ms are free, it waits for twice the rest, and the other key does not wait."""
     loop = Loop()
-    loop.shares.note_sender(OTHER)
+    loop.send_other(OTHER)
     loop.send(BUSY, 100.0)
-    loop.shares.note_sender(OTHER)
+    loop.send_other(OTHER)
     assert loop.shares.find_wait(OTHER) == 0
     assert 0.15 <= loop.shares.find_wait(BUSY) <= 0.2
 
@@ -89,9 +94,9 @@ def test_key_over_its_half_waits_while_another_is_active() -> None:
 def test_wait_ends_once_other_keys_are_inactive() -> None:
     """One second after the last request of another key it may send, whatever it used."""
     loop = Loop()
-    loop.shares.note_sender(OTHER)
+    loop.send_other(OTHER)
     loop.send(BUSY, 60_000.0)
-    loop.shares.note_sender(OTHER)
+    loop.send_other(OTHER)
     assert loop.shares.find_wait(BUSY) > ACTIVE_SECONDS
     loop.now += ACTIVE_SECONDS
     assert loop.shares.find_wait(BUSY) == 0
@@ -100,29 +105,94 @@ def test_wait_ends_once_other_keys_are_inactive() -> None:
 def test_waiting_for_the_database_is_not_charged() -> None:
     """A key is charged for CPU time of the loop, not for the duration of its requests."""
     loop = Loop()
-    loop.shares.note_sender(OTHER)
-    started = asyncio.run(loop.shares.begin(BUSY))
-    assert started is not None
+    loop.send_other(OTHER)
+    request = asyncio.run(loop.shares.begin(BUSY))
+    assert request is not None
     loop.now += 60.0
-    loop.shares.end(BUSY, started)
-    loop.shares.note_sender(OTHER)
+    loop.shares.end(request)
+    loop.send_other(OTHER)
     assert loop.shares.find_wait(BUSY) == 0
+
+
+async def begin_while_in_progress(shares: LoopShares, request: Request | None) -> tuple[bool, bool]:
+    """Begin a request of BUSY; whether it waited for this one, and whether it began when this one had ended."""
+    begun = asyncio.create_task(shares.begin(BUSY))
+    await asyncio.sleep(0.01)
+    waited = not begun.done()
+    shares.end(request)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    began = begun.done()
+    await begun
+    return waited, began
+
+
+@pytest.mark.parametrize(("used_ms", "waits"), [(5.0, False), (15.0, True)])
+def test_key_over_a_tenth_waits_for_requests_in_progress(used_ms: float, waits: bool) -> None:
+    """A heavy key's request begins when the other sender's is answered; a light key's begins at once."""
+    loop = Loop(limit=RecordedCharges())
+    loop.send_other(OTHER)
+    loop.send(BUSY, used_ms)
+
+    async def begin() -> tuple[bool, bool]:
+        return await begin_while_in_progress(loop.shares, loop.shares.begin_other(OTHER))
+
+    assert asyncio.run(begin()) == (waits, True)
+    assert loop.delayed == waits
+
+
+def test_heavy_key_waits_for_a_short_time_at_most() -> None:
+    """Others that always have a request in progress do not keep it out."""
+    loop = Loop(limit=RecordedCharges())
+    loop.send_other(OTHER)
+    loop.send(BUSY, 15.0)
+
+    async def begin() -> None:
+        loop.shares.begin_other(OTHER)
+        async with asyncio.timeout(100 * MOST_WAIT_SECONDS):
+            await loop.shares.begin(BUSY)
+
+    asyncio.run(begin())
+    assert loop.delayed == 1
+
+
+def test_heavy_key_does_not_wait_for_an_open_page() -> None:
+    """A request that has been in progress for long is taken to wait for something itself."""
+    loop = Loop(limit=RecordedCharges())
+    loop.send(OTHER, 1.0)
+    loop.shares.begin_other(OTHER)
+    loop.now += LONG_SECONDS
+    loop.send(BUSY, 15.0)
+    loop.send(BUSY, 15.0)
+    assert loop.delayed == 0
+
+
+def test_heavy_keys_do_not_wait_for_each_other() -> None:
+    """Between heavy keys, only the limit of half of the time counts."""
+    loop = Loop(limit=RecordedCharges())
+    for key in (OTHER, BUSY, OTHER):
+        loop.send(key, 15.0)
+
+    async def begin() -> tuple[bool, bool]:
+        return await begin_while_in_progress(loop.shares, await loop.shares.begin(OTHER))
+
+    assert asyncio.run(begin()) == (False, True)
 
 
 @given(st.lists(st.tuples(st.sampled_from([BUSY, OTHER]), st.floats(0.0, 50.0)), min_size=1, max_size=20))
 def test_overlapping_requests_are_charged_once(steps: list[tuple[str, float]]) -> None:
     """The charges add up to the CPU time of the loop, however requests overlap."""
     charges = RecordedCharges()
-    loop = Loop(limit=charges)
+    loop = Loop(limit=charges, heavy=RecordedCharges())
 
     async def overlap() -> None:
-        started_requests = []
+        requests = []
         for key, milliseconds in steps:
-            loop.shares.note_sender(BUSY if key == OTHER else OTHER)
-            started_requests.append((key, await loop.shares.begin(key)))
+            loop.send_other(BUSY if key == OTHER else OTHER)
+            requests.append(await loop.shares.begin(key))
             loop.advance(milliseconds)
-        for key, started in started_requests:
-            loop.shares.end(key, started)
+        for request in requests:
+            loop.shares.end(request)
 
     asyncio.run(overlap())
     assert sum(charges.costs) == pytest.approx(sum(milliseconds for _, milliseconds in steps), abs=1e-6)

@@ -1,14 +1,17 @@
-"""Limits one key to half of the event loop's processor time while others send requests too.
+"""Limits one key to half of the event loop's processor time while others send requests too, and lets theirs go first.
 
 All requests of a process share one event loop, on which observations are decoded, applied and answered. A key that
-always has some in progress would fill it, and every request of others would wait behind them. At half of the time, the
-loop is free for others every other moment. While nobody else sends requests, a key may use all of it, at no cost.
+always has some in progress would fill it, and every request of others would wait behind them. While nobody else sends
+requests, a key may use all of it, at no cost.
 
 Accounting  Processor sharing: while n requests are in progress, each costs one n-th of the time that the loop's thread
             computes. A clock advances by that share; a request costs the clock's advance between its begin and its end.
             Waiting for the database costs nothing. A request that begins while nobody else is active is not counted.
-Delay       A key that has spent its budget waits before its next request begins; the wait is as long as its debt, so
-            that requests that waited together begin together and share a commit.
+Delay       A key that has used more than half of the time waits before its next request begins; the wait is as long as
+            its debt, so that requests that waited together begin together and share a commit.
+Order       A key that uses more than a tenth of the time is heavy. Its request waits until no request of another key or
+            session is in progress, but at most `MOST_WAIT_SECONDS`, so that it is never kept out. Requests of other
+            heavy keys are not waited for, nor requests that take so long that they rather wait than compute.
 """
 
 from __future__ import annotations
@@ -16,74 +19,136 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 
 from evalstop_service.security.rate_limits import Rate, RateLimit
 
 HALF = Rate(burst=10, per_second=500)
 """Milliseconds of the event loop's processor time, for each key."""
 
+TENTH = Rate(burst=10, per_second=100)
+"""Milliseconds beyond which a key is heavy."""
+
 ACTIVE_SECONDS = 1.0
 """How long a sender counts as active after a request."""
+
+MOST_WAIT_SECONDS = 0.05
+"""How long a request of a heavy key waits for others at most."""
+
+LONG_SECONDS = 0.1
+"""A request in progress for so long is not waited for: it may be an open page or a waiting receiver."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A request in progress. `share_ms_at_begin`: where the clock stood, None for one that is not charged."""
+
+    sender: Hashable
+    share_ms_at_begin: float | None
 
 
 class LoopShares:
     """The shares of one event loop; all methods are called on it. `delayed` is called for each delayed request, `limit`
-    counts milliseconds for each key."""
+    and `heavy` count milliseconds for each key."""
 
     def __init__(
         self,
         delayed: Callable[[], object] = lambda: None,
         limit: RateLimit | None = None,
+        heavy: RateLimit | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         thread_time: Callable[[], float] = time.thread_time,
     ) -> None:
         self._delayed = delayed
         self._limit = limit or RateLimit(HALF, monotonic)
+        self._heavy = heavy or RateLimit(TENTH, monotonic)
         self._monotonic, self._thread_time = monotonic, thread_time
-        self._in_progress = 0
+        self._in_progress = 0  # requests that are charged
         self._share_ms = 0.0  # the clock: milliseconds that one request in progress has cost so far
         self._computed = 0.0  # the thread's time at the last advance
         self._latest: Hashable = None
         self._latest_at = -ACTIVE_SECONDS
         self._other_at = -ACTIVE_SECONDS  # when somebody but the latest sender last sent a request
+        self._light: dict[Request, float] = {}  # requests of light senders in progress, the latest last
+        self._turn: asyncio.Future[None] | None = None  # done when requests of heavy keys may begin
 
-    def note_sender(self, sender: Hashable) -> None:
-        """Note that this sender is active."""
+    async def begin(self, key: Hashable) -> Request | None:
+        """Wait until the key may begin to post observations; returns what `end` needs."""
+        self._note_sender(key)
+        if not self._has_others(key):
+            return None
+        if wait := self.find_wait(key):
+            self._delayed()
+            while wait:
+                await asyncio.sleep(min(wait, ACTIVE_SECONDS))  # the others may be silent then
+                wait = self.find_wait(key)
+        elif self._is_heavy(key) and self._has_light():
+            self._delayed()
+        if self._is_heavy(key) and self._has_light():
+            await self._wait_for_turn()
+        self._advance()
+        self._in_progress += 1
+        request = Request(key, self._share_ms)
+        self._add_light(request)
+        return request
+
+    def begin_other(self, sender: Hashable) -> Request:
+        """Note a request that another part of the app answers. It neither waits nor is charged."""
+        self._note_sender(sender)
+        request = Request(sender, None)
+        self._add_light(request)
+        return request
+
+    def end(self, request: Request | None) -> None:
+        """Charge the sender for a request that ends, and let others begin."""
+        if request is None:
+            return
+        if request.share_ms_at_begin is not None:
+            self._advance()
+            self._in_progress -= 1
+            cost = self._share_ms - request.share_ms_at_begin
+            self._limit.charge(request.sender, cost)
+            self._heavy.charge(request.sender, cost)
+        if self._light.pop(request, None) is not None and self._turn is not None and not self._has_light():
+            self._end_turn()
+
+    def find_wait(self, key: Hashable) -> float:
+        """The seconds until this key has paid its debt; 0 while nobody else is active."""
+        return self._limit.find_wait(key) if self._has_others(key) else 0.0
+
+    def _note_sender(self, sender: Hashable) -> None:
         now = self._monotonic()
         if sender != self._latest:
             self._latest, self._other_at = sender, self._latest_at
         self._latest_at = now
 
-    async def begin(self, key: Hashable) -> float | None:
-        """Wait until the key may begin a request; returns what `end` needs."""
-        self.note_sender(key)
-        if not self._has_others(key):
-            return None
-        wait = self.find_wait(key)
-        if wait:
-            self._delayed()
-        while wait:
-            await asyncio.sleep(min(wait, ACTIVE_SECONDS))  # the others may be silent then
-            wait = self.find_wait(key)
-        self._advance()
-        self._in_progress += 1
-        return self._share_ms
-
-    def end(self, key: Hashable, share_ms_at_begin: float | None) -> None:
-        """Charge the key for a request that ends."""
-        if share_ms_at_begin is None:
-            return
-        self._advance()
-        self._in_progress -= 1
-        self._limit.charge(key, self._share_ms - share_ms_at_begin)
-
-    def find_wait(self, key: Hashable) -> float:
-        """The seconds until this key may begin a request, as far as is known now; 0 while nobody else is active."""
-        return self._limit.find_wait(key) if self._has_others(key) else 0.0
-
     def _has_others(self, key: Hashable) -> bool:
         other_at = self._latest_at if key != self._latest else self._other_at
         return self._monotonic() - other_at < ACTIVE_SECONDS
+
+    def _is_heavy(self, sender: Hashable) -> bool:
+        return self._heavy.find_wait(sender) > 0
+
+    def _add_light(self, request: Request) -> None:
+        if not self._is_heavy(request.sender):
+            self._light[request] = self._monotonic()
+
+    def _has_light(self) -> bool:
+        """Whether a request of a light sender is in progress, and not for long."""
+        return bool(self._light) and self._monotonic() - next(reversed(self._light.values())) < LONG_SECONDS
+
+    async def _wait_for_turn(self) -> None:
+        if self._turn is None:
+            loop = asyncio.get_running_loop()
+            self._turn = loop.create_future()
+            loop.call_later(MOST_WAIT_SECONDS, self._end_turn, self._turn)
+        await asyncio.shield(self._turn)  # others wait for it too
+
+    def _end_turn(self, turn: asyncio.Future[None] | None = None) -> None:
+        """Let the waiting requests begin; `turn`: only if they still wait for this one."""
+        if self._turn is not None and turn in (None, self._turn):
+            self._turn.set_result(None)
+            self._turn = None
 
     def _advance(self) -> None:
         computed = self._thread_time()

@@ -9,6 +9,7 @@ checks that the route gives the same answer to everything that is accepted here.
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from functools import lru_cache
 from typing import Annotated
 from uuid import UUID
@@ -81,8 +82,7 @@ class IngestEndpoint:
         path = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         secret = self._find_secret(scope) if path is not None else None
         if path is None or secret is None:
-            self._note_sender(scope)
-            await self._app(scope, receive, send)
+            await self._pass_on(scope, receive, send)
             return
         try:
             client = scope.get("client")
@@ -101,11 +101,11 @@ class IngestEndpoint:
         ):
             await self._app(scope, receive, send)
             return
-        share_ms_at_begin = await self._shares.begin(key.id)
+        request = await self._shares.begin(key.id)
         try:
             await self._answer_request(scope, receive, send, key, key.project_id, path[1])
         finally:
-            self._shares.end(key.id, share_ms_at_begin)
+            self._shares.end(request)
 
     async def _answer_request(
         self, scope: Scope, receive: Receive, send: Send, key: Key, project_id: UUID, run_id: str
@@ -152,15 +152,25 @@ class IngestEndpoint:
         finally:
             self._pool.release(sender, size)
 
-    def _note_sender(self, scope: Scope) -> None:
-        """Note who sends a request that another part of the app answers: a known key, or a session."""
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let another part of the app answer; requests of known keys and of sessions go before those of heavy keys."""
+        sender = self._find_sender(scope)
+        request = None if sender is None else self._shares.begin_other(sender)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._shares.end(request)
+
+    def _find_sender(self, scope: Scope) -> Hashable:
+        """The known key or the session that sends a request, or None."""
+        sender: Hashable = None
         for name, value in scope.get("headers", ()):
             if name == b"authorization":
                 key = self._key_cache.get(value.partition(b" ")[2].decode("latin-1"))
-                if key is not None:
-                    self._shares.note_sender(key.id)
-            elif name == b"cookie":
-                self._shares.note_sender("session")
+                sender = sender if key is None else key.id
+            elif name == b"cookie" and sender is None:
+                sender = "session"
+        return sender
 
     def _find_secret(self, scope: Scope) -> str | None:
         """The bearer secret of a request that this endpoint can handle: one with a short, plain JSON body."""
