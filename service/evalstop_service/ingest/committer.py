@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence, Set
@@ -53,6 +52,9 @@ _log = logging.getLogger(__name__)
 PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.6, 1.0)
 """Pauses before the retries of a commit that failed for a transient reason; then its requests are refused."""
 
+MOST_LONG = 4
+"""Commits under way that others do not wait for."""
+
 LARGE = 1_000
 """From this many observations on, they are applied in a thread, so that the event loop is not blocked."""
 
@@ -82,6 +84,7 @@ class Committer:
         self._is_scheduled, self._is_closed = False, True
         self._costly = CostlyRuns(self._limits.step_seconds)
         self._apart: asyncio.Task[None] | None = None  # the commit of one costly run
+        self._long: set[asyncio.Task[None]] = set()  # commits that others do not wait for, with that one
         self.replays = ReplayShares(self._limits.replays)
         metrics.waiting_observations.set_function(lambda: self._size)
 
@@ -137,14 +140,16 @@ class Committer:
 
     def _may_start(self) -> bool:
         """Committing one group at a time makes the groups largest, which costs least."""
-        under_way = len(self._commits) - (self._apart is not None)
+        under_way = len(self._commits) - len(self._long)
         is_slow = self._loop.time() - self._started_at >= self._limits.slow_seconds
         return not under_way or (is_slow and under_way < self._most_commits)
 
     def _let_others_start(self) -> None:
-        """Start another commit now rather than after `slow_seconds`: the latest one will take long."""
-        self._started_at = -math.inf
-        self._start_commits()
+        """Let other commits start before the current one ends, because it will take long."""
+        task = asyncio.current_task()
+        if task is not None and task not in self._long and len(self._long) < MOST_LONG:
+            self._long.add(task)
+            self._start_commits()
 
     def _may_start_apart(self, run_id: UUID) -> bool:
         return bool(self._costly) and self._apart is None and run_id in self._costly and run_id not in self._busy
@@ -160,6 +165,7 @@ class Committer:
             if run_id is not None:
                 self._busy.add(run_id)
                 self._apart = self._start_commit({run_id: self._waiting.pop(run_id)})
+                self._long.add(self._apart)
 
     def _start_commit(self, group: Group) -> asyncio.Task[None]:
         task = self._loop.create_task(self._commit_group(group))
@@ -169,6 +175,7 @@ class Committer:
 
     def _end_commit(self, commit: asyncio.Task[None]) -> None:
         self._commits.discard(commit)
+        self._long.discard(commit)
         if commit is self._apart:
             self._apart = None
         self._start_commits()

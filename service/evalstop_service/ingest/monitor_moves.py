@@ -27,7 +27,7 @@ SLICE = 16
 """Observations in a thread after which other threads run."""
 
 PAUSE_SECONDS = 0.0002
-"""Longer than a thread takes to wake up."""
+"""The shortest pause after a slice: longer than a thread takes to wake up."""
 
 
 def rewind_monitor(state: RunState, late: Observation | None) -> RunState:
@@ -86,8 +86,9 @@ def _advance_until_failure(
 def _advance_in_slices(
     policy: Policy, monitor: MonitorState, observations: Sequence[Observation]
 ) -> tuple[MonitorState, list[Verdict]]:
-    """Like `advance`; outside the event loop's thread, other threads run after each slice.
+    """Like `advance`; outside the event loop's thread, pauses after each slice for as long as the slice took.
 
+    Late observations and long batches are less urgent than what others wait for, who get at least half of the time.
     numpy releases the interpreter's lock for microseconds several times in each step. Each release wakes the threads
     that wait for the lock, too late, and their wait, after which the interpreter would hand it over, begins anew: in
     the middle of a long replay or batch the event loop could wait for 0.1 s.
@@ -98,9 +99,11 @@ def _advance_in_slices(
 
 
 def _pause_between_slices(observations: Sequence[Observation]) -> Iterator[Sequence[Observation]]:
+    began_at = time.monotonic()
     for first in range(0, len(observations), SLICE):
         if first:
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(max(PAUSE_SECONDS, time.monotonic() - began_at))
+            began_at = time.monotonic()
         yield observations[first : first + SLICE]
 
 
