@@ -13,7 +13,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
-from evalstop_service.web.middleware.slow_refusals import MOST_AT_ONCE, SlowRefusals
+from evalstop_service.web.middleware.slow_refusals import PROMPT_REFUSALS, SlowRefusals
 from msgspec import structs
 from starlette.types import Message, Receive, Scope, Send
 
@@ -54,36 +54,32 @@ def test_key_is_served_while_another_floods(embedded_database: Database) -> None
 
 
 @pytest.mark.parametrize(("status", "delayed"), [(401, True), (429, True), (200, False), (403, False)])
-def test_refusals_to_a_crowded_address_are_delayed(status: int, delayed: bool) -> None:
-    """From an address with too many concurrent requests, refusals are delayed and other responses are not."""
-    release, answered_so_far = asyncio.Event(), list[str]()
+def test_many_refusals_to_an_address_are_delayed(status: int, delayed: bool) -> None:
+    """Beyond a burst, refusals of one address are delayed; those of another address and other responses are not."""
+    answered = Counter[str]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await release.wait()
         await send({"type": "http.response.start", "status": status, "headers": []})
 
     async def send_request(middleware: SlowRefusals, address: str) -> None:
         async def send(message: Message) -> None:
-            answered_so_far.append(address)
+            answered[address] += 1
 
         async def receive() -> Message:
             return {"type": "http.request"}
 
         await middleware({"type": "http", "client": (address, 1)}, receive, send)
 
-    async def run() -> list[str]:
-        middleware = SlowRefusals(app, pause_seconds=3600.0)
-        crowd = [asyncio.create_task(send_request(middleware, "crowd")) for _ in range(MOST_AT_ONCE + 1)]
-        single = asyncio.create_task(send_request(middleware, "single"))
+    async def run() -> None:
+        middleware, burst = SlowRefusals(app, pause_seconds=3600.0), int(PROMPT_REFUSALS.burst)
+        for _ in range(burst):
+            await send_request(middleware, "many")
+        late = asyncio.create_task(send_request(middleware, "many"))
         await asyncio.sleep(0)
-        release.set()
-        await single
-        answered_addresses = list(answered_so_far)
-        for task in crowd:
-            task.cancel()
-        await asyncio.gather(*crowd, return_exceptions=True)
-        return answered_addresses
+        await send_request(middleware, "single")
+        assert late.done() != delayed
+        assert answered == {"many": burst + (not delayed), "single": 1}
+        late.cancel()
+        await asyncio.gather(late, return_exceptions=True)
 
-    answered_addresses = asyncio.run(run())
-    assert "single" in answered_addresses
-    assert ("crowd" not in answered_addresses) == delayed
+    asyncio.run(run())
