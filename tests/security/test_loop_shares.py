@@ -16,7 +16,7 @@ from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.rate_limits import Rate, RateLimit
 from evalstop_service.store.database import Database
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
-from evalstop_service.web.loop_shares import ACTIVE_SECONDS, LONG_SECONDS, MOST_WAIT_SECONDS, LoopShares, Request
+from evalstop_service.web.loop_shares import ACTIVE_SECONDS, LONG_SECONDS, MOST_WAIT_SECONDS, QUIET_SECONDS, LoopShares
 from evalstop_service.web.middleware.held_bodies import BodyPool
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,7 +63,7 @@ class Loop:
 
     def send_other(self, sender: str) -> None:
         """A request of this sender to another part of the app."""
-        self.shares.end(self.shares.begin_other(sender))
+        self.shares.end(asyncio.run(self.shares.begin_other(sender)))
 
     def advance(self, milliseconds: float) -> None:
         """Advance the clock and the CPU time."""
@@ -114,30 +114,34 @@ def test_waiting_for_the_database_is_not_charged() -> None:
     assert loop.shares.find_wait(BUSY) == 0
 
 
-async def begin_while_in_progress(shares: LoopShares, request: Request | None) -> tuple[bool, bool]:
-    """Begin a request of BUSY; whether it waited for this one, and whether it began when this one had ended."""
+async def begins_at_once(shares: LoopShares) -> bool:
+    """Whether a request of BUSY begins without a wait."""
     begun = asyncio.create_task(shares.begin(BUSY))
-    await asyncio.sleep(0.01)
-    waited = not begun.done()
-    shares.end(request)
     await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    began = begun.done()
-    await begun
-    return waited, began
+    is_begun = begun.done()
+    begun.cancel()
+    await asyncio.gather(begun, return_exceptions=True)
+    return is_begun
 
 
 @pytest.mark.parametrize(("used_ms", "waits"), [(5.0, False), (15.0, True)])
 def test_key_over_a_tenth_waits_for_requests_in_progress(used_ms: float, waits: bool) -> None:
-    """A heavy key's request begins when the other sender's is answered; a light key's begins at once."""
+    """A heavy key's request begins shortly after the other sender's has ended; a light key's begins at once."""
     loop = Loop(limit=RecordedCharges())
     loop.send_other(OTHER)
     loop.send(BUSY, used_ms)
 
-    async def begin() -> tuple[bool, bool]:
-        return await begin_while_in_progress(loop.shares, loop.shares.begin_other(OTHER))
+    async def begin() -> bool:
+        request = await loop.shares.begin_other(OTHER)
+        begun = asyncio.create_task(loop.shares.begin(BUSY))
+        await asyncio.sleep(0)
+        waited = not begun.done()
+        loop.shares.end(request)
+        loop.now += QUIET_SECONDS
+        await begun
+        return waited
 
-    assert asyncio.run(begin()) == (waits, True)
+    assert asyncio.run(begin()) == waits
     assert loop.delayed == waits
 
 
@@ -148,23 +152,29 @@ def test_heavy_key_waits_for_a_short_time_at_most() -> None:
     loop.send(BUSY, 15.0)
 
     async def begin() -> None:
-        loop.shares.begin_other(OTHER)
-        async with asyncio.timeout(100 * MOST_WAIT_SECONDS):
-            await loop.shares.begin(BUSY)
+        await loop.shares.begin_other(OTHER)
+        begun = asyncio.create_task(loop.shares.begin(BUSY))
+        await asyncio.sleep(0)
+        assert not begun.done()
+        loop.now += MOST_WAIT_SECONDS
+        await begun
 
     asyncio.run(begin())
-    assert loop.delayed == 1
 
 
 def test_heavy_key_does_not_wait_for_an_open_page() -> None:
     """A request that has been in progress for long is taken to wait for something itself."""
     loop = Loop(limit=RecordedCharges())
-    loop.send(OTHER, 1.0)
-    loop.shares.begin_other(OTHER)
-    loop.now += LONG_SECONDS
-    loop.send(BUSY, 15.0)
-    loop.send(BUSY, 15.0)
-    assert loop.delayed == 0
+    loop.send_other(OTHER)
+    loop.send(BUSY, 50.0)
+
+    async def begin() -> tuple[bool, bool]:
+        await loop.shares.begin_other(OTHER)
+        at_once = await begins_at_once(loop.shares)
+        loop.now += LONG_SECONDS
+        return at_once, await begins_at_once(loop.shares)
+
+    assert asyncio.run(begin()) == (False, True)
 
 
 def test_heavy_keys_do_not_wait_for_each_other() -> None:
@@ -172,11 +182,13 @@ def test_heavy_keys_do_not_wait_for_each_other() -> None:
     loop = Loop(limit=RecordedCharges())
     for key in (OTHER, BUSY, OTHER):
         loop.send(key, 15.0)
+    loop.now += QUIET_SECONDS
 
-    async def begin() -> tuple[bool, bool]:
-        return await begin_while_in_progress(loop.shares, await loop.shares.begin(OTHER))
+    async def begin() -> bool:
+        await loop.shares.begin(OTHER)
+        return await begins_at_once(loop.shares)
 
-    assert asyncio.run(begin()) == (False, True)
+    assert asyncio.run(begin())
 
 
 @given(st.lists(st.tuples(st.sampled_from([BUSY, OTHER]), st.floats(0.0, 50.0)), min_size=1, max_size=20))
@@ -188,7 +200,7 @@ def test_overlapping_requests_are_charged_once(steps: list[tuple[str, float]]) -
     async def overlap() -> None:
         requests = []
         for key, milliseconds in steps:
-            loop.send_other(BUSY if key == OTHER else OTHER)
+            loop.shares.end(await loop.shares.begin_other(BUSY if key == OTHER else OTHER))
             requests.append(await loop.shares.begin(key))
             loop.advance(milliseconds)
         for request in requests:

@@ -10,8 +10,9 @@ Accounting  Processor sharing: while n requests are in progress, each costs one 
 Delay       A key that has used more than half of the time waits before its next request begins; the wait is as long as
             its debt, so that requests that waited together begin together and share a commit.
 Order       A key that uses more than a tenth of the time is heavy. Its request waits until no request of another key or
-            session is in progress, but at most `MOST_WAIT_SECONDS`, so that it is never kept out. Requests of other
-            heavy keys are not waited for, nor requests that take so long that they rather wait than compute.
+            session was in progress for `QUIET_SECONDS`, but at most `MOST_WAIT_SECONDS`, so that it is never kept out.
+            Requests of other heavy keys are not waited for, nor requests that take so long that they rather wait than
+            compute.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ ACTIVE_SECONDS = 1.0
 
 MOST_WAIT_SECONDS = 0.05
 """How long a request of a heavy key waits for others at most."""
+
+QUIET_SECONDS = 0.01
+"""How long nobody else may have a request in progress: the next one of a loading page often follows at once."""
 
 LONG_SECONDS = 0.1
 """A request in progress for so long is not waited for: it may be an open page or a waiting receiver."""
@@ -70,7 +74,8 @@ class LoopShares:
         self._latest_at = -ACTIVE_SECONDS
         self._other_at = -ACTIVE_SECONDS  # when somebody but the latest sender last sent a request
         self._light: dict[Request, float] = {}  # requests of light senders in progress, the latest last
-        self._turn: asyncio.Future[None] | None = None  # done when requests of heavy keys may begin
+        self._light_ended_at = -QUIET_SECONDS
+        self._turn: asyncio.Task[None] | None = None  # ends when requests of heavy keys may begin
 
     async def begin(self, key: Hashable) -> Request | None:
         """Wait until the key may begin to post observations; returns what `end` needs."""
@@ -92,9 +97,11 @@ class LoopShares:
         self._add_light(request)
         return request
 
-    def begin_other(self, sender: Hashable) -> Request:
-        """Note a request that another part of the app answers. It neither waits nor is charged."""
+    async def begin_other(self, sender: Hashable) -> Request:
+        """Begin a request that another part of the app answers: a heavy key waits, but nobody is charged."""
         self._note_sender(sender)
+        if self._is_heavy(sender) and self._has_light():
+            await self._wait_for_turn()
         request = Request(sender, None)
         self._add_light(request)
         return request
@@ -109,8 +116,8 @@ class LoopShares:
             cost = self._share_ms - request.share_ms_at_begin
             self._limit.charge(request.sender, cost)
             self._heavy.charge(request.sender, cost)
-        if self._light.pop(request, None) is not None and self._turn is not None and not self._has_light():
-            self._end_turn()
+        if self._light.pop(request, None) is not None:
+            self._light_ended_at = self._monotonic()
 
     def find_wait(self, key: Hashable) -> float:
         """The seconds until this key has paid its debt; 0 while nobody else is active."""
@@ -134,20 +141,24 @@ class LoopShares:
             self._light[request] = self._monotonic()
 
     def _has_light(self) -> bool:
-        """Whether a request of a light sender is in progress, and not for long."""
-        return bool(self._light) and self._monotonic() - next(reversed(self._light.values())) < LONG_SECONDS
+        """Whether a request of a light sender is in progress, and not for long, or has just ended."""
+        now = self._monotonic()
+        latest_at = next(reversed(self._light.values()), -LONG_SECONDS)
+        return now - latest_at < LONG_SECONDS or now - self._light_ended_at < QUIET_SECONDS
 
     async def _wait_for_turn(self) -> None:
+        """Wait with the other requests of heavy keys, so that they begin together and share a commit."""
         if self._turn is None:
-            loop = asyncio.get_running_loop()
-            self._turn = loop.create_future()
-            loop.call_later(MOST_WAIT_SECONDS, self._end_turn, self._turn)
-        await asyncio.shield(self._turn)  # others wait for it too
+            self._turn = asyncio.create_task(self._wait_until_quiet(self._monotonic() + MOST_WAIT_SECONDS))
+        await asyncio.shield(self._turn)  # a cancelled request does not end the others' wait
 
-    def _end_turn(self, turn: asyncio.Future[None] | None = None) -> None:
-        """Let the waiting requests begin; `turn`: only if they still wait for this one."""
-        if self._turn is not None and turn in (None, self._turn):
-            self._turn.set_result(None)
+    async def _wait_until_quiet(self, latest_at: float) -> None:
+        try:
+            while True:
+                await asyncio.sleep(QUIET_SECONDS)
+                if not self._has_light() or self._monotonic() >= latest_at:
+                    return
+        finally:
             self._turn = None
 
     def _advance(self) -> None:

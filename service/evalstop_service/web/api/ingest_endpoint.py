@@ -155,7 +155,7 @@ class IngestEndpoint:
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let another part of the app answer; requests of known keys and of sessions go before those of heavy keys."""
         sender = self._find_sender(scope)
-        request = None if sender is None else self._shares.begin_other(sender)
+        request = None if sender is None else await self._shares.begin_other(sender)
         try:
             await self._app(scope, receive, send)
         finally:

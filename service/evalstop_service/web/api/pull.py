@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from datetime import datetime
 from functools import partial
@@ -51,7 +52,12 @@ class PullEndpointIn(Body):
 class ClaimIn(Body):
     """How long to wait for events, how many to claim, and for how long."""
 
-    wait_seconds: float = Field(25.0, ge=0, le=60, description="the response comes earlier when an event is due")
+    wait_seconds: float = Field(
+        25.0,
+        ge=0,
+        le=60,
+        description="the response comes earlier when an event is due; at the latest, up to a fifth earlier",
+    )
     limit: Annotated[int, Field(ge=1, le=100), Integral] = Field(10, description="maximum number of events")
     lease_seconds: float = Field(
         30.0, ge=5, le=pull.MAX_LEASE_SECONDS, description="events that are not settled by then are given out again"
@@ -111,7 +117,8 @@ async def claim_events(
         waiters.requests.acquire_on_behalf_of_nowait(waiter)
     except anyio.WouldBlock:
         raise _TOO_MANY from None
-    deadline = time.monotonic() + body.wait_seconds
+    # Receivers that began together, as after a restart, would otherwise all return at the same time, again and again.
+    deadline = time.monotonic() + body.wait_seconds * random.uniform(0.8, 1.0)
     claim = partial(_claim_deliveries, context, caller, endpoint_id, body)
     try:
         claimed = await anyio.to_thread.run_sync(claim, limiter=waiters.threads)
