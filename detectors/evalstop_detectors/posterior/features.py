@@ -124,7 +124,7 @@ def _update_state(ops: Arithmetic, s: FeatureState, given: Given) -> FeatureStat
     median = maximum(low_2, minimum(high_2, y))
     level = where(n < 2.5, where(opening, 0.0, (s.last + y) * 0.5), median)
     start = where(n < 3.5, s.start + (y - s.start) / n, s.start)
-    best = where(n < 3.5, maximum(level, s.best), maximum(s.best, level))
+    best = maximum(s.best, level)
     low = minimum(s.low, level)
     is_new_best = level >= best
     since = where(is_new_best, 0.0, s.since + 1.0)

@@ -1,4 +1,4 @@
-"""`python -m evalstop_lab.benchmarks.detection.several_evals`: how well a policy works on the mean of three evals.
+"""`python -m evalstop_lab.benchmarks.detection.several_evals`: how well `default` works on the mean of three evals.
 
 The evals of a run have different units and independent noise, each at the level of the run's single eval. Either all
 follow its curve, or one does and the others are those of healthy runs; that one may be declared critical. The seeds are
@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from evalstop_detectors import (
@@ -20,7 +19,6 @@ from evalstop_detectors import (
     EvalValue,
     MetricRole,
     Observation,
-    Policy,
     advance,
     combine_values,
     start,
@@ -70,11 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--runs", type=positive_number, default=1000, help="number of runs, half hacking (default: 1000)"
     )
-    parser.add_argument("--policy", choices=list(POLICIES), default="default")
     parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     options = parser.parse_args(arguments)
     recipes = plan_worlds(options.runs, SEED, REPORTING)
-    results = sweep(partial(_judge_run, POLICIES[options.policy]), recipes, "several evals", options.jobs)
+    results = sweep(_judge_run, recipes, "several evals", options.jobs)
     for name in SETTINGS:
         turning = [stops[name] for label, stops in results if label is Label.HACKING]
         healthy = [stops[name] for label, stops in results if label is Label.HEALTHY]
@@ -92,12 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _judge_run(policy: Policy, recipe: tuple[str, int]) -> tuple[Label, dict[str, int | None]]:
+def _judge_run(recipe: tuple[str, int]) -> tuple[Label, dict[str, int | None]]:
     """The label of the run, and by setting the evals from its peak to its stop; None: not stopped before its end."""
     world = add_planned_steps(draw_world(*recipe))
     stops: dict[str, int | None] = {}
     for name, setting in SETTINGS.items():
-        guarded = policy.with_critical(["first"] if setting.critical else [])
+        guarded = POLICIES["default"].with_critical(["first"] if setting.critical else [])
         state, _ = advance(guarded, start(guarded), _build_observations(world, setting))
         step = state.verdict.step if state.verdict.stops else None
         index = None if step is None else int(np.searchsorted(world.steps, step))
