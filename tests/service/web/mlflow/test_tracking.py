@@ -138,15 +138,16 @@ def test_runs_of_another_project_are_not_found(service: Service, client: MlflowC
         )
         for verb, body in (
             ("runs/create", {"experiment_id": experiment_id}),
-            ("runs/search", {"experiment_ids": [experiment_id]}),
             *((f"experiments/{verb}", {"experiment_id": experiment_id}) for verb in ("delete", "restore")),
             ("experiments/update", {"experiment_id": experiment_id, "new_name": "b"}),
             ("experiments/set-experiment-tag", {"experiment_id": experiment_id, "key": "k", "value": "v"}),
             ("logged-models", {"experiment_id": experiment_id}),
-            ("logged-models/search", {"experiment_ids": [experiment_id]}),
         ):
             expect_error(other.post(verb, json=body), 404, "RESOURCE_DOES_NOT_EXIST")
-        assert expect_json(other.post("runs/search", json={"experiment_ids": ["0"]}))["runs"] == []
+        for own_id in (experiment_id, "0"):
+            chosen = {"experiment_ids": [own_id]}
+            assert expect_json(other.post("runs/search", json=chosen))["runs"] == []
+            assert expect_json(other.post("logged-models/search", json=chosen))["models"] == []
         experiments = expect_json(other.post("experiments/search", json={}))["experiments"]
         assert [item["name"] for item in experiments] == ["Default"]
     assert client.get("runs/get", run_id=run_id) == before
