@@ -1,12 +1,6 @@
 """Report a training run to EvalStop, and obey its stop decisions beside a scheduler."""
 
-from evalstop_client.errors import (
-    ApiError,
-    ConfigurationError,
-    EvalStopError,
-    EventMalformed,
-    SignatureError,
-)
+from evalstop_client.errors import ApiError, ConfigurationError, EvalStopError, EventMalformed, SignatureError
 from evalstop_client.eval_request import EvalRequest, Summary
 from evalstop_client.latest_answer import Decision, Verdict
 from evalstop_client.metric_roles import MetricRole

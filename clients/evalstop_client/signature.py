@@ -36,11 +36,7 @@ def sign(secret: str, webhook_id: str, timestamp: int, body: bytes) -> dict[str,
 
 
 def verify(
-    secrets: Iterable[str],
-    headers: Mapping[str, str],
-    body: bytes,
-    now: float,
-    tolerance_seconds: float = 300,
+    secrets: Iterable[str], headers: Mapping[str, str], body: bytes, now: float, tolerance_seconds: float = 300
 ) -> str:
     """Return the webhook's id if it was signed with one of `secrets` within `tolerance_seconds` of `now`.
 

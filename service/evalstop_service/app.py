@@ -92,18 +92,7 @@ _log = logging.getLogger(__name__)
 RESOURCES = (
     *(projects, keys, sessions, backtest_routes, policies, runs, roles, observations, scrapes, kubeflow),
     eval_requests,
-    *(
-        checkpoints,
-        decisions,
-        endpoints,
-        deliveries,
-        pull,
-        events,
-        audit,
-        precision,
-        rollout_stages,
-        proposals,
-    ),
+    *(checkpoints, decisions, endpoints, deliveries, pull, events, audit, precision, rollout_stages, proposals),
 )
 
 API = "/api/v1"

@@ -31,10 +31,7 @@ COMMANDS = {
         "evalstop_client.cli.keys",
         "List, create, rotate and revoke keys of the project; requires the scope admin.",
     ),
-    "doctor": (
-        "evalstop_client.cli.doctor",
-        "Explain on one screen why a run is not stopped.",
-    ),
+    "doctor": ("evalstop_client.cli.doctor", "Explain on one screen why a run is not stopped."),
 }
 """Module and help text by name."""
 

@@ -113,13 +113,7 @@ class Api:
         until: Since | None = None,
     ) -> Table[DecisionRecord]:
         """The project's decisions that match all filters, newest first."""
-        query = {
-            "state": state,
-            "run_id": run_id,
-            "policy": policy,
-            "since": _as_time(since),
-            "until": _as_time(until),
-        }
+        query = {"state": state, "run_id": run_id, "policy": policy, "since": _as_time(since), "until": _as_time(until)}
 
         def fetch() -> Iterator[DecisionRecord]:
             for fields in self.connection.pages("/decisions", query):

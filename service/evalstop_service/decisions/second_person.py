@@ -105,13 +105,7 @@ def refuse_proposal(database: Database, author: Author, proposal_id: UUID) -> Pr
 
 
 def _add_proposal(
-    tx: Transaction,
-    author: Author,
-    kind: ProposalKind,
-    subject: str,
-    summary: str,
-    reason: str,
-    argument: str = "",
+    tx: Transaction, author: Author, kind: ProposalKind, subject: str, summary: str, reason: str, argument: str = ""
 ) -> Proposal | None:
     """Propose an action in a person's name; if another person has proposed the same, this is the second approval."""
     before = proposals.find_newest(tx, author.project_id, kind, subject)

@@ -66,10 +66,7 @@ def create_first_key(
         if keys.has_any_key(tx):
             return None
         project = projects.find_project_by_name(tx, FIRST_PROJECT) or insert_project(
-            tx,
-            NewProject(name=FIRST_PROJECT, held_out_share=held_out_share, max_mode=max_mode),
-            COMMAND_LINE,
-            now,
+            tx, NewProject(name=FIRST_PROJECT, held_out_share=held_out_share, max_mode=max_mode), COMMAND_LINE, now
         )
         return _insert_key(tx, project.id, COMMAND_LINE, "first", SCOPES, now)[1]
 

@@ -89,10 +89,7 @@ def prune_runs(
 
 
 def create_job(
-    database: Database,
-    clock: Clock,
-    service_metrics: ServiceMetrics,
-    every_seconds: float = EVERY_SECONDS,
+    database: Database, clock: Clock, service_metrics: ServiceMetrics, every_seconds: float = EVERY_SECONDS
 ) -> PeriodicJob:
     """The periodic job that prunes runs."""
 

@@ -51,15 +51,7 @@ _UNICAST = IPv6Network("2000::/3")
 # Some Python releases treat these as public.
 _NOT_PUBLIC: tuple[Network, ...] = tuple(
     map(
-        ipaddress.ip_network,
-        (
-            "192.0.0.0/24",
-            "192.88.99.0/24",
-            "2001::/23",
-            "2001:db8::/32",
-            "2002::/16",
-            "3fff::/20",
-        ),
+        ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
     )
 )
 

@@ -143,9 +143,7 @@ def save_progress(tx: Transaction, leased: Backtest, changed: Backtest) -> bool:
     other would otherwise never save one.
     """
     query = backtests.update().where(
-        backtests.c.id == leased.id,
-        backtests.c.state == BacktestState.RUNNING,
-        backtests.c.done == leased.done,
+        backtests.c.id == leased.id, backtests.c.state == BacktestState.RUNNING, backtests.c.done == leased.done
     )
     return tx.execute(query.values(_to_columns(changed))).rowcount == 1
 
@@ -188,10 +186,7 @@ def load_past_runs(tx: Transaction, project_id: UUID, before: UUID, limit: int) 
 
 def _select_ended(query: sa.Select[Any], project_id: UUID, before: UUID) -> sa.Select[Any]:
     return query.where(
-        runs.c.project_id == project_id,
-        runs.c.id < before,
-        runs.c.ended_at.is_not(None),
-        runs.c.pruned_at.is_(None),
+        runs.c.project_id == project_id, runs.c.id < before, runs.c.ended_at.is_not(None), runs.c.pruned_at.is_(None)
     )
 
 

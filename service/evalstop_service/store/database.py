@@ -167,12 +167,7 @@ def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
     @sa.event.listens_for(engine, "connect")
     def set_pragmas(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver starts no transactions itself; see `begin` below
-        for pragma in (
-            "journal_mode=WAL",
-            "foreign_keys=ON",
-            "busy_timeout=30000",
-            f"synchronous={synchronous}",
-        ):
+        for pragma in ("journal_mode=WAL", "foreign_keys=ON", "busy_timeout=30000", f"synchronous={synchronous}"):
             connection.execute(f"PRAGMA {pragma}")
 
     @sa.event.listens_for(engine, "begin")

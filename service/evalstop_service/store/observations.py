@@ -227,9 +227,7 @@ def supersede_observations(tx: Transaction, run_id: UUID, after_step: int, by_at
     """Mark the live observations after a step as superseded; returns their number."""
     summaries.forget_summaries_after(tx, run_id, after_step)
     query = observations.update().where(
-        observations.c.run_id == run_id,
-        observations.c.step > after_step,
-        observations.c.superseded_by == LIVE,
+        observations.c.run_id == run_id, observations.c.step > after_step, observations.c.superseded_by == LIVE
     )
     return tx.execute(query.values(superseded_by=by_attempt)).rowcount
 

@@ -17,14 +17,7 @@ from evalstop_service.rules.role_recognition import MetricFields, Recognition
 from evalstop_service.rules.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
 from evalstop_service.rules.statuses import OPEN, RunStatus
 from evalstop_service.store.database import Transaction, insert_if_new
-from evalstop_service.store.tables import (
-    LIVE,
-    attempts,
-    checkpoints,
-    decisions,
-    policies,
-    runs,
-)
+from evalstop_service.store.tables import LIVE, attempts, checkpoints, decisions, policies, runs
 
 
 class Run(msgspec.Struct, frozen=True):

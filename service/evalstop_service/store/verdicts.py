@@ -33,9 +33,7 @@ def add_verdict(tx: Transaction, run_id: UUID, attempt: int, verdict: Verdict, n
 def has_reached(tx: Transaction, run_id: UUID, attempt: int, call: Call) -> bool:
     """Whether any verdict on this attempt made this call."""
     query = sa.exists().where(
-        verdicts.c.run_id == run_id,
-        verdicts.c.attempt == attempt,
-        verdicts.c.verdict["verdict"].as_string() == call,
+        verdicts.c.run_id == run_id, verdicts.c.attempt == attempt, verdicts.c.verdict["verdict"].as_string() == call
     )
     return tx.execute(sa.select(query)).scalar_one()
 

@@ -48,10 +48,7 @@ class ProblemKind(Enum):
         "The key is bound to one project",
         "Use a key to the installation: `evalstop admin key create --installation`.",
     )
-    NOT_FOUND = (
-        "Not found",
-        "Nothing in the key's project has this id, or there is no such path: see `/docs`.",
-    )
+    NOT_FOUND = ("Not found", "Nothing in the key's project has this id, or there is no such path: see `/docs`.")
     MOVED = ("Moved", "Use the path in `Location`.")
     WRONG_METHOD = ("Wrong method", "`Allow` names the methods of this path.")
     CONFLICT = (

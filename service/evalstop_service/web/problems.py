@@ -33,10 +33,7 @@ CHOICES = frozenset({"~one", "~other"})
 
 MOST_ERRORS = 100
 
-PLAIN_TEXTS = {
-    "extra_forbidden": "there is no such field",
-    "model_attributes_type": "this should be an object",
-}
+PLAIN_TEXTS = {"extra_forbidden": "there is no such field", "model_attributes_type": "this should be an object"}
 """Replacements for pydantic's messages that use Python's terms, by type of error."""
 
 _log = logging.getLogger(__name__)

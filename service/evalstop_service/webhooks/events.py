@@ -101,10 +101,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
     EventType.EVAL_REQUESTED: Declaration(
         "An eval now would show whether the run has stopped improving. A `request` asks for a paired evaluation.",
         "should be evaluated now",
-        event_data.EvalRequested(
-            **_NO_DECISION,
-            request=_REQUEST,
-        ),
+        event_data.EvalRequested(**_NO_DECISION, request=_REQUEST),
     ),
     EventType.STOP_REQUESTED: Declaration(
         "The receiver must end the job. Sent again, as a new event, if nobody confirms the stop.",
@@ -155,19 +152,11 @@ DECLARATIONS: dict[EventType, Declaration] = {
         event_data.DecisionEvent(**_decided("undone")),
     ),
     EventType.BEST_CHECKPOINT_CHANGED: Declaration(
-        "Another checkpoint is the one to ship.",
-        "has a new best checkpoint",
-        event_data.RunEvent(**_NO_DECISION),
+        "Another checkpoint is the one to ship.", "has a new best checkpoint", event_data.RunEvent(**_NO_DECISION)
     ),
-    EventType.COMPLETED: Declaration(
-        "The run completed.",
-        "has completed",
-        event_data.RunEvent(**_NO_DECISION),
-    ),
+    EventType.COMPLETED: Declaration("The run completed.", "has completed", event_data.RunEvent(**_NO_DECISION)),
     EventType.FAILED: Declaration(
-        "The trainer reports that the run ended with an error.",
-        "failed",
-        event_data.RunEvent(**_NO_DECISION),
+        "The trainer reports that the run ended with an error.", "failed", event_data.RunEvent(**_NO_DECISION)
     ),
     EventType.STALE: Declaration(
         "The run has not posted for longer than usual.",

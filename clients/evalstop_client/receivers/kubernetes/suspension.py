@@ -11,16 +11,7 @@ from typing import Any
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.api import Api, Conflict, Missing
-from evalstop_client.receivers.kubernetes.kinds import (
-    COMMAND,
-    JOB,
-    VOLCANO_JOB,
-    WORKLOAD,
-    Kind,
-    Object,
-    at,
-    change_at,
-)
+from evalstop_client.receivers.kubernetes.kinds import COMMAND, JOB, VOLCANO_JOB, WORKLOAD, Kind, Object, at, change_at
 
 logger = logging.getLogger("evalstop_client.receivers")
 

@@ -133,11 +133,7 @@ class Rest:
         raise SchedulerUnavailable("slurmrestd reports no API version; check the token")
 
     def _send_request(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None = None,
-        change: Mapping[str, str] | None = None,
+        self, method: str, path: str, params: Mapping[str, str] | None = None, change: Mapping[str, str] | None = None
     ) -> httpx.Response:
         token = self._token()
         headers = {"X-SLURM-USER-TOKEN": token}

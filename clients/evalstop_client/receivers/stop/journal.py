@@ -178,12 +178,7 @@ def _write_durably(file: Path, document: Mapping[str, Any]) -> None:
 
 def _to_document(entry: JournalEntry) -> dict[str, Any]:
     request = entry.request
-    return {
-        "version": VERSION,
-        "webhook_id": request.webhook_id,
-        "event": request.event,
-        "stop": asdict(entry.stop),
-    }
+    return {"version": VERSION, "webhook_id": request.webhook_id, "event": request.event, "stop": asdict(entry.stop)}
 
 
 def _parse_document(document: Mapping[str, Any]) -> JournalEntry:

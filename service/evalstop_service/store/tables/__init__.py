@@ -1,13 +1,7 @@
 """The tables. Every table that grows has the run's id first in its key, so that it can be partitioned by run."""
 
 from evalstop_service.store.tables.columns import UtcTime, metadata, moment_text
-from evalstop_service.store.tables.decisions import (
-    backtests,
-    cases,
-    decision_changes,
-    decisions,
-    outcomes,
-)
+from evalstop_service.store.tables.decisions import backtests, cases, decision_changes, decisions, outcomes
 from evalstop_service.store.tables.projects import (
     audit_chains,
     audit_log,

@@ -29,8 +29,7 @@ class BacktestIn(Body):
     """A policy, and how many of the newest ended runs to replay."""
 
     policy: Annotated[str, Field(max_length=100), Plain] | PolicyDocument = Field(
-        description="NAME, NAME@VERSION, or a document that need not be stored",
-        examples=["cautious", POLICY_DOCUMENT],
+        description="NAME, NAME@VERSION, or a document that need not be stored", examples=["cautious", POLICY_DOCUMENT]
     )
     runs: Annotated[int, Field(ge=1, le=backtests.MOST_RUNS), Integral] = Field(
         backtests.MOST_RUNS, description="how many of the newest ended runs to replay"

@@ -52,12 +52,7 @@ def register_checkpoint(
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, CheckpointSaved(body.step, body.uri)))
     response.status_code = 201 if receipt.created else 200
     return RegisteredOut.model_validate(
-        {
-            "step": body.step,
-            "uri": body.uri,
-            "created": receipt.created,
-            "best_checkpoint": receipt.run.best_checkpoint,
-        }
+        {"step": body.step, "uri": body.uri, "created": receipt.created, "best_checkpoint": receipt.run.best_checkpoint}
     )
 
 

@@ -29,10 +29,7 @@ def _check_unique_roles(metrics: dict[str, AnyRole]) -> dict[str, AnyRole]:
 
 _WEIGHED: JsonDict = {"properties": {"weight": {"type": "number"}}, "required": ["weight"]}
 _CRITICAL: JsonDict = {"properties": {"critical": {"const": True}}, "required": ["critical"]}
-_OF_EVALS: JsonDict = {
-    "if": {"anyOf": [_WEIGHED, _CRITICAL]},
-    "then": {"properties": {"role": {"const": "eval"}}},
-}
+_OF_EVALS: JsonDict = {"if": {"anyOf": [_WEIGHED, _CRITICAL]}, "then": {"properties": {"role": {"const": "eval"}}}}
 
 
 class WeighedRole(Role):

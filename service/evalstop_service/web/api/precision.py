@@ -141,8 +141,7 @@ def get_precision(
     database: Db,
     case_filter: ChosenCases,
     group_by: Annotated[
-        list[Grouping] | None,
-        Query(max_length=MOST_GROUPINGS, description="keys to group by; default: one group"),
+        list[Grouping] | None, Query(max_length=MOST_GROUPINGS, description="keys to group by; default: one group")
     ] = None,
 ) -> PrecisionOut:
     """Precision, recall, false stops, delay and GPU-hours with intervals, of all cases or by group."""

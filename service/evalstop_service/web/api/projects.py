@@ -57,13 +57,7 @@ def list_projects(_key: Installation, database: Db) -> Items[ProjectOut]:
 
 
 @router.post("/projects/{project_id}/keys", status_code=201)
-def create_project_key(
-    project_id: ProjectId,
-    body: KeyIn,
-    key: Installation,
-    database: Db,
-    now: Now,
-) -> NewKeyOut:
+def create_project_key(project_id: ProjectId, body: KeyIn, key: Installation, database: Db, now: Now) -> NewKeyOut:
     """Create a key of a project, such as the first one of a new project."""
     actor = f"key {key.name}"
     made, secret = api_keys.create_key(database, project_id, actor, body.name, body.scopes, now, body.limits)

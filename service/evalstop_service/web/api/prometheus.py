@@ -164,9 +164,7 @@ def _create_families(counts: InstallationCounts | None) -> Iterator[Metric]:
     paused = GaugeMetricFamily("evalstop_paused_projects", "Projects whose stops are paused.")
     on_hold = GaugeMetricFamily("evalstop_on_hold_stops", "Stops that are on hold, by kind of guard.", labels=["guard"])
     awaited = GaugeMetricFamily(
-        "evalstop_awaited_stops",
-        "Requested stops that no scheduler has confirmed yet.",
-        labels=["state"],
+        "evalstop_awaited_stops", "Requested stops that no scheduler has confirmed yet.", labels=["state"]
     )
     left_alone = GaugeMetricFamily("evalstop_open_endpoints", "Endpoints that are paused after repeated failures.")
     waiting = GaugeMetricFamily(

@@ -82,8 +82,7 @@ class RunIn(DescriptionIn):
         None, description="shadow: decisions are recorded; enforce: the run is stopped. Default: the project's mode"
     )
     total_steps: Annotated[int, Field(ge=1, le=MAX_STEP), Integral] | None = Field(
-        None,
-        description="the planned length: with it, decisions come sooner. Default: from a label or param",
+        None, description="the planned length: with it, decisions come sooner. Default: from a label or param"
     )
     params: Annotated[dict[Name, Line], Field(max_length=MOST_PARAMS)] | None = Field(
         None,

@@ -11,15 +11,7 @@ from uuid import UUID
 
 from evalstop_detectors import Kind
 from fastapi import Path, Query
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from evalstop_service.clock import in_utc, rfc3339
 from evalstop_service.projects.project_settings import QuotasIn

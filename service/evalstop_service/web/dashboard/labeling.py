@@ -59,10 +59,7 @@ ChoiceQuery = Annotated[Choice, Depends()]
 
 @router.get("")
 def show_case(
-    site: SiteOf,
-    visitor: Operator,
-    choice: ChoiceQuery,
-    at: Annotated[int | None, Query(ge=1, le=MOST_CASES)] = None,
+    site: SiteOf, visitor: Operator, choice: ChoiceQuery, at: Annotated[int | None, Query(ge=1, le=MOST_CASES)] = None
 ) -> Response:
     """The case at a position in the set, by default the first that the visitor has not labeled."""
     project_id = visitor.project.id

@@ -114,12 +114,7 @@ def _read_label(site: Site, visitor: Visitor, outcome: DecisionOutcome, turn_ste
 
 
 def _apply_command(
-    command: type[Vetoed | Undone],
-    decision_id: UUID,
-    site: Site,
-    visitor: Visitor,
-    reason: str,
-    target: str,
+    command: type[Vetoed | Undone], decision_id: UUID, site: Site, visitor: Visitor, reason: str, target: str
 ) -> Response:
     action = command(site.clock(), visitor.actor, forms.parse_reason(reason))
     decision = commands.apply_command(site.database, visitor.project.id, decision_id, action)

@@ -15,12 +15,7 @@ from evalstop_service.decisions import second_person
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects import sessions as people
-from evalstop_service.projects.project_settings import (
-    ProjectChange,
-    RolePatterns,
-    parse_form,
-    parse_names,
-)
+from evalstop_service.projects.project_settings import ProjectChange, RolePatterns, parse_form, parse_names
 from evalstop_service.security.scopes import EVERY
 from evalstop_service.store import audit, keys, quota_use
 from evalstop_service.store.keys import SCOPES

@@ -17,11 +17,7 @@ router = APIRouter()
 
 _STATIC = Path(__file__).parent / "static"
 _PLOTLY = "plotly/package_data/plotly.min.js"
-_TYPES = {
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _OWN = frozenset(path.name for path in _STATIC.iterdir() if path.suffix in _TYPES)
 _NAMES = _OWN | {"plotly.min.js"}
 

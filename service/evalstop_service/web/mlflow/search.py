@@ -60,10 +60,7 @@ class Language:
     kinds: Mapping[str, str] = field(default_factory=dict)
 
 
-_KINDS = {
-    **dict.fromkeys(("attribute", "attributes", "attr"), "attributes"),
-    **dict.fromkeys(("tag", "tags"), "tags"),
-}
+_KINDS = {**dict.fromkeys(("attribute", "attributes", "attr"), "attributes"), **dict.fromkeys(("tag", "tags"), "tags")}
 
 RUNS = Language(
     attributes={
