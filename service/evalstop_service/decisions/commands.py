@@ -247,7 +247,7 @@ def unpark_run(tx: Transaction, run: Run, decision: Decision, now: datetime) -> 
 
 
 def _save_end(tx: Transaction, run: Run, status: RunStatus, now: datetime) -> Run:
-    turn = change_point.load_change_point(tx, run)
+    turn = change_point.load_change_point(tx, run) if run.pruned_at is None else run.turn
     run = structs.replace(run, version=run.version + 1, status=status, ended_at=now, updated_at=now, turn=turn)
     runs.save_run(tx, run)
     return run

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.tables import (
     checkpoints,
+    decisions,
     deliveries,
     delivery_attempts,
     endpoints,
@@ -89,7 +90,7 @@ def hold_retention_lock(database: Database) -> Iterator[bool]:
 def list_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime, limit: int) -> list[UUID]:
     """Up to `limit` runs of a project that ended before a moment and still have their details, longest ended first.
 
-    A run with a delivery that waits for an active endpoint is left out until the delivery is settled.
+    A run is left out while a delivery waits for an active endpoint, and while a stop waits for its confirmation.
     """
     query = sa.select(runs.c.id).where(runs.c.project_id == project_id, _is_old(ended_before))
     return list(tx.execute(query.order_by(runs.c.ended_at, runs.c.id).limit(limit)).scalars())
@@ -146,7 +147,8 @@ def _is_old(ended_before: datetime) -> sa.ColumnElement[bool]:
         .join(endpoints, endpoints.c.id == deliveries.c.endpoint_id)
         .where(deliveries.c.run_id == runs.c.id, deliveries.c.state == sa.literal_column("'waiting'"), in_service)
     )
-    return sa.and_(runs.c.pruned_at.is_(None), runs.c.ended_at < ended_before, ~waits.exists())
+    unconfirmed = sa.exists().where(decisions.c.run_id == runs.c.id, decisions.c.deadline_at.is_not(None))
+    return sa.and_(runs.c.pruned_at.is_(None), runs.c.ended_at < ended_before, ~waits.exists(), ~unconfirmed)
 
 
 def _remove_rows(

@@ -7,8 +7,10 @@ from datetime import timedelta
 
 import pytest
 from evalstop_service import background
+from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
 from evalstop_service.runs import retention
 from evalstop_service.runs.retention import Pace, PruneResult
 from evalstop_service.store import retention as rows
@@ -33,6 +35,7 @@ from tests.service.ended_runs import (
     set_end,
     set_up_project_with_retention,
 )
+from tests.service.project_fixture import evals
 
 KEPT = (
     tables.runs,
@@ -50,6 +53,29 @@ KEPT = (
 shared_database_settings = settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
+
+
+def test_run_keeps_its_details_until_its_stop_is_confirmed(database: Database) -> None:
+    """A receiver may still report on the stop: that it was addressed, and the evals, are needed for it. A report on a
+    stop that has failed, which is not awaited, leaves the change point of the pruned run."""
+    project = set_up_project_with_retention(database)
+    run = project.open_run()
+    scores = evals(*(0.1 * step for step in range(10)), *(0.9 - 0.1 * step for step in range(10)))
+    decision = project.post_observations(run, scores).decision
+    assert decision is not None
+    acknowledged = Reported(NOW, DecisionState.ACKNOWLEDGED, "receiver", "", {})
+    commands.record_report(database, project.id, decision.id, acknowledged)
+    commands.finish_run(database, project.id, run.id, "completed", NOW)
+    turn = project.load_run(run).turn
+    assert turn is not None
+    long_after = NOW + timedelta(days=KEEP_DAYS + 1)
+    assert retention.prune_runs(database, long_after, pace=WITHOUT_PAUSES).runs == {}
+    for state in (DecisionState.FAILED, DecisionState.CONFIRMED):
+        report = Reported(long_after, state, "receiver", "", {})
+        commands.record_report(database, project.id, decision.id, report)
+        retention.prune_runs(database, long_after, pace=WITHOUT_PAUSES)
+        assert is_marked_pruned(project, run)
+        assert project.load_run(run).turn == turn
 
 
 def test_every_table_is_either_removed_or_kept() -> None:
