@@ -8,15 +8,18 @@ service, but has no keys, detectors, limits or further validation.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import asyncpg
 import msgspec
+import sqlalchemy as sa
 import uvicorn
 from evalstop_service.store.ingest_postgres import SAVE
 
@@ -48,11 +51,14 @@ class Request:
     committed: asyncio.Future[None]
 
 
-class Store:
-    """Saves the observations of several requests in one transaction.
+class Store(Protocol):
+    """Saves the observations of several requests in one transaction."""
 
-    Uses the service's own statement, which updates runs from their known versions and inserts observations.
-    """
+    async def save(self, requests: Sequence[Request]) -> None: ...
+
+
+class PostgresStore:
+    """Uses the service's own statement, which updates runs from their known versions and inserts observations."""
 
     def __init__(self, url: str) -> None:
         self._url = libpq_url(url)
@@ -88,6 +94,37 @@ class Store:
             raise RuntimeError("another process has written to these runs")
         for run in ids:
             self._versions[run] += 1
+
+
+class SqliteStore:
+    """Writes one transaction per group, in a single thread."""
+
+    def __init__(self, path: str) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
+            self._connection.execute(f"PRAGMA {pragma}")
+
+    async def save(self, requests: Sequence[Request]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._save, requests)
+
+    def _save(self, requests: Sequence[Request]) -> None:
+        now = datetime.now(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.executemany(
+            "UPDATE runs SET version = version + 1, last_step = ?, updated_at = ? WHERE id = ?",
+            [(step, now, run.hex) for run, step in _find_last_steps(requests).items()],
+        )
+        self._connection.executemany(
+            "INSERT INTO observations (run_id, metric, step, superseded_by, value, stderr, attempt, received_at)"
+            " VALUES (?, ?, ?, 0, ?, ?, 1, ?)",
+            [
+                (request.run.hex, item.metric, item.step, item.value, item.stderr, now)
+                for request in requests
+                for item in request.observations
+            ],
+        )
+        self._connection.execute("COMMIT")
 
 
 def _find_last_steps(requests: Sequence[Request]) -> dict[UUID, int]:
@@ -144,9 +181,10 @@ class App:
 
 def main() -> None:
     """Serve on a free port and print its URL; the argument is the database's URL."""
-    app = App(Store(sys.argv[1]))
+    url = sa.make_url(sys.argv[1])
+    store = SqliteStore(url.database or "") if url.get_backend_name() == "sqlite" else PostgresStore(sys.argv[1])
     config = uvicorn.Config(
-        app, port=0, loop="uvloop", http="httptools", lifespan="off", access_log=False, log_level="error"
+        App(store), port=0, loop="uvloop", http="httptools", lifespan="off", access_log=False, log_level="error"
     )
     with config.bind_socket() as listener:
         listener.listen(config.backlog)  # so that the reader of the URL can connect immediately

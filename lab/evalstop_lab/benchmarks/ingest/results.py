@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from evalstop_lab.benchmarks.ingest.load_generator import Load
 
-EVALSTOP, BOUND, AGAINST = "EvalStop", "bound", "the other checkout"
+EVALSTOP, BOUND, AGAINST, MLFLOW = "EvalStop", "bound", "the other checkout", "MLflow"
+ON_SQLITE = " on SQLite"
 DIRECT, HASHED, ROUND_ROBIN = (f"4 replicas, {routing}" for routing in ("sticky", "nginx hash", "nginx round robin"))
 
 
@@ -137,6 +138,8 @@ def compute_targets(cells: Cells) -> list[Target]:
         add(f"rate of replicas, {name} relative to sticky", contender, DIRECT, most_clients, compute_rate, least=least)
     for shape in SHAPES:
         add("p99, relative to the other checkout", EVALSTOP, AGAINST, shape, lambda item: item.load.p99_ms, most=1)
+        name, ours, theirs = "rate on SQLite, relative to the other checkout", EVALSTOP + ON_SQLITE, AGAINST + ON_SQLITE
+        add(name, ours, theirs, shape, compute_rate, least=1)
     return targets
 
 
