@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
+
+from evalstop_service import cli
 
 from tests.fixtures.forked_commands import ForkedCommand
 
@@ -19,3 +25,14 @@ def run_evalstop(environment: dict[str, str], *arguments: str) -> CompletedProce
         with command.stdout:
             printed = command.stdout.read()
         return CompletedProcess(arguments, command.wait(TIMEOUT_SECONDS), printed, errors.read_text())
+
+
+def send_switch_intervals(
+    commands: Sequence[Sequence[str]], environment: Mapping[str, str], answer: Connection
+) -> None:
+    """Run commands in this process and send the interpreter's switch interval after each."""
+    os.environ.update(environment)
+    for arguments in commands:
+        sys.setswitchinterval(0.005)  # Python's default
+        cli.main(arguments)
+        answer.send(sys.getswitchinterval())

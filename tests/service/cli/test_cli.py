@@ -25,9 +25,9 @@ from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints, schema
 from evalstop_service.store.database import Database
 
-from tests.fixtures.forked_commands import ForkedCommand
+from tests.fixtures.forked_commands import FORKSERVER, ForkedCommand
 from tests.fixtures.projects import create_project
-from tests.service.commands import run_evalstop
+from tests.service.commands import run_evalstop, send_switch_intervals
 
 TIMEOUT_SECONDS = 60
 
@@ -174,6 +174,18 @@ def test_port_in_use_is_named(environment: dict[str, str]) -> None:
     assert finished.returncode == 1
     assert port in finished.stderr
     assert "Traceback" not in finished.stderr
+
+
+def test_servers_switch_threads_every_millisecond(environment: dict[str, str]) -> None:
+    """`up` and `serve` let other threads run after 1 ms, so that a busy event loop delays no other request."""
+    reader, writer = FORKSERVER.Pipe(duplex=False)
+    with socket.create_server(("127.0.0.1", 0)) as other, reader, writer:
+        port = str(other.getsockname()[1])  # is in use, so that the commands end
+        commands = [[name, "--port", port] for name in ("up", "serve")]
+        process = FORKSERVER.Process(target=send_switch_intervals, args=(commands, environment, writer))
+        process.start()
+        assert [reader.recv(), reader.recv()] == [0.001, 0.001]
+        process.join()
 
 
 @pytest.mark.parametrize(
