@@ -14,7 +14,7 @@ OURS, PAPERS = "#3b6fb6", "#b7791f"
 
 def plot_reproduce(folder: Path, report: dict[str, Any]) -> None:
     """Write reproduce.png: the change of the mean time of all, healthy and hacking jobs, by scheduler."""
-    changes = report["changes"]["paper"]
+    changes = report["changes"]
     with save_figure(folder / "reproduce.png", (10, 4.6)) as axes:
         axis = axes[0, 0]
         for offset, (quantity, color) in enumerate(

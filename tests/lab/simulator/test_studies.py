@@ -81,7 +81,7 @@ def test_reproduce_compares_eleven_figures(capsys: pytest.CaptureFixture[str], t
     assert len(lines) == 11
     assert lines["precision"]["matches"]
     assert lines["recall"]["matches"]
-    assert set(report["changes"]["paper"]) == set(SCHEDULERS)
+    assert set(report["changes"]) == set(SCHEDULERS)
     assert report["gpu_hours"]["oracle"]["post_peak"] == pytest.approx(0.0, abs=1e-6)
     assert (tmp_path / "reproduce.png").stat().st_size > 10_000
 
