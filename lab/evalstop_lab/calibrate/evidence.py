@@ -17,8 +17,9 @@ from typing import Any
 from evalstop_detectors import Detector, Kind, MetricRole, Observation
 from evalstop_detectors.detectors.detector import start_anew
 
-from evalstop_lab.replay import RequestedRoles, Run, read_runs
+from evalstop_lab.replay import RequestedRoles, Run, jsonl, read_runs
 from evalstop_lab.replay.lines import read_lines
+from evalstop_lab.replay.sources import choose_reader
 
 HEALTHY = "healthy"
 
@@ -33,7 +34,7 @@ def read_healthy_runs(
     """
     runs = read_runs(paths, requested)
     runs.settle()
-    left_out = {run for path in paths if path.suffix == ".jsonl" for run in _list_unhealthy(path)}
+    left_out = {run for path in paths if choose_reader(path) is jsonl for run in _list_unhealthy(path)}
     for run in runs.by_name.values():
         run.total_steps = run.total_steps or total_steps
     return {name: run for name, run in runs.by_name.items() if name not in left_out}

@@ -171,7 +171,7 @@ def list_logs(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
         raise UnusableArguments(f"{text}: give the kind of server, {MLFLOW}{text} or {EVALSTOP}{text}.")
     else:
         for path in _list_paths(Path(text)):
-            module = _choose_reader(path)
+            module = choose_reader(path)
             tags = mlflow_files.read_tags(path) if module is mlflow_files else {}
             yield Log(
                 path, partial(module.list_metrics, path), partial(_read_path, module, path, _name_run(path)), tags
@@ -288,7 +288,8 @@ def _read_path(module: ModuleType, path: Path, name: str, runs: Runs, roles: Rol
     module.read_runs(path, name, runs, roles, errors)
 
 
-def _choose_reader(path: Path) -> ModuleType:
+def choose_reader(path: Path) -> ModuleType:
+    """The module that reads this file or folder; JSON lines if its name says nothing else."""
     if EVENTS in path.name:
         return tensorboard_events
     if path.is_dir():

@@ -148,6 +148,9 @@ def test_thresholds_are_calibrated_on_a_history(tmp_path: Path, capsys: pytest.C
     bad = [{"run": "bad", "step": step, "eval": -step, "label": "hacking"} for step in range(30)]
     file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *bad]))
     assert set(read_healthy_runs([file])) == {f"plateau-{seed}" for seed in range(20)}
+    other_name = tmp_path / "history.ndjson"
+    other_name.write_text(file.read_text())
+    assert set(read_healthy_runs([other_name])) == set(read_healthy_runs([file]))
     assert main(["calibrate", "k_decline", "--history", str(file), "--rates", "0.1", "--jobs", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["data"] == {"source": [str(file)], "runs": 20}
