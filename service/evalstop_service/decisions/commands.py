@@ -132,7 +132,7 @@ def record_report(
         open_before = decision.state not in STOPPED and decision.state != DecisionState.UNDONE
         ends_run = confirms and open_before and run.attempt == decision.attempt
         if ends_run:
-            run = _save_end(tx, run, RunStatus.STOPPED, report.at)
+            run = _save_end(tx, run, RunStatus.STOPPED, report.at, run.ended_at)
             if run.turn:
                 report = replace(report, details=report.details | {"turn_step": run.turn.step})
         moved = transitions.move_decision(tx, run, decision, report)
@@ -246,9 +246,11 @@ def unpark_run(tx: Transaction, run: Run, decision: Decision, now: datetime) -> 
     return run
 
 
-def _save_end(tx: Transaction, run: Run, status: RunStatus, now: datetime) -> Run:
+def _save_end(tx: Transaction, run: Run, status: RunStatus, now: datetime, already_at: datetime | None = None) -> Run:
+    """Save the end of a run; `already_at`: when it had ended before its scheduler confirmed it."""
     turn = change_point.load_change_point(tx, run) if run.pruned_at is None else run.turn
-    run = structs.replace(run, version=run.version + 1, status=status, ended_at=now, updated_at=now, turn=turn)
+    ended = {"status": status, "ended_at": already_at or now, "turn": turn}
+    run = structs.replace(run, version=run.version + 1, updated_at=now, **ended)
     runs.save_run(tx, run)
     return run
 

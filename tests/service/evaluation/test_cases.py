@@ -13,7 +13,7 @@ from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
 from evalstop_service.rules.decision_lifecycle import DecisionState, Reported, Undone
-from evalstop_service.rules.statuses import DecisionOutcome
+from evalstop_service.rules.statuses import DecisionOutcome, RunStatus
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
@@ -100,6 +100,19 @@ def test_enforced_stop_has_an_unknown_outcome(project: ProjectFixture) -> None:
     assert_case(project, run, gpu_hours=12.0, gpu_hours_saved=92.0 - 4.0, gpu_hours_lost=None)
     commands.apply_command(project.database, project.id, decision.id, Undone(hours_later(4), "dana", ""))
     assert_case(project, run, treatment="prevented", gpu_hours_saved=None)
+
+
+def test_late_confirmation_does_not_lengthen_an_ended_run(project: ProjectFixture) -> None:
+    """A run that its trainer has ended costs nothing more until a scheduler confirms days later that its job is
+    gone."""
+    run = open_flagged_run(project)
+    decision = project.load_decision(run)
+    for hours, state in ((3, DecisionState.ACKNOWLEDGED), (100, DecisionState.CONFIRMED)):
+        report = Reported(hours_later(hours), state, "receiver", "", {})
+        commands.record_report(project.database, project.id, decision.id, report)
+        finish_run(project, run)
+    assert project.load_run(run).status == RunStatus.STOPPED
+    assert_case(project, run, treatment="stopped", gpu_hours=24.0, seconds=6 * 3600.0, ended_at=hours_later(6))
 
 
 def test_stop_of_a_levelled_off_run_before_its_turn_has_no_delay(shadow_project: ProjectFixture) -> None:
