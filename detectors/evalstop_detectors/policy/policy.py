@@ -18,6 +18,7 @@ from evalstop_detectors.detectors.detector import (
     Kind,
     Thresholds,
     fold_of,
+    tells_outlook,
     with_requests,
 )
 from evalstop_detectors.observation import MetricRole, Observation
@@ -223,12 +224,12 @@ class Policy(Struct, frozen=True, dict=True):
 
     @cached_property
     def stopping_roles(self) -> frozenset[MetricRole]:
-        """The roles on whose evidence it may stop a run: those of the members that can call for one, and the eval score
-        if it is required."""
-        members = zip(self.ids, self.members, strict=True)
-        calling = (m for name, m in members if m.thresholds.stop_at is not None and (m.weight or name in self.gate))
-        eval_scores = {MetricRole.EVAL} if self.eval_required else set()
-        return frozenset(eval_scores).union(*(member.detector.roles for member in calling))
+        """The roles of the members that can call for a stop, and the eval score if it is required."""
+        levels = Ground.LEVELLED_OFF in self.stop_on
+        members = [m for name, m in zip(self.ids, self.members, strict=True) if m.weight or name in self.gate]
+        calling = (m for m in members if m.thresholds.stop_at is not None or (levels and tells_outlook(m.detector)))
+        required = (MetricRole.EVAL,) if self.eval_required else ()
+        return frozenset(required).union(*(m.detector.roles for m in calling))
 
     @cached_property
     def shown(self) -> dict[MetricRole, tuple[tuple[int, Callable[[Any, Observation], tuple[Any, Evidence]]], ...]]:
@@ -318,8 +319,7 @@ class Policy(Struct, frozen=True, dict=True):
                 continue
             if item.reaches(stop_at):
                 calls.turned.append((member, item))
-                calls.alarmed.append((member, item))
-            elif item.reaches(suspect_at):
+            if item.reaches(stop_at) or item.reaches(suspect_at):
                 calls.alarmed.append((member, item))
             if item.outlook is not None and item.outlook.reaches(self.levelled_off_at):
                 calls.levelled.append((member, item.outlook))

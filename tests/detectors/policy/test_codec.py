@@ -171,6 +171,10 @@ def test_only_paper_stops_without_a_checkpoint() -> None:
             },
             {"eval", "loss"},
         ),
+        (
+            {"members": [{"detector": "posterior", "stop_at": None}], "stop_on": ["levelled_off"]},
+            {"eval", "proxy", "kl", "paired"},
+        ),
     ],
 )
 def test_stopping_roles_are_those_of_stopping_members(document: dict[str, Any], roles: set[str]) -> None:
