@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from datetime import datetime, timedelta
 from html import escape, unescape
+from urllib.parse import urlencode
 from uuid import UUID
 
 import httpx
@@ -229,6 +230,19 @@ def test_run_description_is_saved_shown_and_searched(
     ):
         html = visitor.get("/runs", params=query).text
         assert html.count('class="row-link"') == count, query
+
+
+@SQLITE_ONLY
+def test_both_forms_of_the_run_list_keep_every_filter(visitor: httpx.Client) -> None:
+    """Searching, or changing one filter, keeps the others, also those without a field of their own."""
+    day = "2026-03-01"
+    filters = [("name", "seed"), ("status", "running"), ("owner", "dana"), ("tag", "a"), ("tag", "b")]
+    filters += [("label", "x=1"), ("label", "y=2"), ("since", day), ("until", day)]
+    html = get_html(visitor, f"/runs?{urlencode(filters)}")
+    for kind in ("search", "toolbar"):
+        (form,) = re.findall(rf'<form class="{kind}".*?</form>', html, re.DOTALL)
+        fields = re.findall(r'<input [^>]*?name="(\w+)"[^>]*? value="([^"]+)"', form)
+        assert sorted((name, value[: len(day)]) for name, value in fields) == sorted(filters)
 
 
 def find_run_id(database: Database, tenant: Tenant, name: str) -> UUID:
