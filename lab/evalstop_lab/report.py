@@ -25,6 +25,11 @@ def format_percent(share: float, digits: int = 1, *, sign: bool = False) -> str:
     return "-" if math.isnan(share) else f"{share * 100:{'+' if sign else ''}.{digits}f} %"
 
 
+def format_number(value: float, digits: int) -> str:
+    """Format a number with this many decimals; NaN and the infinities are `-`."""
+    return f"{value:.{digits}f}" if math.isfinite(value) else "-"
+
+
 def format_interval(low: float, high: float, digits: int = 1, *, sign: bool = False) -> str:
     """Format an interval of shares, to follow a percentage: `[4.5, 5.3]`."""
     ends = (format_percent(end, digits, sign=sign).removesuffix(" %") for end in (low, high))

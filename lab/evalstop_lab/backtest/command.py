@@ -26,7 +26,6 @@ from evalstop_lab.replay import ReadErrors, Run, Runs, load_policy, read_runs
 from evalstop_lab.replay.command import report_conflicts
 from evalstop_lab.replay.sources import add_policy_options, add_source_parser, get_requested_roles
 from evalstop_lab.report import format_interval, format_percent, new_table, to_json_values
-from evalstop_lab.worlds.scoring import Share
 
 MOST_ERRORS_SHOWN = 20
 
@@ -140,12 +139,8 @@ def _list_roles(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _encode_summary(item: Summary) -> dict[str, Any]:
-    shares = {name: _encode_share(getattr(item, name)) for name in ("precision", "false_stops", "caught")}
+    shares = {name: getattr(item, name).encode() for name in ("precision", "false_stops", "caught")}
     return asdict(item) | {"stopped": item.stopped} | shares
-
-
-def _encode_share(share: Share) -> dict[str, Any]:
-    return asdict(share) | {"value": share.value}
 
 
 def _describe(item: Summary, runs: int) -> str:

@@ -9,7 +9,6 @@ import platform
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -206,7 +205,7 @@ def _encode_threshold(item: Threshold) -> dict[str, Any]:
         "rate": item.rate,
         "threshold": item.value,
         "interval": [item.low, item.high],
-        "stopped": {**asdict(item.stopped), "value": item.stopped.value},
+        "stopped": item.stopped.encode(),
     }
 
 

@@ -12,7 +12,6 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -28,7 +27,7 @@ from evalstop_lab.calibrate.evidence import Records, record_run
 from evalstop_lab.calibrate.thresholds import calibrate_threshold
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay import Run
-from evalstop_lab.report import format_interval, format_percent
+from evalstop_lab.report import format_interval, format_percent, to_json_values
 from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.worlds.scoring import CONFIDENCE, clopper_pearson, wilson
 
@@ -102,8 +101,8 @@ def calibrate_policy(
         "reported_on": len(second),
         "threshold": threshold.value,
         "interval": [threshold.low, threshold.high],
-        "false_stops": asdict(stopped) | {"value": stopped.value},
-        "caught": asdict(caught) | {"value": None if math.isnan(caught.value) else caught.value},
+        "false_stops": stopped.encode(),
+        "caught": to_json_values(caught.encode()),
         "runs_needed": count_runs_needed(rate),
         "promise": assess_claim(rate, len(first), stopped.hits, len(second)),
     }

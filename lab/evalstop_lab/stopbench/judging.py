@@ -104,7 +104,7 @@ def _compute_group(judged: Judged) -> dict[str, Any]:
     scores = score_outcomes(pairs)
     _, ratio = compare_with_bound(pairs, BOUND_ERROR)
     counted = {"recall": scores.recall, "false_stops": scores.false_stops, "premature": scores.premature}
-    shares = {name: asdict(share) | {"value": share.value} for name, share in counted.items()}
+    shares = {name: share.encode() for name, share in counted.items()}
     return shares | {
         "runs": len(judged),
         "delay": asdict(scores.delay),

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from evalstop_lab.figure import save_figure, show_percent
-from evalstop_lab.report import format_percent, new_table
+from evalstop_lab.report import format_number, format_percent, new_table
 
 MARKERS = "osD^vP*X<>h"
 
@@ -32,11 +32,11 @@ def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
             _format_share(figures["recall"]),
             _format_share(figures["false_stops"]),
             format_percent(figures["premature"]["value"]),
-            _format_number(figures["delay"]["value"], 0),
-            _format_number(figures["delay_to_bound"]["value"], 1),
+            format_number(figures["delay"]["value"], 0),
+            format_number(figures["delay_to_bound"]["value"], 1),
             _format_share(figures["saved"]),
             format_percent(figures["eval_lost"]["value"]),
-            _format_number(figures["microseconds"], 0),
+            format_number(figures["microseconds"], 0),
         )
     console.print(table)
 
@@ -84,7 +84,3 @@ def _format_share(share: Mapping[str, float]) -> str:
     if math.isnan(share["value"]):
         return "-"
     return f"{format_percent(share['value'])} [{100 * share['low']:.1f}, {100 * share['high']:.1f}]"
-
-
-def _format_number(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}" if math.isfinite(value) else "-"

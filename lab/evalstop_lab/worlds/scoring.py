@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -55,6 +56,10 @@ class Share:
     @property
     def value(self) -> float:
         return self.hits / self.n if self.n else math.nan
+
+    def encode(self) -> dict[str, Any]:
+        """The share with its value, as JSON values but for NaN."""
+        return asdict(self) | {"value": self.value}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.figure import save_figure
+from evalstop_lab.report import format_number
 from evalstop_lab.worlds import LEVELS
 
 Curves = dict[str, dict[str, list[tuple[float, float]]]]
@@ -92,12 +92,12 @@ def _build_checkpoints_table(losses: dict[str, dict[str, Any]]) -> Table:
     for level in LEVELS:
         table.add_column(f"{level:g}", justify="right")
     for name, by_noise in losses.items():
-        table.add_row(name, *(_format_number(by_noise[f"{level:g}"]["value"], 4) for level in LEVELS))
+        table.add_row(name, *(format_number(by_noise[f"{level:g}"]["value"], 4) for level in LEVELS))
     return table
 
 
 def _number_column(field: str, digits: int) -> Column:
-    return field.replace("_", " "), lambda row: _format_number(row[field]["value"], digits)
+    return field.replace("_", " "), lambda row: format_number(row[field]["value"], digits)
 
 
 def _share_column(heading: str, field: str | None = None) -> Column:
@@ -112,12 +112,8 @@ _SHORT = (_share_column("recall"), _share_column("false stops", "false_stops"), 
 
 
 def _format_noise(cell: dict[str, Any]) -> str:
-    delay, p90, bound = (_format_number(cell[field]["value"], 0) for field in ("delay", "delay_p90", "bound"))
-    return f"{_format_number(cell['recall']['value'], 2)}  {delay} ({p90}) / {bound}"
-
-
-def _format_number(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}" if math.isfinite(value) else "-"
+    delay, p90, bound = (format_number(cell[field]["value"], 0) for field in ("delay", "delay_p90", "bound"))
+    return f"{format_number(cell['recall']['value'], 2)}  {delay} ({p90}) / {bound}"
 
 
 def draw_roc(path: Path, curves: Curves) -> None:

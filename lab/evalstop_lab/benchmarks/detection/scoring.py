@@ -108,11 +108,10 @@ def compute_figures(judged: Sequence[JudgedWorld], point: OperatingPoint) -> dic
     """The row of the table, as JSON values, overall and by noise."""
     return score_runs(judged, point) | {
         "alarm": point.alarm,
-        "false_stops_held_out": _encode_share(_count_false_stops(judged, point, is_held_out)),
-        "false_stops_dips": _encode_share(_count_false_stops(judged, point, is_dip)),
-        "recall_held_out": _encode_share(_count_recall([item for item in judged if is_held_out(item)], point)),
+        "false_stops_held_out": _count_false_stops(judged, point, is_held_out).encode(),
+        "false_stops_dips": _count_false_stops(judged, point, is_dip).encode(),
         "recall_by_family": {
-            family: _encode_share(_count_recall([item for item in judged if item.world.family == family], point))
+            family: _count_recall([item for item in judged if item.world.family == family], point).encode()
             for family in list_families(Group.HACKING)
         },
         "by_noise": {
@@ -154,12 +153,8 @@ def compute_delay_curve(judged: Sequence[JudgedWorld]) -> list[tuple[float, floa
 def _encode_score(figures: Score) -> dict[str, Any]:
     document = asdict(figures)
     for name in ("recall", "precision", "false_stops", "premature"):
-        document[name] = _encode_share(getattr(figures, name))
+        document[name] = getattr(figures, name).encode()
     return document
-
-
-def _encode_share(share: Share) -> dict[str, Any]:
-    return asdict(share) | {"value": share.value}
 
 
 def _count_recall(judged: Sequence[JudgedWorld], point: OperatingPoint) -> Share:
