@@ -227,16 +227,14 @@ def list_pending_runs(tx: Transaction, project_id: UUID) -> list[UUID]:
     return list(tx.execute(query.order_by(decisions.c.due_at, decisions.c.id)).scalars())
 
 
-def list_overdue(
-    tx: Transaction, now: datetime, after: OverdueDecision | None = None, limit: int = 100
-) -> list[OverdueDecision]:
+def list_overdue(tx: Transaction, now: datetime, after: OverdueDecision | None = None) -> list[OverdueDecision]:
     """Decisions after the given one whose deadline has passed or whose stop was refused, by deadline."""
     table = decisions.c
     query = sa.select(table.deadline_at, table.id, table.run_id, table.project_id)
     query = query.where((table.deadline_at <= now) | _REFUSED)
     if after is not None:
         query = query.where(sa.tuple_(table.deadline_at, table.id) > (after.deadline_at, after.id))
-    return [OverdueDecision(*row) for row in tx.execute(query.order_by(table.deadline_at, table.id).limit(limit))]
+    return [OverdueDecision(*row) for row in tx.execute(query.order_by(table.deadline_at, table.id).limit(100))]
 
 
 def find_next_deadline(tx: Transaction) -> datetime | None:

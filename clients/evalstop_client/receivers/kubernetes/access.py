@@ -37,14 +37,13 @@ def load_in_cluster_access(environment: Mapping[str, str], folder: Path = SERVIC
     return Access(url, namespace, read_token_from(folder / "token"), create_tls_context(folder / "ca.crt"))
 
 
-def direct(url: str, namespace: str, token_file: Path | None, ca_file: Path | None) -> Access:
+def direct(url: str, token_file: Path | None, ca_file: Path | None) -> Access:
     """A server at an explicit URL, such as `kubectl proxy`."""
     if not url.startswith(("http://", "https://")):
         raise ConfigurationError(f"api-server {url!r}: write it like https://10.0.0.1:6443 or http://127.0.0.1:8001.")
     token = read_token_from(token_file) if token_file else no_token
-    return Access(
-        url.rstrip("/"), namespace, token, create_tls_context(ca_file) if url.startswith("https://") else None
-    )
+    tls = create_tls_context(ca_file) if url.startswith("https://") else None
+    return Access(url.rstrip("/"), token=token, tls=tls)
 
 
 def read_token_from(file: Path) -> Callable[[], str | None]:

@@ -10,6 +10,7 @@ from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.slurm.job_record import SQUEUE_FORMAT, Record, from_squeue
 from evalstop_client.receivers.stop.subprocesses import Done, run
 
+TIMEOUT_SECONDS = 30.0
 UNKNOWN = "Invalid job id specified"
 ON_ITS_WAY = ("already completing or completed", UNKNOWN)
 FORBIDDEN = ("denied", "not permitted", "Invalid user")
@@ -19,11 +20,10 @@ SACCT_FIELDS = ("JobIDRaw", "JobID", "State", "User", "Partition", "ExitCode", "
 class Programs:
     """`environment` is that of the commands, without variables that would change their output."""
 
-    def __init__(self, environment: Mapping[str, str], timeout_seconds: float = 30.0) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         changing = ("SQUEUE_", "SCANCEL_", "SACCT_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
         inherited = {name: value for name, value in environment.items() if not name.startswith(changing)}
         self._environment = {**inherited, "LC_ALL": "C"}
-        self._timeout_seconds = timeout_seconds
         self._config: str | None = None
         self._has_accounting: bool | None = None
 
@@ -129,7 +129,7 @@ class Programs:
         return match[1]
 
     def _run_command(self, *command: str) -> Done:
-        return run(command, self._environment, self._timeout_seconds)
+        return run(command, self._environment, TIMEOUT_SECONDS)
 
 
 def _from_sacct(line: str) -> Record:

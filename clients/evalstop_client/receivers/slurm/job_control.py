@@ -22,6 +22,7 @@ from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Pa
 logger = logging.getLogger("evalstop_client.receivers")
 
 JOB_ID = re.compile(r"[1-9]\d{0,17}", re.ASCII)
+POLL_SECONDS = 0.5
 HELD_SECONDS = 120.0
 """How long a requeued job may take to become held: Slurm's KillWait and the epilog of its nodes."""
 
@@ -42,14 +43,12 @@ class SlurmJobControl:
         partitions: frozenset[str] | None = None,
         default_signal: CheckpointSignal | None = None,
         park_partition: str | None = None,
-        poll_seconds: float = 0.5,
     ) -> None:
         self._cluster = cluster
         self._users = users
         self._partitions = partitions
         self._default_signal = default_signal
         self._park_partition = park_partition
-        self._poll_seconds = poll_seconds
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
         """The job that the run's labels name, if it is in this cluster and allowed."""
@@ -164,7 +163,7 @@ class SlurmJobControl:
         while not all(record.is_held for record in self._load_records(job)):
             if time.monotonic() > until:
                 raise SchedulerUnavailable(f"job {job.id} was requeued but is not held yet")
-            time.sleep(self._poll_seconds)
+            time.sleep(POLL_SECONDS)
         self._cluster.move(job.id, partition)
         self._cluster.release(job.id)
 

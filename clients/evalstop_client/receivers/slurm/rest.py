@@ -20,6 +20,7 @@ from evalstop_client.errors import ConfigurationError, RequestRefused, Scheduler
 from evalstop_client.receivers.slurm.job_record import Record, from_rest
 from evalstop_client.service import object_in
 
+TIMEOUT_SECONDS = 30.0
 UNKNOWN_JOB = 2017  # ESLURM_INVALID_JOB_ID
 ENDING = 2021  # ESLURM_ALREADY_DONE
 FORBIDDEN = frozenset({2002, 2010, 2150})  # ESLURM_ACCESS_DENIED, ESLURM_USER_ID_MISSING, ESLURM_NOT_WHOLE_HET_JOB
@@ -29,18 +30,16 @@ DESCRIPTIONS = ("/openapi/v3", "/openapi.json", "/openapi")
 class Rest:
     """`url` is `http://host:port` or `unix:/path`; `token` is called before every request, because tokens expire."""
 
-    def __init__(
-        self, url: str, cluster: str, user: str | None, token: Callable[[], str], timeout_seconds: float = 30.0
-    ) -> None:
+    def __init__(self, url: str, cluster: str, user: str | None, token: Callable[[], str]) -> None:
         self._cluster = cluster
         self._user = user
         self._token = token
         self._version: str | None = None
         if url.startswith("unix:"):
             transport = httpx.HTTPTransport(uds=url.removeprefix("unix:").removeprefix("//"))
-            self._client = httpx.Client(transport=transport, base_url="http://slurm", timeout=timeout_seconds)
+            self._client = httpx.Client(transport=transport, base_url="http://slurm", timeout=TIMEOUT_SECONDS)
         else:
-            self._client = httpx.Client(base_url=url, timeout=timeout_seconds)
+            self._client = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS)
 
     def close(self) -> None:
         """Close the connection."""
