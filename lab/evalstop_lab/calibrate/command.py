@@ -24,7 +24,7 @@ from evalstop_lab.calibrate.evidence import Records, read_healthy_runs, record_e
 from evalstop_lab.calibrate.thresholds import Threshold, calibrate_threshold
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.sources import SOURCES, add_role_options, get_requested_roles
-from evalstop_lab.report import format_interval, format_percent, new_table
+from evalstop_lab.report import format_interval, format_percent, new_table, to_json_values
 from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.worlds import (
     CALIBRATION,
@@ -172,10 +172,11 @@ def run(args: argparse.Namespace) -> int:
         "command": "evalstop-lab " + shlex.join(sys.argv[1:]),
         "versions": versions(),
     }
+    encoded = to_json_values(document)
     if args.output is not None:
-        args.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        args.output.write_text(json.dumps(encoded, indent=2) + "\n", encoding="utf-8")
     if args.json:
-        sys.stdout.write(json.dumps(document) + "\n")
+        sys.stdout.write(json.dumps(encoded) + "\n")
     else:
         Console().print(_build_table(document))
     return 0

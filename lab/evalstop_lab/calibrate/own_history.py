@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, detector: Detector[Any]) -> int:
     if args.output is not None:
         args.output.write_text(json.dumps(document["policy"], indent=2) + "\n", encoding="utf-8")
     if args.json:
-        sys.stdout.write(json.dumps(document) + "\n")
+        sys.stdout.write(json.dumps(to_json_values(document)) + "\n")
     else:
         console = Console(soft_wrap=True, highlight=False)
         for sentence in document["words"]:
@@ -102,7 +102,7 @@ def calibrate_policy(
         "threshold": threshold.value,
         "interval": [threshold.low, threshold.high],
         "false_stops": stopped.encode(),
-        "caught": to_json_values(caught.encode()),
+        "caught": caught.encode(),
         "runs_needed": count_runs_needed(rate),
         "promise": assess_claim(rate, len(first), stopped.hits, len(second)),
     }

@@ -159,6 +159,19 @@ def test_thresholds_are_calibrated_on_a_history(tmp_path: Path, capsys: pytest.C
     assert sum(value >= stop_at for value in highest) == document["thresholds"][0]["stopped"]["hits"] <= 2
 
 
+def test_runs_without_evidence_are_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run of a single eval has no evidence that could stop it, and JSON has no infinity."""
+    file = tmp_path / "history.jsonl"
+    rows = [{"run": f"run-{run}", "step": 0, "eval": 1.0} for run in range(4)] + [
+        {"run": "run-3", "step": 1, "eval": 2}
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["calibrate", "k_decline", "--history", str(file), "--jobs", "1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert document["highest_of_first"] == [None, None, None, 0.0]
+    assert document["thresholds"][0]["interval"] == [None, 1.0]
+
+
 def test_planned_length_of_a_history_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Runs that do not report their length have that of --total-steps: at step 28 of 100 their progress is 0.28."""
     file = tmp_path / "history.jsonl"
