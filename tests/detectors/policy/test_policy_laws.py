@@ -219,13 +219,10 @@ def test_any_and_all_follow_the_weights() -> None:
 
 def test_insufficient_suspicion_is_explained() -> None:
     """If the weights of the alarmed members are too small, the verdict is continue with that reason."""
-    verdict = build_policy([1, 1], at_least=2, suspect_at_least=2).judge(
-        [SUSPECT_EVIDENCE, NO_EVIDENCE], step=1, evals=1
-    )
-    assert (verdict.verdict, verdict.reason) == (
-        Call.CONTINUE,
-        "the detectors that are alarmed weigh 1 of the 2 needed to suspect",
-    )
+    policy = build_policy([1, 1], at_least=2, suspect_at_least=2)
+    verdict = policy.judge([SUSPECT_EVIDENCE, NO_EVIDENCE], step=1, evals=1)
+    assert verdict.verdict is Call.CONTINUE
+    assert verdict.reason == "the detectors that are alarmed weigh 1 of the 2 needed to suspect"
 
 
 def test_default_member_ids_are_detector_names() -> None:
@@ -354,10 +351,8 @@ def test_gate_on_a_guessed_role_stays_closed() -> None:
     policy = build_policy([1.0, 1.0], [MetricRole.EVAL, MetricRole.PROXY], gate=("fake-2",))
     evidence: EvidenceList = [STOP_EVIDENCE, STOP_EVIDENCE]
     assert policy.judge(evidence, 10, 10).stops
-    assert (
-        "the proxy, or its direction, is guessed"
-        in policy.with_guessed([MetricRole.PROXY]).judge(evidence, 10, 10).reason
-    )
+    guessed = policy.with_guessed([MetricRole.PROXY]).judge(evidence, 10, 10)
+    assert "the proxy, or its direction, is guessed" in guessed.reason
 
 
 LEVELLED_OFF = replace(

@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -199,10 +198,7 @@ def test_rebuilt_state_equals_the_cached_one(project: ProjectFixture, history: R
         assert project.cached_monitor(cached) == project.cached_monitor(rebuilt)
         assert (cached_receipt.decision is None) == (rebuilt_receipt.decision is None)
     changes = [
-        sorted(
-            ((row["sequence"], row["attempt"], row["verdict"]) for row in project.load_rows(tables.verdicts, run)),
-            key=itemgetter(0),
-        )
+        {row["sequence"]: (row["attempt"], row["verdict"]) for row in project.load_rows(tables.verdicts, run)}
         for run in (cached, rebuilt)
     ]
     assert changes[0] == changes[1]
@@ -294,10 +290,9 @@ def test_series_read_together_equal_single_reads(
     """Series read together equal those read one by one; a run with a series that is too long is skipped."""
     runs = [project.open_run() for _ in range(3)]
     with project.database.transaction() as tx:
-        rows = [
-            (runs[index].id, PostedObservation(metric, step, value)) for (index, metric, step), value in cells.items()
-        ]
-        insert_observations(tx, rows)
+        insert_observations(
+            tx, [(runs[run].id, PostedObservation(name, step, value)) for (run, name, step), value in cells.items()]
+        )
         observations.supersede_observations(tx, runs[0].id, superseded, 2)
         tx.execute(tables.runs.update().values(last_step=LAST_STEP))
     with project.database.reading() as tx:
