@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from evalstop_lab.service_process import Service, running_service
+from evalstop_lab.service_process import Service
+
+from tests.fixtures.forked_service import running_service
 
 
 @pytest.fixture(scope="session")

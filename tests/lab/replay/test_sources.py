@@ -15,10 +15,10 @@ from evalstop_detectors import MetricRole
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import ReadErrors, RequestedRoles, Run, judge_runs, load_policy, read_runs
 from evalstop_lab.replay.evalstop_runs import read_roles
-from evalstop_lab.service_process import running_service
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures.forked_service import running_service
 from tests.lab.replay.conftest import TURNING, property_settings, write_jsonl
 from tests.lab.replay.fake_mlflow import TOKEN, run_fake_mlflow
 

@@ -16,13 +16,14 @@ import httpx
 import pytest
 from evalstop_client.receivers.kubernetes.kinds import JOB
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
-from evalstop_lab.service_process import Service, running_service
+from evalstop_lab.service_process import Service
 
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import wait_until
 from tests.clients.receivers.kubernetes.admin import Json
 from tests.clients.receivers.kubernetes.cluster import NAMESPACE, KubernetesCluster
 from tests.clients.receivers.receiver_program import RECEIVER
+from tests.fixtures.forked_service import running_service
 
 pytestmark = pytest.mark.real
 

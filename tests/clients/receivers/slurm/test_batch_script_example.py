@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from evalstop_lab.service_process import running_service
 
 from tests.acceptance.examples.test_examples import EXAMPLES, find_run
 from tests.clients.programs import wait_until
 from tests.clients.receivers.slurm.deployment import STOP_SECONDS
+from tests.fixtures.forked_service import running_service
 from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = pytest.mark.real

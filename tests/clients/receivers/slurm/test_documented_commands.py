@@ -13,11 +13,12 @@ from pathlib import Path
 
 import evalstop
 import pytest
-from evalstop_lab.service_process import Service, running_service
+from evalstop_lab.service_process import Service
 
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import running_program, wait_until
 from tests.clients.receivers.slurm.deployment import STOP_SECONDS
+from tests.fixtures.forked_service import running_service
 from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = pytest.mark.real

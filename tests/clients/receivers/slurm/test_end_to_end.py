@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
-from evalstop_lab.service_process import Service, running_service
+from evalstop_lab.service_process import Service
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.slurm.deployment import STOP_SECONDS, Deployment, Job, deploy
+from tests.fixtures.forked_service import running_service
 from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = pytest.mark.real

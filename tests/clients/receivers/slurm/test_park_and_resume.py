@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_lab.service_process import running_service
 
 from tests.acceptance.examples.test_examples import EXAMPLES
 from tests.clients.programs import wait_until
 from tests.clients.receivers.slurm.deployment import STOP_SECONDS, Deployment, Job, deploy
+from tests.fixtures.forked_service import running_service
 from tests.fixtures.slurm import SlurmCluster
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
