@@ -112,8 +112,8 @@ def ids(server: tuple[str, Database], keys: tuple[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def wrong_type_counts() -> Counter[InputLocation]:
-    """How many values of a wrong type were sent at each location."""
+def sent_counts() -> Counter[InputLocation]:
+    """How many values of a wrong type were sent at each location, and how many undefined methods at each path."""
     return Counter()
 
 
@@ -156,10 +156,10 @@ def test_requests_and_answers_conform(
     session: requests.Session,
     keys: tuple[str, str],
     ids: dict[str, str],
-    wrong_type_counts: Counter[InputLocation],
+    sent_counts: Counter[InputLocation],
 ) -> None:
     """Requests that the document allows are accepted, others are refused, and every answer is described in it."""
-    if not is_repetition(case, wrong_type_counts):
+    if not is_repetition(case, sent_counts):
         check_case(case, server[0], session, keys, ids)
 
 
@@ -193,17 +193,18 @@ def check_case(case: Any, url: str, session: requests.Session, keys: tuple[str, 
     case.validate_response(response, headers=headers, excluded_checks=excluded)
 
 
-def is_repetition(case: Any, wrong_type_counts: Counter[InputLocation]) -> bool:
-    """Whether to skip a case: a second wrong type at one location, or an undefined method other than TRACE."""
+def is_repetition(case: Any, sent_counts: Counter[InputLocation]) -> bool:
+    """Whether to skip a case: a second wrong type at one location, or a second undefined method of a path."""
     data = case.meta.phase.data
     scenario = getattr(data, "scenario", None)
-    if scenario is CoverageScenario.UNSPECIFIED_HTTP_METHOD:
-        return case.method in ("OPTIONS", "QUERY")
-    if scenario is not CoverageScenario.INCORRECT_TYPE:
+    if scenario is CoverageScenario.INCORRECT_TYPE:
+        location: InputLocation = case.operation.label, data.parameter, data.location
+    elif scenario is CoverageScenario.UNSPECIFIED_HTTP_METHOD:
+        location = case.path, None, None
+    else:
         return False
-    location = case.operation.label, data.parameter, data.location
-    wrong_type_counts[location] += 1
-    return wrong_type_counts[location] > 1
+    sent_counts[location] += 1
+    return sent_counts[location] > 1
 
 
 def list_errors(problem: Document) -> list[str]:
