@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from evalstop_client.receivers import Gone, Job, Present
 
 from tests.clients.fake_service import Answer, FakeService
 from tests.clients.programs import wait_until
+from tests.clients.receivers.fake_scheduler import FakeScheduler
 from tests.clients.receivers.listening_receiver import SHORT_TIMEOUTS, ListeningReceiver
 from tests.clients.webhooks import make_stop_event, post_event
 
@@ -51,6 +55,31 @@ def test_job_of_a_stop_that_is_taken_back_after_the_cancel_is_not_killed(
     assert post_event(listener.url, make_stop_event({}), webhook_id="msg_3").json() == {"repeat": "decision-1"}
     assert post_event(listener.url, resume, webhook_id="msg_2").json() == {"undone": "decision-1"}
     assert (listener.scheduler.calls, service.reports) == (["cancel", "resume"], [])
+
+
+@dataclass
+class SlowScheduler(FakeScheduler):
+    """Checks a job so slowly that `act` happens during each check after the cancel."""
+
+    act: Callable[[], object] = list
+
+    def check_job(self, job: Job) -> Present | Gone:
+        if self.calls:
+            self.act()
+        return super().check_job(job)
+
+
+def test_job_of_a_stop_that_is_taken_back_during_its_last_check_is_not_killed(
+    listener: ListeningReceiver, service: FakeService
+) -> None:
+    """Once the time of the cancel is over, a resume request that arrives during a check still prevents the kill."""
+    resume = {**make_stop_event({}), "type": "run.resume_requested"}
+    scheduler = SlowScheduler(ends_on=None, act=lambda: post_event(listener.url, resume, webhook_id="msg_2"))
+    timeouts = replace(SHORT_TIMEOUTS, cancel_seconds=0, give_up_seconds=20)
+    listener.receiver.context = replace(listener.receiver.context, job_control=scheduler, timeouts=timeouts)
+    post_event(listener.url, make_stop_event({}))
+    assert listener.receiver.wait_idle(20)
+    assert (scheduler.calls, service.reports) == (["cancel"], [])
 
 
 def test_report_of_a_stop_that_is_taken_back_is_not_retried(listener: ListeningReceiver, service: FakeService) -> None:

@@ -78,9 +78,14 @@ class StopExecution:
         event: Event = events.Started(self._context.clock())
         try:
             while not self._interrupted.is_set():
-                if self._taken_back.is_set() and state_machine.may_be_taken_back(self._stop):
-                    event = events.StopTakenBack(self._context.clock())
-                stop, instruction = state_machine.step(self._stop, event, self._context.timeouts)
+                before = self._stop
+                if self._taken_back.is_set() and before.taken_back_at is None:
+                    taken_back = events.StopTakenBack(self._context.clock())
+                    if state_machine.may_be_taken_back(before):
+                        event = taken_back
+                    else:  # before the event: a check that outlasts the time of the cancel must not lead to a kill
+                        before, _ = state_machine.step(before, taken_back, self._context.timeouts)
+                stop, instruction = state_machine.step(before, event, self._context.timeouts)
                 self._record_state(stop)
                 if instruction is None:
                     break
@@ -176,8 +181,6 @@ class StopExecution:
     def _wait(self, seconds: float) -> Event:
         self._wake.wait(seconds)
         self._wake.clear()
-        if self._taken_back.is_set() and self._stop.taken_back_at is None:
-            return events.StopTakenBack(self._context.clock())
         if self._escalated.is_set() and not self._stop.escalated:
             return events.StopEscalated(self._context.clock())
         return events.WaitEnded(self._context.clock())
