@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers import ForeignJob, Gone, Present
+from evalstop_client.receivers import ForeignJob, Gone, Job, Present
 from evalstop_client.receivers.slurm.commands import Programs
 from evalstop_client.receivers.slurm.job_control import SlurmJobControl
 from evalstop_client.receivers.slurm.job_record import Record, details, from_rest, from_squeue, of_job, parse_gpus
@@ -201,3 +201,24 @@ def test_rest_url_is_validated() -> None:
         with pytest.raises(ConfigurationError):
             validate_rest_url(bad)
     assert httpx.URL(validate_rest_url("https://slurm.example")).scheme == "https"
+
+
+class OccupiedPrograms(Programs):
+    """A job in the given states, one of each component, which Slurm does not release because it is not pending."""
+
+    def __init__(self, states: list[str]) -> None:
+        super().__init__({})
+        self.states = states
+
+    def jobs(self, job_id: str) -> list[Record]:
+        return [Record(str(7 + place), state, "ann", "gpu", het_job_id="7") for place, state in enumerate(self.states)]
+
+    def release(self, job: str) -> None:
+        raise SchedulerUnavailable("Job is no longer pending execution")
+
+
+@pytest.mark.parametrize("states", [["RUNNING"], ["SUSPENDED"], ["RUNNING", "CANCELLED"]])
+def test_job_that_has_survived_its_stop_is_not_released(states: list[str]) -> None:
+    """A job that occupies nodes runs on when its stop is undone, also if it is suspended or a component has ended."""
+    job_control = SlurmJobControl(OccupiedPrograms(states), users=None)
+    job_control.resume_job(Job("7", {"job_id": "7", "partition": "gpu"}))

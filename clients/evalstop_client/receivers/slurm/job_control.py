@@ -143,14 +143,14 @@ class SlurmJobControl:
     def resume_job(self, job: Job) -> None:
         """Release a held job, or requeue one parked in another partition into its own.
 
-        A running job has survived the stop and runs on.
+        A job that does not wait in the queue has survived the stop and runs on.
         """
         records = self._find_records(job.facts["job_id"])
         if not records or all(record.state in ENDED for record in records):
             raise RequestRefused(f"job {job.id} has ended and cannot be resumed")
         own_partition = job.facts["partition"]
         if records[0].partition == own_partition:
-            if any(record.state != "RUNNING" for record in records):
+            if any(record.state in WAITING for record in records):  # Slurm refuses to release any other
                 self._cluster.release(job.id)
         else:
             self._move_to_partition(job, own_partition)
