@@ -72,10 +72,13 @@ def show_list(
 
 
 def parse_count(text: str) -> int:
-    """A number of items, for an option; raises ArgumentTypeError for a negative one."""
-    count = int(text)  # argparse names the option of a ValueError
+    """A number of items, for an option; raises ArgumentTypeError."""
+    try:
+        count = int(text)
+    except ValueError:
+        count = -1
     if not 0 <= count <= sys.maxsize:
-        raise argparse.ArgumentTypeError(f"{text}: it must be 0 or more")
+        raise argparse.ArgumentTypeError(f"{text}: it must be a whole number, 0 or more")
     return count
 
 

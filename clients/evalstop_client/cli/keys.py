@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from datetime import UTC, datetime, timedelta
 
 from evalstop_client.cli.command import Subcommands, add_command, add_group, connect, show_list, show_result
@@ -92,7 +93,10 @@ def revoke_key(options: argparse.Namespace) -> int:
 
 
 def _parse_days(text: str) -> timedelta:
-    days = float(text)  # argparse names the option of a ValueError
+    try:
+        days = float(text)
+    except ValueError:
+        days = math.nan
     if not 0 <= days <= MOST_DAYS:
         raise argparse.ArgumentTypeError(f"{text}: it must be from 0 to {MOST_DAYS} days")
     return timedelta(days=days)

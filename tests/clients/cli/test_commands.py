@@ -192,7 +192,9 @@ def test_policies_are_listed(shell: Shell) -> None:
     [
         ("key", "create", "--name", "x", "--expires-in-days", "1e9"),
         ("key", "create", "--name", "x", "--expires-in-days", "nan"),
+        ("key", "create", "--name", "x", "--expires-in-days", "soon"),
         ("runs", "ls", "--limit", "-1"),
+        ("runs", "ls", "--limit", "2.5"),
         ("runs", "tail", "falls", "--lines", "-1"),
         ("decisions", "ls", "--limit", "-1"),
     ],
