@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evalstop_detectors import Evidence, Policy, Verdict, advance, start
+from evalstop_detectors import DetectorError, Evidence, Policy, Verdict, advance, start
 
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
 from evalstop_service.store import observations
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,15 @@ class Replay:
 
 
 def replay_run(tx: Transaction, run: Run, policy: Policy) -> Replay:
-    """Replay a run under a policy; raises DetectorError if a detector rejects the observations."""
+    """Replay a run under a policy; raises DetectorError if a detector rejects the observations or fails on them."""
     policy = restrict_policy(policy, run)
     watched = WatchedMetrics(run, policy)
     series = observations.load_series(tx, run.id, watched.metrics)
-    monitor, verdicts = advance(policy, start(policy), watched.observations(series))
+    try:
+        monitor, verdicts = advance(policy, start(policy), watched.observations(series))
+    except DetectorError:
+        raise
+    except Exception as error:  # observations are stored although a detector fails on them
+        _log.exception("a detector failed in a replay of run %s (%s)", run.id, run.name)
+        raise DetectorError(f"a detector failed: {error!r:.200}") from error
     return Replay(verdicts, monitor.evidence, series)

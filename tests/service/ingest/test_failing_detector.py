@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytest
-from evalstop_detectors import Evidence, Kind, Member, MetricRole, Observation, Policy, Thresholds, start
+from evalstop_detectors import DetectorError, Evidence, Kind, Member, MetricRole, Observation, Policy, Thresholds, start
+from evalstop_service.evaluation.replays import replay_run
 from evalstop_service.ingest import CheckpointSaved, Message, Observations, Receipt, Resumed
 from evalstop_service.rules.run_results import Call
 from evalstop_service.runs.watched_metrics import WatchedMetrics
@@ -104,3 +105,12 @@ def test_run_is_judged_again_by_a_process_whose_detectors_do_not_fail(project: P
     assert state is not None
     assert state.monitor.evals == 6
     assert project.load_run(run).detector_failure is None
+
+
+def test_replay_names_the_failure_of_a_detector(project: ProjectFixture) -> None:
+    """A backtest lists it as the error of this run, and goes on with the others."""
+    run = project.open_run()
+    project.post_observations(run, evals(*[0.5] * (FAILS_AT + 2)))
+    policy = Policy("failing", (Member(FailingDetector(), FailingDetector.thresholds),))
+    with project.database.reading() as tx, pytest.raises(DetectorError, match="a detector failed: ZeroDivisionError"):
+        replay_run(tx, run, policy)

@@ -37,6 +37,7 @@ MOST_POINTS = 500
 REPLAYED = "Recomputed from all observations; detectors without evidence are left out."
 TOO_LONG = "The run is too long to replay here: shown at verdict changes only."
 UNREADABLE = "This release cannot read the policy: shown at verdict changes only."
+FAILED = "A detector failed on this run: shown at verdict changes only."
 
 
 @router.get("/analysis.json")
@@ -68,7 +69,8 @@ def _paired_metrics(run: Run) -> list[str]:
 
 def _load_tracks(tx: Transaction, run: Run, policy: Policy | None, long: set[str]) -> tuple[list[Track], str]:
     """The evidence of each member of the policy, and a note on where it comes from."""
-    if policy is not None:
+    note = UNREADABLE if policy is None else FAILED if run.detector_failure else TOO_LONG
+    if policy is not None and not run.detector_failure:
         policy = restrict_policy(policy, run)
         watch = WatchedMetrics(run, policy)
         if not long & set(watch.metrics):
@@ -77,7 +79,7 @@ def _load_tracks(tx: Transaction, run: Run, policy: Policy | None, long: set[str
                 return evidence.replay_evidence(policy, watch.observations(points)), REPLAYED
     changes = verdicts.list_verdicts(tx, run.id, limit=MOST_CHANGES)
     present = [change.verdict for change in reversed(changes) if change.attempt == run.attempt]
-    return evidence.read_evidence([*present, run.verdict]), UNREADABLE if policy is None else TOO_LONG
+    return evidence.read_evidence([*present, run.verdict]), note
 
 
 def _load_pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str]) -> list[Observation]:

@@ -178,6 +178,20 @@ def test_unknown_detector_shows_stored_evidence(
 
 
 @SQLITE_ONLY
+def test_run_that_is_not_judged_shows_stored_evidence(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """A run on which a detector failed is not replayed, since it would fail again."""
+    run = open_run(database, tenant, now, "failing")
+    post_evals(database, tenant, run.id, HACKING[:29], now)
+    with database.transaction() as tx:
+        tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(detector_failure="it failed"))
+    chart = visitor.get(f"/runs/{run.id}/analysis.json").json()["evidence"]
+    assert chart["note"] == analysis.FAILED
+    assert chart["tracks"][0]["values"][:2] == [4, 5]
+
+
+@SQLITE_ONLY
 def test_run_without_observations_has_no_charts(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
