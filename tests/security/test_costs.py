@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
+from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 import pytest
+from evalstop_detectors import Evidence, Kind, Member, MetricRole, Observation, Policy, Thresholds, start
 from evalstop_service.errors import TooOften
 from evalstop_service.ingest import Committer, Limits, Message, Observations, RunCache, running_in_thread
 from evalstop_service.ingest.costs import REPLAYS, CostlyRuns, ReplayShares
 from evalstop_service.ingest.facts import Needs
 from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.security.rate_limits import Rate
 from evalstop_service.store import run_health
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tests.service.project_fixture import NOW, ProjectFixture, evals, set_up_project
 
@@ -146,3 +152,36 @@ def test_costly_run_is_committed_separately_and_marked(
     with project.database.reading() as tx:
         seconds = run_health.load_health(tx, [costly.id])[costly.id].costly_step_seconds
     assert (seconds is not None) == is_marked
+
+
+class RestingDetector(Struct, frozen=True):
+    """Rests for longer than the budget, as a replay does between its slices."""
+
+    name: ClassVar[str] = "resting"
+    kind: ClassVar[Kind] = Kind.COUNT
+    state_type: ClassVar[type[Any]] = int
+    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.EVAL})
+    thresholds: ClassVar[Thresholds] = Thresholds(None, 1.0)
+
+    def start(self) -> int:
+        return 0
+
+    def step(self, state: int, observation: Observation) -> tuple[int, Evidence]:
+        time.sleep(0.3)
+        return state + 1, Evidence(Kind.COUNT, 0.0)
+
+
+def test_run_is_not_costly_for_the_time_that_its_replay_rests(project: ProjectFixture) -> None:
+    """Only the time that its detectors compute counts."""
+    run = project.open_run()
+    project.post_observations(run, evals(0.5))
+    state = project.cache.find_state(run.id)
+    assert state is not None
+    policy = Policy("resting", (Member(RestingDetector(), RestingDetector.thresholds),))
+    watch = WatchedMetrics(state.run, policy)
+    project.cache.put_states([replace(state, policy=policy, watch=watch, monitor=start(policy))])
+    metrics, limits = ServiceMetrics(), Limits(step_seconds=0.2)
+    committer = Committer(project.database, project.cache, lambda: NOW, metrics, limits)
+    with running_in_thread(committer):
+        committer.submit_and_wait(Message(project.id, run.id, Observations(tuple(evals(0.6, start=1)))))
+    assert metrics.registry.get_sample_value("evalstop_costly_steps_total") == 0

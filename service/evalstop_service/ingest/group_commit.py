@@ -202,14 +202,12 @@ class GroupCommit:
             run_facts = facts.get(run_id, NO_FACTS) if facts else NO_FACTS
             run_facts = run_facts if run_facts.version == state.run.version else NO_FACTS
             messages = [entry.message for entry in entries]
-            started = time.perf_counter()
             size = len(run_facts.points) + sum([entry.size for entry in entries])
             if size > LARGE or (self._costly and run_id in self._costly):
                 self._let_others_start()
-                result = await asyncio.to_thread(self._replays.apply, state, messages, run_facts, now)
+                result, seconds = await asyncio.to_thread(self._replays.apply, state, messages, run_facts, now)
             else:
-                result = self._replays.apply(state, messages, run_facts, now)
-            seconds = time.perf_counter() - started
+                result, seconds = self._replays.apply(state, messages, run_facts, now)
             if self._costly.weigh_step(run_id, seconds):
                 self._metrics.costly_steps.inc()
             if isinstance(result, Needs):
