@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from uuid import UUID
 
-from evalstop_detectors import MonitorState, Policy, StaleState, find_request, start, state_from_json
+from evalstop_detectors import MonitorState, Policy, StaleState, advance, find_request, start, state_from_json
 from msgspec.structs import replace
 
 from evalstop_service.errors import Behind, ServiceError
@@ -205,7 +205,8 @@ def _catch_up(
             points = observations.load_observations_after(tx, run_id, state.watch.metrics, first)
             scores.pop(run_id, None)
         unseen = observations_past(state.monitor, state.watch.observations(points))
-        moved, _ = move_monitor(state, unseen) if unseen else (state, [])
+        # Without pauses: on the embedded database all commits wait for the thread that loads.
+        moved, _ = move_monitor(state, unseen, advance) if unseen else (state, [])
         run_scores = scores.get(run_id)
         if run_scores is not None:
             evals = watched_metrics.select_scores(state.run, points)

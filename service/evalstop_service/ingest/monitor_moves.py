@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from evalstop_detectors import MonitorState, Observation, Policy, Verdict, advance, advance_parts, start, step
 from msgspec.structs import replace
@@ -19,6 +19,9 @@ from evalstop_service.ingest.run_state import RunState, Trail
 from evalstop_service.store.observations import PostedObservation
 
 _log = logging.getLogger(__name__)
+
+Advance = Callable[[Policy, MonitorState, Sequence[Observation]], tuple[MonitorState, list[Verdict]]]
+"""`advance`, or the same with pauses."""
 
 LATE_WEIGHT = 128
 """The weight of a late observation towards storing the monitor: it makes a stored one useless to other processes."""
@@ -42,19 +45,21 @@ def replay_monitor(
 ) -> RunState:
     """The state after its rewound monitor has seen all stored and new observations."""
     observations = observations_past(state.monitor, state.watch.observations([*stored, *fresh]))
-    state, _ = move_monitor(state, observations)
+    state, _ = move_monitor(state, observations, _advance_in_slices)
     return replace(state, unrecorded=(*state.unrecorded, state.monitor.verdict), unkept=state.unkept + LATE_WEIGHT)
 
 
-def move_monitor(state: RunState, observations: Sequence[Observation]) -> tuple[RunState, list[Verdict]]:
-    """The state after its monitor has seen these observations, and the verdicts of `advance`.
+def move_monitor(
+    state: RunState, observations: Sequence[Observation], advance_by: Advance
+) -> tuple[RunState, list[Verdict]]:
+    """The state after its monitor has seen these observations, and the verdicts of `advance_by`.
 
     If a detector fails, the monitor is as before the observation at which it did, and passes over the others.
     """
     monitor, verdicts, failure = state.monitor, [state.monitor.verdict], state.failure
     if failure is None:
         try:
-            monitor, verdicts = _advance_in_slices(state.policy, monitor, observations)
+            monitor, verdicts = advance_by(state.policy, monitor, observations)
         except Exception:
             _log.exception("a detector failed on run %s (%s)", state.run.id, state.run.name)
             monitor, verdicts, failure = _advance_until_failure(state.policy, monitor, observations)
@@ -123,7 +128,7 @@ def observations_past(monitor: MonitorState, observations: list[Observation]) ->
 
 def advance_monitor(state: RunState, observations: Sequence[Observation]) -> RunState:
     """The state after its monitor has seen these observations, which follow its last."""
-    moved, verdicts = move_monitor(state, observations)
+    moved, verdicts = move_monitor(state, observations, _advance_in_slices)
     if len(verdicts) > 1 or moved.monitor.verdict.verdict is not state.monitor.verdict.verdict:
         return replace(moved, unrecorded=(*state.unrecorded, *verdicts))
     return moved

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
+from evalstop_detectors import Evidence, Kind, Member, MetricRole, Observation, Policy, Thresholds, start
 from evalstop_service.ingest.monitor_moves import SLICE, advance_monitor, replay_monitor, rewind_monitor
 from evalstop_service.ingest.run_state import RunState
+from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store.observations import PostedObservation
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tests.service.project_fixture import ProjectFixture, evals
 
@@ -47,3 +52,40 @@ def test_moving_in_slices_equals_moving_at_once(
     assert at_once.monitor.verdict.evidence
     assert len(at_once.unrecorded) >= fewest_verdicts
     assert move(rewound, OBSERVATIONS) == at_once
+
+
+class CountingDetector(Struct, frozen=True):
+    """Records how many observations it is shown at once."""
+
+    shown: list[int]
+
+    name: ClassVar[str] = "counting"
+    kind: ClassVar[Kind] = Kind.COUNT
+    state_type: ClassVar[type[Any]] = int
+    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.EVAL})
+    thresholds: ClassVar[Thresholds] = Thresholds(None, 1.0)
+
+    def start(self) -> int:
+        return 0
+
+    def step(self, state: int, observation: Observation) -> tuple[int, Evidence]:
+        self.shown.append(1)
+        return state + 1, Evidence(Kind.COUNT, 0.0)
+
+    def fold(self, state: int, evidence: Evidence | None, columns: Any) -> tuple[int, list[Any]]:
+        self.shown.append(len(columns[MetricRole.EVAL].steps))
+        return state + self.shown[-1], []
+
+
+def test_loaded_run_catches_up_at_once(project: ProjectFixture) -> None:
+    """On the embedded database every commit waits for the thread that loads a run, so it does not pause."""
+    run = project.open_run()
+    project.post_observations(run, OBSERVATIONS[:1])
+    state = project.cache.find_state(run.id)
+    assert state is not None
+    project.post_observations(run, OBSERVATIONS[1:])
+    policy = Policy("counting", (Member(detector := CountingDetector([]), detector.thresholds),))
+    behind = replace(state, policy=policy, watch=WatchedMetrics(state.run, policy), monitor=start(policy), shared=1)
+    project.cache.put_states([behind])
+    project.post_observations(run, evals(0.5, start=len(OBSERVATIONS)))
+    assert detector.shown == [len(OBSERVATIONS), 1]
