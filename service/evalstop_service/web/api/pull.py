@@ -56,7 +56,7 @@ class ClaimIn(Body):
         25.0,
         ge=0,
         le=60,
-        description="the response comes earlier when an event is due; at the latest, up to a fifth earlier",
+        description="the response comes when an event is due; without one after this time, or up to a fifth sooner",
     )
     limit: Annotated[int, Field(ge=1, le=100), Integral] = Field(10, description="maximum number of events")
     lease_seconds: float = Field(
