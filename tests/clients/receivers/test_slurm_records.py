@@ -222,3 +222,10 @@ def test_job_that_has_survived_its_stop_is_not_released(states: list[str]) -> No
     """A job that occupies nodes runs on when its stop is undone, also if it is suspended or a component has ended."""
     job_control = SlurmJobControl(OccupiedPrograms(states), users=None)
     job_control.resume_job(Job("7", {"job_id": "7", "partition": "gpu"}))
+
+
+def test_job_that_is_ending_is_resumed_later() -> None:
+    """A job that is being requeued is not held yet: it could not be released, and would then be held for good."""
+    job_control = SlurmJobControl(OccupiedPrograms(["COMPLETING"]), users=None)
+    with pytest.raises(SchedulerUnavailable, match="not ended yet"):
+        job_control.resume_job(Job("7", {"job_id": "7", "partition": "gpu"}))

@@ -143,13 +143,15 @@ class SlurmJobControl:
     def resume_job(self, job: Job) -> None:
         """Release a held job, or requeue one parked in another partition into its own.
 
-        A job that does not wait in the queue has survived the stop and runs on.
+        A job that neither waits in the queue nor is ending has survived the stop and runs on.
         """
         records = self._find_records(job.facts["job_id"])
         if not records or all(record.state in ENDED for record in records):
             raise RequestRefused(f"job {job.id} has ended and cannot be resumed")
         own_partition = job.facts["partition"]
         if records[0].partition == own_partition:
+            if any(record.state == "COMPLETING" for record in records):  # it will be held, or have ended
+                raise SchedulerUnavailable(f"job {job.id} has not ended yet")
             if any(record.state in WAITING for record in records):  # Slurm refuses to release any other
                 self._cluster.release(job.id)
         else:
