@@ -145,6 +145,24 @@ def test_key_over_a_tenth_waits_for_requests_in_progress(used_ms: float, waits: 
     assert loop.delayed == waits
 
 
+def test_veto_of_a_heavy_key_that_waits_is_counted() -> None:
+    """Requests other than posts of observations wait for others in the same way."""
+    loop = Loop(limit=RecordedCharges())
+    loop.send_other(OTHER)
+    loop.send(BUSY, 15.0)
+    loop.send_other(OTHER)
+
+    async def begin() -> None:
+        begun = asyncio.create_task(loop.shares.begin_other(BUSY))
+        await asyncio.sleep(0)
+        assert not begun.done()
+        loop.now += QUIET_SECONDS
+        await begun
+
+    asyncio.run(begin())
+    assert loop.delayed == 1
+
+
 def test_heavy_key_waits_for_a_short_time_at_most() -> None:
     """Others that always have a request in progress do not keep it out."""
     loop = Loop(limit=RecordedCharges())

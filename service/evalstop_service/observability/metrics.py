@@ -57,7 +57,7 @@ class ServiceMetrics:
         )
         self.refused = self._counter("evalstop_refused_requests", "Requests that were refused.", ("reason",))
         self.delayed = self._counter(
-            "evalstop_delayed_requests", "Requests that waited because their key had used its share of the event loop."
+            "evalstop_delayed_requests", "Requests that waited because their key uses much of the event loop's time."
         )
         self.commit_observations = self._histogram("evalstop_commit_observations", "Observations in one commit.", SIZES)
         self.commit_requests = self._histogram("evalstop_commit_requests", "Requests in one commit.", SIZES)

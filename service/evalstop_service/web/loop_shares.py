@@ -101,6 +101,7 @@ class LoopShares:
         """Begin a request that another part of the app answers: a heavy key waits, but nobody is charged."""
         self._note_sender(sender)
         if self._is_heavy(sender) and self._has_light():
+            self._delayed()
             await self._wait_for_turn()
         request = Request(sender, None)
         self._add_light(request)
