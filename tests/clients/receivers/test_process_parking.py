@@ -27,6 +27,13 @@ from tests.clients.webhooks import make_stop_event, post_event
 
 pytestmark = pytest.mark.real
 
+SAVES_FOR_A_SECOND = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(3)))
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(60)
+"""
+
 
 def test_restartable_job_is_parked_and_resumed(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A parked job is ended; resumed, it starts again under its label, and its exit code is the receiver's."""
@@ -134,6 +141,19 @@ def test_exit_code_is_that_of_the_resumed_job(forwarding: Forwarding) -> None:
     control = ResumedMeanwhile(first, "receiver-1", restart=lambda: second)
     assert first.wait(20) == 3
     control.park_job(Job("1"), parse_stop_request("msg_1", make_stop_event({})))
+    assert await_end(control, forwarding) == 7
+
+
+def test_parked_job_that_is_resumed_while_it_ends_starts_again(tmp_path: Path, forwarding: Forwarding) -> None:
+    """However long it takes to save its checkpoint, the receiver waits for it and then starts it again."""
+    first = ChildJob([sys.executable, "-c", SAVES_FOR_A_SECOND, str(tmp_path / "started")], os.environ)
+    control = ProcessJobControl(
+        first, "receiver-1", restart=lambda: ChildJob([sys.executable, "-c", "raise SystemExit(7)"], os.environ)
+    )
+    wait_until((tmp_path / "started").exists)
+    control.park_job(Job("1"), parse_stop_request("msg_1", make_stop_event({})))
+    control.resume_job(Job("1"))
+    assert control.job is first
     assert await_end(control, forwarding) == 7
 
 

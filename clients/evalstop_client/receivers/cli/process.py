@@ -173,6 +173,7 @@ def await_end(control: ProcessJobControl, forwarding: Forwarding) -> int:
         if status is not None and ends and control.job is job:  # else it was resumed meanwhile
             return status
         if control.is_parked:
+            control.restart_resumed_job()
             time.sleep(POLL_SECONDS)
 
 

@@ -112,6 +112,7 @@ class ProcessJobControl:
         self._checkpoint_signal = checkpoint_signal
         self._restart = restart
         self._parked = False
+        self._resumes = False  # a parked job that is still ending is started again once it has ended
         self._gone: ChildJob | None = None  # the job of which no process was left: its ids may belong to others now
         self._changing = threading.Lock()
 
@@ -130,7 +131,7 @@ class ProcessJobControl:
         if request.labels.get(LABEL) != self._receiver_id:
             return ForeignJob()
         if not request.parks:
-            self._parked = False
+            self._parked = self._resumes = False
         return Job(str(self._job.pid))
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
@@ -177,7 +178,7 @@ class ProcessJobControl:
         """End it as a stop does; RequestRefused if it is not restartable."""
         if self._restart is None:
             raise RequestRefused("the job cannot be parked: this receiver runs without --restartable")
-        self._parked = True
+        self._parked, self._resumes = True, False
         self.cancel_job(job, request)
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
@@ -188,18 +189,35 @@ class ProcessJobControl:
         return state
 
     def resume_job(self, job: Job) -> None:
-        """Restart a parked job; any other process that has ended cannot be resumed. One that has survived runs on."""
+        """Restart a parked job, once it has ended; any other process that has ended cannot be resumed.
+
+        One that has survived runs on.
+        """
         with self._changing:
-            if not self._is_gone():
-                self._parked = False
-                return
-            if not self._parked or self._restart is None:
+            is_gone = self._is_gone()
+            if self._parked:
+                self._resumes = True
+                if is_gone:
+                    self._start_again()
+            elif is_gone:
                 raise RequestRefused("a process that has ended cannot be resumed; start it again from its checkpoint")
-            try:
-                self._job = self._restart()
-            except OSError as error:
-                raise SchedulerUnavailable(f"the job cannot be started again: {error}") from None
-            self._parked = False
+
+    def restart_resumed_job(self) -> None:
+        """Restart a parked job that was still ending when it was resumed, if it has ended by now."""
+        with self._changing:
+            if self._resumes and self._is_gone():
+                try:
+                    self._start_again()
+                except SchedulerUnavailable as error:
+                    logger.warning("%s; retrying", error)
+
+    def _start_again(self) -> None:
+        assert self._restart is not None
+        try:
+            self._job = self._restart()
+        except OSError as error:
+            raise SchedulerUnavailable(f"the job cannot be started again: {error}") from None
+        self._parked = self._resumes = False
 
     def _signal_each(self, number: int) -> None:
         for process in self._living():
