@@ -136,13 +136,14 @@ def test_dockerfile_copies_enough_to_build(tmp_path: Path) -> None:
 
 
 def test_public_names_exist(bin_folder: Path, tmp_path: Path) -> None:
-    """Every name in `__all__` of each installed package exists."""
+    """Every name in `__all__` of each installed package exists; the lab is a command line, without public names."""
     script = """
 import importlib, json
 names = {}
 for package in ("evalstop", "evalstop_client", "evalstop_detectors", "evalstop_lab", "evalstop_service"):
     module = importlib.import_module(package)
-    names[package] = {"all": list(module.__all__), "missing": [n for n in module.__all__ if not hasattr(module, n)],
+    public = getattr(module, "__all__", [])
+    names[package] = {"all": list(public), "missing": [name for name in public if not hasattr(module, name)],
                       "file": module.__file__}
 print(json.dumps(names))
 """
@@ -150,7 +151,7 @@ print(json.dumps(names))
     for package, api in apis.items():
         assert str(bin_folder.parent) in api["file"], package
         assert api["missing"] == [], package
-        assert api["all"], f"{package} names no public API"
+        assert api["all"] or package == "evalstop_lab", f"{package} names no public API"
 
 
 def test_installed_service_migrates_and_starts(bin_folder: Path, tmp_path: Path) -> None:
