@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 from uuid import UUID, uuid4
 
 import pytest
-from evalstop_detectors import Evidence, Kind, Member, MetricRole, Observation, Policy, Thresholds, start
+from evalstop_detectors import Evidence, Kind, Member, Observation, Policy, start
 from evalstop_service.errors import TooOften
 from evalstop_service.ingest import Committer, Limits, Message, Observations, RunCache, running_in_thread
 from evalstop_service.ingest.costs import REPLAYS, CostlyRuns, ReplayShares
@@ -21,9 +21,9 @@ from evalstop_service.store import run_health
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
-from msgspec import Struct
 from msgspec.structs import replace
 
+from tests.service.fake_detectors import FakeDetector
 from tests.service.project_fixture import NOW, ProjectFixture, evals, set_up_project
 
 
@@ -154,17 +154,10 @@ def test_costly_run_is_committed_separately_and_marked(
     assert (seconds is not None) == is_marked
 
 
-class RestingDetector(Struct, frozen=True):
+class RestingDetector(FakeDetector, frozen=True):
     """Rests for longer than the budget, as a replay does between its slices."""
 
     name: ClassVar[str] = "resting"
-    kind: ClassVar[Kind] = Kind.COUNT
-    state_type: ClassVar[type[Any]] = int
-    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.EVAL})
-    thresholds: ClassVar[Thresholds] = Thresholds(None, 1.0)
-
-    def start(self) -> int:
-        return 0
 
     def step(self, state: int, observation: Observation) -> tuple[int, Evidence]:
         time.sleep(0.3)

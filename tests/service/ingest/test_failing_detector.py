@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
-from evalstop_detectors import DetectorError, Evidence, Kind, Member, MetricRole, Observation, Policy, Thresholds, start
+from evalstop_detectors import DetectorError, Evidence, Kind, Member, Observation, Policy, start
 from evalstop_service.evaluation.replays import replay_run
 from evalstop_service.ingest import CheckpointSaved, Message, Observations, Receipt, Resumed
 from evalstop_service.rules.run_results import Call
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store.runs import Run
-from msgspec import Struct
 from msgspec.structs import replace
 
+from tests.service.fake_detectors import FakeDetector
 from tests.service.project_fixture import NOW, ProjectFixture, evals
 
 FAILS_AT = 3
 
 
-class FailingDetector(Struct, frozen=True):
+class FailingDetector(FakeDetector, frozen=True):
     """Raises at one step; `calls_at`: it calls for a stop from this step on."""
 
     calls_at: int = 1_000_000
 
     name: ClassVar[str] = "failing"
-    kind: ClassVar[Kind] = Kind.COUNT
-    state_type: ClassVar[type[Any]] = int
-    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.EVAL})
-    thresholds: ClassVar[Thresholds] = Thresholds(None, 1.0)
-
-    def start(self) -> int:
-        return 0
 
     def step(self, state: int, observation: Observation) -> tuple[int, Evidence]:
         if observation.step == FAILS_AT:

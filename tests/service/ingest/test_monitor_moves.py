@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
-from evalstop_detectors import Evidence, Kind, Member, MetricRole, Observation, Policy, Thresholds, start
+from evalstop_detectors import Evidence, Kind, Member, MetricRole, Observation, Policy, start
 from evalstop_service.ingest.monitor_moves import SLICE, advance_monitor, replay_monitor, rewind_monitor
 from evalstop_service.ingest.run_state import RunState
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store.observations import PostedObservation
-from msgspec import Struct
 from msgspec.structs import replace
 
+from tests.service.fake_detectors import FakeDetector
 from tests.service.project_fixture import ProjectFixture, evals
 
 OBSERVATIONS = evals(*(0.1 * [1, 2, 3, 2, 1][step % 5] for step in range(3 * SLICE + 5)))
@@ -54,19 +54,12 @@ def test_moving_in_slices_equals_moving_at_once(
     assert move(rewound, OBSERVATIONS) == at_once
 
 
-class CountingDetector(Struct, frozen=True):
+class CountingDetector(FakeDetector, frozen=True):
     """Records how many observations it is shown at once."""
 
     shown: list[int]
 
     name: ClassVar[str] = "counting"
-    kind: ClassVar[Kind] = Kind.COUNT
-    state_type: ClassVar[type[Any]] = int
-    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.EVAL})
-    thresholds: ClassVar[Thresholds] = Thresholds(None, 1.0)
-
-    def start(self) -> int:
-        return 0
 
     def step(self, state: int, observation: Observation) -> tuple[int, Evidence]:
         self.shown.append(1)
