@@ -82,14 +82,13 @@ class LoopShares:
         self._note_sender(key)
         if not self._has_others(key):
             return None
-        if wait := self.find_wait(key):
+        wait = self.find_wait(key)
+        if wait or self._gives_way(key):
             self._delayed()
-            while wait:
-                await asyncio.sleep(min(wait, ACTIVE_SECONDS))  # the others may be silent then
-                wait = self.find_wait(key)
-        elif self._is_heavy(key) and self._has_light():
-            self._delayed()
-        if self._is_heavy(key) and self._has_light():
+        while wait:
+            await asyncio.sleep(min(wait, ACTIVE_SECONDS))  # the others may be silent then
+            wait = self.find_wait(key)
+        if self._gives_way(key):
             await self._wait_for_turn()
         self._advance()
         self._in_progress += 1
@@ -100,7 +99,7 @@ class LoopShares:
     async def begin_other(self, sender: Hashable) -> Request:
         """Begin a request that another part of the app answers: a heavy key waits, but nobody is charged."""
         self._note_sender(sender)
-        if self._is_heavy(sender) and self._has_light():
+        if self._gives_way(sender):
             self._delayed()
             await self._wait_for_turn()
         request = Request(sender, None)
@@ -140,6 +139,9 @@ class LoopShares:
     def _add_light(self, request: Request) -> None:
         if not self._is_heavy(request.sender):
             self._light[request] = self._monotonic()
+
+    def _gives_way(self, sender: Hashable) -> bool:
+        return self._is_heavy(sender) and self._has_light()
 
     def _has_light(self) -> bool:
         """Whether a request of a light sender is in progress, and not for long, or has just ended."""
