@@ -41,6 +41,7 @@ from evalstop_service.runs import downsampling, retention
 from evalstop_service.security import openid
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
+from evalstop_service.structs import prepare_structs
 from evalstop_service.web import dashboard, mlflow, problems
 from evalstop_service.web.api import (
     audit,
@@ -88,6 +89,8 @@ from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimi
 from evalstop_service.webhooks.retry import Backoff
 
 _log = logging.getLogger(__name__)
+
+prepare_structs()  # here, because no thread can decode a struct before this module is imported
 
 RESOURCES = (
     *(projects, keys, sessions, backtest_routes, policies, runs, roles, observations, scrapes, kubeflow),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import gc
 import json
 import logging
@@ -121,6 +122,7 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
         await app.deliver(settings, database, stop, service_metrics, tracer)
 
     service_metrics, tracer = app.create_service_metrics(database), tracing.create_tracer(os.environ)
+    faulthandler.enable()
     port = settings.metrics_port
     guard = None if settings.metrics_public else KeyCache(database, settings.key_cache_seconds, utc_now)
     with prometheus.listening(service_metrics, settings.host, port, guard) if port is not None else nullcontext():
@@ -169,6 +171,7 @@ def _serve(settings: Settings, database: Database, secret: str, ready: Callable[
         h11_max_incomplete_event_size=65536,
     )
     server = _Server(config, ready)
+    faulthandler.enable()  # a crash in C code leaves a traceback in the log
     # Objects of a request end with it, and cached runs hold no cycles: a full collection would find nothing.
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)
