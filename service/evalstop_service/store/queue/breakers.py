@@ -1,6 +1,6 @@
 """Circuit breakers: after consecutive failures an endpoint is left alone for a while, and then tried once.
 
-closed ──(consecutive failures)──> open ──(`open_until`)──> one attempt ──> closed, or open again
+closed ──(consecutive failures)──> open ──(`open_until`)──> one attempt ──> closed, or open again for twice as long
 
 Deliveries to an open endpoint are not claimed, so they use up no attempts. The worker that makes the one attempt moves
 `open_until` to the end of its lease. Workers compete for the endpoint's row, and if one dies, another may try later.
@@ -8,7 +8,7 @@ Deliveries to an open endpoint are not claimed, so they use up no attempts. The 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -21,19 +21,33 @@ from evalstop_service.store.tables import endpoints
 
 @dataclass(frozen=True)
 class BreakerLimits:
-    """After this many consecutive `failures`, nothing is sent for `seconds`."""
+    """After this many consecutive `failures`, nothing is sent for `first_seconds`.
+
+    Each failed trial doubles the pause up to `longest_seconds`: a receiver that restarts gets its stops after a second
+    or two, and one that is gone is hardly tried.
+    """
 
     failures: int = 10
-    seconds: float = 30.0
+    first_seconds: float = 1.0
+    longest_seconds: float = 30.0
+
+    def compute_pause(self, failures: int) -> timedelta:
+        """The pause after so many consecutive failures."""
+        doublings = min(failures - self.failures, 60)
+        return timedelta(seconds=min(self.first_seconds * 2.0**doublings, self.longest_seconds))
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """One attempt at an endpoint; `well`: the endpoint works, even if it refused the event."""
+    """One attempt at an endpoint.
+
+    `well`: the endpoint works, even if it refused the event. `is_trial`: the one attempt while the breaker was open.
+    """
 
     endpoint_id: UUID
     at: datetime
     well: bool
+    is_trial: bool
 
 
 def claim_trials(tx: Transaction, open_until_of: Mapping[UUID, datetime], lease_until: datetime) -> set[UUID]:
@@ -56,30 +70,27 @@ def claim_trials(tx: Transaction, open_until_of: Mapping[UUID, datetime], lease_
     return claimed
 
 
-def record_results(tx: Transaction, tried: Iterable[AttemptResult], breaker: BreakerLimits) -> frozenset[UUID]:
-    """Count consecutive failures; returns the endpoints whose breaker opened. Their rows are locked."""
+def record_results(tx: Transaction, tried: Iterable[AttemptResult], breaker: BreakerLimits) -> dict[UUID, datetime]:
+    """Count consecutive failures; returns the endpoints whose breaker opened, and until when. Their rows are locked.
+
+    Attempts that were under way when the breaker opened may succeed, which closes it, but do not lengthen the pause.
+    """
     attempts: dict[UUID, list[AttemptResult]] = {}
     for attempt in sorted(tried, key=lambda attempt: attempt.at):
         attempts.setdefault(attempt.endpoint_id, []).append(attempt)
-    opened = set()
+    opened = {}
     for endpoint_id, of_one in attempts.items():
-        failures, ever_well = _since_it_went_well(of_one)
-        if not ever_well:
-            query = sa.select(endpoints.c.failures).where(endpoints.c.id == endpoint_id)
-            failures += tx.execute(query).scalar_one()
-        opens = failures >= breaker.failures
-        until = of_one[-1].at + timedelta(seconds=breaker.seconds) if opens else None
-        if opens:
-            opened.add(endpoint_id)
-        tx.execute(
-            sa.update(endpoints).where(endpoints.c.id == endpoint_id).values(failures=failures, open_until=until)
-        )
-    return frozenset(opened)
-
-
-def _since_it_went_well(tried: Sequence[AttemptResult]) -> tuple[int, bool]:
-    failures, ever_well = 0, False
-    for attempt in tried:
-        failures = 0 if attempt.well else failures + 1
-        ever_well |= attempt.well
-    return failures, ever_well
+        table = endpoints.c
+        row = tx.execute(sa.select(table.failures, table.open_until).where(table.id == endpoint_id)).one()
+        failures, open_until = row.failures, row.open_until
+        for attempt in of_one:
+            if attempt.well:
+                failures, open_until = 0, None
+            elif open_until is None or attempt.is_trial:
+                failures += 1
+                opens = failures >= breaker.failures
+                open_until = attempt.at + breaker.compute_pause(failures) if opens else None
+        if open_until not in (None, row.open_until):
+            opened[endpoint_id] = open_until
+        tx.execute(sa.update(endpoints).where(table.id == endpoint_id).values(failures=failures, open_until=open_until))
+    return opened

@@ -11,7 +11,7 @@ set back, nothing is claimed twice; deliveries that would wait for the clock to 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -36,12 +36,12 @@ UNREADABLE_PAUSE_SECONDS = 60.0
 class Settlement:
     """The deliveries still held, and those cancelled meanwhile. All others had been taken over by other workers.
 
-    `opened`: endpoints whose circuit breaker opened.
+    `opened`: endpoints whose circuit breaker opened, and until when.
     """
 
     still_held: frozenset[UUID]
     cancelled: frozenset[UUID]
-    opened: frozenset[UUID] = frozenset()
+    opened: Mapping[UUID, datetime] = field(default_factory=dict)
 
 
 def claim_deliveries(
@@ -107,12 +107,17 @@ def settle_deliveries(
     ]
     for endpoint_id in sorted({attempt.claimed.endpoint_id for attempt in still_held if attempt.is_gone}):
         endpoints.disable_endpoint(tx, endpoint_id)
-    opened = frozenset[UUID]()
+    opened: dict[UUID, datetime] = {}
     if breaker is not None and failing_endpoints:
         counted = [
             attempt for attempt in still_held if attempt.was_tried and attempt.claimed.endpoint_id in failing_endpoints
         ]
-        results = [AttemptResult(attempt.claimed.endpoint_id, attempt.at, attempt.went_well) for attempt in counted]
+        results = [
+            AttemptResult(
+                attempt.claimed.endpoint_id, attempt.at, attempt.went_well, attempt.claimed.open_until is not None
+            )
+            for attempt in counted
+        ]
         opened = breakers.record_results(tx, results, breaker)
     return Settlement(
         frozenset(attempt.claimed.id for attempt in still_held),

@@ -331,10 +331,8 @@ class DeliveryWorker:
         return self._database_clock.now(time.monotonic())
 
     def _report_settled(self, finished: Sequence[FinishedAttempt], settled: Settlement) -> None:
-        for endpoint_id in settled.opened:
-            log.warning(
-                "endpoint %s keeps failing; nothing is sent to it for %g s", endpoint_id, self._rules.breaker.seconds
-            )
+        for endpoint_id, until in settled.opened.items():
+            log.warning("endpoint %s keeps failing; nothing is sent to it until %s", endpoint_id, rfc3339(until))
             removed = self._queues.remove_waiting(endpoint_id)
             self._finished += [
                 FinishedAttempt(removed_delivery, Released(), self._now()) for removed_delivery in removed

@@ -12,7 +12,7 @@ from evalstop_service.store.queue.breakers import BreakerLimits
 
 from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, seed_project
 
-BREAKER = BreakerLimits(failures=3, seconds=30)
+BREAKER = BreakerLimits(failures=3, first_seconds=30)
 
 
 def settle_attempt(
@@ -84,6 +84,37 @@ def test_failed_probe_opens_the_breaker_again(database: Database, project: Seede
         assert settle_attempt(tx, probe, retry_at(60), 32)
         assert claim_deliveries(tx, EPOCH + timedelta(seconds=61), 10, 8) == []
         assert len(claim_deliveries(tx, EPOCH + timedelta(seconds=63), 10, 8)) == 1
+
+
+def test_pause_doubles_with_each_failed_probe(database: Database, project: SeededProject) -> None:
+    """The first pause is short; a failed probe doubles it, up to the longest."""
+    breaker = BreakerLimits(failures=3, first_seconds=1, longest_seconds=5)
+    with database.transaction() as tx:
+        endpoint = add_second_endpoint(tx, project)
+        for number in range(6):
+            project.add_event_of_new_run(tx, number)
+        pauses, at = [], EPOCH
+        for _ in range(6):
+            (claimed,) = claim_deliveries(tx, at, 10, 1)
+            attempt = FinishedAttempt(claimed, retry_at(1000), at, 1.0, 500)
+            until = leases.settle_deliveries(tx, [attempt], breaker).opened.get(endpoint.id, at)
+            pauses.append((until - at).total_seconds())
+            at = until
+    assert pauses == [0, 0, 1, 2, 4, 5]
+
+
+def test_attempts_under_way_do_not_lengthen_the_pause(database: Database, project: SeededProject) -> None:
+    """What was sent before the breaker opened and fails afterwards neither counts nor moves the next probe."""
+    with database.transaction() as tx:
+        endpoint = add_second_endpoint(tx, project)
+        for number in range(8):
+            project.add_event_of_new_run(tx, number)
+        claimed = claim_deliveries(tx, EPOCH, 10, 8)
+        results = [settle_attempt(tx, delivery, retry_at(1), number) for number, delivery in enumerate(claimed)]
+        reloaded = endpoints.find_endpoint(tx, project.id, endpoint.id)
+    assert results == [False, False, True] + [False] * 5
+    assert reloaded is not None
+    assert (reloaded.failures, reloaded.open_until) == (3, EPOCH + timedelta(seconds=2 + 30))
 
 
 def test_probe_is_free_after_its_lease(database: Database, project: SeededProject) -> None:

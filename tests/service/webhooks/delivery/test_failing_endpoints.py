@@ -27,7 +27,7 @@ from tests.service.webhooks.delivery.fakes import (
     utc_now,
 )
 
-SLOW_BREAKER = BreakerLimits(failures=3, seconds=3600)
+SLOW_BREAKER = BreakerLimits(failures=3, first_seconds=3600, longest_seconds=3600)
 
 
 def test_open_breaker_stops_deliveries_to_one_endpoint(database: Database, project: SeededProject) -> None:
@@ -56,7 +56,7 @@ def test_recovered_endpoint_gets_all_waiting_deliveries(database: Database, proj
     with FakeEndpoint(lambda _request, number: Reply(503 if number < 3 else 200)) as fake:
         endpoint = project.add_endpoint(database, fake.url)
         announce_events(database, project, 20)
-        breaker = BreakerLimits(failures=3, seconds=0.2)
+        breaker = BreakerLimits(failures=3, first_seconds=0.2)
         asyncio.run(
             deliver_until(
                 all_settled(database, project), database, backoff=Backoff(first_seconds=0.05), breaker=breaker
