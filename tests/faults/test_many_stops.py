@@ -6,7 +6,6 @@ import json
 import random
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from evalstop_service.store import projects, tables
 from evalstop_service.store.database import Database
 
 from tests.acceptance.programs import Program
-from tests.clients.programs import running_program
+from tests.clients.programs import is_alive, running_program
 from tests.conftest import ClonePostgres
 from tests.faults.fake_cluster import FakeCluster, FakeJob
 from tests.faults.retrying_clients import RetryingClient, wait_until
@@ -185,17 +184,14 @@ def test_every_stopped_job_ends_once_despite_faults(
         for _, name in jobs:
             cluster.submit_job(name)
 
-        fault_thread = threading.Thread(
-            target=inject_faults,
-            args=(
-                cluster,
-                (*servers, *workers),
-                lambda rng: rng.choice(tenants).start_receiver(stack, cluster, services[0]),
-                range(jobs_per_fault, stopped_count, jobs_per_fault),
-            ),
-            name="faults",
+        programs = (*servers, *workers)
+        faults = stack.enter_context(ThreadPoolExecutor(1)).submit(
+            inject_faults,
+            cluster,
+            programs,
+            lambda rng: rng.choice(tenants).start_receiver(stack, cluster, services[0]),
+            range(jobs_per_fault, stopped_count, jobs_per_fault),
         )
-        fault_thread.start()
         with ThreadPoolExecutor(6) as trainers:
             list(trainers.map(lambda job: train_run(clients[job[0].name], *job), jobs))
 
@@ -203,11 +199,15 @@ def test_every_stopped_job_ends_once_despite_faults(
         while pending := vetoing.list_decisions(client, DecisionState.PENDING):
             for decision_id in pending:
                 client.post(f"/decisions/{decision_id}/veto", {"reason": "it only dips"})
-        fault_thread.join()
+        faults.result()
         client = clients["limited"]
-        wait_until(
-            lambda: set(count_states(database)) <= FINAL_STATES | {DecisionState.ON_HOLD}, "all stops are finished", 600
-        )
+
+        def all_finished() -> bool:
+            dead = [program.read_log()[-5000:] for program in programs if not is_alive(program.pid)]
+            assert not dead, dead
+            return set(count_states(database)) <= FINAL_STATES | {DecisionState.ON_HOLD}
+
+        wait_until(all_finished, "all stops are finished", 600)
         on_hold = [
             run_id for name, run_id in limited_tenant.runs.items() if cluster.jobs[name].time_of("asked") is None
         ]
