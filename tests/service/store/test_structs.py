@@ -10,11 +10,11 @@ import sys
 
 import evalstop_service
 import msgspec
-from evalstop_service.structs import iterate_structs, prepare_structs
+from evalstop_service.store.structs import iterate_structs, prepare_structs
 
 PRINT_UNPREPARED = """
 import evalstop_service.app
-from tests.service.test_structs import import_all_modules, list_unprepared_structs
+from tests.service.store.test_structs import import_all_modules, list_unprepared_structs
 import_all_modules()
 print(*list_unprepared_structs())
 """
