@@ -41,7 +41,7 @@ class Applied(msgspec.Struct):
 
     @property
     def fails(self) -> bool:
-        """Whether a detector has failed on the run."""
+        """Whether the run is no longer judged from here on."""
         return self.state.run.detector_failure is not None and self.before.run.detector_failure is None
 
 

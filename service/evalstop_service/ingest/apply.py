@@ -214,7 +214,7 @@ def _judge_again(
     if replayed:
         state = replay_monitor(state, facts.points, [])
     fallen = name_fallen_evals(before, state, facts.points)
-    state, changes = add_evals(state, scores, facts, [], turned=ended)
+    state, changes = add_evals(combined.pass_failure(state), scores, facts, [], turned=ended)
     state = settle_row(state, changes, version, now, rewritten=True, fallen=fallen)
     return Applied(
         before,

@@ -84,6 +84,7 @@ def apply_observations(
         state, changes = add_evals(state, scoring.scores, facts, scoring.evals, turned=ended)
     if new.points:
         changes["last_step"] = max(before.run.last_step or 0, *map(_STEP, new.points))
+    state = combined.pass_failure(state)
     rewritten = replayed or (scoring is not None and scoring.is_late)
     state = settle_row(state, changes, version, now, rewritten=rewritten, fallen=fallen)
 

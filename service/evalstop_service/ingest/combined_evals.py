@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest.facts import NOTHING_NEEDED, Facts, Needs
-from evalstop_service.ingest.run_state import RunState
+from evalstop_service.ingest.run_state import RunState, describe_failure
 from evalstop_service.rules.role_recognition import COMBINED_METRIC
 from evalstop_service.runs.watched_metrics import select_eval_values
 from evalstop_service.store.observations import PostedObservation
@@ -24,12 +24,18 @@ from evalstop_service.store.observations import PostedObservation
 LEAST_SHARE = 0.1
 """The least share of the score's fall for which an eval is named."""
 
+COMBINING_FAILED = "the combination of the evals failed"
+
 
 class NewScores(msgspec.Struct, frozen=True):
-    """Scores to store. `first_step`: stored scores from this step on are replaced; None: none are."""
+    """Scores to store. `first_step`: stored scores from this step on are replaced; None: none are.
+
+    `failure`: why they could not be computed.
+    """
 
     points: Sequence[PostedObservation] = ()
     first_step: int | None = None
+    failure: str | None = None
 
     def drop_outdated(self, facts: Facts) -> Facts:
         """The facts without the stored scores that are replaced."""
@@ -42,6 +48,10 @@ class NewScores(msgspec.Struct, frozen=True):
         """The facts with these scores merged into the stored ones."""
         current = self.drop_outdated(facts)
         return replace(current, points=(*current.points, *self.points))
+
+    def pass_failure(self, state: RunState) -> RunState:
+        """The state, no longer judged if the scores could not be computed."""
+        return state if self.failure is None else replace(state, failure=state.failure or self.failure)
 
 
 NO_SCORES = NewScores()
@@ -67,11 +77,14 @@ def add_values(state: RunState, facts: Facts, fresh: Sequence[PostedObservation]
     if not values:
         return state, NO_SCORES
     last = state.last_steps.get(COMBINED_METRIC, -1)
-    if _goes_on(state, values):
-        assert state.combined is not None, "a state that can be continued is in memory"
-        combined, scores = combine_values(_weights(state), state.combined, values)
-    else:
-        combined, scores = _combine_all(state, [*facts.points, *fresh])
+    try:
+        if _goes_on(state, values):
+            assert state.combined is not None, "a state that can be continued is in memory"
+            combined, scores = combine_values(_weights(state), state.combined, values)
+        else:
+            combined, scores = _combine_all(state, [*facts.points, *fresh])
+    except Exception as error:
+        return _fail_to_combine(state, error)
     first = values[0].step
     is_late = first <= last
     points = _to_observations(scores, first if is_late else last + 1)
@@ -87,7 +100,10 @@ def combine_anew(state: RunState, facts: Facts, first_step: int = 0) -> tuple[Ru
         last_steps = {metric: step for metric, step in state.last_steps.items() if metric != COMBINED_METRIC}
         state = replace(state, combined=None, last_steps=last_steps)
         return state, NewScores((), 0) if is_stored else NO_SCORES
-    combined, scores = _combine_all(state, facts.points)
+    try:
+        combined, scores = _combine_all(state, facts.points)
+    except Exception as error:
+        return _fail_to_combine(state, error)
     points = _to_observations(scores, first_step)
     last_steps = dict(state.last_steps)
     if points:
@@ -106,13 +122,22 @@ def name_fallen_evals(before: RunState, state: RunState, points: Iterable[Posted
     verdict = state.monitor.verdict
     if needs_of_reason(before, state) is NOTHING_NEEDED or verdict.step is None:
         return None
-    combined, _ = _combine_all(state, [point for point in points if point.step <= verdict.step])
+    try:
+        combined, _ = _combine_all(state, [point for point in points if point.step <= verdict.step])
+    except Exception as error:  # the stop stands without this part of its reason
+        describe_failure(state.run, COMBINING_FAILED, error)
+        return None
     falls = zip(combined.falls, state.watch.combined, strict=True)
     fallen = sorted(((fall, metric) for fall, metric in falls if fall > 0), reverse=True)
     total = math.fsum(fall for fall, _ in fallen)
     shares = [(fall / total, metric) for fall, metric in fallen if fall >= LEAST_SHARE * total]
     descriptions = [f"{metric} ({format_percent(share)} of the fall)" for share, metric in shares]
     return f"fallen evals: {', '.join(descriptions)}" if descriptions else ""
+
+
+def _fail_to_combine(state: RunState, error: Exception) -> tuple[RunState, NewScores]:
+    failure = describe_failure(state.run, COMBINING_FAILED, error)
+    return replace(state, combined=None), NewScores(failure=failure)
 
 
 def _goes_on(state: RunState, values: Sequence[EvalValue]) -> bool:

@@ -12,7 +12,14 @@ from msgspec.structs import replace
 from evalstop_service.errors import Behind, ServiceError
 from evalstop_service.ingest.messages import CheckpointSaved, Message, Observations
 from evalstop_service.ingest.monitor_moves import move_monitor, observations_past
-from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, Scores, with_decision
+from evalstop_service.ingest.run_state import (
+    CHOICE_FAILED,
+    KEEP_EVERY,
+    RunState,
+    Scores,
+    describe_failure,
+    with_decision,
+)
 from evalstop_service.projects import policies
 from evalstop_service.rules.run_results import Call
 from evalstop_service.runs import watched_metrics
@@ -210,8 +217,12 @@ def _catch_up(
         run_scores = scores.get(run_id)
         if run_scores is not None:
             evals = watched_metrics.select_scores(state.run, points)
-            run_scores.add_scores([score for score in evals if score.step > run_scores.last_step])
-            run_scores.add_checkpoints(saved.get(run_id, ()))
+            try:
+                run_scores.add_scores([score for score in evals if score.step > run_scores.last_step])
+                run_scores.add_checkpoints(saved.get(run_id, ()))
+            except Exception as error:  # the message that needs them builds them again, and records a failure
+                describe_failure(state.run, CHOICE_FAILED, error)
+                run_scores = None
         caught_up[run_id] = replace(
             moved,
             last_steps=last_steps[run_id],

@@ -2,23 +2,21 @@
 
 An exception in a detector must not keep the run's observations from being stored. It ends the judgment of the run, at
 the observation that caused it, until the monitor is replayed: for a late observation, for other roles, in a new
-attempt, or by a process that does not have it in memory.
+attempt, or by a process that does not have it in memory. So does one in the combination of evals or in the choice of
+the best checkpoint, which are attempted again with the next eval.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from evalstop_detectors import MonitorState, Observation, Policy, Verdict, advance, advance_parts, start, step
 from msgspec.structs import replace
 
-from evalstop_service.ingest.run_state import RunState, Trail
+from evalstop_service.ingest.run_state import RunState, Trail, describe_failure
 from evalstop_service.store.observations import PostedObservation
-
-_log = logging.getLogger(__name__)
 
 Advance = Callable[[Policy, MonitorState, Sequence[Observation]], tuple[MonitorState, list[Verdict]]]
 """`advance`, or the same with pauses."""
@@ -61,8 +59,7 @@ def move_monitor(
         try:
             monitor, verdicts = advance_by(state.policy, monitor, observations)
         except Exception:
-            _log.exception("a detector failed on run %s (%s)", state.run.id, state.run.name)
-            monitor, verdicts, failure = _advance_until_failure(state.policy, monitor, observations)
+            monitor, verdicts, failure = _advance_until_failure(state, observations)
     count = state.count + len(observations)
     if failure is not None:
         passed_over = replace(monitor, last=observations[-1].order) if observations else monitor
@@ -72,16 +69,16 @@ def move_monitor(
 
 
 def _advance_until_failure(
-    policy: Policy, monitor: MonitorState, observations: Sequence[Observation]
+    state: RunState, observations: Sequence[Observation]
 ) -> tuple[MonitorState, list[Verdict], str | None]:
     """Like `advance`, one observation at a time, so that a failure has the same effect however they arrive."""
-    verdicts: list[Verdict] = []
+    monitor, verdicts = state.monitor, list[Verdict]()
     for observation in observations:
         call = monitor.verdict.verdict
         try:
-            monitor, verdict = step(policy, monitor, observation)
+            monitor, verdict = step(state.policy, monitor, observation)
         except Exception as error:
-            failure = f"a detector failed at step {observation.step}: {error!r:.200}"
+            failure = describe_failure(state.run, f"a detector failed at step {observation.step}", error)
             return monitor, [*verdicts, monitor.verdict], failure
         if verdict.verdict is not call:
             verdicts.append(verdict)

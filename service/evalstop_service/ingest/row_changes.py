@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from evalstop_service.evaluation import change_point
 from evalstop_service.ingest.facts import Facts
-from evalstop_service.ingest.run_state import RunState, Scores
+from evalstop_service.ingest.run_state import CHOICE_FAILED, RunState, Scores, describe_failure
 from evalstop_service.rules import run_results
 from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
 from evalstop_service.rules.statuses import RunStatus
@@ -33,8 +33,24 @@ def add_evals(
 ) -> tuple[RunState, RunChanges]:
     """The state with new evals and checkpoints in its scores, and the columns that they change.
 
-    `scores`: extended; None: built from what was loaded.
+    `scores`: extended; None: built from what was loaded. If this fails, the columns stay as they are, and the run is no
+    longer judged.
     """
+    try:
+        return _add_evals(state, scores, facts, evals, saved, turned)
+    except Exception as error:
+        failure = describe_failure(state.run, CHOICE_FAILED, error)
+        return replace(state, scores=None, scores_count=0, failure=state.failure or failure), {}
+
+
+def _add_evals(
+    state: RunState,
+    scores: Scores | None,
+    facts: Facts,
+    evals: Sequence[PostedObservation],
+    saved: Sequence[Checkpoint],
+    turned: bool,
+) -> tuple[RunState, RunChanges]:
     eval_metric, run = state.watch.eval_metric, state.run
     if eval_metric is None:
         return replace(state, scores=None), {"best_checkpoint": None, "raw_maximum": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 import msgspec
@@ -28,7 +29,11 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.runs import Run
 
+_log = logging.getLogger(__name__)
+
 CHOOSER: Chooser = SmoothedMaximum()
+
+CHOICE_FAILED = "the choice of the best checkpoint failed"
 
 KEEP_EVERY = 2048
 """Observations after which a monitor's state is stored: at most as many are replayed to restore it."""
@@ -106,9 +111,9 @@ class RunState(msgspec.Struct, frozen=True):
     with it the run's version. `eval_request`: the paired evaluation awaiting its answer. `recorded`: the verdict in the
     run's row; None if the row was read. `unrecorded`: verdicts reached since the row was written. `combined`: for a run
     with several evals, the state of their combination; None: it has to be computed again. `count`: observations since
-    the monitor was restored; `unkept`: those that its stored state lacks. `failure`: why the detectors failed; they see
-    nothing more until the monitor is replayed. `shared`: another process recently saved the run: for this many more
-    messages its version is checked before use.
+    the monitor was restored; `unkept`: those that its stored state lacks. `failure`: why the run is no longer judged;
+    the detectors see nothing more until the monitor is replayed. `shared`: another process recently saved the run: for
+    this many more messages its version is checked before use.
     """
 
     run: Run
@@ -134,6 +139,12 @@ class RunState(msgspec.Struct, frozen=True):
     def usable_scores(self) -> Scores | None:
         """The scores, unless they have advanced past this state."""
         return self.scores if self.scores is not None and self.scores.count == self.scores_count else None
+
+
+def describe_failure(run: Run, what: str, error: Exception) -> str:
+    """Why a run is no longer judged: for its page. The traceback goes to the log."""
+    _log.error("%s, of run %s (%s)", what, run.id, run.name, exc_info=error)
+    return f"{what}: {error!r:.200}"
 
 
 def with_eval_changes(state: RunState, changes: tuple[EvalChange, ...]) -> RunState:

@@ -37,7 +37,7 @@ class ServiceMetrics:
     one. `loaded_runs`: how a run's monitor was loaded before a batch (hit, moved_on, restored, rebuilt), and how often
     the cache was stale, so that a batch was applied twice.
     `detector_seconds`: of each group. `costly_steps`: of one run, over the budget.
-    `unjudged_runs`: on which a detector failed.
+    `unjudged_runs`: no longer judged, after an error.
     `deliveries`: attempts by result (delivered, retry, dead, cancelled).
     `delivery_seconds`: of an attempt. `delivery_lag_seconds`: from being due to being sent. `request_seconds`: HTTP
     answers by method, route template and class of status. `mlflow_left_out`: metrics, labels, params, checkpoints and
@@ -78,9 +78,7 @@ class ServiceMetrics:
         self.costly_steps = self._counter(
             "evalstop_costly_steps", "Steps of one run's detectors that exceeded their time budget."
         )
-        self.unjudged_runs = self._counter(
-            "evalstop_unjudged_runs", "Runs that are no longer judged because a detector failed."
-        )
+        self.unjudged_runs = self._counter("evalstop_unjudged_runs", "Runs that are no longer judged after an error.")
         self.deliveries = self._counter(
             "evalstop_deliveries",
             "Attempts to deliver a webhook, by result.",

@@ -161,7 +161,7 @@ class RunHealthOut(Answer):
         "null: within the budget so far"
     )
     detector_failure: str | None = Field(
-        description="why the policy no longer judges the run, whose observations are still stored; null: it does"
+        description="the error after which the run is no longer judged, though still stored; null: it is judged"
     )
 
 

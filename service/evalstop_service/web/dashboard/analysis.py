@@ -37,7 +37,7 @@ MOST_POINTS = 500
 REPLAYED = "Recomputed from all observations; detectors without evidence are left out."
 TOO_LONG = "The run is too long to replay here: shown at verdict changes only."
 UNREADABLE = "This release cannot read the policy: shown at verdict changes only."
-FAILED = "A detector failed on this run: shown at verdict changes only."
+FAILED = "This run is not judged after an error: shown at verdict changes only."
 
 
 @router.get("/analysis.json")
