@@ -8,6 +8,7 @@ import pytest
 from evalstop_service.decisions import pause, second_person
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import rollout_stage
+from evalstop_service.evaluation.rollout_stage import StageTerms
 from evalstop_service.projects.project_settings import ProjectChange
 from evalstop_service.rules.decision_lifecycle import Mode, Released, StopOrdered
 from evalstop_service.rules.proposals import OPEN_FOR, ProposalKind, ProposalState
@@ -196,3 +197,29 @@ def test_promotion_to_enforce_needs_two_admins(project: ProjectFixture) -> None:
     assert find_stage() == Stage.ENFORCE
     assert second_person.remove_stage(project.database, ben, "watch-all-roles") is None
     assert find_stage() == "none"
+
+
+def test_easing_the_terms_of_a_stage_needs_two_admins(project: ProjectFixture) -> None:
+    """A lower required precision or a larger canary waits for a second admin; stricter terms take effect at once."""
+    ada, ben = create_author(project, "ada"), create_author(project, "ben")
+
+    def set_terms(author: Author, required_precision: float, canary_share: float) -> Proposal | None:
+        terms = StageTerms(required_precision, canary_share)
+        return second_person.set_stage(project.database, author, "watch-all-roles", terms)
+
+    def find_terms() -> tuple[float, float]:
+        with project.database.reading() as tx:
+            stage = rollout_stages.find_stage(tx, project.id, "watch-all-roles")
+        assert stage is not None
+        return stage.required_precision, stage.canary_share
+
+    assert set_terms(ada, 0.8, 0.25) is None
+    assert set_terms(ada, 0.9, 0.2) is None
+    for terms, summary in [((0.8, 0.2), "required_precision = 80.0 %"), ((0.8, 0.5), "canary_share = 50.0 %")]:
+        before = find_terms()
+        waiting = set_terms(ada, *terms)
+        assert waiting is not None
+        assert waiting.summary == f"Set {summary} for the rollout stage of policy watch-all-roles"
+        assert find_terms() == before
+        second_person.confirm_proposal(project.database, ben, waiting.id)
+        assert find_terms() == terms

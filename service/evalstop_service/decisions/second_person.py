@@ -13,10 +13,13 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import UUID
 
+import msgspec
+
 from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict, NotFound
 from evalstop_service.evaluation import rollout_stage
-from evalstop_service.projects import project_settings
+from evalstop_service.evaluation.rollout_stage import StageTerms
+from evalstop_service.projects import policies, project_settings
 from evalstop_service.projects.project_settings import ProjectChange
 from evalstop_service.rules.decision_lifecycle import Released, StopOrdered
 from evalstop_service.rules.proposals import Approval, ProposalKind, ProposalState, has_enough_approvals
@@ -75,6 +78,23 @@ def remove_stage(database: Database, author: Author, policy_name: str) -> Propos
             return None
         summary = f"Remove the rollout stage of policy {policy_name}"
         return _add_proposal(tx, author, ProposalKind.REMOVE_STAGE, policy_name, summary, "")
+
+
+def set_stage(database: Database, author: Author, policy_name: str, terms: StageTerms) -> Proposal | None:
+    """Start a policy's rollout in shadow, or change its terms, or propose terms that permit more stops.
+
+    Returns the open proposal, None if it is done. Raises NotFound if there is no such policy.
+    """
+    with database.transaction() as tx:
+        project = projects.lock_project(tx, author.project_id)
+        stage = rollout_stages.find_stage(tx, author.project_id, policy_name)
+        widened = "" if stage is None else rollout_stage.describe_widening(stage, terms)
+        if not project.second_person or not widened:
+            _set_stage(tx, author, policy_name, terms)
+            return None
+        argument = msgspec.json.encode(terms).decode()
+        summary = f"Set {widened} for the rollout stage of policy {policy_name}"
+        return _add_proposal(tx, author, ProposalKind.CHANGE_STAGE, policy_name, summary, "", argument)
 
 
 def find_proposal(tx: Transaction, project_id: UUID, proposal_id: UUID) -> Proposal:
@@ -176,6 +196,9 @@ def _carry_out(tx: Transaction, author: Author, proposal: Proposal) -> None:
             rollout_stage.raise_stage(tx, author, proposal.subject, Stage(proposal.argument))
         case ProposalKind.REMOVE_STAGE:
             rollout_stage.remove_rollout_stage(tx, author, proposal.subject)
+        case ProposalKind.CHANGE_STAGE:
+            terms = msgspec.json.decode(proposal.argument, type=StageTerms)
+            _set_stage(tx, author, proposal.subject, terms)
         case ProposalKind.STOP_RUN:
             command = StopOrdered(author.at, author.actor, reason)
             commands.order_run_stop(tx, author.project_id, UUID(proposal.subject), command)
@@ -185,6 +208,15 @@ def _carry_out(tx: Transaction, author: Author, proposal: Proposal) -> None:
         case ProposalKind.CHANGE_PROJECT:
             change = ProjectChange.model_validate_json(proposal.argument)
             project_settings.apply_change(tx, author, change)
+
+
+def _set_stage(tx: Transaction, author: Author, policy_name: str, terms: StageTerms) -> None:
+    policy = policies.find_version(tx, author.project_id, policy_name)
+    if policy is None:
+        raise NotFound(f"there is no policy {policy_name!r} in this project")
+    required, share = terms.required_precision, terms.canary_share
+    rollout_stage.set_rollout_stage(tx, author.project_id, policy_name, policy.version, required, share, author.at)
+    author.record(tx, "rollout_stage.set", f"policy {policy_name}", msgspec.to_builtins(terms))
 
 
 def _close_proposal(

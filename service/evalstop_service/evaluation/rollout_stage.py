@@ -78,6 +78,13 @@ class StageCases:
     not_counted: dict[Shortfall, int]
 
 
+class StageTerms(msgspec.Struct, frozen=True):
+    """What a policy has to show for a higher stage, and the share of its stops that is carried out in canary."""
+
+    required_precision: float
+    canary_share: float
+
+
 _NEXT = {Stage.SHADOW: Stage.CANARY, Stage.CANARY: Stage.ENFORCE}
 
 
@@ -257,6 +264,16 @@ def set_rollout_stage(
         stage = replace(stage, required_precision=required_precision, canary_share=canary_share)
     rollout_stages.save_stage(tx, stage)
     return stage
+
+
+def describe_widening(stage: RolloutStage, terms: StageTerms) -> str:
+    """The terms by which a change permits more stops; empty: none."""
+    widened = []
+    if terms.required_precision < stage.required_precision:
+        widened.append(f"required_precision = {format_percent(terms.required_precision, 1)}")
+    if terms.canary_share > stage.canary_share:
+        widened.append(f"canary_share = {format_percent(terms.canary_share, 1)}")
+    return ", ".join(widened)
 
 
 def _find_move(tx: Transaction, current: RolloutStage, now: datetime) -> tuple[RolloutStage, str]:

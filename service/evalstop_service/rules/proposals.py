@@ -27,6 +27,7 @@ class ProposalKind(StrEnum):
     STOP_RUN = "stop_run"
     RELEASE_STOP = "release_stop"
     CHANGE_PROJECT = "change_project"
+    CHANGE_STAGE = "change_stage"
 
     @property
     def needs_admin(self) -> bool:

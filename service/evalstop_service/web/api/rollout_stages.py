@@ -10,16 +10,17 @@ from pydantic import Field
 from evalstop_service.decisions import second_person
 from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import rollout_stage
+from evalstop_service.evaluation.rollout_stage import StageTerms
 from evalstop_service.projects import policies
 from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import rollout_stages
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.precision import EstimateOut
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Line, Time
-from evalstop_service.web.context import Admin, Db, Now, Read
+from evalstop_service.web.context import Admin, Caller, Db, Now, Read
 
 router = APIRouter(prefix="/policies/{name}/rollout-stage", tags=["policies"], route_class=JsonRoute)
 
@@ -85,23 +86,18 @@ PolicyName = Annotated[str, Path(max_length=256, description="name of the policy
 @router.get("")
 def get_rollout_stage(name: PolicyName, caller: Read, database: Db) -> RolloutStageOut:
     """The rollout stage of the policy; 404 if it has none."""
-    with database.reading() as tx:
-        stage = rollout_stages.find_stage(tx, caller.project_id, name)
-        if stage is None:
-            raise NotFound(f"policy {name!r} has no rollout stage; only the mode of its runs counts")
-        return _view_stage(tx, stage)
+    return _load_stage(database, caller, name)
 
 
-@router.put("")
-def set_rollout_stage(name: PolicyName, body: RolloutStageIn, caller: Admin, database: Db, now: Now) -> RolloutStageOut:
-    """Start a policy's rollout in shadow, or change its terms."""
-    with database.transaction() as tx:
-        version = _find_version(tx, caller, name)
-        stage = rollout_stage.set_rollout_stage(
-            tx, caller.project_id, name, version, body.required_precision, body.canary_share, now
-        )
-        caller.author(now).record(tx, "rollout_stage.set", f"policy {name}", body.model_dump())
-        return _view_stage(tx, stage)
+@router.put("", response_model=RolloutStageOut, responses=WAITS)
+def set_rollout_stage(
+    name: PolicyName, body: RolloutStageIn, caller: Admin, database: Db, now: Now
+) -> RolloutStageOut | Response:
+    """Start a policy's rollout in shadow, or change its terms. In a project with `second_person`, a lower
+    `required_precision` or a higher `canary_share` waits for another admin: 202."""
+    terms = StageTerms(body.required_precision, body.canary_share)
+    waiting = second_person.set_stage(database, caller.author(now), name, terms)
+    return _load_stage(database, caller, name) if waiting is None else answer_proposal(waiting, now)
 
 
 @router.post("/demote")
@@ -109,7 +105,7 @@ def demote_policy(name: PolicyName, body: DemotionIn, caller: Admin, database: D
     """Move a policy back to shadow, whatever its cases show: its stops are only recorded until new cases earn the next
     stage. 409 if it is in shadow, or has no rollout stage. A higher stage is confirmed as a proposal."""
     with database.transaction() as tx:
-        _find_version(tx, caller, name)
+        _require_policy(tx, caller, name)
         return _view_stage(tx, rollout_stage.lower_stage(tx, caller.author(now), name, body.reason))
 
 
@@ -117,17 +113,23 @@ def demote_policy(name: PolicyName, body: DemotionIn, caller: Admin, database: D
 def remove_rollout_stage(name: PolicyName, caller: Admin, database: Db, now: Now) -> Response:
     """Remove the rollout stage; only the mode of its runs counts again. Removing it twice is harmless."""
     with database.reading() as tx:
-        _find_version(tx, caller, name)
+        _require_policy(tx, caller, name)
     waiting = second_person.remove_stage(database, caller.author(now), name)
     return Response(status_code=204) if waiting is None else answer_proposal(waiting, now)
+
+
+def _load_stage(database: Database, caller: Caller, name: str) -> RolloutStageOut:
+    with database.reading() as tx:
+        stage = rollout_stages.find_stage(tx, caller.project_id, name)
+        if stage is None:
+            raise NotFound(f"policy {name!r} has no rollout stage; only the mode of its runs counts")
+        return _view_stage(tx, stage)
 
 
 def _view_stage(tx: Transaction, stage: RolloutStage) -> RolloutStageOut:
     return RolloutStageOut.model_validate(vars(stage) | {"cases": rollout_stage.load_stage_cases(tx, stage)})
 
 
-def _find_version(tx: Transaction, caller: Admin, name: str) -> int:
-    policy = policies.find_version(tx, caller.project_id, name)
-    if policy is None:
+def _require_policy(tx: Transaction, caller: Admin, name: str) -> None:
+    if policies.find_version(tx, caller.project_id, name) is None:
         raise NotFound(f"there is no policy {name!r} in this project")
-    return policy.version

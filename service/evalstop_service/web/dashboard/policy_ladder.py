@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Form, Response
+from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
+from evalstop_service.decisions import second_person
 from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import rollout_stage
-from evalstop_service.evaluation.rollout_stage import StageCases
+from evalstop_service.evaluation.rollout_stage import StageCases, StageTerms
 from evalstop_service.projects import policies
 from evalstop_service.rules.proposals import ProposalKind
 from evalstop_service.rules.statuses import Stage
@@ -20,8 +21,11 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.dashboard import forms
+from evalstop_service.web.dashboard.notices import add_notice
 from evalstop_service.web.dashboard.responses import PageRoute
 from evalstop_service.web.dashboard.visitor import Admin, FreshAdmin, SiteOf, Visitor
+
+_OF_STAGE = (ProposalKind.RAISE_STAGE, ProposalKind.REMOVE_STAGE, ProposalKind.CHANGE_STAGE)
 
 router = APIRouter(prefix="/policies/{name}/stage", route_class=PageRoute)
 
@@ -65,13 +69,14 @@ def load_ladder(tx: Transaction, visitor: Visitor, site: SiteOf, name: str) -> L
     proposed = [
         proposal
         for proposal in proposals.list_open(tx, visitor.project.id, site.clock())
-        if proposal.subject == name and proposal.kind in (ProposalKind.RAISE_STAGE, ProposalKind.REMOVE_STAGE)
+        if proposal.subject == name and proposal.kind in _OF_STAGE
     ]
     return Ladder(current, cases, have, needed, proposed)
 
 
 @router.post("")
 def set_terms(
+    request: Request,
     name: str,
     site: SiteOf,
     visitor: FreshAdmin,
@@ -79,15 +84,10 @@ def set_terms(
     canary_percent: Annotated[float, Form(gt=0, le=50)],
 ) -> Response:
     """Start a policy's rollout in shadow, or change its terms."""
-    now = site.clock()
-    terms = {"required_precision": required_percent / 100, "canary_share": canary_percent / 100}
-    with site.database.transaction() as tx:
-        policy = policies.find_version(tx, visitor.project.id, name)
-        if policy is None:
-            raise NotFound
-        rollout_stage.set_rollout_stage(tx, visitor.project.id, name, policy.version, **terms, now=now)
-        visitor.author(now).record(tx, "rollout_stage.set", f"policy {name}", terms)
-    return RedirectResponse(f"/policies/{name}#stage", 303)
+    terms = StageTerms(required_percent / 100, canary_percent / 100)
+    proposal = second_person.set_stage(site.database, visitor.author(site.clock()), name, terms)
+    response = RedirectResponse(f"/policies/{name}#stage", 303)
+    return response if proposal is None else add_notice(response, request, "proposed")
 
 
 @router.post("/lower")
