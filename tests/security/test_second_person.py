@@ -114,8 +114,9 @@ def test_expired_proposals_hide_no_open_one(project: ProjectFixture) -> None:
         for number in range(50):
             proposals.add_proposal(tx, _build_proposal(project, ProposalKind.STOP_RUN, str(number)))
     with project.database.reading() as tx:
-        assert len(proposals.list_open(tx, project.id, ada.at)) == 50
-        assert proposals.list_open(tx, project.id, ada.at + OPEN_FOR) == [step_up]
+        assert proposals.count_open(tx, project.id, ada.at) == 51
+        opened = proposals.list_proposals(tx, project.id, ada.at + OPEN_FOR, state=ProposalState.OPEN)
+        assert opened == proposals.list_open(tx, project.id, ada.at + OPEN_FOR, ["0", "early"]) == [step_up]
         expired = proposals.list_proposals(tx, project.id, ada.at + OPEN_FOR, state=ProposalState.EXPIRED)
     assert [item.subject for item in expired] == [str(number) for number in reversed(range(50))]
 
@@ -186,7 +187,7 @@ def test_promotion_to_enforce_needs_two_admins(project: ProjectFixture) -> None:
     def confirm(author: Author) -> str:
         rollout_stage.review_rollout_stage(project.database, project.id, "watch-all-roles", NOW)
         with project.database.reading() as tx:
-            (proposal,) = proposals.list_open(tx, project.id, NOW)
+            (proposal,) = proposals.list_open(tx, project.id, NOW, ["watch-all-roles"])
         second_person.confirm_proposal(project.database, author, proposal.id)
         return find_stage()
 

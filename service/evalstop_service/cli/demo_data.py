@@ -176,7 +176,7 @@ class Script:
             pass
         rollout_stage.review_rollout_stage(self.database, self.project.id, TRIED, at)
         with self.database.reading() as tx:
-            proposed = proposals.list_open(tx, self.project.id, at)
+            proposed = proposals.list_open(tx, self.project.id, at, [TRIED])
         for proposal in proposed:
             if proposal.argument == Stage.CANARY:  # `enforce` is left unconfirmed
                 self.schedule(at + TICK / 2, partial(self._confirm_proposal, proposal.id))

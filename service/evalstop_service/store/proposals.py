@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
@@ -98,19 +99,34 @@ def list_proposals(
     """The proposals of a project that are in this state now, newest first, before the proposal `before`."""
     query = sa.select(proposals).where(proposals.c.project_id == project_id)
     if state is not None:
-        # As in `Proposal.state_at`: nothing is written when a proposal expires.
-        over = (proposals.c.kind != ProposalKind.RAISE_STAGE) & (proposals.c.created_at <= now - OPEN_FOR)
-        expired = (proposals.c.state == ProposalState.OPEN) & over
-        in_state = proposals.c.state == state
-        query = query.where(in_state | expired if state is ProposalState.EXPIRED else in_state & ~expired)
+        query = query.where(_is_in_state(state, now))
     if before is not None:
         query = query.where(proposals.c.id < before)
     return [Proposal(**row) for row in tx.execute(query.order_by(proposals.c.id.desc()).limit(limit)).mappings()]
 
 
-def list_open(tx: Transaction, project_id: UUID, now: datetime) -> list[Proposal]:
-    """The proposals of a project that can be confirmed, newest first."""
-    return list_proposals(tx, project_id, now, state=ProposalState.OPEN)
+def list_open(tx: Transaction, project_id: UUID, now: datetime, subjects: Collection[str]) -> list[Proposal]:
+    """The proposals about these subjects that can be confirmed, newest first: at most one of each kind."""
+    query = sa.select(proposals).where(
+        proposals.c.project_id == project_id, proposals.c.subject.in_(subjects), _is_in_state(ProposalState.OPEN, now)
+    )
+    return [Proposal(**row) for row in tx.execute(query.order_by(proposals.c.id.desc())).mappings()]
+
+
+def count_open(tx: Transaction, project_id: UUID, now: datetime) -> int:
+    """The number of proposals of a project that can be confirmed."""
+    query = sa.select(sa.func.count()).where(
+        proposals.c.project_id == project_id, _is_in_state(ProposalState.OPEN, now)
+    )
+    return tx.execute(query).scalar_one()
+
+
+def _is_in_state(state: ProposalState, now: datetime) -> sa.ColumnElement[bool]:
+    """As in `Proposal.state_at`: nothing is written when a proposal expires."""
+    over = (proposals.c.kind != ProposalKind.RAISE_STAGE) & (proposals.c.created_at <= now - OPEN_FOR)
+    expired = (proposals.c.state == ProposalState.OPEN) & over
+    in_state = proposals.c.state == state
+    return in_state | expired if state is ProposalState.EXPIRED else in_state & ~expired
 
 
 def _of(project_id: UUID, proposal_id: UUID) -> tuple[sa.ColumnElement[bool], ...]:

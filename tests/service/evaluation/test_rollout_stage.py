@@ -156,7 +156,7 @@ def review_stage(project: ProjectFixture) -> str:
 
 def list_proposals(project: ProjectFixture) -> list[Proposal]:
     with project.database.reading() as tx:
-        return proposals.list_open(tx, project.id, LATER)
+        return proposals.list_open(tx, project.id, LATER, ["watch-all-roles"])
 
 
 def confirm_proposal(project: ProjectFixture, actor: str = "dana") -> str:

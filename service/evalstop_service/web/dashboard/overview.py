@@ -16,6 +16,7 @@ from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures
 from evalstop_service.rules import decision_lifecycle
 from evalstop_service.rules.confidence_sequences import Estimate
+from evalstop_service.rules.proposals import ProposalState
 from evalstop_service.rules.statuses import Stage, Treatment
 from evalstop_service.store import (
     case_counts,
@@ -45,6 +46,8 @@ router = APIRouter(route_class=PageRoute)
 MOST_SHOWN = 10
 """Maximum number of items of each kind in the queue."""
 
+MOST_PROPOSALS = 50
+
 MOST_DECISIONS = 8
 
 WIDEST_INTERVAL = 0.3
@@ -60,7 +63,7 @@ class Overview:
     """
 
     cases: str
-    proposals: list[Proposal]
+    proposals: Excerpt[Proposal]
     stops: Excerpt[WaitingStop]
     without_data: Excerpt[RunAlert]
     stale: Excerpt[RunAlert]
@@ -76,7 +79,7 @@ class Overview:
     @property
     def count(self) -> int:
         """The number of items in the queue."""
-        return len(self.proposals) + self.stops.count + self.without_data.count + self.stale.count
+        return self.proposals.count + self.stops.count + self.without_data.count + self.stale.count
 
     @property
     def run_ids(self) -> list[UUID]:
@@ -150,7 +153,7 @@ def _load_overview(tx: Transaction, project_id: UUID, now: datetime) -> Overview
     labels = outcomes.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in recent])
     return Overview(
         cases,
-        proposals.list_open(tx, project_id, now),
+        _list_proposals(tx, project_id, now),
         pending_actions.list_stops_to_decide(tx, project_id, MOST_SHOWN),
         pending_actions.list_runs_without_data(tx, project_id, MOST_SHOWN),
         pending_actions.list_stale_runs(tx, project_id, MOST_SHOWN),
@@ -159,6 +162,12 @@ def _load_overview(tx: Transaction, project_id: UUID, now: datetime) -> Overview
         [(decision, labels.get((decision.run_id, decision.attempt))) for decision in recent],
         bool(recent) or bool(run_lists.list_runs(tx, project_id, limit=1)),
     )
+
+
+def _list_proposals(tx: Transaction, project_id: UUID, now: datetime) -> Excerpt[Proposal]:
+    listed = proposals.list_proposals(tx, project_id, now, state=ProposalState.OPEN, limit=MOST_PROPOSALS)
+    more = len(listed) == MOST_PROPOSALS
+    return Excerpt(listed, proposals.count_open(tx, project_id, now) if more else len(listed))
 
 
 def _draw_sparklines(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Sparkline | None]:

@@ -68,8 +68,8 @@ def load_ladder(tx: Transaction, visitor: Visitor, site: SiteOf, name: str) -> L
         needed = rollout_stage.estimate_cases_needed(narrower, current.required_precision)
     proposed = [
         proposal
-        for proposal in proposals.list_open(tx, visitor.project.id, site.clock())
-        if proposal.subject == name and proposal.kind in _OF_STAGE
+        for proposal in proposals.list_open(tx, visitor.project.id, site.clock(), [name])
+        if proposal.kind in _OF_STAGE
     ]
     return Ladder(current, cases, have, needed, proposed)
 

@@ -78,11 +78,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         metrics = _order_by_role(run, observations.list_latest(tx, run.id))
         requests = eval_requests.list_requests(tx, run.id)
         subjects = {str(run.id), *(str(decision.id) for decision in on_record)}
-        proposed = [
-            proposal
-            for proposal in proposals.list_open(tx, run.project_id, site.clock())
-            if proposal.subject in subjects
-        ]
+        proposed = proposals.list_open(tx, run.project_id, site.clock(), subjects)
         shares = _load_shares(tx, run)
         latest_policies = policies.list_latest(tx, visitor.project.id)
         curves = curve_drawing.load_curves(tx, run)

@@ -14,10 +14,13 @@ from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.ingest import CheckpointSaved, Observations
 from evalstop_service.rules.confidence_sequences import StageNumbers, Stratum, estimate_precision
 from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
+from evalstop_service.rules.proposals import ProposalKind, ProposalState
 from evalstop_service.rules.statuses import Stage
-from evalstop_service.store import endpoints, policies, projects, rollout_stages, run_health
+from evalstop_service.store import endpoints, policies, projects, proposals, rollout_stages, run_health
 from evalstop_service.store.database import Database
+from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.dashboard import formatting
 from evalstop_service.web.dashboard.overview import estimate_needed, says_enough
@@ -183,3 +186,32 @@ def test_cases_needed_agree_with_the_estimate(right: int, wrong: int) -> None:
     estimate = estimate_precision([Stratum(right, wrong)])
     assert says_enough(estimate) == (estimate_needed(estimate) <= max(estimate.decided, 10))
     assert estimate_needed(estimate) <= max(estimate.decided, 112)
+
+
+@SQLITE_ONLY
+def test_no_proposal_is_hidden_by_newer_ones(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Of many open proposals the overview shows the newest and counts all, and a run's page shows those about it."""
+    run = open_run(database, tenant, now, "proposed")
+    with database.transaction() as tx:
+        for subject in (str(run.id), *map(str, range(52))):
+            proposal = Proposal(
+                new_id(),
+                tenant.project.id,
+                ProposalKind.STOP_RUN,
+                subject,
+                f"Stop run {subject} now",
+                "",
+                "",
+                "key ada",
+                (),
+                ProposalState.OPEN,
+                now,
+            )
+            assert proposals.add_proposal(tx, proposal)
+    queue = read_section(visitor, "queue")
+    assert 'Needs you <small class="muted">53<' in queue
+    assert "3 more proposals" in queue
+    assert f"Stop run {run.id} now" not in queue
+    assert f"Stop run {run.id} now" in read_section(visitor, "controls", f"/runs/{run.id}")
