@@ -76,6 +76,11 @@ class FinishedAttempt:
         return not isinstance(self.result, Released)
 
     @property
+    def is_trial(self) -> bool:
+        """Whether it is the one attempt while the circuit breaker of its endpoint was open."""
+        return self.claimed.open_until is not None
+
+    @property
     def is_gone(self) -> bool:
         """Whether the endpoint answered that it wants no more events."""
         return isinstance(self.result, Dead) and self.result.gone

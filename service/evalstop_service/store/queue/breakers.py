@@ -41,12 +41,13 @@ class BreakerLimits:
 class AttemptResult:
     """One attempt at an endpoint.
 
-    `well`: the endpoint works, even if it refused the event. `is_trial`: the one attempt while the breaker was open.
+    `well`: the endpoint works, even if it refused the event; None: nothing was sent. `is_trial`: the one attempt while
+    the breaker was open.
     """
 
     endpoint_id: UUID
     at: datetime
-    well: bool
+    well: bool | None
     is_trial: bool
 
 
@@ -74,6 +75,7 @@ def record_results(tx: Transaction, tried: Iterable[AttemptResult], breaker: Bre
     """Count consecutive failures; returns the endpoints whose breaker opened, and until when. Their rows are locked.
 
     Attempts that were under way when the breaker opened may succeed, which closes it, but do not lengthen the pause.
+    After a trial that was not sent, another may be claimed at once.
     """
     attempts: dict[UUID, list[AttemptResult]] = {}
     for attempt in sorted(tried, key=lambda attempt: attempt.at):
@@ -82,15 +84,17 @@ def record_results(tx: Transaction, tried: Iterable[AttemptResult], breaker: Bre
     for endpoint_id, of_one in attempts.items():
         table = endpoints.c
         row = tx.execute(sa.select(table.failures, table.open_until).where(table.id == endpoint_id)).one()
-        failures, open_until = row.failures, row.open_until
+        failures, open_until, opens = row.failures, row.open_until, False
         for attempt in of_one:
             if attempt.well:
-                failures, open_until = 0, None
+                failures, open_until, opens = 0, None, False
+            elif attempt.well is None:
+                open_until = min(open_until, attempt.at) if open_until is not None else None
             elif open_until is None or attempt.is_trial:
                 failures += 1
                 opens = failures >= breaker.failures
                 open_until = attempt.at + breaker.compute_pause(failures) if opens else None
-        if open_until not in (None, row.open_until):
+        if opens:
             opened[endpoint_id] = open_until
         tx.execute(sa.update(endpoints).where(table.id == endpoint_id).values(failures=failures, open_until=open_until))
     return opened

@@ -90,9 +90,9 @@ def settle_deliveries(
     if not ended:
         return Settlement(frozenset(), frozenset())
     gone_endpoints = {attempt.claimed.endpoint_id for attempt in ended if attempt.is_gone}
-    tried = [attempt for attempt in ended if attempt.was_tried] if breaker is not None else []
+    counted = [attempt for attempt in ended if attempt.was_tried or attempt.is_trial] if breaker is not None else []
     failing_endpoints = {
-        attempt.claimed.endpoint_id for attempt in tried if attempt.claimed.failures or not attempt.went_well
+        attempt.claimed.endpoint_id for attempt in counted if attempt.claimed.failures or not attempt.went_well
     }
     # Endpoint rows before delivery rows, as deletion locks them: otherwise the two can deadlock.
     if gone_endpoints or failing_endpoints:
@@ -109,14 +109,18 @@ def settle_deliveries(
         endpoints.disable_endpoint(tx, endpoint_id)
     opened: dict[UUID, datetime] = {}
     if breaker is not None and failing_endpoints:
-        counted = [
-            attempt for attempt in still_held if attempt.was_tried and attempt.claimed.endpoint_id in failing_endpoints
-        ]
+        # A delivery that was cancelled during its attempt shows as well whether its endpoint works.
         results = [
             AttemptResult(
-                attempt.claimed.endpoint_id, attempt.at, attempt.went_well, attempt.claimed.open_until is not None
+                attempt.claimed.endpoint_id,
+                attempt.at,
+                attempt.went_well if attempt.was_tried else None,
+                attempt.is_trial,
             )
             for attempt in counted
+            if attempt.claimed.endpoint_id in failing_endpoints
+            and present.get(attempt.claimed.id)
+            in (("waiting", attempt.claimed.attempts), ("cancelled", attempt.claimed.attempts))
         ]
         opened = breakers.record_results(tx, results, breaker)
     return Settlement(

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from evalstop_service.store import endpoints
+from evalstop_service.rules.statuses import DeliveryState
+from evalstop_service.store import endpoints, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import leases, queues
-from evalstop_service.store.queue.attempts import ClaimedDelivery, Dead, Delivered, FinishedAttempt, Result, Retry
+from evalstop_service.store.queue.attempts import (
+    ClaimedDelivery,
+    Dead,
+    Delivered,
+    FinishedAttempt,
+    Released,
+    Result,
+    Retry,
+)
 from evalstop_service.store.queue.breakers import BreakerLimits
 
 from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, seed_project
@@ -124,6 +133,35 @@ def test_probe_is_free_after_its_lease(database: Database, project: SeededProjec
         assert len(claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 8)) == 1
         assert claim_deliveries(tx, EPOCH + timedelta(seconds=40), 10, 8) == []
         assert len(claim_deliveries(tx, EPOCH + timedelta(seconds=42), 10, 8)) == 1
+
+
+def test_probe_of_a_cancelled_delivery_counts(database: Database, project: SeededProject) -> None:
+    """A probe shows whether the endpoint works even if its delivery was cancelled meanwhile, as by an escalation."""
+    with database.transaction() as tx:
+        endpoint = add_endpoint_with_open_breaker(tx, project)
+        found = []
+        for result, code, seconds in ((retry_at(60), 500, 32.0), (Delivered(), 200, 93.0)):
+            at = EPOCH + timedelta(seconds=seconds)
+            (probe,) = claim_deliveries(tx, at, 10, 8)
+            cancelled = tables.deliveries.update().where(tables.deliveries.c.id == probe.id)
+            tx.execute(cancelled.values(state=DeliveryState.CANCELLED))
+            settled = leases.settle_deliveries(tx, [FinishedAttempt(probe, result, at, 1.0, code)], BREAKER)
+            assert settled.cancelled == {probe.id}
+            reloaded = endpoints.find_endpoint(tx, project.id, endpoint.id)
+            assert reloaded is not None
+            found.append((reloaded.failures, reloaded.open_until))
+    assert found == [(4, EPOCH + timedelta(seconds=32 + 30)), (0, None)]
+
+
+def test_probe_that_was_not_sent_leaves_its_turn_to_others(database: Database, project: SeededProject) -> None:
+    """A worker that stops before it sends its probe does not hold back the endpoint until the end of its lease."""
+    with database.transaction() as tx:
+        add_endpoint_with_open_breaker(tx, project)
+        at = EPOCH + timedelta(seconds=31)
+        (probe,) = claim_deliveries(tx, at, 10, 8)
+        settled = leases.settle_deliveries(tx, [FinishedAttempt(probe, Released(), at)], BREAKER)
+        assert settled.opened == {}
+        assert len(claim_deliveries(tx, at, 10, 8)) == 1
 
 
 def test_rejected_event_is_not_a_failure(database: Database, project: SeededProject) -> None:
