@@ -237,7 +237,8 @@ def end_run(
 
 def unpark_run(tx: Transaction, run: Run, decision: Decision, now: datetime) -> Run:
     """The run, set running if its decision no longer parks it: its case is deleted, and its liveness checked."""
-    if run.status != RunStatus.PARKED or decision.state != DecisionState.UNDONE:
+    is_taken_back = decision.state == DecisionState.UNDONE and decision.attempt == run.attempt
+    if run.status != RunStatus.PARKED or not is_taken_back:
         return run
     run = structs.replace(run, version=run.version + 1, updated_at=now, status=RunStatus.RUNNING)
     runs.save_run(tx, run)

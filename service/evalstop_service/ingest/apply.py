@@ -152,7 +152,7 @@ def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version:
     state, changes = add_evals(state, None, facts, [])
     changes |= {
         "attempt": run.attempt + 1,
-        "status": run.status if run.status in OPEN else RunStatus.RUNNING,
+        "status": run.status if run.status in OPEN and follows else RunStatus.RUNNING,
         "ended_at": None,
         "turn": None,
         "last_step": max(facts.last_steps.values(), default=None),

@@ -54,7 +54,8 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
     """Write the consequences of a run's messages, whose observations were saved in this transaction.
 
     1. The rows of the message itself: a checkpoint, an attempt, an entry in the audit log, a stored monitor.
-    2. If the run was lost, its liveness is checked again. If its stop has become moot, it can be stopped again.
+    2. If the run was not running, its liveness is checked again. If it was lost and its stop has become moot, it can be
+       stopped again.
     3. A first call for a stop becomes a decision; the guards of a stop on hold are rechecked on a new eval. A run that
        was or is to be parked and has recovered continues, in a new attempt in which it may be parked again.
     4. The case of an ended run is updated when evals arrived after its end.
@@ -74,7 +75,7 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
     _save_scores(tx, applied, now)
     state = _keep_monitor(tx, state, now)
 
-    if before.run.ended_at is not None and run.ended_at is None:
+    if run.status == RunStatus.RUNNING != before.run.status:
         run_health.start_checks(tx, run.id, run.project_id, now, now)
         if run.attempt == before.run.attempt:
             run = attempts.continue_lost_run(tx, run, now)
@@ -82,8 +83,10 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
                 runs.save_run(tx, run)
                 state, decision = replace(state, run=run, has_decision=False), None
     if decision is not None and decision.is_recovered(run.verdict):
-        run, decision = _return_run(tx, run, decision, now), None
-        state = replace(state, run=run, has_decision=False)
+        decision = decisions.lock_decision(tx, run.id, decision.id)  # a person may have vetoed it since it was read
+        if decision.is_recovered(run.verdict):
+            run, decision = _return_run(tx, run, decision, now), None
+            state = replace(state, run=run, has_decision=False)
     if state.monitor.verdict.stops and run.status == RunStatus.RUNNING:
         if not state.has_decision:
             assert state.monitor.verdict.step is not None, "a stop verdict has a step"
@@ -153,12 +156,11 @@ def _begin_attempt(tx: Transaction, before: Run, run: Run, step: int, now: datet
 
 
 def _return_run(tx: Transaction, run: Run, decision: Decision, now: datetime) -> Run:
-    """Take back the stop that parks a run. The run is then in a new attempt, with the version of this save."""
+    """Take back the stop that parks a run, which is locked. The run is then in a new attempt, with the version of this
+    save."""
     actor = f"policy {run.policy_name} version {run.policy_version}"
     reason = f"the eval has recovered: {'; '.join(item.note for item in run.verdict.evidence)}"
-    moved = transitions.move_decision(
-        tx, run, decisions.lock_decision(tx, run.id, decision.id), Recovered(now, actor, reason)
-    )
+    moved = transitions.move_decision(tx, run, decision, Recovered(now, actor, reason))
     returned = commands.unpark_run(tx, run, moved, now)
     resumed = replace(attempts.begin_attempt(tx, returned, now), version=run.version)
     runs.save_run(tx, resumed)

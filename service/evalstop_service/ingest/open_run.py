@@ -251,7 +251,7 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
        measurement of the eval also rebuilds the state of its detectors.
     4. If it had ended, or continues in another job, after its stop was sent or can no longer be sent, begin a new
        attempt, so that it can be stopped again. Otherwise, if it had ended, delete its case.
-    5. Check its liveness again.
+    5. Check its liveness again, if it was not running.
     """
     refuse_pruned_run(run)
     if request.metrics not in (None, run.metrics) and not metric_roles.is_corrected(run):
@@ -291,11 +291,11 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
     begins = moves and attempts.is_spent(tx, run)
     if begins:
         new_attempt = attempts.begin_attempt(tx, run, now)
-        changed = replace(changed, attempt=new_attempt.attempt, turn=None)
+        changed = replace(changed, attempt=new_attempt.attempt, turn=None, status=RunStatus.RUNNING)
     runs.save_run(tx, changed)
-    if run.status not in OPEN:
-        if not begins:
-            cases.remove_case(tx, run)
+    if run.status not in OPEN and not begins:
+        cases.remove_case(tx, run)
+    if changed.status is not run.status:
         _start_checks(tx, project, changed, now)
     return changed
 

@@ -11,7 +11,17 @@ import pytest
 from evalstop_service.decisions import commands, deadlines, stale_runs
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import figures
-from evalstop_service.ingest import CheckpointSaved, Resumed
+from evalstop_service.ingest import (
+    CheckpointSaved,
+    Committer,
+    Message,
+    Observations,
+    Resumed,
+    RunCache,
+    running_in_thread,
+)
+from evalstop_service.ingest.open_run import Resume
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.rules.decision_lifecycle import Action, DecisionState, Reported, StopOrdered, Undone, Vetoed
 from evalstop_service.rules.statuses import RunStatus, Treatment
 from evalstop_service.store import cases, endpoints, policies, projects, tables
@@ -206,6 +216,38 @@ def test_person_can_stop_a_parked_run(project: ProjectFixture) -> None:
     assert project.load_run(run).status is RunStatus.STOPPED
 
 
+@pytest.mark.parametrize("reopened", [False, True], ids=["resumed", "reopened by another job"])
+def test_parked_run_that_goes_on_despite_its_stop_is_watched(project: ProjectFixture, reopened: bool) -> None:
+    """If the job starts again after its stop was requested, nothing parks it: it is checked and can be parked again."""
+    run, decision = park_run(project, name="ppo-7b", job="slurm 4711")
+    project.order_stop(run, StopOrdered(ONE_HOUR_LATER, "dana", "no more of this"))
+    assert record_report(project, decision, DecisionState.ACKNOWLEDGED) is DecisionState.ACKNOWLEDGED
+    assert stale_runs.check_due_runs(project.database, ONE_HOUR_LATER) == 1  # as long as it is parked, its last check
+    if reopened:
+        project.open_run("ppo-7b", job="slurm 4712", resume=Resume.ALLOW)
+    else:
+        project.submit(run, Resumed(4), ONE_HOUR_LATER)
+    resumed = project.load_run(run)
+    assert (resumed.status, resumed.attempt) == (RunStatus.RUNNING, 2)
+    assert stale_runs.check_due_runs(project.database, ONE_HOUR_LATER + timedelta(hours=2)) == 1
+    assert load_event_types(project, run)[-1] == "run.stale"
+    again = project.post_observations(run, evals(0.95, 0.8, 0.7, 0.6, start=5), ONE_HOUR_LATER).decision
+    assert again is not None
+    assert (again.attempt, again.action) == (2, Action.PARK)
+
+
+def test_undoing_an_earlier_stop_leaves_a_run_parked(project: ProjectFixture) -> None:
+    """A person who takes back the decision of an earlier attempt does not say that the present one returns."""
+    run, decision = open_suspected_run(project)
+    assert record_report(project, decision, DecisionState.FAILED) is DecisionState.FAILED
+    project.submit(run, Resumed(1), ONE_HOUR_LATER)
+    again = project.post_observations(run, evals(0.8, 0.7, 0.6, start=2), ONE_HOUR_LATER).decision
+    assert again is not None
+    assert record_report(project, again, DecisionState.PARKED) is DecisionState.PARKED
+    assert undo_decision(project, decision.id) is DecisionState.UNDONE
+    assert project.load_run(run).status is RunStatus.PARKED
+
+
 def test_parked_hours_are_counted(project: ProjectFixture) -> None:
     """The figures count the delay of a run that returned, and the GPU-hours freed by one that was stopped."""
     labels = {"gpus": "4"}
@@ -266,6 +308,25 @@ def test_park_can_be_vetoed(database: Database) -> None:
     commands.apply_command(project.database, project.id, decision.id, Vetoed(NOW, "dana", "a known dip"))
     project.post_observations(run, evals(0.5, 0.4, start=5))
     assert project.load_decision_states(run) == ["pending", "vetoed"]
+
+
+def test_veto_during_the_recovery_counts(database: Database) -> None:
+    """A park that is vetoed after its run's recovery was computed, and before it is saved, stays vetoed."""
+    project = set_up_parking(database, veto_window_seconds=60.0)
+    run, decision = open_suspected_run(project)
+    readings = iter(range(10))
+
+    def read_clock() -> datetime:
+        if next(readings) == 1:  # the decision has been read; the result is about to be saved
+            commands.apply_command(database, project.id, decision.id, Vetoed(NOW, "dana", "a known dip"))
+        return NOW
+
+    committer = Committer(database, RunCache(), read_clock, ServiceMetrics())
+    with running_in_thread(committer):
+        committer.submit_and_wait(Message(project.id, run.id, Observations(tuple(RISING))))
+    assert next(readings) > 1
+    assert project.load_decision_states(run) == ["pending", "vetoed"]
+    assert project.load_run(run).attempt == 1
 
 
 def test_parked_run_raises_a_weekly_alarm(project: ProjectFixture) -> None:
