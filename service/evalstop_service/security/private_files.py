@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from evalstop_service.errors import Conflict
@@ -23,23 +24,29 @@ def create_private_folder(folder: Path) -> None:
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
 
 
-def create_private_file(file: Path, text: str = "") -> None:
-    """Create a file that only its owner can read, atomically; an existing one keeps its text and loses the permissions
-    of others."""
+def create_private_file(file: Path) -> None:
+    """Create an empty file that only its owner can read; an existing one keeps its text and loses the permissions of
+    others."""
     try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE))
     except FileExistsError:
         if file.stat().st_uid == os.geteuid():
             file.chmod(FILE_MODE)
-        return
-    with os.fdopen(descriptor, "w") as opened:
-        opened.write(text)
 
 
 def keep_secret(file: Path, make: Callable[[], str]) -> str:
-    """The secret in a file, generated at the first call."""
+    """The secret in a file, generated at the first call.
+
+    The file appears with its text: a process that starts meanwhile, or after this one was killed, never reads an empty
+    secret. Of several processes, the first to finish the file generates the secret of all.
+    """
     if not file.exists():
-        create_private_file(file, make())
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f"{file.name}.") as draft:
+            draft.write(make())
+            draft.flush()
+            os.fsync(draft.fileno())
+            with suppress(FileExistsError):
+                file.hardlink_to(draft.name)  # unlike a rename, it keeps an existing file
     return file.read_text()
 
 
