@@ -192,8 +192,9 @@ class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
             address = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
             answer = session.request("GET", address, withhold_token=True)
             answer.raise_for_status()
-            self.server_metadata = _check_metadata(answer.json(), self._issuer)
+            metadata = _check_metadata(answer.json(), self._issuer)
         self._discover_at = now + timedelta(seconds=DISCOVERY_SECONDS)
+        self.server_metadata = metadata  # last: a thread that sees it reads the time, too
 
     def fetch_jwk_set(self, force: bool = False) -> dict[str, Any]:
         """The provider's current keys: a revoked one must not be accepted any more."""

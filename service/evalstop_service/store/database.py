@@ -7,7 +7,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -76,8 +76,10 @@ class Database:
         )
         # SQLite allows one writer, and others poll for the lock; queueing here is fairer and faster.
         self._writer = threading.Lock() if self.embedded else nullcontext()
+        self._return_callbacks: list[Callable[[dict[Any, Any]], None]] = []
         if self.embedded:
             _prepare_sqlite(self.engine, synchronous)
+            sa.event.listen(self.engine, "checkin", self._call_back)
         else:
             _prepare_postgresql(self.engine)
 
@@ -104,6 +106,22 @@ class Database:
             tx = connection if self.embedded else connection.execution_options(isolation_level=level)
             with tx.begin(), _translate_errors(tx):
                 yield tx
+
+    @contextmanager
+    def calling_on_return(self, callback: Callable[[dict[Any, Any]], None]) -> Iterator[None]:
+        """Within the block, call `callback`, from any thread, with the `info` of each connection that returns to the
+        pool. Embedded database only."""
+        self._return_callbacks.append(callback)
+        try:
+            yield
+        finally:
+            self._return_callbacks.remove(callback)
+
+    def _call_back(self, _connection: object, record: sa.pool.ConnectionPoolEntry) -> None:
+        # A copy, since another thread may add or remove one. SQLAlchemy's own listeners must not change while
+        # connections return: an iteration fails then, and the pool loses the connection.
+        for callback in list(self._return_callbacks):
+            callback(record.info)
 
     def async_engine(self) -> AsyncEngine:
         """An engine for an event loop, on asyncpg, in autocommit and without a pool: the caller manages connections."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -33,12 +34,9 @@ def calling_on_commit(database: Database, callback: Callable[[], None]) -> Itera
     It is also called after a rollback, which is harmless, and never for transactions on PostgreSQL.
     """
 
-    def returned(_connection: object, record: sa.pool.ConnectionPoolEntry) -> None:
-        if record.info.pop(_MARK, False):
+    def check(info: dict[Any, Any]) -> None:
+        if info.pop(_MARK, False):
             callback()
 
-    sa.event.listen(database.engine, "checkin", returned)
-    try:
+    with database.calling_on_return(check):
         yield
-    finally:
-        sa.event.remove(database.engine, "checkin", returned)

@@ -150,7 +150,13 @@ class DeliveryWorker:
         # A separate thread: DNS look-ups use the loop's threads, and a resolver that hangs must not delay settlements.
         threads = ThreadPoolExecutor(1, thread_name_prefix="deliver")
         listener = None if self._database.embedded else NotificationListener(self._database.url, self._wakeup.wake)
-        with wakeup.calling_on_commit(self._database, self._wakeup.wake_threadsafe):
+        loop = asyncio.get_running_loop()
+
+        def wake_from_any_thread() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._wakeup.wake)
+
+        with wakeup.calling_on_commit(self._database, wake_from_any_thread):
             watching = [asyncio.create_task(_wake_on(stop, self._wakeup))]
             if listener is not None:
                 watching.append(asyncio.create_task(listener.run()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
 import pytest
@@ -178,6 +178,17 @@ def test_event_is_due_despite_clock_skew(postgres_database: Database) -> None:
         project.add_event(tx, now=utc_now() + timedelta(minutes=10))
     with postgres_database.transaction() as tx:
         assert len(claim_deliveries(tx, queues.read_clock(tx, EPOCH)[0], 60, 1)) == 1
+
+
+def test_a_worker_may_end_while_a_connection_returns(embedded_database: Database) -> None:
+    """A worker that ends while a connection returns to the pool does not keep it from returning."""
+    with ExitStack() as worker:
+        worker.enter_context(wakeup.calling_on_commit(embedded_database, worker.close))
+        with embedded_database.transaction() as tx:
+            wakeup.wake_workers(tx)
+    pool = embedded_database.engine.pool
+    assert isinstance(pool, sa.QueuePool)
+    assert pool.checkedout() == 0
 
 
 def test_commit_wakes_the_workers(database: Database, project: SeededProject) -> None:
