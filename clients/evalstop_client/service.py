@@ -5,7 +5,9 @@ from __future__ import annotations
 import email.utils
 import functools
 import json
+import os
 import ssl
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,15 @@ from evalstop_client.version import __version__
 
 if TYPE_CHECKING:
     import httpx  # imported with the first request, in its thread, so that the trainer's start does not wait
+
+_importing = threading.RLock()
+"""Held while a thread imports. A fork waits for it: in the child, a module that was being imported would stay locked,
+and whatever imports it there would wait forever."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_importing.acquire, after_in_parent=_importing.release, after_in_child=_importing.release
+    )
 
 Json = dict[str, Any]
 
@@ -98,16 +109,23 @@ class Service:
             self._client = None
 
     def _send_request(self, method: str, path: str, content: bytes | None) -> Answer:
-        import httpx
+        with _importing:
+            import httpx
 
         try:
-            if self._client is None:
+            return understand(self._open_client().request(method, self._root + path, content=content))
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            return Unavailable(f"{method} {self._root}{path}: {type(error).__name__}: {error}")
+
+    def _open_client(self) -> httpx.Client:
+        if self._client is None:
+            with _importing:  # the first client imports further modules
+                import httpx
+
                 self._client = httpx.Client(
                     headers=self._headers, timeout=self._timeout_seconds, verify=trusted_certificates()
                 )
-            return understand(self._client.request(method, self._root + path, content=content))
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            return Unavailable(f"{method} {self._root}{path}: {type(error).__name__}: {error}")
+        return self._client
 
 
 @functools.cache

@@ -221,29 +221,6 @@ def test_many_observations_are_sent_in_few_requests(server: FakeServer, service:
     assert all(len(body.get("observations", [])) <= 1_000 for _, body in service.posts)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks where there is fork")
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_forked_child_reports_and_does_not_finish_the_run(server: FakeServer, service: FakeService) -> None:
-    """A forked child sends its own observations once, and leaving the block there does not finish the run."""
-    with open_run(server) as run:
-        run.log({"score": 1.0}, step=1)
-        assert run.flush()
-        child = os.fork()
-        if child == 0:
-            try:
-                run.log({"score": 2.0}, step=2)
-                run.__exit__(None, None, None)
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        assert service.find_run("a run").status == "running"
-        run.log({"score": 3.0}, step=3)
-    stored = service.find_run("a run")
-    assert {step: value for (_, _, step), value in stored.observations.items()} == {1: 1.0, 2: 2.0, 3: 3.0}
-    assert stored.duplicates == 0
-    assert stored.status == "completed"
-
-
 def test_two_processes_may_report_to_one_run(server: FakeServer, service: FakeService) -> None:
     """Two Run objects of one name and job share the run, and have their own spools."""
     with open_run(server) as first, open_run(server) as second:

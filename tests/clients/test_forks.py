@@ -1,0 +1,69 @@
+"""Trainers that fork: the workers of data loaders, and processes that report themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clients.fake_service import FakeServer, FakeService
+from tests.clients.runs import open_run
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks where there is fork")
+
+FORKS_DURING_AN_IMPORT = """
+import faulthandler, os, sys, threading, time
+from evalstop_client import Run
+
+importing, forking = threading.Event(), threading.Event()
+
+class SlowFinder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "httpx":
+            importing.set()
+            forking.wait()
+            time.sleep(0.2)
+
+sys.meta_path.insert(0, SlowFinder())
+Run("a run", url="http://127.0.0.1:9", spool_folder=sys.argv[1])
+importing.wait()
+forking.set()
+child = os.fork()
+if child == 0:
+    faulthandler.dump_traceback_later(20, exit=True)
+    import httpx
+    os._exit(0)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_forked_child_reports_and_does_not_finish_the_run(server: FakeServer, service: FakeService) -> None:
+    """A forked child sends its own observations once, and leaving the block there does not finish the run."""
+    with open_run(server) as run:
+        run.log({"score": 1.0}, step=1)
+        assert run.flush()
+        child = os.fork()
+        if child == 0:
+            try:
+                run.log({"score": 2.0}, step=2)
+                run.__exit__(None, None, None)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert service.find_run("a run").status == "running"
+        run.log({"score": 3.0}, step=3)
+    stored = service.find_run("a run")
+    assert {step: value for (_, _, step), value in stored.observations.items()} == {1: 1.0, 2: 2.0, 3: 3.0}
+    assert stored.duplicates == 0
+    assert stored.status == "completed"
+
+
+def test_a_process_forked_at_once_can_import_what_the_client_uses(tmp_path: Path) -> None:
+    """A worker that a trainer forks while the client still imports its HTTP library can import the same library."""
+    command = [sys.executable, "-c", FORKS_DURING_AN_IMPORT, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
