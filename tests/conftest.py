@@ -24,6 +24,7 @@ from evalstop_service.store.database import Database
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # importlib mode leaves the path as it is
+from tests.fixtures.asyncio_errors import AsyncioErrors
 from tests.fixtures.database_pool import DatabasePool, PostgresPool, SQLitePool
 from tests.fixtures.postgres_server import PostgresUnavailable, open_connection, start_postgres
 from tests.service import committers
@@ -48,6 +49,8 @@ settings.register_profile(
 settings.register_profile("thorough", settings.get_profile("tests"), derandomize=False, max_examples=600)
 settings.register_profile("quick", settings.get_profile("tests"), max_examples=5)  # used by `make check`
 settings.load_profile("tests")
+
+ASYNCIO_ERRORS = AsyncioErrors()
 
 BACKENDS = ("sqlite", "postgresql")
 
@@ -107,6 +110,13 @@ def is_real(item: pytest.Item) -> bool:
 def is_skipped(item: pytest.Item) -> bool:
     """Whether the test needs something that most machines do not have."""
     return item.path.parent.name == "real"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Fail on errors that asyncio only logged, as pytest does on exceptions in threads and finalizers."""
+    messages = ASYNCIO_ERRORS.take()
+    assert not messages, "\n".join(messages)
 
 
 def pytest_sessionfinish() -> None:
