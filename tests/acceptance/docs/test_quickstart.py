@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,9 @@ import httpx
 import pytest
 
 from tests.acceptance.docs.documents import ROOT, Block, list_blocks
+from tests.fixtures.free_ports import find_free_ports
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.real
 
 LISTEN, PACE = "127.0.0.1:9000", "--hasten 2"
 """What is replaced: by a free port, and by a pace at which the training takes less than half of the time."""
@@ -29,9 +29,8 @@ trap '[ $? = 143 ] || exit 1' ERR
 
 def find_free_address() -> str:
     """A loopback address on which nothing listens."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{unused.getsockname()[1]}"
+    (port,) = find_free_ports(1)
+    return f"127.0.0.1:{port}"
 
 
 def write_script(page: Path) -> str:
@@ -84,5 +83,5 @@ def test_quickstart_ends_with_two_stops(tmp_path: Path) -> None:
         assert precision["groups"][0]["gpu_hours"]["saved"] > 0
     finally:
         up.send_signal(signal.SIGTERM)
-        up.wait(timeout=30)
+        up.wait(timeout=60)
         up.stdout.close()

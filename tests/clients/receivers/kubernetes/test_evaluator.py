@@ -134,7 +134,7 @@ def test_request_is_answered_by_two_jobs(evaluator: EvaluatorProgram, cluster: F
     process = evaluator.start()
     wait_until(lambda: evaluator.read_request()["answered_at"] is not None)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     request = evaluator.read_request()
     assert (request["difference"], request["prompts"]) == (pytest.approx(-2.0), 200)
     assert evaluator.list_evaluations() == [f"{uri} 200 {request['seed']} False" for uri in ("file:///30", CURRENT)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -18,6 +17,7 @@ import httpx
 
 from tests.clients.receivers.kubernetes.cluster import RECEIVER, ApiServer
 from tests.clients.receivers.kubernetes.fake_cluster import ADMIN
+from tests.fixtures.free_ports import find_free_ports
 
 T = TypeVar("T")
 TOKEN = "receiver-token"
@@ -37,7 +37,7 @@ def running_control_plane(folder: Path, programs: Path = CACHE / "bin") -> Itera
     etcd = shutil.which("etcd")
     if etcd is None or not (programs / "kube-apiserver").exists():
         raise KubernetesNotBuilt(KubernetesNotBuilt.__doc__)
-    api_port, store_port, peer_port = _free_ports(3)
+    api_port, store_port, peer_port = find_free_ports(3)
     url, store, peer = (
         f"https://127.0.0.1:{api_port}",
         f"http://127.0.0.1:{store_port}",
@@ -149,9 +149,3 @@ def _is_ready(url: str, tls: ssl.SSLContext) -> bool:
         return httpx.get(f"{url}/readyz", headers=headers, verify=tls, trust_env=False).is_success
     except (httpx.HTTPError, OSError):
         return False
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [free.getsockname()[1] for free in sockets]
