@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.fixtures.exit_status import check_not_crashed, read_end
 from tests.fixtures.forked_commands import ForkedCommand
 
 FAST_DELIVERY = {
@@ -19,6 +20,9 @@ FAST_DELIVERY = {
     "EVALSTOP_DELIVERY_POLL_SECONDS": "0.02",
 }
 """Settings with which another worker soon takes over the deliveries of a killed one."""
+
+KILL_SECONDS = 60.0
+"""The longest that a killed process takes to end."""
 
 PYTHON_VARIABLES = {"LD_PRELOAD", "PYTHONPATH"}
 """Variables that change how Python itself starts."""
@@ -37,6 +41,7 @@ class Program:
         self._under = under
         self._environment = environment
         self._process: subprocess.Popen[str] | ForkedCommand | None = None
+        self._asked_to_end: subprocess.Popen[str] | ForkedCommand | None = None
 
     @property
     def pid(self) -> int:
@@ -65,7 +70,7 @@ class Program:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._arguments[0]} does not start:\n{self.read_log()[-5000:]}")
+            raise RuntimeError(f"{self._arguments[0]} does not start:\n{read_end(self._log)}")
         return line
 
     def start(self) -> str:
@@ -87,27 +92,33 @@ class Program:
         """The log so far."""
         return self._log.read_text()
 
+    def check_running(self) -> None:
+        """Fail with the end of the log if the process has ended by itself; may be called from any thread."""
+        process = self._process
+        status = None if process is None else process.poll()
+        if status is not None and process is not self._asked_to_end:
+            raise AssertionError(f"{self._arguments[0]} ended with {status}:\n{read_end(self._log)}")
+
     def terminate(self) -> None:
         """Send SIGTERM."""
         assert self._process is not None
+        self._asked_to_end = self._process
         self._process.terminate()
 
     def wait(self, timeout_seconds: float) -> int:
-        """Wait until the process exits; returns its exit status."""
+        """Wait until the process exits; returns its exit status. A crash fails the test."""
         assert self._process is not None
-        status = self._process.wait(timeout_seconds)
-        self._close_output()
+        self._asked_to_end = process = self._process
+        status = process.wait(timeout_seconds)
+        self._process = None
+        assert process.stdout is not None
+        process.stdout.close()
+        check_not_crashed(self._arguments[0], status, self._log)
         return status
 
     def kill(self) -> None:
-        """Send SIGKILL and wait."""
+        """Send SIGKILL and wait; fails the test if the process had crashed before."""
         if self._process is not None:
+            self._asked_to_end = self._process
             self._process.kill()
-            self._process.wait()
-            self._close_output()
-
-    def _close_output(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._process = None
+            self.wait(KILL_SECONDS)

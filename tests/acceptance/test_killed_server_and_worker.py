@@ -24,6 +24,7 @@ from evalstop_service.store.observations import PostedObservation
 from tests.acceptance.fake_receiver import FakeReceiver
 from tests.acceptance.programs import FAST_DELIVERY, Program
 from tests.conftest import ClonePostgres
+from tests.faults.retrying_clients import wait_until
 from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.project_fixture import lift_stop_limits, set_up_project
 
@@ -41,6 +42,11 @@ class Installation:
     worker: Program
     key: str
     url: str = ""
+
+    def check_running(self) -> None:
+        """Fail if a program has ended by itself."""
+        self.server.check_running()
+        self.worker.check_running()
 
     def restart_server(self) -> None:
         self.server.kill()
@@ -157,7 +163,7 @@ class Trainer(threading.Thread):
                     return document
                 assert response.status_code == 503, response.text
             except httpx.TransportError:
-                pass
+                self._installation.check_running()
             assert time.monotonic() < deadline, "the service does not come back"
             time.sleep(0.02)
 
@@ -168,25 +174,31 @@ def kill_processes(
     """Kill the server during ingestion and the worker during delivery, in turn."""
     for number in range(kills):
         if number % 2:
-            wait_for_requests(receiver, rng.randint(1, 6))
+            wait_for_requests(service, receiver, rng.randint(1, 6))
             service.restart_worker()
         else:
             wait_for_acknowledgements(trainers, rng.randint(3, 25))
             service.restart_server()
 
 
-def wait_for_requests(receiver: FakeReceiver, more: int) -> None:
+def wait_for_requests(service: Installation, receiver: FakeReceiver, more: int) -> None:
     target_count = receiver.received_count + more
-    assert receiver.wait_for(lambda: receiver.received_count >= target_count, TIMEOUT_SECONDS)
+
+    def reached() -> bool:
+        service.check_running()
+        return receiver.received_count >= target_count
+
+    wait_until(reached, f"{more} more requests are received", TIMEOUT_SECONDS)
 
 
 def wait_for_acknowledgements(trainers: list[Trainer], more: int) -> None:
     target_count = sum(trainer.acknowledged for trainer in trainers) + more
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while sum(trainer.acknowledged for trainer in trainers) < target_count:
-        assert time.monotonic() < deadline
+
+    def reached() -> bool:
         assert all(trainer.failure is None for trainer in trainers), [trainer.failure for trainer in trainers]
-        time.sleep(0.001)
+        return sum(trainer.acknowledged for trainer in trainers) >= target_count
+
+    wait_until(reached, f"{more} more requests are acknowledged", TIMEOUT_SECONDS)
 
 
 def compute_expected_state(database: Database, reported: ReportedRun) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,8 @@ def kill_until_final(workers: list[Program], project: ProjectFixture, rng: rando
         worker.start()
         kills += 1
         time.sleep(rng.uniform(0.2, 1.5))
+        for each in workers:
+            each.check_running()
         with project.database.reading() as tx:
             if {decision.state for decision in decisions.list_decisions(tx, project.id)} <= FINAL_STATES:
                 return kills
@@ -77,7 +80,6 @@ def list_states(project: ProjectFixture, run: Run) -> list[str]:
     return [row["state"] for row in project.load_rows(tables.decision_changes, run)]
 
 
-@pytest.mark.timeout(300)
 def test_killed_workers_escalate_each_stop_once(database_url: str, tmp_path: Path) -> None:
     """Each stop is confirmed, or requested, escalated and reported as failed, once each, although workers are
     killed."""
@@ -92,14 +94,14 @@ def test_killed_workers_escalate_each_stop_once(database_url: str, tmp_path: Pat
         runs = [project.open_run() for _ in range(RUNS)]
         decisions_made = [project.submit(run, Observations(tuple(DECLINING_EVALS)), utc_now()).decision for run in runs]
         confirmed_ids = {decision.id for decision in decisions_made[::3] if decision is not None}
-        reporter = threading.Thread(target=report_confirmations, args=(project, receiver, confirmed_ids, ending))
-        reporter.start()
-        stack.callback(reporter.join)
+        threads = stack.enter_context(ThreadPoolExecutor(1))
         stack.callback(ending.set)
+        reporter = threads.submit(report_confirmations, project, receiver, confirmed_ids, ending)
         for worker in workers:
             stack.callback(worker.kill)
             worker.launch()
         assert kill_until_final(workers, project, rng) >= 2
+        reporter.result(TIMEOUT_SECONDS)
         for run, decision in zip(runs, decisions_made, strict=True):
             assert decision is not None
             event_counts = Counter(row["type"] for row in project.load_rows(tables.events, run))

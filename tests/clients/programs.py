@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.clients import fake_service
+from tests.fixtures.exit_status import check_not_crashed
 
 T = TypeVar("T")
 FAKE_SERVICE = Path(fake_service.__file__)
 
 
-def wait_until(condition: Callable[[], T], seconds: float = 20.0) -> T:
+def wait_until(condition: Callable[[], T], seconds: float = 60.0) -> T:
     """The first true value of `condition`; fails if there is none in time."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
@@ -29,7 +30,7 @@ def wait_until(condition: Callable[[], T], seconds: float = 20.0) -> T:
 
 @contextlib.contextmanager
 def running_program(command: Sequence[str], **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A program, killed at the end of the block if it still runs."""
+    """A program, killed at the end of the block if it still runs; a crash fails the test."""
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
     try:
         yield child
@@ -37,6 +38,7 @@ def running_program(command: Sequence[str], **environment: str) -> Iterator[subp
         if child.poll() is None:
             child.kill()
         child.communicate()
+        check_not_crashed(command[0], child.returncode)
 
 
 @contextlib.contextmanager

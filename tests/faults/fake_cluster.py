@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +73,8 @@ class FakeCluster:
         self._rng, self._report_checkpoint = rng, report_checkpoint
         self._asked: set[str] = set()
         self._end = threading.Event()
-        self._trainers = threading.Thread(target=self._run_trainers, name="trainers")
+        self._scanner = ThreadPoolExecutor(1)
+        self._scan: Future[None] | None = None
 
     def submit_job(self, name: str) -> FakeJob:
         """Start a job with this name."""
@@ -84,26 +85,37 @@ class FakeCluster:
         return self.jobs[name]
 
     def has_asked_jobs(self, count: int) -> bool:
-        """Whether `count` trainers have seen the request to save."""
+        """Whether `count` trainers have seen the request to save; raises what made them fail."""
+        if self._scan is not None and self._scan.done():
+            self._scan.result()
         return len(self._asked) >= count
 
     def __enter__(self) -> FakeCluster:
-        self._trainers.start()
+        self._scan = self._scanner.submit(self._run_trainers)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
-        self._trainers.join()
+        self._scanner.shutdown()
+        if self._scan is not None:
+            self._scan.result()
 
     def _run_trainers(self) -> None:
         """Save a checkpoint for each job that was asked; a few ignore it, and a few end after saving."""
+        saves: list[Future[None]] = []
         with ThreadPoolExecutor(8) as trainers:
             while not self._end.wait(POLL_SECONDS):
+                for save in [save for save in saves if save.done()]:
+                    saves.remove(save)
+                    save.result()
                 for name in [name for name in self.jobs if name not in self._asked]:
                     if self.jobs[name].time_of("asked") is not None:
                         self._asked.add(name)
                         if self._rng.random() > IGNORE_SHARE:
-                            trainers.submit(self._save, name, self._rng.random() < COMPLETE_SHARE)
+                            completes = self._rng.random() < COMPLETE_SHARE
+                            saves.append(trainers.submit(self._save, name, completes))
+        for save in saves:
+            save.result()
 
     def _save(self, name: str, completes: bool) -> None:
         self._report_checkpoint(name)

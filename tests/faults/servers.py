@@ -55,13 +55,16 @@ class Replicas:
 
     @property
     def url(self) -> str:
-        """The URL of the first replica."""
+        """The URL of the first replica; fails if that has ended by itself."""
+        self.programs[0].check_running()
         return self._urls[self.programs[0]]
 
     def choose_url(self, rng: random.Random) -> str:
-        """The URL of a random replica, up or down."""
+        """The URL of a random replica, up or just being restarted; fails if that has ended by itself."""
         with self._lock:
-            return self._urls[rng.choice(self.programs)]
+            program = rng.choice(self.programs)
+            program.check_running()
+            return self._urls[program]
 
     def restart(self, program: Program) -> None:
         """Kill a replica with SIGKILL and start it again."""

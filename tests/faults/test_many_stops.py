@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from evalstop_lab.benchmarks.processes import find_free_port
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.rules.decision_lifecycle import DecisionState
@@ -25,11 +24,12 @@ from evalstop_service.store import projects, tables
 from evalstop_service.store.database import Database
 
 from tests.acceptance.programs import Program
-from tests.clients.programs import is_alive, running_program
+from tests.clients.programs import running_program
 from tests.conftest import ClonePostgres
 from tests.faults.fake_cluster import FakeCluster, FakeJob
 from tests.faults.retrying_clients import RetryingClient, wait_until
 from tests.faults.unreliable_proxy import FAULTS, UnreliableProxy
+from tests.fixtures.free_ports import find_free_ports
 from tests.fixtures.projects import create_project
 
 pytestmark = pytest.mark.real
@@ -145,7 +145,7 @@ def test_every_stopped_job_ends_once_despite_faults(
     tenants = (immediate, vetoing, limited_tenant)
     url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
     environment = {"EVALSTOP_DATABASE_URL": url, "EVALSTOP_DATABASE_CONNECTIONS": "8", **SHORT_TIMES}
-    ports = [str(find_free_port()) for _ in range(2)]
+    ports = [str(port) for port in find_free_ports(2)]
     servers = [
         Program(tmp_path / f"serve-{port}.log", "serve", "--json", "--port", port, **environment) for port in ports
     ]
@@ -189,6 +189,7 @@ def test_every_stopped_job_ends_once_despite_faults(
             inject_faults,
             cluster,
             programs,
+            partial(check_running, programs, tenants),
             lambda rng: rng.choice(tenants).start_receiver(stack, cluster, services[0]),
             range(jobs_per_fault, stopped_count, jobs_per_fault),
         )
@@ -203,8 +204,7 @@ def test_every_stopped_job_ends_once_despite_faults(
         client = clients["limited"]
 
         def all_finished() -> bool:
-            dead = [program.read_log()[-5000:] for program in programs if not is_alive(program.pid)]
-            assert not dead, dead
+            check_running(programs, tenants)
             return set(count_states(database)) <= FINAL_STATES | {DecisionState.ON_HOLD}
 
         wait_until(all_finished, "all stops are finished", 600)
@@ -224,16 +224,30 @@ def test_every_stopped_job_ends_once_despite_faults(
     check_jobs(cluster, immediate, vetoing, limited_tenant)
 
 
+def check_running(programs: Iterable[Program], tenants: Iterable[Tenant]) -> None:
+    """Fail if a program or a receiver has ended by itself."""
+    for program in programs:
+        program.check_running()
+    for tenant in tenants:
+        assert tenant.process is None or tenant.process.poll() is None, f"the receiver of {tenant.name} has ended"
+
+
 def inject_faults(
     cluster: FakeCluster,
     programs: Sequence[Program],
+    check: Callable[[], None],
     restart_receiver: Callable[[random.Random], None],
     asked_counts: Iterable[int],
 ) -> None:
-    """Restart a random program or receiver each time that so many jobs have been asked to save."""
+    """Restart a random program or receiver each time that so many jobs have been asked to save, and check meanwhile."""
     rng = random.Random(SEED)
     for asked_count in asked_counts:
-        wait_until(partial(cluster.has_asked_jobs, asked_count), f"{asked_count} jobs are asked to save", 600)
+
+        def has_asked_jobs(count: int = asked_count) -> bool:
+            check()
+            return cluster.has_asked_jobs(count)
+
+        wait_until(has_asked_jobs, f"{asked_count} jobs are asked to save", 600)
         if rng.random() < 0.6:
             program = rng.choice(programs)
             program.kill()

@@ -44,7 +44,6 @@ def count_refusals(trainers: Sequence[Trainer]) -> int:
     return sum(len(trainer.client.refusals) for trainer in trainers)
 
 
-@pytest.mark.timeout(240)
 def test_postgres_restarts_lose_nothing(
     restartable_postgres: RestartablePostgres, restartable_installation: Installation, embedded_database: Database
 ) -> None:
@@ -66,7 +65,6 @@ def test_postgres_restarts_lose_nothing(
         assert_nothing_lost(restartable_installation.project, trainer.run_id, trainer.acknowledged, embedded_database)
 
 
-@pytest.mark.timeout(240)
 def test_closed_connections_are_retried(installation: Installation, embedded_database: Database) -> None:
     """If all connections are terminated ten times under load, no client gets an error and observations count once."""
     end = threading.Event()
