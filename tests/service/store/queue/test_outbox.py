@@ -226,6 +226,10 @@ def test_commit_wakes_the_workers(database: Database, project: SeededProject) ->
         assert has_woken()
 
 
+LAST = "last"
+"""The payload of the test's own notification."""
+
+
 @contextmanager
 def listen_for_wakeups(database: Database) -> Iterator[Callable[[], list[str]]]:
     """Yield a function that returns the PostgreSQL notifications since its last call; always none on SQLite."""
@@ -233,5 +237,17 @@ def listen_for_wakeups(database: Database) -> Iterator[Callable[[], list[str]]]:
         yield list
         return
     with open_connection(database.url.render_as_string(hide_password=False)) as connection:
+        payloads: list[str] = []
+        connection.add_notify_handler(lambda notification: payloads.append(notification.payload))
         connection.execute(f"LISTEN {wakeup.CHANNEL}".encode())
-        yield lambda: [notification.channel for notification in connection.notifies(timeout=0.2)]
+
+        def read_notifications() -> list[str]:
+            # They arrive in the order of the commits, hence all earlier ones before this one.
+            connection.execute(f"NOTIFY {wakeup.CHANNEL}, '{LAST}'".encode())
+            while LAST not in payloads:
+                connection.execute("SELECT 1")
+            earlier = payloads[: payloads.index(LAST)]
+            payloads.clear()
+            return earlier
+
+        yield read_notifications

@@ -10,14 +10,16 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+import psutil
 import pytest
 import sqlalchemy as sa
 from evalstop_client.signature import verify
 from evalstop_service.clock import utc_now
 from evalstop_service.store.queue import leases, queues
-from evalstop_service.store.tables import deliveries
+from evalstop_service.store.tables import decisions, deliveries
 from evalstop_service.web.pull_waiters import PullWaiters
 
+from tests.service.concurrency import wait_until
 from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
 from tests.service.web.api.conftest import Service
 
@@ -118,7 +120,7 @@ def test_claim_returns_when_an_event_arrives(client: httpx.Client) -> None:
     poll = threading.Thread(target=lambda: events.extend(claim(client, endpoint["id"], wait_seconds=60)))
     poll.start()
     create_decision(client)
-    poll.join(30)
+    poll.join(60)
     assert not poll.is_alive()
     assert len(events) == 1
 
@@ -138,7 +140,7 @@ def test_concurrent_claims_return_each_event_once(client: httpx.Client) -> None:
     for poll in polls:
         poll.start()
     for poll in polls:
-        poll.join(30)
+        poll.join(60)
     claimed_ids += [event["delivery_id"] for event in claim(client, endpoint["id"])]
     assert len(claimed_ids) == len(set(claimed_ids)) == 6
 
@@ -161,11 +163,15 @@ def test_workers_do_not_claim_pull_deliveries(client: httpx.Client, service: Ser
 
 def test_stop_can_be_claimed_after_its_veto_window(service: Service) -> None:
     """The decision becomes `requested` with the claim; a vetoed stop is never returned."""
-    client = service.open_client(service.create_project(veto_window_seconds=3.0))
+    client = service.open_client(service.create_project(veto_window_seconds=3600.0))
     endpoint = create_pull_endpoint(client)
     due, vetoed = create_decision(client), create_decision(client)
     assert client.post(f"/decisions/{vetoed}/veto", json={"reason": "no"}).status_code == 200
     assert claim(client, endpoint["id"]) == []
+    with service.database.transaction() as tx:  # the window ends
+        tx.execute(sa.update(decisions).where(decisions.c.id == UUID(due)).values(due_at=utc_now()))
+        waiting = sa.update(deliveries).where(deliveries.c.endpoint_id == UUID(endpoint["id"]))
+        tx.execute(waiting.values(due_at=utc_now()))
     (event,) = claim(client, endpoint["id"], wait_seconds=20)
     assert due in event["body"]
     assert client.get(f"/decisions/{due}").json()["state"] == "requested"
@@ -210,9 +216,16 @@ def test_disconnected_claim_takes_no_event(service: Service, client: httpx.Clien
     endpoint = create_pull_endpoint(client)
     with pytest.raises(httpx.ReadTimeout):
         client.post(f"/pull/endpoints/{endpoint['id']}/claim", json={**CLAIM_BODY, "wait_seconds": 60}, timeout=0.5)
-    time.sleep(1.0)  # longer than two intervals of the poll
+    port = int(service.url.rpartition(":")[2])
+    wait_until(lambda: not find_half_closed_connections(port))
     create_decision(client)
-    assert len(claim(client, endpoint["id"], wait_seconds=5)) == 1
+    assert len(claim(client, endpoint["id"], wait_seconds=20)) == 1
+
+
+def find_half_closed_connections(port: int) -> list[object]:
+    """The connections to a server of this process whose client has gone, which the server has not noticed yet."""
+    connections = psutil.Process().net_connections("tcp4")
+    return [each for each in connections if each.laddr.port == port and each.status == psutil.CONN_CLOSE_WAIT]
 
 
 def test_waiting_claims_share_one_query(service: Service, client: httpx.Client) -> None:
