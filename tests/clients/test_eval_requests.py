@@ -134,7 +134,7 @@ def test_restarted_evaluator_starts_over(api: httpx.Client, eval_project: Projec
         wait_until(lambda: find_eval_request(api, run_id, request_id)["answered_at"] is not None)
     finally:
         second.send_signal(signal.SIGTERM)
-        assert second.wait(30) == 0
+        assert second.wait(60) == 0
     stored = find_eval_request(api, run_id, request_id)
     assert (stored["difference"], stored["prompts"]) == (pytest.approx(-2.0), 200)
     fields = [line.split() for line in log.read_text().splitlines()]

@@ -96,7 +96,7 @@ def test_restarted_service_receives_everything_in_order(tmp_path: Path) -> None:
             read_until(child, str(start_at))
             service, _ = programs.enter_context(running_fake_service(record, port))
         read_until(child, "dropped 0")
-        assert child.wait(30) == 0
+        assert child.wait(60) == 0
     assert list_steps(record) == list_expected_steps(0, 300)
     assert load_posts(record)[-1] == ("finish", {"status": "completed"})
 
@@ -120,7 +120,7 @@ def test_restarted_trainer_sends_the_killed_ones_spool(tmp_path: Path) -> None:
             file.write(b'{"to":"observations","body":{"observations":[{"metric":"sc')  # torn in the middle of a write
     with running_fake_service(record, port), start_trainer(url, 100, 160, 0.0) as second:
         read_until(second, "dropped 0")
-        assert second.wait(30) == 0
+        assert second.wait(60) == 0
     arrived = list_steps(record)
     assert arrived[: len(list_expected_steps(0, 151))] == list_expected_steps(0, 151)
     assert arrived.index(("resume", 100)) >= len(list_expected_steps(0, 151))
@@ -137,7 +137,7 @@ def test_trainer_without_a_service_exits_and_keeps_its_spool(tmp_path: Path) -> 
     script = "import sys; sys.argv[1:] = ['0', '40', '0']\n" + script
     with running_script(script, EVALSTOP_URL="http://127.0.0.1:1", EVALSTOP_KEY=KEY) as child:
         read_until(child, "dropped 0")
-        assert child.wait(30) == 0
+        assert child.wait(60) == 0
     (segment,) = (tmp_path / "spool").glob("*/*.jsonl")
     lines = [json.loads(line) for line in segment.read_text().splitlines()]
     assert [line["to"] for line in lines].count("observations") == 40
@@ -150,7 +150,7 @@ def test_unfinished_run_is_flushed_at_exit(tmp_path: Path) -> None:
     script = "from evalstop_client import Run\nRun(name='a run').log({'score': 1.0}, step=1)"
     with running_fake_service(record) as (_, port):
         with running_script(script, EVALSTOP_URL=f"http://127.0.0.1:{port}", EVALSTOP_KEY=KEY) as child:
-            assert child.wait(30) == 0
+            assert child.wait(60) == 0
         assert [kind for kind, _ in load_posts(record)] == ["runs", "observations"]
 
 

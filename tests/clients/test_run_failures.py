@@ -63,7 +63,7 @@ def test_flush_outlasts_an_answer_in_flight(server: FakeServer, service: FakeSer
     service.scripted_answers = [answer_late]
     with open_run(server) as run:
         run.log({"score": 1.0}, step=1)
-        assert request_started.wait(20)
+        assert request_started.wait(60)
     assert len(service.find_run("a run").observations) == 1
 
 

@@ -331,7 +331,7 @@ def test_growing_file_is_followed_through_an_outage(tmp_path: Path, server: Fake
         append_events(file, encode_event(2, score=0.75))
         wait_until(lambda: len(list_posts_by_run(service)["r"]) == 2)
         watcher.terminate()
-        assert watcher.wait(20) == 0
+        assert watcher.wait(60) == 0
     assert [point for _, point in list_posts_by_run(service)["r"]] == [(1, 0.5), (2, 0.75)]
 
 

@@ -23,7 +23,7 @@ from tests.fixtures.projects import create_project
 from tests.security.served_project import ServedProject, create_pending_decision, serve_project
 from tests.service.web.api.api_calls import ENDPOINT, expect_json
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 STOPS = ["run.stop_requested"]
 
 

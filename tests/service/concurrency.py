@@ -28,7 +28,7 @@ def run_concurrently(*calls: Callable[[], object]) -> list[BaseException]:
     return failures
 
 
-def wait_until(condition: Callable[[], bool], timeout_seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_seconds: float = 60.0) -> None:
     """Wait for the condition; fail after the timeout."""
     deadline = time.monotonic() + timeout_seconds
     while not condition():
@@ -39,10 +39,10 @@ def wait_until(condition: Callable[[], bool], timeout_seconds: float = 30.0) -> 
 def wait_for_blocked_process(database: Database) -> int:
     """Wait until a PostgreSQL process waits for a lock in this database; return its id."""
     query = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with database.reading() as tx:
             pid: int | None = tx.exec_driver_sql(query).scalar()
         if pid is not None:
             return pid
-    raise AssertionError("no process waited for a lock within 30 s")
+    raise AssertionError("no process waited for a lock within 60 s")

@@ -33,8 +33,8 @@ def test_failing_job_is_logged_and_repeated(caplog: pytest.LogCaptureFixture) ->
     """A failing job is logged and run again, other jobs go on meanwhile, and all end with the block."""
     healthy, failing = CountingJob("healthy"), CountingJob("failing", ValueError("a fault"))
     with background.run_jobs(healthy.job, failing.job):
-        assert healthy.ran_twice.wait(30)
-        assert failing.ran_twice.wait(30)
+        assert healthy.ran_twice.wait(60)
+        assert failing.ran_twice.wait(60)
     assert not {"healthy", "failing"} & {thread.name for thread in threading.enumerate()}
     (record,) = (record for record in caplog.records if record.name == background.__name__)
     assert record.levelno == logging.ERROR
@@ -51,7 +51,7 @@ def test_unavailable_database_is_a_warning(caplog: pytest.LogCaptureFixture) -> 
             raise AssertionError("the connection must be refused")
 
     with background.run_jobs(PeriodicJob("looking", read)):
-        assert called.wait(30)
+        assert called.wait(60)
     (record,) = (record for record in caplog.records if record.name == background.__name__)
     assert (record.levelno, record.exc_info) == (logging.WARNING, None)
 
@@ -66,5 +66,5 @@ def test_long_pause_ends_with_the_block() -> None:
         return 86_400.0
 
     with background.run_jobs(PeriodicJob("resting", run_job)):
-        assert started.wait(30)
+        assert started.wait(60)
     assert pause_results == [True]

@@ -29,8 +29,6 @@ from tests.acceptance.docs.test_quickstart import find_free_address, write_scrip
 from tests.clients.programs import running_program, wait_until
 from tests.clients.test_tensorboard import append_events, encode_event
 
-pytestmark = pytest.mark.timeout(300)
-
 TIMEOUT_SECONDS = 120.0
 FALLING_SCORES = (0.5, 0.9, 0.8, 0.7, 0.6)
 """Three declines: the policy `paper` stops at the last one."""

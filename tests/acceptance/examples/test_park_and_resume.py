@@ -17,7 +17,7 @@ from evalstop_lab.service_process import Service
 from tests.acceptance.examples.test_examples import EXAMPLES
 from tests.clients.programs import wait_until
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.real
 
 NAME = "park-and-resume"
 EVENT_TYPES = ["run.park_requested", "run.resume_requested", "run.stop_requested"]

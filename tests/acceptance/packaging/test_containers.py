@@ -219,7 +219,7 @@ def test_health_check_fails_once_the_service_is_gone(instructions: list[tuple[st
         assert is_healthy()
     finally:
         up.send_signal(signal.SIGTERM)
-        up.wait(timeout=30)
+        up.wait(timeout=60)
         if up.stdout is not None:
             up.stdout.close()
     assert not is_healthy()

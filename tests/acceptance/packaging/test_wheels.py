@@ -163,7 +163,7 @@ def test_installed_service_migrates_and_starts(bin_folder: Path, tmp_path: Path)
         assert ready["key"].startswith("esk_")
         assert fetch_json(ready["url"] + "/readyz") == {"status": "ok"}
         assert fetch_json(ready["url"] + "/api/v1/runs", ready["key"])["items"] == []
-        with urllib.request.urlopen(ready["sign_in"], timeout=10) as page:
+        with urllib.request.urlopen(ready["sign_in"], timeout=60) as page:
             assert page.status == 200
             assert "text/html" in page.headers["content-type"]
 
@@ -289,7 +289,7 @@ def start_service(bin_folder: Path, folder: Path) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) in (0, -signal.SIGTERM), log.read_text()
+        assert process.wait(timeout=60) in (0, -signal.SIGTERM), log.read_text()
         if process.stdout is not None:
             process.stdout.close()
 
@@ -297,5 +297,5 @@ def start_service(bin_folder: Path, folder: Path) -> Iterator[dict[str, Any]]:
 def fetch_json(url: str, key: str | None = None) -> Any:
     """The JSON at a URL."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)

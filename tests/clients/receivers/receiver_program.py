@@ -44,4 +44,4 @@ class ReceiverProgram:
         """End it by this signal and return its exit code."""
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(60)

@@ -95,7 +95,7 @@ def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Process
     yield launcher
     for job in launcher.jobs:
         job.signal(signal.SIGKILL)
-        job.wait(20)
+        job.wait(60)
 
 
 class TestProcess(Conformance):

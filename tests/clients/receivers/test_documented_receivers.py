@@ -77,7 +77,7 @@ def test_receiver_in_curl_and_bash(
     script = read_block("bash")
     with running_program(["bash", "-c", script], ENDPOINT="e1", **environment) as process:
         if forged:
-            assert process.wait(20) == 1
+            assert process.wait(60) == 1
             assert not (tmp_path / "cancelled").exists()
             return
         ((decision_id, report),) = wait_until(lambda: service.reports)
@@ -105,7 +105,7 @@ def test_batch_script_passes_the_signal_on(tmp_path: Path, ending: str, exit_cod
         assert job.stdout.readline() == "up\n"
         job.send_signal(signal.SIGUSR1)
         assert job.stdout.readline() == "saved\n"
-        assert job.wait(20) == exit_code
+        assert job.wait(60) == exit_code
 
 
 def accepts_connections(port: int) -> bool:

@@ -142,7 +142,6 @@ def make_event(number: int, event_type: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_every_job_ends_once_and_is_reported(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """Scheduler and service fail at random, events repeat and arrive out of order, and the receiver restarts."""
     chance = random.Random(SEED)

@@ -43,7 +43,7 @@ def test_job_is_ended_by_sigterm_and_confirmed(tmp_path: Path, server: FakeServe
         assert (details["exit_status"], details["signal"]) == (-15, "SIGTERM")
         assert details["ended_at"].endswith("Z")
         assert details["how"] == "cancelled"
-        assert job.process.wait(20) == 128 + signal.SIGTERM
+        assert job.process.wait(60) == 128 + signal.SIGTERM
         assert not is_alive(job.ready["job_pid"])
 
 
@@ -54,7 +54,7 @@ def test_job_that_cleans_up_keeps_its_own_exit_code(tmp_path: Path, server: Fake
         post_event(job.url, make_stop_event(job.label))
         details = wait_for_report(service)["details"]
         assert (details["exit_status"], details["signal"]) == (7, None)
-        assert job.process.wait(20) == 7
+        assert job.process.wait(60) == 7
 
 
 def test_job_that_ignores_sigterm_is_killed(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
@@ -67,7 +67,7 @@ def test_job_that_ignores_sigterm_is_killed(tmp_path: Path, server: FakeServer, 
         assert report["reason"] == "the job ended after it was forced to"
         assert report["details"]["signal"] == "SIGKILL"
         assert report["details"]["seconds"] >= 0.5
-        assert job.process.wait(20) == 128 + signal.SIGKILL
+        assert job.process.wait(60) == 128 + signal.SIGKILL
 
 
 def test_job_that_survives_until_its_stop_is_taken_back_runs_on(
@@ -88,7 +88,7 @@ def test_job_that_survives_until_its_stop_is_taken_back_runs_on(
         later["data"]["decision"]["id"] = "decision-2"
         post_event(job.url, later, webhook_id="msg_3")
         assert wait_for_report(service)["reason"] == "the job ended after it was forced to"
-        assert job.process.wait(20) == 128 + signal.SIGKILL
+        assert job.process.wait(60) == 128 + signal.SIGKILL
 
 
 @pytest.mark.parametrize("new_session", [False, True])
@@ -144,7 +144,7 @@ def test_job_that_ended_by_itself_is_confirmed(tmp_path: Path, server: FakeServe
         assert report["state"] == "confirmed"
         assert report["details"]["how"] == "by_itself"
         assert report["details"]["exit_status"] == 3
-        assert job.process.wait(20) == 3
+        assert job.process.wait(60) == 3
 
 
 def test_receiver_waits_until_its_report_is_accepted(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
@@ -153,7 +153,7 @@ def test_receiver_waits_until_its_report_is_accepted(tmp_path: Path, server: Fak
     with start_receiver(tmp_path, server, ENDS_ON_SIGTERM) as job:
         assert job.read_line() == "up"
         post_event(job.url, make_stop_event(job.label))
-        assert job.process.wait(30) == 143
+        assert job.process.wait(60) == 143
         assert wait_for_report(service)["state"] == "confirmed"
 
 
@@ -182,7 +182,7 @@ def test_signals_are_passed_to_the_job(
         assert job.read_line() == "up"
         job.process.send_signal(number)
         assert job.read_line() == f"got {int(number)}"
-        assert job.process.wait(20) == 9
+        assert job.process.wait(60) == 9
     assert service.reports == []
 
 

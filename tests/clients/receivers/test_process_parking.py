@@ -56,7 +56,7 @@ if pathlib.Path({str(tmp_path / "end")!r}).exists():
         # 409 until the receiver has recorded that its report was accepted; the service retries
         wait_until(lambda: post_event(job.url, resume, webhook_id="msg_2").status_code == 202)
         assert job.read_line() == "up"
-        assert job.process.wait(20) == 7
+        assert job.process.wait(60) == 7
 
 
 def test_receiver_of_a_parked_job_exits_with_its_code(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
@@ -66,7 +66,7 @@ def test_receiver_of_a_parked_job_exits_with_its_code(tmp_path: Path, server: Fa
         post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"})
         assert wait_for_report(service)["state"] == "parked"
         job.process.send_signal(signal.SIGTERM)
-        assert job.process.wait(20) == 7
+        assert job.process.wait(60) == 7
 
 
 def test_receiver_of_a_parked_job_exits_when_it_is_stopped(
@@ -80,7 +80,7 @@ def test_receiver_of_a_parked_job_exits_when_it_is_stopped(
         stop = make_stop_event(job.label)
         # 200 until the receiver has recorded that its report was accepted
         wait_until(lambda: post_event(job.url, stop, webhook_id="msg_2").status_code == 202)
-        assert job.process.wait(20) == 7
+        assert job.process.wait(60) == 7
         assert [report["state"] for _, report in service.reports] == ["parked", "confirmed"]
 
 
@@ -139,7 +139,7 @@ def test_exit_code_is_that_of_the_resumed_job(forwarding: Forwarding) -> None:
     """A job that is resumed while its receiver checks whether it is parked is waited for."""
     first, second = (ChildJob([sys.executable, "-c", f"raise SystemExit({code})"], os.environ) for code in (3, 7))
     control = ResumedMeanwhile(first, "receiver-1", restart=lambda: second)
-    assert first.wait(20) == 3
+    assert first.wait(60) == 3
     control.park_job(Job("1"), parse_stop_request("msg_1", make_stop_event({})))
     assert await_end(control, forwarding) == 7
 

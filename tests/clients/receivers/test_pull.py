@@ -116,5 +116,5 @@ def test_unknown_endpoint_is_polled_rarely(pulling: PullingReceiver, endpoint: F
     time.sleep(0.3)
     assert endpoint.claims == 1
     pulling.puller.end()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()

@@ -61,6 +61,7 @@ def test_trial_policy_is_good_at_first() -> None:
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(900)
 def test_one_policy_is_trusted_and_another_is_demoted(embedded_database: Database) -> None:
     """`default` is almost always right; `paper` is promoted by a person and demoted by the service."""
     demo_data.fill(embedded_database, "demo", NOW)

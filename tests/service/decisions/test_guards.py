@@ -235,7 +235,7 @@ def test_concurrent_decisions_respect_the_limit(postgres_database: Database) -> 
         started.wait(10)
         insert_decision_in(tx, first, "requested", NOW)
         assert thread.is_alive()
-    thread.join(10)
+    thread.join(60)
     assert guard_kinds == ["stops_per_hour"]
 
 

@@ -272,6 +272,6 @@ def test_pause_waits_for_a_decision_in_progress(postgres_database: Database) -> 
         thread.start()
         thread.join(0.3)
         assert thread.is_alive()
-    thread.join(30)
+    thread.join(60)
     held = project.load_decision(run)
     assert (decision.state, held.state) == ("pending", "on_hold")

@@ -37,7 +37,7 @@ from tests.service.committers import run_on_loop
 from tests.service.concurrency import wait_for_blocked_process, wait_until
 from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, evals, set_up_project
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture

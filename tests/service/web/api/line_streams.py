@@ -16,7 +16,7 @@ from backports import zstd
 from tests.service.web.api.api_calls import expect_json, open_run
 
 HEADERS = {"content-type": "application/x-ndjson"}
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 Point = dict[str, Any]
 

@@ -71,7 +71,7 @@ def run_server(folder: Path, **environment: str) -> Iterator[Server]:
             yield Server(process, client)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=30)
+        process.wait(timeout=60)
         process.stdout.close()
 
 

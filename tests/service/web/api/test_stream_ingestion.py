@@ -27,7 +27,7 @@ from tests.service.web.api.line_streams import COMPRESS
 
 RUNS = [UUID(int=number) for number in range(1, 4)]
 UNKNOWN = UUID(int=99)
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 observations_json = st.fixed_dictionaries(
     {

@@ -23,7 +23,7 @@ from tests.service.web.dashboard.serving import (
     start_dashboard_server,
 )
 
-EXPECT_TIMEOUT_MS = 30_000
+EXPECT_TIMEOUT_MS = 60_000
 """How long a page may take to show what is expected. Generous, because test machines may be slow."""
 
 

@@ -105,7 +105,7 @@ def launch_chromium() -> Iterator[Browser]:
 
 
 MAX_TABS = 60
-VALUE_TIMEOUT_SECONDS = 30.0
+VALUE_TIMEOUT_SECONDS = 60.0
 
 
 def press_tab_until_focused(page: Page, selector: str) -> None:

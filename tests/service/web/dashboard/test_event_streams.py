@@ -31,7 +31,7 @@ from tests.service.web.dashboard.serving import SESSION_SECRET, SQLITE_ONLY
 
 EVALS = load_recorded_evals("np-0044")
 
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
 
 
 @contextmanager

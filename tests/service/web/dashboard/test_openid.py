@@ -123,7 +123,7 @@ def test_sign_in_with_a_browser(service: OpenIdService, browser: Browser) -> Non
     """A browser goes from the form to the provider, which is another site, and back to the requested page."""
     with browser.new_context() as context:
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(60_000)
         console: list[ConsoleMessage] = []
         page.on("console", lambda message: console.append(message))
         page.goto(f"{service.address}/settings")

@@ -26,7 +26,7 @@ from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
 from tests.service.web.mlflow.fake_mlflow import FakeMlflow, run_fake_mlflow
 
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
 
 
 @pytest.fixture
