@@ -127,7 +127,7 @@ def _select_page(
         )
         query = query.where(runs.c.policy_id.in_(of_name))
     for name, value in run_filter.labels:
-        query = query.where(runs.c.labels[name].as_string() == value)
+        query = query.where(_has_label(tx, name, value))
     if run_filter.since is not None:
         query = query.where(runs.c.created_at >= run_filter.since)
     if run_filter.until is not None:
@@ -143,6 +143,14 @@ def _select_page(
     if run_filter.before is not None:
         query = query.where(_is_after(run_filter))
     return query.order_by(*_list_order_columns(runs.c, run_filter.order)).limit(limit)
+
+
+def _has_label(tx: Transaction, name: str, value: str) -> sa.ColumnElement[bool]:
+    if tx.dialect.name == "postgresql":
+        return runs.c.labels[name].as_string() == value
+    # SQLite compares the name in a path with the escaped text in the document, which differs beyond ASCII.
+    item = sa.func.json_each(runs.c.labels).table_valued("key", "value")
+    return sa.select(item.c.value).where(item.c.key == name, item.c.value == value).exists()
 
 
 def _select_described(tx: Transaction, project_id: UUID, run_filter: RunFilter) -> sa.Select[Any]:
