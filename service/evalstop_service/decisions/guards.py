@@ -44,6 +44,9 @@ WINDOW = timedelta(hours=1)
 FEWEST_STOPS, FEWEST_RUNS = 10, 20
 """The share is checked from this many stops or runs on: two of three runs may well turn within the same hour."""
 
+MOST_COUNTED = 1e9
+"""No project has as many runs: a share so small that it would take more is never enough for a second stop."""
+
 
 def find_guards(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple[Guard, ...]:
     """The guards against stopping a run; none when it may be stopped.
@@ -79,7 +82,7 @@ def _find_reached_limits(tx: Transaction, project: Project, run: Run, now: datet
     if share is not None and stops > 0:  # one stop is always allowed
         # The share is of the runs that there would be if none had been stopped. Running runs are counted only up to
         # the number that allows one more stop, or from which the share is checked.
-        enough = math.ceil((stops + 1) / share - 1e-9)
+        enough = math.ceil(min((stops + 1) / share, MOST_COUNTED) - 1e-9)
         total = ended + runs.count_running_runs(tx, project.id, max(0, max(enough, FEWEST_RUNS) - ended))
         if total < enough and (stops >= FEWEST_STOPS or total >= FEWEST_RUNS):
             stopped = f"{stops + 1} of {total} runs ({format_percent((stops + 1) / total)}) in the last hour"

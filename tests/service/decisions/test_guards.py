@@ -146,6 +146,7 @@ def test_share_of_stopped_runs_is_limited(database: Database) -> None:
         (18, 1, 1, 0.1, True),
         (10, 0, 10, 1.0, False),
         (10, 0, 10, None, False),
+        (10, 0, 10, 5e-324, True),
     ):
         project = set_up_project(database)
         project.change_settings(stops_share=share, stops_per_hour=None)
