@@ -1,4 +1,4 @@
-"""Limits events to the size that receivers accept: drops the longest labels first, then truncates long texts. Pure."""
+"""Limits events to the size that receivers accept: drops the longest labels, and truncates long texts. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ _ENVELOPE_BYTES = 1024
 _LABEL_BYTES = 48 * 1024
 """Reserved for labels, whatever else an event holds."""
 
+_ALWAYS_WHOLE = 60
+"""Characters of a text that is never truncated: all ids and times are shorter."""
+
 
 def fit_data(data: dict[str, Any]) -> dict[str, Any]:
     """Shorten the data of an event, given as JSON values, so that the event is smaller than `MOST_EVENT_BYTES`.
 
-    Short labels identify a job: 500 of 60 characters always stay.
+    Short labels identify a job: 500 of 60 characters always stay. The report of a receiver, which may be nested without
+    limit, is left out if it is still too long.
     """
     most = MOST_EVENT_BYTES - _ENVELOPE_BYTES
     if _count_bytes(data) <= most:
@@ -26,8 +30,10 @@ def fit_data(data: dict[str, Any]) -> dict[str, Any]:
     if labels:
         data = data | {"run": data["run"] | {"labels": {}}}
     longest = 2000
-    while _count_bytes(data) > most - _LABEL_BYTES and longest > 10:
+    while _count_bytes(data) > most - _LABEL_BYTES and longest > _ALWAYS_WHOLE:
         data, longest = _truncate(data, longest), longest // 2
+    if "report" in data and _count_bytes(data) > most - _LABEL_BYTES:
+        data = data | {"report": {}}
     if labels:
         data["run"]["labels"] = _select_shortest(labels, most - _count_bytes(data))
     return data
