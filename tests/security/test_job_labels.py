@@ -51,6 +51,8 @@ def test_another_key_cannot_change_the_job_of_a_run(project: ServedProject, labe
         ("delete-tag", {"run_id": run, "key": "job_id"}),
     ):
         assert other.post(f"{tags}/{path}", json=document).status_code in range(400, 500)
+    expect_json(other.post(f"/api/v1/runs/{run}/resume", json={"step": 0}), 200)  # no observation counts from now on
+    expect_problem(other.post("/api/v1/runs", json=body | {"resume": "must"}), 409)
     assert read_labels(trainer, run) == JOB
     expect_json(other.post("/api/v1/runs", json={"name": "r", "resume": "must", "labels": {"note": "seen"}}), 200)
     assert read_labels(trainer, run) == JOB | {"note": "seen"}

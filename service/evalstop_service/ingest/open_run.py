@@ -259,7 +259,7 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
             f"run {run.name!r} exists with the metrics {run.metrics}, not {request.metrics}; "
             "omit metrics, or give the new run another name"
         )
-    if run.last_step is not None:
+    if run.has_begun:
         _refuse_other_terms(run, request)
     fill_description(tx, run, request.description, now)
     labels = _merge_labels(run.labels, request.labels or {})
@@ -277,7 +277,7 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
         status=run.status if run.status in OPEN else RunStatus.RUNNING,
         ended_at=None,
     )
-    if request.policy is not None and run.last_step is None:
+    if request.policy is not None and not run.has_begun:
         policy = policies.store_referred_policy(tx, project, request.policy, now)
         changed = replace(changed, policy_id=policy.id, policy_name=policy.name, policy_version=policy.version)
     if changed == run and request.planned_steps in (None, run.total_steps):
@@ -338,7 +338,7 @@ def _refuse_other_job(tx: Transaction, run: Run, labels: dict[str, str], key: Ke
     owner.
     """
     changed = list_job_changes(run.labels, labels)
-    if key is None or run.last_step is None or not changed or key.id == run.opened_by:
+    if key is None or not run.has_begun or not changed or key.id == run.opened_by:
         return run.opened_by
     if run.opened_by is None or keys.find_key(tx, run.opened_by, now) is None:
         return key.id
@@ -388,7 +388,7 @@ def _record_opening(tx: Transaction, run: Run, request: OpenRequest, action: str
 
 def _record_job_change(tx: Transaction, run: Run, labels: dict[str, str], actor: str, now: datetime) -> None:
     """Record changed labels by which a run with observations may identify another job."""
-    if run.last_step is not None and (changed := list_job_changes(run.labels, labels)):
+    if run.has_begun and (changed := list_job_changes(run.labels, labels)):
         details = {
             when: {name: job_labels.get(name, "")[:_SHOWN_CHARACTERS] for name in changed[:_SHOWN_LABELS]}
             for when, job_labels in (("before", run.labels), ("after", labels))

@@ -147,7 +147,8 @@ def _select_page(
 
 def _has_label(tx: Transaction, name: str, value: str) -> sa.ColumnElement[bool]:
     if tx.dialect.name == "postgresql":
-        return runs.c.labels[name].as_string() == value
+        has_value: sa.ColumnElement[bool] = runs.c.labels[name].as_string() == value
+        return has_value
     # SQLite compares the name in a path with the escaped text in the document, which differs beyond ASCII.
     item = sa.func.json_each(runs.c.labels).table_valued("key", "value")
     return sa.select(item.c.value).where(item.c.key == name, item.c.value == value).exists()

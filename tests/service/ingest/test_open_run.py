@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict, Invalid, NotFound
-from evalstop_service.ingest import open_run
+from evalstop_service.ingest import Resumed, open_run
 from evalstop_service.ingest.open_run import Resume
 from evalstop_service.projects.project_settings import ProjectChange, change_project_settings
 from evalstop_service.rules.decision_lifecycle import Mode
@@ -74,12 +74,15 @@ def test_run_without_observations_can_change_its_policy(project: ProjectFixture)
     ],
 )
 @pytest.mark.parametrize("resume", [None, *Resume])
+@pytest.mark.parametrize("superseded", [False, True], ids=["", "superseded"])
 def test_reopening_changes_no_options(
-    project: ProjectFixture, options: dict[str, Any], message: str, resume: Resume | None
+    project: ProjectFixture, options: dict[str, Any], message: str, resume: Resume | None, superseded: bool
 ) -> None:
-    """Once a run has observations, its policy and mode are fixed, and only a resume changes its labels."""
+    """Once a run has observations, even superseded ones, its policy and mode are fixed; a resume changes its labels."""
     run = project.open_run("one", policy="paper", mode=Mode.SHADOW, labels={"slurm_job_id": "1"})
-    project.post_observations(run, evals(0.9))
+    project.post_observations(run, evals(0.9, start=1))
+    if superseded:
+        assert project.submit(run, Resumed(0)).run.last_step is None
     same_options = {"policy": "paper", "mode": Mode.SHADOW, "labels": {"slurm_job_id": "1", "note": "new"}}
     assert project.open_run("one", **same_options).labels == {"slurm_job_id": "1", "note": "new"}
     assert project.open_run("one", policy="paper@1").id == run.id
