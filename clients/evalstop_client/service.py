@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from evalstop_client.version import __version__
 
@@ -109,12 +110,9 @@ class Service:
             self._client = None
 
     def _send_request(self, method: str, path: str, content: bytes | None) -> Answer:
-        with _importing:
-            import httpx
-
         try:
             return understand(self._open_client().request(method, self._root + path, content=content))
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        except Exception as error:  # also ImportError, ValueError: a proxy of the environment, a name of no host
             return Unavailable(f"{method} {self._root}{path}: {type(error).__name__}: {error}")
 
     def _open_client(self) -> httpx.Client:
@@ -123,9 +121,22 @@ class Service:
                 import httpx
 
                 self._client = httpx.Client(
-                    headers=self._headers, timeout=self._timeout_seconds, verify=trusted_certificates()
+                    headers=self._headers,
+                    timeout=self._timeout_seconds,
+                    verify=trusted_certificates(),
+                    trust_env=not is_on_this_machine(self._site),
                 )
         return self._client
+
+
+def is_on_this_machine(url: str) -> bool:
+    """Whether a url leads to this machine, which no proxy of the environment can reach.
+
+    >>> is_on_this_machine("http://127.0.0.1:8787"), is_on_this_machine("http://evalstop:8787")
+    (True, False)
+    """
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 @functools.cache
@@ -139,25 +150,25 @@ def trusted_certificates() -> ssl.SSLContext:
 def understand(response: httpx.Response) -> Answer:
     """Classify a response.
 
-    Only a problem document of the service counts as a refusal: a 404 or 200 of a proxy, while the service is being
-    replaced, means that it is unavailable.
+    Only a problem document of the service counts as a refusal: a 403, 404 or 200 of a proxy, as while the service is
+    being replaced, means that it is unavailable.
     """
     status = response.status_code
     if status == 204:
         return Accepted({})
     body = object_in(response)
     reason = _describe_refusal(response, body)
+    spoken = response.headers.get("content-type", "").startswith("application/problem+json")
     if 200 <= status < 300:
         return (
             Unavailable(f"{reason}: the answer is not EvalStop's; is the url right?")
             if body is None
             else Accepted(body)
         )
-    if status in (401, 403):
+    if status in (401, 403) and spoken:
         return Unauthorized(reason)
     if status in BUSY_STATUSES or status >= 500:
         return Unavailable(reason, _retry_after_seconds(response.headers.get("retry-after"), time.time()))
-    spoken = response.headers.get("content-type", "").startswith("application/problem+json")
     if status == 413 or (400 <= status < 500 and spoken):
         return Refused(status, reason, _read_pointers(body))
     return Unavailable(f"{reason}: the answer is not EvalStop's; is the url right?")

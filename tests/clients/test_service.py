@@ -9,6 +9,8 @@ from evalstop_client.service import Accepted, Refused, Service, Unauthorized, Un
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.clients.fake_service import KEY, FakeServer
+
 PROBLEM = {"content-type": "application/problem+json"}
 REQUEST = httpx.Request("POST", "http://evalstop/api/v1/runs")
 
@@ -57,8 +59,9 @@ def test_413_is_a_refusal_without_problem_document() -> None:
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_401_and_403_are_unauthorized(status: int) -> None:
-    """A key that only a person can replace has an answer of its own."""
-    assert isinstance(understand(make_response(status)), Unauthorized)
+    """A key that only a person can replace has an answer of its own; a proxy's refusal says nothing of the key."""
+    assert isinstance(understand(make_response(status, '{"title": "no"}', PROBLEM)), Unauthorized)
+    assert isinstance(understand(make_response(status, "<html>access denied by the proxy</html>")), Unavailable)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +79,28 @@ def test_refused_connection_is_unavailable() -> None:
     """A refused connection is returned as an answer, not raised."""
     service = Service("http://127.0.0.1:1", "esk_x")
     assert isinstance(service.get("/runs"), Unavailable)
+    service.close()
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "gopher://127.0.0.1:1", "no-port:abc"])
+def test_unusable_proxy_is_unavailable(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    """A proxy in the environment that cannot be used is returned as an answer that says why, not raised."""
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    answer = Service("http://evalstop.example", "esk_x").get("/runs")
+    assert isinstance(answer, Unavailable)
+
+
+@pytest.mark.parametrize("host", ["evalstop..example", "a" * 64 + ".example"])
+def test_host_that_is_no_name_is_unavailable(host: str) -> None:
+    """A host that cannot be looked up is returned as an answer, not raised."""
+    assert isinstance(Service(f"http://{host}", "esk_x").get("/runs"), Unavailable)
+
+
+def test_service_on_this_machine_is_reached_without_proxy(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy in the environment is for other machines: it cannot reach a service on this one."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    service = Service(server.url, KEY)
+    assert isinstance(service.get("/key"), Accepted)
     service.close()
 
 
