@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from evalstop_client.errors import ConfigurationError
 
 MOST_PARAMS = 1000
 LONGEST_NAME, LONGEST_VALUE = 256, 2000
+UNREADABLE = "?"
 
 LabelValue = str | int | float | bool
 """The types of a label's value; it is stored as text."""
@@ -26,29 +28,50 @@ def format_value(value: object) -> str:
 def flatten_config(config: object) -> dict[str, str]:
     """Flatten a mapping, or an object with attributes such as argparse's, into params with dotted names; None has none.
 
-    Long values are truncated, and params beyond `MOST_PARAMS` are left out: a run is watched whatever its
-    configuration. Raises ConfigurationError for other types.
+    Long values are truncated, params beyond `MOST_PARAMS` are left out, and a value that cannot be read is `?`: a run
+    is watched whatever its configuration. Raises ConfigurationError for other types.
 
     >>> flatten_config({"lr": 1e-6, "ppo": {"clip": 0.2, "epochs": [1, 2]}})
     {'lr': '1e-06', 'ppo.clip': '0.2', 'ppo.epochs': '[1, 2]'}
     """
     if config is None:
         return {}
-    if not isinstance(config, Mapping) and not hasattr(config, "__dict__"):
-        raise ConfigurationError(f"config {config!r:.80}: give a mapping, or an object with attributes.")
     params: dict[str, str] = {}
-    items: Mapping[Any, Any] = config if isinstance(config, Mapping) else vars(config)
-    for name, value in _leaves("", items, ()):
+    for name, value in _leaves("", _attributes_of(config), ()):
         if len(params) == MOST_PARAMS:
             break
         if name:
-            params[_printable(name)[:LONGEST_NAME]] = _printable(format_value(value))[:LONGEST_VALUE]
+            params[_printable(name)[:LONGEST_NAME]] = _printable(_describe(value))[:LONGEST_VALUE]
     return params
 
 
+def _attributes_of(config: object) -> Mapping[Any, Any]:
+    if isinstance(config, Mapping):
+        return config
+    if is_dataclass(config):  # also one with slots
+        return {field.name: getattr(config, field.name, UNREADABLE) for field in fields(config)}
+    if not hasattr(config, "__dict__"):
+        raise ConfigurationError(f"config {type(config).__name__}: give a mapping, or an object with attributes.")
+    return vars(config)
+
+
+def _describe(value: object) -> str:
+    try:
+        return format_value(value)
+    except Exception:  # whatever a foreign type raises
+        return UNREADABLE
+
+
+def _item(items: Mapping[Any, Any], name: Any) -> object:
+    try:
+        return items[name]
+    except Exception:  # OmegaConf raises for a value that is missing or refers to one
+        return UNREADABLE
+
+
 def _leaves(prefix: str, items: Mapping[Any, Any], above: tuple[int, ...]) -> Iterator[tuple[str, object]]:
-    for name, value in items.items():
-        path = f"{prefix}{name}"
+    for name in items:
+        path, value = f"{prefix}{_describe(name)}", _item(items, name)
         if isinstance(value, Mapping) and id(value) not in above:
             yield from _leaves(f"{path}.", value, (*above, id(value)))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Unpack
 
 from evalstop_client.callbacks.arguments import NamedRunArguments
@@ -37,7 +38,8 @@ def init(
     run = Run(name, **arguments)
     if run.is_reported:
         run.flush(ANSWER_SECONDS)
-        print(f"evalstop: {run.description}", flush=True)
+        with contextlib.suppress(OSError, ValueError):  # the terminal is closed, or has no letters for the name
+            print(f"evalstop: {run.description}", flush=True)
     return run
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -18,7 +19,7 @@ from evalstop_client.eval_request import EvalRequest
 from evalstop_client.latest_answer import Decision, LatestAnswer, Verdict, find_eval
 from evalstop_client.metric_roles import AUTO, Metrics
 from evalstop_client.observations import LoggedValues
-from evalstop_client.settings import Limits, Settings, resolve
+from evalstop_client.settings import LONGEST_WAIT_SECONDS, Limits, Settings, resolve
 from evalstop_client.spool.reporter import Reporter
 from evalstop_client.spool.segment import Entry
 from evalstop_client.spool.warnings import WarningLog
@@ -208,7 +209,11 @@ class Run:
 
     def log(self, values: Mapping[str, Any], *, step: int, stderr: Mapping[str, Any] | None = None) -> None:
         """Report metrics at `step`, with standard errors if known; values that are not numbers are dropped."""
-        logged = observations.read_values(values, step, stderr, time.time())
+        try:
+            logged = observations.read_values(values, step, stderr, time.time())
+        except Exception as error:  # whatever a foreign mapping raises
+            self._warnings.count_dropped("mapping", 1, "log: the values cannot be read: %s", error)
+            return
         for kind, (count, example) in logged.problems.items():
             self._warnings.count_dropped(kind, count, "log: %s", example)
         if (metric := self._latest_answer.eval_metric or self._declared_eval) in logged.values:
@@ -268,7 +273,8 @@ class Run:
         """Wait until the service has everything, by default for `flush_seconds`; False on timeout."""
         if self._reporter is None or self._finished:
             return True
-        return self._reporter.flush(self._settings.limits.flush_seconds if timeout_seconds is None else timeout_seconds)
+        seconds = self._settings.limits.flush_seconds if timeout_seconds is None else timeout_seconds
+        return self._reporter.flush(min(LONGEST_WAIT_SECONDS, seconds))
 
     def finish(self, status: Literal["completed", "failed"] = "completed") -> None:
         """Report how the run ended and wait up to `flush_seconds` for the service; later calls do nothing."""
@@ -338,11 +344,11 @@ class Run:
         elif self._reporter is not None:
             self._reporter.put(entry)
 
-    def _close_run(self) -> None:
+    def _close_run(self, within_seconds: float = math.inf) -> None:
         self._finished = True
         _open_runs.discard(self)
         if self._reporter is not None:
-            self._reporter.close(self._settings.limits.flush_seconds)
+            self._reporter.close(min(self._settings.limits.flush_seconds, within_seconds))
 
     def _after_fork_in_child(self) -> None:
         self._warnings.after_fork_in_child()
@@ -362,9 +368,11 @@ _open_runs: set[Run] = set()  # keeps a reference until the run is closed, so th
 
 
 def _close_all() -> None:
-    """At exit: send what was logged, without ending the run, since its status is unknown."""
-    for run in list(_open_runs):
-        run._close_run()
+    """At exit: send what was logged, without ending the runs, since their status is unknown; they wait together."""
+    runs = list(_open_runs)
+    until = time.monotonic() + max((run._settings.limits.flush_seconds for run in runs), default=0.0)
+    for run in runs:
+        run._close_run(max(0.0, until - time.monotonic()))
 
 
 def _restart_in_child() -> None:

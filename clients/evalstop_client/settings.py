@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
 import os
 import re
@@ -10,6 +11,7 @@ import tempfile
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +24,9 @@ from evalstop_client.scheduler_labels import scheduler_labels
 
 MODES = ("shadow", "enforce")
 RESUMES = ("must", "allow")
+
+LONGEST_WAIT_SECONDS = 366 * 86_400.0
+"""No thread can wait for infinity; a longer wait has the same effect as this one."""
 
 LONGEST_PLAN = 2**53 - 1
 """The service takes no longer length; trainers write one for a run without an end, such as sys.maxsize."""
@@ -49,6 +54,15 @@ class Limits:
     segment_bytes: int = 8 * 2**20
     batch_observations: int = 1_000
     unauthorized_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name, limit in vars(self).items():
+            most = LONGEST_WAIT_SECONDS if name.endswith("_seconds") else math.inf
+            is_usable = isinstance(limit, Real) and 0 <= float(limit) <= most
+            if not is_usable or (limit == 0 and name != "flush_seconds"):
+                raise ConfigurationError(
+                    f"{name} {limit!r}: it must be above 0, and a time at most a year."
+                )
 
 
 @dataclass(frozen=True)
@@ -183,18 +197,19 @@ def choose_spool_folder(root: str | Path | None, environment: Mapping[str, str],
     `root` defaults to EVALSTOP_SPOOL, else the user's state folder, else the temporary folder.
     """
     chosen = root or environment.get("EVALSTOP_SPOOL")
-    if chosen is None:
+    home = _find_home()
+    if not chosen:
         state = environment.get("XDG_STATE_HOME")
-        home = _find_home()
         if state:
             chosen = Path(state) / "evalstop" / "spool"
         elif home is not None and os.access(home, os.W_OK):
             chosen = home / ".local" / "state" / "evalstop" / "spool"
         else:
-            chosen = Path(tempfile.gettempdir()) / "evalstop-spool"
+            chosen = _find_temporary_folder() / f"evalstop-spool-{os.getuid()}"  # others cannot write to this user's
+    chosen = Path(chosen).expanduser() if home is not None else Path(chosen)
     legible = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:60]
     digest = hashlib.sha256(f"{url}\n{name}".encode(errors="replace")).hexdigest()[:12]
-    return Path(chosen) / f"{legible}-{digest}"
+    return chosen.absolute() / f"{legible}-{digest}"  # the trainer may change its working folder
 
 
 def _as_text(value: str | list[str]) -> str | list[str]:
@@ -206,6 +221,13 @@ def _find_home() -> Path | None:
         return Path.home()
     except RuntimeError:  # a container's user need not have one
         return None
+
+
+def _find_temporary_folder() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # none can be written, as on a full disk
+        return Path("/tmp")  # noqa: S108  # to be tried when there is something to write
 
 
 def _checked_total_steps(total_steps: int) -> int:

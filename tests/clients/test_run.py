@@ -85,7 +85,7 @@ def test_user_without_a_home_spools_in_the_temporary_folder(monkeypatch: pytest.
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
     folder = choose_spool_folder(None, {}, None, "a run")
-    assert folder.parent == Path(tempfile.gettempdir()) / "evalstop-spool"
+    assert folder.parent == Path(tempfile.gettempdir()) / f"evalstop-spool-{2**31 - 7}"
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,11 @@ class Reporter:
         with self._starting:
             if not self._started:
                 self._started = True
-                self._recorder.start()
-                self._sender.start()
+                try:
+                    self._recorder.start()
+                    self._sender.start()
+                except RuntimeError as error:  # the system has no more threads, or the interpreter is shutting down
+                    self._warnings.say_error_once("threads", "the run is NOT being watched; %s", error)
 
     def put(self, entry: Entry | LoggedValues) -> None:
         """Queue `entry`; never waits for disk or network."""

@@ -137,7 +137,7 @@ class Sender:
         elif isinstance(answer, Refused):
             self._refusal = (opening, answer)
             self._spool.wake()
-            self._warnings.warn_once(f"open {opening}", "the run is NOT being watched; %s", answer.reason)
+            self._warnings.say_error_once(f"open {opening}", "the run is NOT being watched; %s", answer.reason)
         return answer
 
     def _is_refused(self, opening: Mapping[str, Any]) -> bool:
