@@ -60,9 +60,7 @@ class Limits:
             most = LONGEST_WAIT_SECONDS if name.endswith("_seconds") else math.inf
             is_usable = isinstance(limit, Real) and 0 <= float(limit) <= most
             if not is_usable or (limit == 0 and name != "flush_seconds"):
-                raise ConfigurationError(
-                    f"{name} {limit!r}: it must be above 0, and a time at most a year."
-                )
+                raise ConfigurationError(f"{name} {limit!r}: it must be above 0, and a time at most a year.")
 
 
 @dataclass(frozen=True)
