@@ -139,17 +139,20 @@ def update_endpoint(
 ) -> Endpoint | None:
     """Change the fields that are not None; waiting deliveries go to the new URL.
 
-    A new URL, or enabling the endpoint, resets its failures.
+    A new URL, or enabling the endpoint, resets its failures, and what failed before is tried again at once.
     """
     changes = {"url": url, "event_types": event_types and list(event_types), "format": format, "enabled": enabled}
     values: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
-    if url is not None or enabled:  # the cause of the failures may be gone
+    may_work = url is not None or bool(enabled)  # the cause of the failures may be gone
+    if may_work:
         values |= {"failures": 0, "open_until": None}
     if values:
         tx.execute(sa.update(endpoints).where(_is_endpoint(project_id, endpoint_id)).values(values))
-    if enabled:
+    endpoint = find_endpoint(tx, project_id, endpoint_id)
+    if may_work and endpoint is not None:
+        _change_waiting(tx, endpoint_id, deliveries.c.attempts > 0, due_at=deliveries.c.created_at)
         wakeup.wake_workers(tx)
-    return find_endpoint(tx, project_id, endpoint_id)
+    return endpoint
 
 
 def rotate_secret(
@@ -201,21 +204,25 @@ def delete_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now
         sa.update(endpoints).where(_is_endpoint(project_id, endpoint_id)).values(deleted_at=now, enabled=False)
     ).rowcount
     if deleted:
-        waiting = sa.and_(deliveries.c.endpoint_id == endpoint_id, deliveries.c.state == sa.literal_column("'waiting'"))
-        # Locked in key order, as workers settle them: otherwise the two can deadlock.
-        in_order = sa.select(deliveries.c.id).where(waiting).order_by(deliveries.c.run_id, deliveries.c.id)
-        tx.execute(in_order.with_for_update())
-        tx.execute(
-            sa.update(deliveries)
-            .where(waiting)
-            .values(state=DeliveryState.CANCELLED, last_error="the endpoint was deleted", settled_at=now)
-        )
+        cancelled = {"state": DeliveryState.CANCELLED, "last_error": "the endpoint was deleted", "settled_at": now}
+        _change_waiting(tx, endpoint_id, sa.true(), **cancelled)
     return bool(deleted)
 
 
 def disable_endpoint(tx: Transaction, endpoint_id: UUID) -> None:
     """Disable an endpoint that answered that it is gone for good."""
     tx.execute(sa.update(endpoints).where(endpoints.c.id == endpoint_id).values(enabled=False))
+
+
+def _change_waiting(tx: Transaction, endpoint_id: UUID, condition: sa.ColumnElement[bool], **values: Any) -> None:
+    """Change the waiting deliveries to an endpoint, which is locked, that meet a condition."""
+    waiting = sa.and_(
+        deliveries.c.endpoint_id == endpoint_id, deliveries.c.state == sa.literal_column("'waiting'"), condition
+    )
+    # Locked in key order, as workers settle them: otherwise the two can deadlock.
+    in_order = sa.select(deliveries.c.id).where(waiting).order_by(deliveries.c.run_id, deliveries.c.id)
+    tx.execute(in_order.with_for_update())
+    tx.execute(sa.update(deliveries).where(waiting).values(**values))
 
 
 def _is_endpoint(project_id: UUID, endpoint_id: UUID) -> sa.ColumnElement[bool]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
+import pytest
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import endpoints, tables
 from evalstop_service.store.database import Database, Transaction
@@ -184,13 +186,18 @@ def test_rejected_event_is_not_a_failure(database: Database, project: SeededProj
             assert not settle_attempt(tx, claimed, result, 0, code)
 
 
-def test_updated_endpoint_is_tried_at_once(database: Database, project: SeededProject) -> None:
-    """A new URL closes the breaker."""
+@pytest.mark.parametrize("changes", [{"url": "http://new.example"}, {"enabled": True}])
+def test_updated_endpoint_is_tried_at_once(database: Database, project: SeededProject, changes: dict[str, Any]) -> None:
+    """A new URL, or enabling the endpoint, closes the breaker and ends pauses before retries, but no veto window."""
     with database.transaction() as tx:
         endpoint = add_endpoint_with_open_breaker(tx, project)
-        assert claim_deliveries(tx, EPOCH + timedelta(seconds=2), 10, 8) == []
-        endpoints.update_endpoint(tx, project.id, endpoint.id, url="http://new.example")
-        assert len(claim_deliveries(tx, EPOCH + timedelta(seconds=2), 10, 8)) == 8
+        (probe,) = claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 8)
+        settle_attempt(tx, probe, retry_at(900), 31)
+        window_ends = EPOCH + timedelta(seconds=60)
+        project.add_event_of_new_run(tx, 20, due_at=window_ends)
+        assert claim_deliveries(tx, EPOCH + timedelta(seconds=32), 20, 20) == []
+        endpoints.update_endpoint(tx, project.id, endpoint.id, **changes)
+        assert len(claim_deliveries(tx, EPOCH + timedelta(seconds=32), 20, 20)) == 8
 
 
 def test_concurrent_workers_claim_one_probe(postgres_database: Database) -> None:
