@@ -72,6 +72,14 @@ FINAL_STATES = (
 )
 """States that time alone does not leave; a parked run only repeats its reminder."""
 
+STOPPABLE = OBSERVED | {
+    DecisionState.ON_HOLD,
+    DecisionState.PENDING,
+    DecisionState.VETOED,
+    DecisionState.PARKED,
+}
+"""States in which a person can have the run stopped at once."""
+
 
 class LifecycleMachine(RuleBasedStateMachine):
     """One decision, its stop events that may still be sent, and those that were sent."""
@@ -122,10 +130,18 @@ class LifecycleMachine(RuleBasedStateMachine):
                 case Cancel():
                     self.waiting = []
 
-    @rule(seconds=SECONDS, gone_on=st.sampled_from([False, False, True]))
-    def pass_time(self, seconds: float, gone_on: bool) -> None:
+    @rule(
+        seconds=SECONDS,
+        gone_on=st.sampled_from([False, False, True]),
+        refusal=st.sampled_from([None, None, "HTTP 413"]),
+    )
+    def pass_time(self, seconds: float, gone_on: bool, refusal: str | None) -> None:
         self.now += timedelta(seconds=seconds)
-        self.apply_event(TimePassed(self.now, gone_on))
+        self.apply_event(TimePassed(self.now))
+        state = self.lifecycle.state
+        self.apply_event(TimePassed(self.now, gone_on, refusal))
+        if refusal is not None and state in (DecisionState.REQUESTED, DecisionState.ESCALATED):
+            assert self.lifecycle.state is DecisionState.FAILED
 
     @rule()
     def send_by_worker(self) -> None:
@@ -177,11 +193,16 @@ class LifecycleMachine(RuleBasedStateMachine):
         else:
             assert self.lifecycle.state in (DecisionState.MOOT, DecisionState.UNDONE)
 
-    @precondition(lambda self: self.lifecycle.state is DecisionState.PARKED)
-    @rule()
-    def order_stop(self) -> None:
-        self.apply_event(StopOrdered(self.now, "dana", "no more of this"))
-        assert (self.lifecycle.state, self.lifecycle.action) == (DecisionState.REQUESTED, Action.STOP)
+    @rule(paused=st.sampled_from([False, False, True]))
+    def order_stop(self, paused: bool) -> None:
+        self.apply_event(TimePassed(self.now))
+        before = self.lifecycle
+        self.apply_event(StopOrdered(self.now, "dana", "no more of this", paused))
+        if before.state in STOPPABLE and not paused:
+            assert (self.lifecycle.state, self.lifecycle.action) == (DecisionState.REQUESTED, Action.STOP)
+            assert [stop.type for stop in self.waiting] == [EventType.STOP_REQUESTED]
+        else:
+            assert self.lifecycle == before
 
     @rule(announced=st.booleans())
     def end_run(self, announced: bool) -> None:
@@ -219,7 +240,7 @@ class LifecycleMachine(RuleBasedStateMachine):
                 and state
                 in (DecisionState.ON_HOLD, DecisionState.ESCALATED, DecisionState.UNDONE, DecisionState.PARKED)
             )
-        since_order = states[self._find_stop_order(states) :]
+        since_order = states[self._find_stop_order() :]
         assert since_order.count(DecisionState.ESCALATED) == self.lifecycle.escalations
         undone = [record.details for record in self.history if record.state is DecisionState.UNDONE]
         assert decision_transitions.list_late_reports(undone) == self.lifecycle.late_reports
@@ -252,8 +273,8 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @invariant()
     def observed_decision_sends_nothing(self) -> None:
-        """A shadow or held-out decision never changes and sends no events: its run goes on to its own end."""
-        if self.history[0].state in OBSERVED:
+        """A shadow or held-out decision never changes and sends no events, unless a person orders the stop."""
+        if self.history[0].state in OBSERVED and not self._find_stop_order():
             assert len(self.history) == 1
             assert not self.sent
 
@@ -269,12 +290,11 @@ class LifecycleMachine(RuleBasedStateMachine):
         assert self.sent.count(EventType.RESUME_REQUESTED) == (DecisionState.UNDONE in states_entered)
         assert self.sent.count(EventType.STOP_ON_HOLD) == states_entered.count(DecisionState.ON_HOLD)
 
-    @staticmethod
-    def _find_stop_order(states: list[DecisionState]) -> int:
-        """Find where a person ordered a stop of the parked job; the count of escalations restarts there."""
-        transitions = list(pairwise(states))
-        ordered = (DecisionState.PARKED, DecisionState.REQUESTED)
-        return transitions.index(ordered) + 1 if ordered in transitions else 0
+    def _find_stop_order(self) -> int:
+        """Find where a person ordered the stop, 0 if nobody did; the count of escalations restarts there."""
+        ordered = [place for place, record in enumerate(self.history) if "ordered" in record.details]
+        assert len(ordered) <= 1
+        return ordered[0] if ordered else 0
 
     def teardown(self) -> None:
         """Once no guard is left, time alone brings the decision to a final state."""
