@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
-from evalstop_client.receivers import Receiver
+from evalstop_client.receivers import Receiver, StopRequest
 from evalstop_client.receivers.stop.execution import ReceiverContext
-from evalstop_client.receivers.stop.journal import Journal
+from evalstop_client.receivers.stop.journal import Journal, JournalEntry
 from evalstop_client.receivers.stop.metrics import Metrics
 from evalstop_client.receivers.stop.report import ReportClient
 from evalstop_client.signature import sign
 
 from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import wait_until
-from tests.clients.receivers.fake_scheduler import UNAVAILABLE
-from tests.clients.receivers.listening_receiver import SHORT_TIMEOUTS, ListeningReceiver
+from tests.clients.receivers.fake_scheduler import UNAVAILABLE, FakeScheduler
+from tests.clients.receivers.listening_receiver import SHORT_TIMEOUTS, ListeningReceiver, make_receiver
 from tests.clients.webhooks import SECRET, make_stop_event, post_event
 
 
@@ -219,6 +221,32 @@ def test_escalation_kills_the_job_at_once(listener: ListeningReceiver, service: 
     assert post_event(listener.url, event, webhook_id="msg_2").json() == {"escalated": "decision-1"}
     ((_, report),) = wait_until(lambda: service.reports)
     assert report["reason"] == "the job ended after it was forced to"
+
+
+def test_escalation_that_arrives_with_its_stop_is_not_lost(server: FakeServer) -> None:
+    """An escalation that arrives while its stop is written to the journal escalates the stop."""
+
+    class SlowJournal(Journal):
+        def begin_stop(self, request: StopRequest, at: float) -> JournalEntry | None:
+            entry = super().begin_stop(request, at)
+            if entry is not None:
+                escalating.start()
+                escalating.join(0.5)
+            return entry
+
+    replies: list[Mapping[str, Any]] = []
+    receiver = make_receiver(FakeScheduler(ends_on="kill"), SlowJournal(None), server, [SECRET])
+
+    def receive(event: dict[str, Any], webhook_id: str) -> None:
+        body, now = json.dumps(event).encode(), time.time()
+        replies.append(receiver.receive(sign(SECRET, webhook_id, int(now), body), body, now).body)
+
+    escalation = {**make_stop_event({}), "type": "run.stop_escalated"}
+    escalating = threading.Thread(target=receive, args=(escalation, "msg_2"))
+    receive(make_stop_event({}), "msg_1")
+    escalating.join()
+    assert replies == [{"accepted": "decision-1"}, {"escalated": "decision-1"}]
+    assert receiver.shut_down(20)
 
 
 def test_unwritable_journal_gets_503(listener: ListeningReceiver) -> None:

@@ -109,21 +109,24 @@ class Receiver:
         return self.wait_idle(timeout_seconds)
 
     def _begin_stop(self, request: StopRequest, escalated: bool) -> Reply:
-        if self._is_shutting_down:
-            return Reply(503, {"error": "The receiver is shutting down; the next one will handle it."})
-        try:
-            entry = self.context.journal.begin_stop(request, self.context.clock())
-        except OSError as error:
-            logger.error("cannot write a stop to the journal, so it is not started: %s", error)
-            return Reply(503, {"error": f"The receiver cannot write to its journal: {error}"})
+        with self._changed:  # a stop in the journal has its execution, which an escalation or `shut_down` finds
+            if self._is_shutting_down:
+                return Reply(503, {"error": "The receiver is shutting down; the next one will handle it."})
+            try:
+                entry = self.context.journal.begin_stop(request, self.context.clock())
+            except OSError as error:
+                logger.error("cannot write a stop to the journal, so it is not started: %s", error)
+                return Reply(503, {"error": f"The receiver cannot write to its journal: {error}"})
+            if entry is not None:
+                verb = "park" if request.parks else "stop"
+                logger.info(
+                    "received a request to %s run %s (decision %s)", verb, request.run_name, request.decision_id
+                )
+                self._start_execution(entry)
+            execution = self._executions.get(request.decision_id)
         if entry is not None:
             self.context.journal.delete_finished(self.context.clock() - RETENTION_SECONDS)
-            verb = "park" if request.parks else "stop"
-            logger.info("received a request to %s run %s (decision %s)", verb, request.run_name, request.decision_id)
-            self._start_execution(entry)  # on shutdown, the next receiver continues from the journal
             return Reply(202, {"accepted": request.decision_id})
-        with self._changed:
-            execution = self._executions.get(request.decision_id)
         if escalated and execution is not None:
             execution.escalate()
             return Reply(202, {"escalated": request.decision_id})
@@ -131,10 +134,8 @@ class Receiver:
 
     def _start_execution(self, entry: JournalEntry) -> None:
         decision_id = entry.request.decision_id
+        execution = StopExecution(entry, self.context, self._notify_waiters)
         with self._changed:
-            if self._is_shutting_down:
-                return
-            execution = StopExecution(entry, self.context, self._notify_waiters)
             self._executions[decision_id] = execution
             self.metrics.add("stops_under_way")
         threading.Thread(
