@@ -80,10 +80,11 @@ def _set_up_and_serve(settings: Settings, options: argparse.Namespace) -> int:
     configuration.keep_encryption_key(settings)
     schema.upgrade_schema(database)
     _tell_of_secrets(settings)
-    first = api_keys.create_first_key(database, utc_now(), settings.held_out_share, Mode(settings.max_mode))
     secret = _session_secret(settings)
 
     def ready(address: str) -> None:
+        # Created only now that it is shown: a start that fails before must not use up the first key.
+        first = api_keys.create_first_key(database, utc_now(), settings.held_out_share, Mode(settings.max_mode))
         key = api_keys.find_reading_key(database, utc_now())
         link = f"{address}/login?token={dashboard.sign_in_token(secret, key.id)}" if key else None
         if options.json:

@@ -77,6 +77,16 @@ def test_up_shows_a_key_once(environment: dict[str, str]) -> None:
         assert request_runs(second["url"], first["key"]) == 200
 
 
+def test_a_start_that_fails_does_not_use_up_the_first_key(environment: dict[str, str]) -> None:
+    """If the port is in use, `up` says so, and the next start shows the first key."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        finished = run_evalstop(environment, "up", "--port", str(taken.getsockname()[1]))
+    assert finished.returncode == 1
+    assert "--port 0 picks a free one" in finished.stderr
+    with run_in_background(environment, "up", "--port", "0", "--json") as process:
+        assert read_first_line(process)["key"]
+
+
 def test_second_up_on_a_folder_is_refused(environment: dict[str, str]) -> None:
     """It says what to do; once the first has ended, another one starts."""
     with run_in_background(environment, "up", "--port", "0", "--json") as process:
