@@ -63,6 +63,7 @@ def create_first_key(
 ) -> str | None:
     """The secret of a key with all scopes in the project `default`, which is created too; None if any key exists."""
     with database.transaction() as tx:
+        keys.lock_keys(tx)  # of two processes that start together, one creates the key
         if keys.has_any_key(tx):
             return None
         project = projects.find_project_by_name(tx, FIRST_PROJECT) or insert_project(

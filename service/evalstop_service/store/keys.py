@@ -135,6 +135,12 @@ def list_keys(tx: Transaction, project_id: UUID) -> list[Key]:
     return [to_key(row) for row in tx.execute(query).mappings()]
 
 
+def lock_keys(tx: Transaction) -> None:
+    """Keep other transactions from changing keys until this one ends; on the embedded database it is alone anyway."""
+    if tx.dialect.name == "postgresql":
+        tx.exec_driver_sql("LOCK TABLE keys IN SHARE ROW EXCLUSIVE MODE")
+
+
 def has_any_key(tx: Transaction) -> bool:
     """Whether any key was ever created."""
     return tx.execute(sa.select(sa.exists().select_from(keys))).scalar_one()
