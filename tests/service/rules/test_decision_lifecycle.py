@@ -335,6 +335,18 @@ def test_unconfirmed_stop_escalates_in_steps() -> None:
     assert life.state is DecisionState.CONFIRMED
 
 
+def test_stop_of_a_parked_job_is_escalated_anew() -> None:
+    """How often receivers were asked to park the job does not shorten what they are given to stop it."""
+    life = Lifecycle(DecisionState.PARKED, NOW, NOW, escalations=1, action=Action.PARK)
+    life, _ = decision_transitions.apply_event(life, StopOrdered(NOW, "dana", "no more"), NO_VETO_WINDOW)
+    announced = []
+    for period in range(1, 4):
+        event = TimePassed(NOW + timedelta(seconds=900 * period))
+        life, instructions = decision_transitions.apply_event(life, event, NO_VETO_WINDOW)
+        announced += find_announced(instructions)
+    assert announced == [EventType.STOP_REQUESTED, EventType.STOP_ESCALATED, EventType.STOP_FAILED]
+
+
 def test_stop_of_an_ended_attempt_is_not_repeated() -> None:
     """Repeating it could end the job that continues the run, so it fails with an event instead."""
     life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
