@@ -11,7 +11,7 @@ from fastapi import APIRouter, Form, Request, Response
 from evalstop_service.decisions import commands, second_person
 from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Message, RolesCorrected
-from evalstop_service.projects.project_settings import parse_form, parse_names
+from evalstop_service.projects.project_settings import parse_form
 from evalstop_service.rules.decision_lifecycle import Released, StopOrdered, Undone, Vetoed
 from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.rules.run_descriptions import DescriptionIn
@@ -128,11 +128,11 @@ Text = Annotated[str, Form()]
 def describe(
     run_id: UUID, site: SiteOf, visitor: Operator, owner: Text = "", group: Text = "", tags: Text = "", notes: Text = ""
 ) -> Response:
-    """Change the description of a run; empty fields are removed. Tags are separated by commas."""
+    """Change the description of a run; empty fields are removed. One tag per line."""
     fields = {
         "owner": forms.clean_text(owner) or None,
         "group": forms.clean_text(group) or None,
-        "tags": parse_names(forms.remove_control_characters(tags)),
+        "tags": [tag for line in tags.split("\n") if (tag := forms.clean_text(line))],
         "notes": notes.replace("\r\n", "\n").strip(),
     }
     describe_run(site.database, visitor.author(site.clock()), run_id, parse_form(DescriptionIn, fields))
