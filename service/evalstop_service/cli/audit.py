@@ -25,9 +25,8 @@ def add_to(commands: Subcommands, add: Add) -> None:
     exporting.add_argument("--since", type=_moment, metavar="TIME", help="no entries before, such as 2026-01-31T00:00Z")
     exporting.add_argument(
         "--format",
-        type=ExportFormat,
-        choices=list(ExportFormat),
-        default=ExportFormat.JSON,
+        choices=[name.value for name in ExportFormat],
+        default=ExportFormat.JSON.value,
         help="json: one object per line; syslog: the same in RFC 5424 messages (default json)",
     )
     pruning = add(verbs, "prune", prune)
@@ -60,7 +59,7 @@ def export(settings: Settings, options: argparse.Namespace) -> int:
     database = open_database(settings)
     audit_trail.chain_waiting(database)
     for project_id in audit_trail.find_trails(database, options.project).values():
-        for line in audit_trail.export_trail(database, project_id, options.since, options.format):
+        for line in audit_trail.export_trail(database, project_id, options.since, ExportFormat(options.format)):
             print(line)
     return OK
 
@@ -77,4 +76,7 @@ def prune(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _moment(text: str) -> datetime:
-    return in_utc(datetime.fromisoformat(text))  # argparse names the option of a ValueError
+    try:
+        return in_utc(datetime.fromisoformat(text))
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text}: it must be a time such as 2026-01-31T00:00Z") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,7 +33,10 @@ class Add(Protocol):
 
 def parse_days(text: str) -> timedelta:
     """A number of days, for an option; raises ArgumentTypeError outside 0 to 36,500."""
-    days = float(text)  # argparse names the option of a ValueError
+    try:
+        days = float(text)
+    except ValueError:
+        days = math.nan
     if not 0 <= days <= MOST_DAYS:
         raise argparse.ArgumentTypeError(f"{text}: it must be from 0 to {MOST_DAYS} days")
     return timedelta(days=days)

@@ -119,7 +119,7 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        print("EvalStop delivers", flush=True)
+        print(json.dumps({"delivering": True}) if options.json else "EvalStop delivers", flush=True)
         await app.deliver(settings, database, stop, service_metrics, tracer)
 
     service_metrics, tracer = app.create_service_metrics(database), tracing.create_tracer(os.environ)

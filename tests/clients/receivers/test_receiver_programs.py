@@ -117,6 +117,7 @@ COMMAND = ["command", "--run", "a {job_id}", "--check", "b {job_id}", "--pattern
         ([*COMMAND, "--mine", "nonsense"], "label=value"),
         ([*COMMAND, "--pull", "e1"], "--url"),
         ([*COMMAND, "--listen", "nowhere"], "host:port"),
+        ([*COMMAND, "--command-seconds", "long"], "long: it must be from 0 to 86400 seconds"),
         ([*COMMAND, "--state", "/dev/null/state"], "--state"),
         (["slurm", "--rest", "http://127.0.0.1:1", "--checkpoint-signal", "USR1@batch"], "@full"),
         (["slurm", "--rest", "http://127.0.0.1:1"], "--cluster"),

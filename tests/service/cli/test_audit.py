@@ -78,11 +78,30 @@ def test_prune_removes_old_entries(database: Database, capsys: pytest.CaptureFix
     assert cli.main(["audit", "verify"]) == 0
 
 
-@pytest.mark.parametrize("days", ["-1", "1e9", "nan"])
-def test_impossible_age_removes_nothing(database: Database, days: str) -> None:
+@pytest.mark.parametrize("days", ["-1", "1e9", "nan", "soon"])
+def test_impossible_age_removes_nothing(database: Database, days: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A negative number of days would remove every entry; like one without a date, it is wrong usage."""
     with pytest.raises(SystemExit) as ended:
         cli.main(["audit", "prune", "--project", "p", "--older-than-days", days])
     assert ended.value.code == 2
+    assert f"{days}: it must be from 0 to 36500 days" in capsys.readouterr().err
     with database.reading() as tx:
         assert len(tx.execute(audit_log.select()).all()) == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--since", "soon", "soon: it must be a time such as 2026-01-31T00:00Z"),
+        ("--since", "0001-01-01T00:00+01:00", "it must be a time such as"),
+        ("--format", "xml", "invalid choice: 'xml'"),
+    ],
+)
+def test_wrong_option_of_an_export_is_explained(
+    option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message says what is wanted, in no words of the program's own."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["audit", "export", option, value])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

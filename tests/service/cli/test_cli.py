@@ -99,6 +99,13 @@ def test_second_up_on_a_folder_is_refused(environment: dict[str, str]) -> None:
         assert read_first_line(process)["url"]
 
 
+def test_deliver_says_in_json_that_it_delivers(environment: dict[str, str]) -> None:
+    """With --json its first line is JSON, as that of the other servers is."""
+    assert run_evalstop(environment, "migrate").returncode == 0
+    with run_in_background(environment, "deliver", "--json") as process:
+        assert read_first_line(process) == {"delivering": True}
+
+
 @pytest.mark.real
 def test_up_prints_url_and_key_for_people(environment: dict[str, str]) -> None:
     """Without --json, `up` prints its URL and the key as text, and logs nothing before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import re
 import ssl
@@ -195,7 +196,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 def seconds(text: str) -> float:
     """A duration on the command line."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not 0 <= number <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 86400 seconds")
+        raise argparse.ArgumentTypeError(f"{text}: it must be from 0 to 86400 seconds")
     return number
