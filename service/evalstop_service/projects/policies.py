@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 DEFAULT_POLICY = "default"
 
+RESERVED_NAMES = frozenset({"backtests"})
+"""Names that no policy may have: their addresses are taken by other routes under `/policies`."""
+
 MOST_RUN_LENGTHS = 2000
 """Limit on the run lengths of all detectors of a policy, so that an eval takes milliseconds."""
 
@@ -100,6 +103,8 @@ def add_version(tx: Transaction, project: Project, policy: Policy, now: datetime
 
 def add_policy(database: Database, author: Author, policy: Policy) -> StoredPolicy:
     """Store a policy as the next version of its name, with an audit entry; returns the latest if it is equal."""
+    if policy.name in RESERVED_NAMES:
+        raise Invalid(f"name: {policy.name!r} is reserved; choose another name for the policy", "name", "is reserved")
     require_bounded_cost(policy)
     with database.transaction() as tx:
         project = projects.lock_project(tx, author.project_id)
