@@ -248,7 +248,6 @@ def _create_runs() -> None:
         sa.Column("run_id", sa.Uuid(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
-        sa.Column("saved_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("run_id", name=op.f("pk_monitor_states")),
     )
     op.create_table(

@@ -69,7 +69,7 @@ def insert_details(tx: Transaction, project: ProjectFixture, run: Run, observati
         tx.execute(tables.checkpoints.insert().values(**checkpoint, created_at=NOW))
         verdict = {**key, "sequence": step, "attempt": 1, "verdict": VERDICT, "at": NOW}
         tx.execute(tables.verdicts.insert().values(verdict))
-    tx.execute(tables.monitor_states.insert().values(**key, version=1, state="{}", saved_at=NOW))
+    tx.execute(tables.monitor_states.insert().values(**key, version=1, state="{}"))
     decision = new_id()
     tx.execute(
         tables.decisions.insert().values(

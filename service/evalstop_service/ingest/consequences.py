@@ -73,7 +73,7 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
         state = replace(state, has_decision=decision is not None)
     _save_content(tx, applied, now)
     _save_scores(tx, applied, now)
-    state = _keep_monitor(tx, state, now)
+    state = _keep_monitor(tx, state)
 
     if run.status == RunStatus.RUNNING != before.run.status:
         run_health.start_checks(tx, run.id, run.project_id, now, now)
@@ -137,12 +137,12 @@ def _save_scores(tx: Transaction, applied: Applied, now: datetime) -> None:
     series.forget_summaries(tx, changed)
 
 
-def _keep_monitor(tx: Transaction, state: RunState, now: datetime) -> RunState:
+def _keep_monitor(tx: Transaction, state: RunState) -> RunState:
     """Store the monitor if the stored one lacks many observations, but not one that has passed over some."""
     if state.unkept < KEEP_EVERY or state.failure is not None:
         return state
     stored = StoredMonitorState(state.run.version, state_to_json(state.policy, state.monitor).decode())
-    monitor_states.save_state(tx, state.run.id, stored, now)
+    monitor_states.save_state(tx, state.run.id, stored)
     return replace(state, unkept=0)
 
 

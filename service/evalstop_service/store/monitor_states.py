@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
@@ -28,9 +27,9 @@ def load_states(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, StoredMo
     return {run_id: StoredMonitorState(version, state) for run_id, version, state in rows}
 
 
-def save_state(tx: Transaction, run_id: UUID, stored: StoredMonitorState, now: datetime) -> None:
+def save_state(tx: Transaction, run_id: UUID, stored: StoredMonitorState) -> None:
     """Store the monitor of a run, which is locked, replacing the previous one."""
     insert = (postgresql if tx.dialect.name == "postgresql" else sqlite).insert(monitor_states)
-    row = {"run_id": run_id, "version": stored.version, "state": stored.state, "saved_at": now}
-    updated = {name: insert.excluded[name] for name in ("version", "state", "saved_at")}
+    row = {"run_id": run_id, "version": stored.version, "state": stored.state}
+    updated = {name: insert.excluded[name] for name in ("version", "state")}
     tx.execute(insert.values(row).on_conflict_do_update(index_elements=["run_id"], set_=updated))

@@ -33,7 +33,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from tests.service.project_fixture import NOW, ProjectFixture, insert_observations, set_up_project
+from tests.service.project_fixture import ProjectFixture, insert_observations, set_up_project
 
 pytestmark = pytest.mark.slow
 
@@ -268,7 +268,7 @@ def save_monitor_states(process: ProjectFixture, run_ids: list[UUID]) -> None:
             state = process.cache.find_state(run_id)
             assert state is not None
             stored = StoredMonitorState(state.run.version, state_to_json(state.policy, state.monitor).decode())
-            monitor_states.save_state(tx, run_id, stored, NOW)
+            monitor_states.save_state(tx, run_id, stored)
 
 
 @HYPOTHESIS_SETTINGS

@@ -89,9 +89,9 @@ def test_saved_monitor_state_replaces_the_previous(project: ProjectFixture) -> N
     """Saving a monitor state of a run again replaces it."""
     first, second, absent = (new_id() for _ in range(3))
     with project.database.transaction() as tx:
-        monitor_states.save_state(tx, first, StoredMonitorState(1, "a"), NOW)
-        monitor_states.save_state(tx, second, StoredMonitorState(1, "b"), NOW)
-        monitor_states.save_state(tx, first, StoredMonitorState(5, "c" * 100_000), LATER)
+        monitor_states.save_state(tx, first, StoredMonitorState(1, "a"))
+        monitor_states.save_state(tx, second, StoredMonitorState(1, "b"))
+        monitor_states.save_state(tx, first, StoredMonitorState(5, "c" * 100_000))
         assert monitor_states.load_states(tx, [first, second, absent]) == {
             first: StoredMonitorState(5, "c" * 100_000),
             second: StoredMonitorState(1, "b"),

@@ -163,7 +163,6 @@ monitor_states = sa.Table(
     sa.Column("run_id", sa.Uuid, primary_key=True),
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
-    sa.Column("saved_at", UtcTime, nullable=False),
 )
 
 # Summaries for `store.series`: adjacent live observations, a fixed number in a row.
