@@ -19,7 +19,7 @@ from evalstop_detectors.detectors.detector import start_anew
 
 from evalstop_lab.replay import RequestedRoles, Run, jsonl, read_runs
 from evalstop_lab.replay.lines import read_lines
-from evalstop_lab.replay.sources import choose_reader
+from evalstop_lab.replay.sources import choose_reader, name_run
 
 HEALTHY = "healthy"
 
@@ -45,7 +45,7 @@ def _list_unhealthy(path: Path) -> Iterator[str]:
         if '"label"' in line:
             row = json.loads(line)
             if row.get("label", HEALTHY) != HEALTHY:
-                yield str(row.get("run", path.with_suffix("")))
+                yield str(row.get("run", name_run(path)))
 
 
 @dataclass(frozen=True)

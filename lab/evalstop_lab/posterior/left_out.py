@@ -23,22 +23,28 @@ def measure_false_stops(network: Network, without: Collection[str], runs: int) -
     """False stops among healthy runs of the whole prior, and among those with each kind of `KINDS`; recall in the rest.
 
     The threshold stops `FALSE_STOPS` of `runs` calibration runs that have nothing of the kinds `without`, as those that
-    the network was trained on; the shares are of `runs` others, in which every kind occurs.
+    the network was trained on; the shares are of `runs` others, in which every kind occurs. A turned run that would be
+    stopped before its peak is not found.
     """
     calibration = np.array(
-        [peak for run, peak in judge_runs(network, CALIBRATION_SEED, runs, without) if not run.turned]
+        [odds for run, odds, _ in judge_runs(network, CALIBRATION_SEED, runs, without) if not run.turned]
     )
     threshold = float(np.quantile(calibration, 1 - FALSE_STOPS)) if len(calibration) else math.inf
-    judged = [(run, peak >= threshold) for run, peak in judge_runs(network, REPORTING_SEED, runs, ())]
+    judged = [
+        (run, early < threshold <= odds if run.turned else odds >= threshold)
+        for run, odds, early in judge_runs(network, REPORTING_SEED, runs, ())
+    ]
     healthy = [(run.kinds, stopped) for run, stopped in judged if not run.turned]
     turned = [stopped for run, stopped in judged if run.turned]
     shares = {"recall": wilson(turned.count(True), len(turned)), "healthy runs": _share([s for _, s in healthy])}
     return shares | {kind: _share([stopped for kinds, stopped in healthy if kind in kinds]) for kind in KINDS}
 
 
-def judge_runs(network: Network, seed: int, runs: int, without: Collection[str]) -> Iterator[tuple[DrawnRun, float]]:
-    """Draw runs; with each comes the highest log odds of having turned, of a run that turned from its peak on. The last
-    eval does not count: to stop there saves nothing."""
+def judge_runs(
+    network: Network, seed: int, runs: int, without: Collection[str]
+) -> Iterator[tuple[DrawnRun, float, float]]:
+    """Draw runs; with each comes the highest log odds of having turned, of a run that turned those from its peak on and
+    those before. The last eval does not count: to stop there saves nothing."""
     rng = np.random.default_rng(seed)
     drawn = sorted((draw_run(rng, without=tuple(without)) for _ in range(runs)), key=lambda run: len(run.scores))
     for begin in range(0, runs, _BATCH):
@@ -46,7 +52,8 @@ def judge_runs(network: Network, seed: int, runs: int, without: Collection[str])
         odds = _log_odds(network, group)
         for index, run in enumerate(group):
             first = max(_SOONEST - 1, run.peak + 1 if run.turned else 0)
-            yield run, float(np.max(odds[first : len(run.scores) - 1, index], initial=-math.inf))
+            early, late = odds[_SOONEST - 1 : first, index], odds[first : len(run.scores) - 1, index]
+            yield run, float(np.max(late, initial=-math.inf)), float(np.max(early, initial=-math.inf))
 
 
 def _log_odds(network: Network, runs: list[DrawnRun]) -> NDArray[np.float64]:

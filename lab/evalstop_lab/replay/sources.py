@@ -173,9 +173,7 @@ def list_logs(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
         for path in _list_paths(Path(text)):
             module = choose_reader(path)
             tags = mlflow_files.read_tags(path) if module is mlflow_files else {}
-            yield Log(
-                path, partial(module.list_metrics, path), partial(_read_path, module, path, _name_run(path)), tags
-            )
+            yield Log(path, partial(module.list_metrics, path), partial(_read_path, module, path, name_run(path)), tags)
 
 
 def choose_roles(
@@ -315,7 +313,8 @@ def _list_paths(path: Path) -> Iterator[Path]:
     yield from (*states, *folders, *offline, *stored)
 
 
-def _name_run(path: Path) -> str:
+def name_run(path: Path) -> str:
+    """The name of the run of a file whose rows name none."""
     if path == STANDARD_INPUT:
         return "stdin"
     if path.name == STATE or EVENTS in path.name:

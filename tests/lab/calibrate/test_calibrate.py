@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -157,6 +159,15 @@ def test_thresholds_are_calibrated_on_a_history(tmp_path: Path, capsys: pytest.C
     highest = [record_run(KDecline(), run).highest for run in read_healthy_runs([file]).values()]
     stop_at = document["thresholds"][0]["threshold"]
     assert sum(value >= stop_at for value in highest) == document["thresholds"][0]["stopped"]["hits"] <= 2
+
+
+def test_labels_of_standard_input_are_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its run, which no row names, is left out if it is not healthy, as that of a file is."""
+    rows = [{"step": step, "eval": -step, "label": label} for step, label in enumerate(["healthy", "hacking"])]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    for read, names in ((text, set()), (text.replace("hacking", "healthy"), {"stdin"})):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(read.encode())))
+        assert set(read_healthy_runs([Path("-")])) == names
 
 
 def test_runs_without_evidence_are_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 from evalstop_detectors.posterior.features import FEATURES
 from evalstop_detectors.posterior.network import HIDDEN, OUTPUTS, Network, load_network
-from evalstop_lab.posterior.left_out import FALSE_STOPS, judge_runs, measure_false_stops
+from evalstop_lab.posterior.left_out import FALSE_STOPS, REPORTING_SEED, judge_runs, measure_false_stops
 from evalstop_lab.posterior.prior import KINDS
 
 pytestmark = pytest.mark.slow
+
+ALWAYS_CERTAIN = Network(
+    np.zeros((3 * HIDDEN, FEATURES)), np.zeros(3 * HIDDEN), np.zeros((3 * HIDDEN, HIDDEN)), np.zeros(3 * HIDDEN),
+    np.zeros((OUTPUTS, HIDDEN)), np.full(OUTPUTS, 1e6),
+)  # fmt: skip
 
 
 def test_threshold_stops_the_requested_share() -> None:
@@ -23,17 +28,20 @@ def test_threshold_stops_the_requested_share() -> None:
 def test_excluded_kinds_are_not_in_the_runs() -> None:
     """Runs drawn without a kind have none of it, and other runs have some."""
     network = load_network("gru-1")
-    assert not any("dips" in run.kinds for run, _ in judge_runs(network, 1, 100, ("dips",)))
-    assert any("dips" in run.kinds for run, _ in judge_runs(network, 1, 100, ()))
+    assert not any("dips" in run.kinds for run, *_ in judge_runs(network, 1, 100, ("dips",)))
+    assert any("dips" in run.kinds for run, *_ in judge_runs(network, 1, 100, ()))
 
 
 def test_only_evals_between_peak_and_end_count() -> None:
     """An always certain network has finite odds only between the peak and the last eval."""
-    rows = 3 * HIDDEN
-    always_certain = Network(
-        np.zeros((rows, FEATURES)), np.zeros(rows), np.zeros((rows, HIDDEN)), np.zeros(rows),
-        np.zeros((OUTPUTS, HIDDEN)), np.full(OUTPUTS, 1e6),
-    )  # fmt: skip
-    for run, odds in judge_runs(always_certain, 2, 200, ()):
+    for run, odds, early in judge_runs(ALWAYS_CERTAIN, 2, 200, ()):
         first = max(2, run.peak + 1 if run.turned else 0)
         assert np.isfinite(odds) == (first < len(run.scores) - 1)
+        assert np.isfinite(early) == (first > 2)
+
+
+def test_turn_that_is_stopped_before_its_peak_is_not_found() -> None:
+    """A network that stops every run at once finds only the turns that it could not have stopped too early."""
+    turned = [run for run, *_ in judge_runs(ALWAYS_CERTAIN, REPORTING_SEED, 100, ()) if run.turned]
+    found = measure_false_stops(ALWAYS_CERTAIN, (), 100)["recall"].hits
+    assert found == sum(run.peak < 2 <= len(run.scores) - 2 for run in turned) < len(turned)
