@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import sqlalchemy as sa
 
@@ -38,6 +39,24 @@ class PeriodicJob:
 
     name: str
     do: Callable[[Wait], float]
+
+
+Item = TypeVar("Item")
+
+
+def handle_each(items: Iterable[Item], handle: Callable[[Item], object]) -> None:
+    """Handle items that are independent of each other. An error does not delay the others; it is raised at the end."""
+    failure: Exception | None = None
+    for item in items:
+        try:
+            handle(item)
+        except sa.exc.OperationalError:  # the database is unreachable: the others would fail as well
+            raise
+        except Exception as error:
+            error.add_note(f"while handling {item}")
+            failure = error
+    if failure is not None:
+        raise failure
 
 
 @contextmanager

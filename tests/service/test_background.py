@@ -68,3 +68,18 @@ def test_long_pause_ends_with_the_block() -> None:
     with background.run_jobs(PeriodicJob("resting", run_job)):
         assert started.wait(60)
     assert pause_results == [True]
+
+
+def test_error_with_one_item_does_not_delay_the_others() -> None:
+    """All items are handled, and the error is raised at the end, with the item that caused it."""
+    handled: list[int] = []
+
+    def handle(item: int) -> None:
+        if item == 1:
+            raise ValueError("a fault")
+        handled.append(item)
+
+    with pytest.raises(ValueError, match="a fault") as raised:
+        background.handle_each([0, 1, 2], handle)
+    assert handled == [0, 2]
+    assert raised.value.__notes__ == ["while handling 1"]

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from evalstop_detectors import Policy
 
-from evalstop_service.background import PeriodicJob, Wait
+from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import commands, guards, transitions
 from evalstop_service.projects import policies
@@ -75,8 +75,7 @@ def check_due_runs(database: Database, now: datetime, known_policies: Policies |
         changed = [record for record in due if record.run_id not in next_checks]
         retry_at = now + timedelta(seconds=RETRY_SECONDS)
         run_health.postpone_checks(tx, next_checks | {record.run_id: retry_at for record in changed})
-    for record in changed:
-        _record_change(database, record, now)
+    handle_each(changed, lambda record: _record_change(database, record, now))
     return len(due)
 
 

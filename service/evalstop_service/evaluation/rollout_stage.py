@@ -23,12 +23,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import takewhile
 from uuid import UUID
 
 import msgspec
 from evalstop_detectors.wording import format_percent
 
-from evalstop_service.background import PeriodicJob, Wait
+from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import figures
@@ -174,11 +175,11 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
 
     def review(pause: Wait) -> float:
         with database.reading() as tx:
-            stages = rollout_stages.list_stages(tx)
-        for current in stages:
-            if pause(0.0):
-                break
-            review_rollout_stage(database, current.project_id, current.policy_name, clock())
+            stages = [(stage.project_id, stage.policy_name) for stage in rollout_stages.list_stages(tx)]
+        handle_each(
+            takewhile(lambda _: not pause(0.0), stages),
+            lambda stage: review_rollout_stage(database, *stage, clock()),
+        )
         return EVERY_SECONDS
 
     return PeriodicJob("rollout stages", review)

@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
 
-from evalstop_service.background import PeriodicJob
+from evalstop_service.background import PeriodicJob, handle_each
 from evalstop_service.clock import rfc3339
 from evalstop_service.errors import NotFound
 from evalstop_service.store import audit_chain, projects
@@ -49,11 +49,14 @@ def chain_waiting(database: Database) -> None:
     """Chain all waiting entries; any number of processes may do so concurrently."""
     with database.reading() as tx:
         waiting = audit_chain.list_waiting_projects(tx)
-    for project_id in waiting:
-        chained = _ENTRIES_AT_A_TIME
-        while chained == _ENTRIES_AT_A_TIME:
-            with database.transaction() as tx:
-                chained = audit_chain.chain_entries(tx, project_id, _ENTRIES_AT_A_TIME)
+    handle_each(waiting, lambda project_id: _chain_project(database, project_id))
+
+
+def _chain_project(database: Database, project_id: UUID) -> None:
+    chained = _ENTRIES_AT_A_TIME
+    while chained == _ENTRIES_AT_A_TIME:
+        with database.transaction() as tx:
+            chained = audit_chain.chain_entries(tx, project_id, _ENTRIES_AT_A_TIME)
 
 
 def find_trails(database: Database, project_name: str | None = None) -> dict[str, UUID]:

@@ -267,3 +267,23 @@ def test_labels_of_enforced_stops_do_not_count(project: ProjectFixture) -> None:
     set_stage(project)
     insert_cases(project.database, project.open_run(policy="watch-all-roles"), 90, treatment="stopped", derived=False)
     assert review_stage(project) == "shadow"
+
+
+def test_policy_that_cannot_be_reviewed_does_not_delay_others(project: ProjectFixture) -> None:
+    """The job reviews the policies after it, and fails at the end."""
+    with project.database.transaction() as tx:
+        document = ALL_ROLES_POLICY | {"name": "a-broken"}
+        policies.add_policy(tx, projects.get_project(tx, project.id), "a-broken", document, NOW)
+    set_stage(project, "a-broken")
+    set_stage(project)
+    for name in ("a-broken", "watch-all-roles"):
+        insert_cases(project.database, project.open_run(policy=name), 60)
+    rollout_stage.review_rollout_stage(project.database, project.id, "a-broken", LATER)
+    with project.database.transaction() as tx:
+        tx.execute(sa.text("UPDATE proposals SET state = 'unheard-of' WHERE subject = 'a-broken'"))
+    job = rollout_stage.create_job(project.database, lambda: LATER)
+    with pytest.raises(ValueError, match="unheard-of"):
+        job.do(lambda _seconds: False)
+    assert list_proposals(project)
+    with project.database.transaction() as tx:
+        tx.execute(sa.text("DELETE FROM proposals WHERE subject = 'a-broken'"))
