@@ -112,6 +112,31 @@ def test_requests_waiting_for_the_database_are_answered(
     assert [len(load_observations(project, find_run(project, run_id))) for run_id in run_ids] == accepted
 
 
+def test_waiting_receivers_are_answered(tmp_path: Path, project_and_key: tuple[ProjectFixture, str]) -> None:
+    """A receiver that waits for events at SIGTERM is told that there are none, so that it asks another replica."""
+    project, key = project_and_key
+    with (
+        start_replicas(tmp_path, database_url_of(project), 1) as service,
+        ThreadPoolExecutor(1) as threads,
+        RetryingClient(key, lambda: service.url) as client,
+    ):
+        (program,) = service.programs
+        endpoint_id = client.post("/pull/endpoints", {"name": "receiver"})["id"]
+        claim = threads.submit(client.post_once, f"/pull/endpoints/{endpoint_id}/claim", {"wait_seconds": 30})
+        wait_until(lambda: _has_claimed(project), "the receiver waits")
+        service.stop()
+        assert (claim.result().status_code, claim.result().json()) == (200, {"events": []})
+        assert "Traceback" not in program.read_log()
+
+
+def _has_claimed(project: ProjectFixture) -> bool:
+    """Whether a session has looked for events of an endpoint."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%%SELECT EXISTS%%deliveries.endpoint_id = %%'"
+    with project.database.reading() as tx:
+        count: int = tx.exec_driver_sql(query).scalar_one()
+    return count > 0
+
+
 def _count_waiting(project: ProjectFixture) -> int:
     """Count the sessions that wait for a lock."""
     query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"

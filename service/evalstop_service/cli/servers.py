@@ -41,6 +41,7 @@ from evalstop_service.web.middleware.slow_connections import (
     close_slow_connections,
     create_protocol,
 )
+from evalstop_service.web.shutdown import Shutdown
 
 SWITCH_SECONDS = 0.001
 """How long a thread keeps the interpreter's lock while others wait for it.
@@ -133,17 +134,21 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
 
 
 class _Server(uvicorn.Server):
-    """Prints its address once it listens."""
+    """Prints its address once it listens, and ends long requests when it shuts down."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[str], None]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[str], None], shutdown: Shutdown) -> None:
         super().__init__(config)
-        self._ready = ready
+        self._ready, self._shutdown = ready, shutdown
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         await super().startup(sockets)
         if self.started and sockets:
             host, port = sockets[0].getsockname()[:2]
             self._ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        self._shutdown.has_begun = True
+        await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # once a second
@@ -158,8 +163,9 @@ def _serve(settings: Settings, database: Database, secret: str, ready: Callable[
         allowed_connections(settings.connections, reserved=settings.database_connections),
         app.STREAMED,
     )
+    application = app.create_app(settings, database, session_secret=secret, deliver=deliver)
     config = uvicorn.Config(
-        app.create_app(settings, database, session_secret=secret, deliver=deliver),
+        application,
         host=settings.host,
         port=settings.port,
         http=create_protocol(limits),
@@ -171,7 +177,7 @@ def _serve(settings: Settings, database: Database, secret: str, ready: Callable[
         timeout_graceful_shutdown=10,
         h11_max_incomplete_event_size=65536,
     )
-    server = _Server(config, ready)
+    server = _Server(config, ready, application.state.context.shutdown)
     faulthandler.enable()  # a crash in C code leaves a traceback in the log
     # Objects of a request end with it, and cached runs hold no cycles: a full collection would find nothing.
     gc.freeze()

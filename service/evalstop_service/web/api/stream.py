@@ -22,6 +22,7 @@ from evalstop_service.web.api.schemas import Answer, BestCheckpointOut
 from evalstop_service.web.context import Commit, Ctx, Ingest, Tell
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, ProblemDetails
+from evalstop_service.web.shutdown import Shutdown
 
 PATH = "/observations"
 MEDIA_TYPE = "application/x-ndjson"
@@ -123,7 +124,7 @@ def routes(limits: StreamLimits) -> APIRouter:
         error affects only its line and is reported by line number. The response comes when everything is durable.
         """
         decompressor = _choose_decompressor(request, limits)
-        body = _Body(request.receive, limits)
+        body = _Body(request.receive, limits, context.shutdown)
         ingestion = StreamIngestion(committer, caller.project_id, limits, caller.key.id)
         with context.shares.streams.hold(caller.sender):
             async with _hold_stream(room, limits.wait_seconds):
@@ -182,12 +183,12 @@ def _describe_interruption(problem: Problem, result: StreamResult, *, keep: bool
 class _Body:
     """The body of a request as it arrives."""
 
-    def __init__(self, receive: Receive, limits: StreamLimits) -> None:
-        self._receive, self._limits = receive, limits
+    def __init__(self, receive: Receive, limits: StreamLimits, shutdown: Shutdown) -> None:
+        self._receive, self._limits, self._shutdown = receive, limits, shutdown
         self._ended = False
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The parts of the body. Raises Problem when they stop arriving."""
+        """The parts of the body. Raises Problem when they stop arriving, and when the server shuts down."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._limits.stream_seconds
         while not self._ended:
@@ -199,6 +200,9 @@ class _Body:
                 raise too_slow(self._limits) from error
             if part:
                 yield part
+            if self._shutdown.has_begun and not self._ended:
+                detail = "the service is shutting down"
+                raise Problem(503, ProblemKind.OVERLOADED, detail, headers={"Retry-After": "1"})
 
     async def drain(self) -> bool:
         """Read the rest, so that the sender gets the response; False if too much is left."""

@@ -19,6 +19,7 @@ from evalstop_service.web.api import stream
 from evalstop_service.web.api.reading.stream import StreamLimits
 from evalstop_service.web.context import Context
 from evalstop_service.web.pull_waiters import PullWaiters
+from evalstop_service.web.shutdown import Shutdown
 from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -186,12 +187,21 @@ def test_disconnect_keeps_complete_lines_only(admin: httpx.Client) -> None:
 
 
 @contextmanager
-def serve_with_limits(service: Service, admin: httpx.Client, **limits: Any) -> Iterator[httpx.Client]:
+def serve_with_limits(
+    service: Service, admin: httpx.Client, shutdown: Shutdown | None = None, **limits: Any
+) -> Iterator[httpx.Client]:
     """A client of a server that has only the stream route, with these limits."""
     committer = Committer(service.database, RunCache(), utc_now, ServiceMetrics())
     app = FastAPI(lifespan=lambda _app: committer.run())
     pull_waiters = PullWaiters(service.database, utc_now)
-    app.state.context = Context(service.database, utc_now, committer, KeyCache(service.database, 5.0), pull_waiters)
+    app.state.context = Context(
+        service.database,
+        utc_now,
+        committer,
+        KeyCache(service.database, 5.0),
+        pull_waiters,
+        shutdown=shutdown or Shutdown(),
+    )
     problems.install(app)
     app.include_router(stream.routes(StreamLimits(**limits)), prefix="/api/v1")
     with (
@@ -223,6 +233,22 @@ def test_idle_stream_times_out(service: Service, admin: httpx.Client) -> None:
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["lines_stored"] == 1
     assert list_steps(admin, run_id) == [0]
+
+
+def test_stream_ends_when_the_server_shuts_down(service: Service, admin: httpx.Client) -> None:
+    """A stream that is still arriving when the server shuts down is a retryable 503, and its lines are stored."""
+    (run_id,) = open_runs(admin)
+    shutdown = Shutdown()
+    with serve_with_limits(service, admin, shutdown=shutdown) as client, open_stream(client) as connection:
+        connection.sendall(encode_chunk(encode_line(run_id, FALLING[0]) + b"\n"))
+        wait_for_steps(admin, run_id, [0])
+        shutdown.has_begun = True
+        connection.sendall(encode_chunk(encode_line(run_id, FALLING[1]) + b"\n"))
+        wait_for_steps(admin, run_id, [0, 1])
+        connection.sendall(encode_chunk(b""))
+        answer = read_response(connection)
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["lines_stored"] == 2
 
 
 def test_stream_over_the_concurrency_limit_gets_503(service: Service, admin: httpx.Client) -> None:
