@@ -244,6 +244,15 @@ class WebhookSettings(_Group):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_pauses(self) -> Self:
+        if self.delivery_longest_pause_seconds < self.delivery_first_pause_seconds:
+            raise ValueError(
+                "EVALSTOP_DELIVERY_LONGEST_PAUSE_SECONDS: it must not be shorter than "
+                f"EVALSTOP_DELIVERY_FIRST_PAUSE_SECONDS, which is {self.delivery_first_pause_seconds:g}"
+            )
+        return self
+
 
 class EmailSettings(_Group):
     """E-mail"""

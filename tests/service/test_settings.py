@@ -15,6 +15,15 @@ def test_lease_shorter_than_the_timeout_is_refused(
     assert "EVALSTOP_DELIVERY_LEASE_SECONDS: " in capsys.readouterr().err
 
 
+def test_first_pause_longer_than_the_longest_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error names the variable, before a worker starts."""
+    monkeypatch.setenv("EVALSTOP_DELIVERY_LONGEST_PAUSE_SECONDS", "0.5")
+    assert cli.main(["deliver", "--database-url", "sqlite:///never-opened.db"]) == cli.USAGE
+    assert "EVALSTOP_DELIVERY_LONGEST_PAUSE_SECONDS: " in capsys.readouterr().err
+
+
 def test_unsupported_database_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The error names the variable and the supported URL forms."""
     monkeypatch.setenv("EVALSTOP_DATABASE_URL", "mysql://db/evalstop")
