@@ -79,11 +79,13 @@ def find_proposal(tx: Transaction, project_id: UUID, proposal_id: UUID) -> Propo
 
 
 def find_newest(tx: Transaction, project_id: UUID, kind: ProposalKind, subject: str) -> Proposal | None:
-    """The newest proposal about a subject; an open one is always the newest."""
+    """The open proposal about a subject, if there is one, else the newest by id."""
     query = sa.select(proposals).where(
         proposals.c.project_id == project_id, proposals.c.kind == kind, proposals.c.subject == subject
     )
-    row = tx.execute(query.order_by(proposals.c.id.desc()).limit(1)).mappings().one_or_none()
+    # Not by id alone: the clock of the replica that gave the open one its id may be behind.
+    order = ((proposals.c.state == ProposalState.OPEN).desc(), proposals.c.id.desc())
+    row = tx.execute(query.order_by(*order).limit(1)).mappings().one_or_none()
     return Proposal(**row) if row else None
 
 

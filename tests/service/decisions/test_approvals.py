@@ -63,6 +63,16 @@ def test_approval_of_a_changed_proposal_is_refused(project: ProjectFixture) -> N
         assert proposals.add_approval(tx, approved, Approval("fay", "fay", NOW)) is None
 
 
+def test_open_proposal_counts_although_its_id_is_lower(project: ProjectFixture) -> None:
+    """A replica whose clock is behind gives it a lower id than an earlier, closed proposal about the same has."""
+    first, second = (build_proposal(project, ProposalKind.STOP_RUN, "run") for _ in range(2))
+    with project.database.transaction() as tx:
+        proposals.add_proposal(tx, second)
+        proposals.close_proposal(tx, second, ProposalState.REFUSED, NOW)
+        assert proposals.add_proposal(tx, first)
+        assert proposals.find_newest(tx, project.id, ProposalKind.STOP_RUN, "run") == first
+
+
 def test_two_people_who_order_a_stop_at_the_same_time_have_stopped_the_run(postgres_database: Database) -> None:
     """The order that waited for the other's commit finds its proposal, and is the second approval of it."""
     project = set_up_project(postgres_database)
