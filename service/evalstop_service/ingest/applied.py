@@ -7,7 +7,7 @@ from evalstop_detectors import find_request
 
 from evalstop_service.ingest.combined_evals import NO_SCORES, NewScores
 from evalstop_service.ingest.messages import Answer, Content
-from evalstop_service.ingest.run_state import KEEP_EVERY, RunState
+from evalstop_service.ingest.run_state import RunState
 from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.decisions import Decision
@@ -53,7 +53,7 @@ def has_consequences(before: RunState, state: RunState) -> bool:
         or any(Call(verdict.verdict) is not old.verdict.verdict for verdict in state.unrecorded)
         or (state.monitor.verdict.stops and not state.has_decision and run.status == RunStatus.RUNNING)
         or place_of(run) != place_of(old)
-        or state.unkept >= KEEP_EVERY
+        or state.keeps_monitor
         or run.status != old.status
         or run.recognition is not old.recognition
         or run.detector_failure != old.detector_failure

@@ -22,7 +22,7 @@ from evalstop_service.ingest.messages import (
     RolesCorrected,
 )
 from evalstop_service.ingest.row_changes import is_same_stop
-from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, with_decision
+from evalstop_service.ingest.run_state import RunState, with_decision
 from evalstop_service.rules.decision_lifecycle import DecisionState, Recovered
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.role_recognition import COMBINED_METRIC
@@ -138,8 +138,7 @@ def _save_scores(tx: Transaction, applied: Applied, now: datetime) -> None:
 
 
 def _keep_monitor(tx: Transaction, state: RunState) -> RunState:
-    """Store the monitor if the stored one lacks many observations, but not one that has passed over some."""
-    if state.unkept < KEEP_EVERY or state.failure is not None:
+    if not state.keeps_monitor:
         return state
     stored = StoredMonitorState(state.run.version, state_to_json(state.policy, state.monitor).decode())
     monitor_states.save_state(tx, state.run.id, stored)

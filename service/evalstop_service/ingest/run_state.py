@@ -140,6 +140,11 @@ class RunState(msgspec.Struct, frozen=True):
         """The scores, unless they have advanced past this state."""
         return self.scores if self.scores is not None and self.scores.count == self.scores_count else None
 
+    @property
+    def keeps_monitor(self) -> bool:
+        """Whether the monitor is to be stored: the stored one lacks many observations, this one passed over none."""
+        return self.unkept >= KEEP_EVERY and self.failure is None
+
 
 def describe_failure(run: Run, what: str, error: Exception) -> str:
     """Why a run is no longer judged: for its page. The traceback goes to the log."""

@@ -8,6 +8,11 @@ import pytest
 from evalstop_detectors import DetectorError, Evidence, Kind, Member, Observation, Policy, start
 from evalstop_service.evaluation.replays import replay_run
 from evalstop_service.ingest import CheckpointSaved, Message, Observations, Receipt, Resumed
+from evalstop_service.ingest.applied import Applied
+from evalstop_service.ingest.apply import apply
+from evalstop_service.ingest.facts import NO_FACTS
+from evalstop_service.ingest.monitor_moves import LATE_WEIGHT
+from evalstop_service.ingest.run_state import KEEP_EVERY
 from evalstop_service.rules.run_results import Call
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store.runs import Run
@@ -98,6 +103,21 @@ def test_run_is_judged_again_by_a_process_whose_detectors_do_not_fail(project: P
     assert state is not None
     assert state.monitor.evals == 6
     assert project.load_run(run).detector_failure is None
+
+
+def test_posts_of_a_failing_run_have_no_consequences_after_many_late_ones(project: ProjectFixture) -> None:
+    """They are saved by the hot statement alone: a monitor that passed over observations is never stored."""
+    run = open_failing_run(project)
+    project.post_observations(run, evals(0.5, start=100))
+    for step in range(4, 4 + KEEP_EVERY // LATE_WEIGHT):
+        project.post_observations(run, evals(0.5, start=step))
+    state = project.cache.find_state(run.id)
+    assert state is not None
+    assert (state.failure is not None, state.unkept >= KEEP_EVERY) == (True, True)
+    (point,) = evals(0.5, start=101)
+    applied = apply(state, [Message(project.id, run.id, Observations((point,)))], NO_FACTS, NOW)
+    assert isinstance(applied, Applied)
+    assert applied.content is None
 
 
 def test_replay_names_the_failure_of_a_detector(project: ProjectFixture) -> None:
