@@ -103,7 +103,7 @@ def _parse_days(text: str) -> timedelta:
 
 
 def _load_keys(api: Api) -> list[Json]:
-    return list(api.connection.get("/keys")["items"])
+    return list(api.connection.pages("/keys", {}))
 
 
 def _find_key_id(api: Api, name: str) -> str:

@@ -129,9 +129,17 @@ def rotate_key(
     return (to_key(row), secret) if row else None
 
 
-def list_keys(tx: Transaction, project_id: UUID) -> list[Key]:
-    """All keys of a project, revoked ones included, oldest first."""
-    query = sa.select(*COLUMNS).where(keys.c.project_id == project_id).order_by(keys.c.id)
+def list_keys(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int) -> list[Key]:
+    """The keys of a project, revoked ones included, newest first, before the key `before`."""
+    query = sa.select(*COLUMNS).where(keys.c.project_id == project_id)
+    if before is not None:
+        query = query.where(keys.c.id < before)
+    return [to_key(row) for row in tx.execute(query.order_by(keys.c.id.desc()).limit(limit)).mappings()]
+
+
+def list_keys_in_use(tx: Transaction, project_id: UUID, now: datetime) -> list[Key]:
+    """The valid keys of a project, whose number a quota limits, oldest first."""
+    query = sa.select(*COLUMNS).where(keys.c.project_id == project_id, is_in_use(now)).order_by(keys.c.id)
     return [to_key(row) for row in tx.execute(query).mappings()]
 
 

@@ -14,7 +14,8 @@ from evalstop_service.security.address_policy import check_network
 from evalstop_service.store import keys
 from evalstop_service.store.keys import KeyLimits
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Body, Items, Name, Scope, Time
+from evalstop_service.web.api.run_views import make_cursor
+from evalstop_service.web.api.schemas import Answer, Body, Cursor, Limit, Name, Page, Scope, Time
 from evalstop_service.web.context import Admin, AnyScope, Db, Keys, Now
 
 NETWORK = r"^[0-9A-Fa-f:.]+(/[0-9]+)?$"
@@ -83,10 +84,11 @@ def get_own_key(caller: AnyScope) -> KeyOut:
 
 
 @router.get("/keys")
-def list_keys(caller: Admin, database: Db) -> Items[KeyOut]:
-    """All keys of the project, revoked ones included, oldest first."""
+def list_keys(caller: Admin, database: Db, cursor: Cursor = None, limit: Limit = 50) -> Page[KeyOut]:
+    """The keys of the project, revoked ones included, newest first."""
     with database.reading() as tx:
-        return Items[KeyOut].model_validate({"items": keys.list_keys(tx, caller.project_id)})
+        listed = keys.list_keys(tx, caller.project_id, before=cursor, limit=limit)
+    return Page[KeyOut](items=[KeyOut.model_validate(key) for key in listed], next_cursor=make_cursor(listed, limit))
 
 
 @router.post("/keys", status_code=201)

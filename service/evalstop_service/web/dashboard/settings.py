@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -18,7 +19,8 @@ from evalstop_service.projects import sessions as people
 from evalstop_service.projects.project_settings import ProjectChange, RolePatterns, parse_form, parse_names
 from evalstop_service.security.scopes import EVERY
 from evalstop_service.store import audit, keys, quota_use
-from evalstop_service.store.keys import SCOPES
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.keys import SCOPES, Key
 from evalstop_service.store.projects import Project
 from evalstop_service.web.dashboard import forms
 from evalstop_service.web.dashboard.notices import add_notice
@@ -245,7 +247,7 @@ def show_audit(site: SiteOf, visitor: Admin, actor: str = "", action: str = "", 
 
 def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overrides: Any) -> Response:
     with site.database.reading() as tx:
-        project_keys = keys.list_keys(tx, visitor.project.id) if visitor.may("admin") else []
+        project_keys = _list_keys(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
         used = quota_use.load_use(tx, site.clock(), visitor.project.id)[visitor.project.id]
         open_sessions = people.list_sessions(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
     values: dict[str, Any] = {"problem": None, "wrong": None, "secret": None, "written": {}} | overrides
@@ -262,7 +264,7 @@ def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overr
         ],
         quotas=used,
         patterns=values["written"].get("patterns") or "\n".join(map(_format_pattern, project.role_patterns)),
-        keys=sorted(project_keys, key=lambda key: (key.revoked_at is not None, key.created_at)),
+        keys=project_keys,
         sessions=open_sessions,
         members=[grant for grant in site.openid.grants.entries if grant.project in (project.name, EVERY)]
         if site.openid
@@ -292,3 +294,11 @@ def _parse_pattern(line: str) -> dict[str, str]:
     if not 2 <= len(parts) <= 3:
         raise Invalid(f"a line is PATTERN ROLE [DIRECTION], not {line.strip()[:80]!r}")
     return dict(zip(("pattern", "role", "direction"), parts, strict=False))
+
+
+def _list_keys(tx: Transaction, project_id: UUID, now: datetime) -> list[Key]:
+    """The valid keys, then those of the newest that are revoked or expired."""
+    valid_keys = keys.list_keys_in_use(tx, project_id, now)
+    valid_ids = {key.id for key in valid_keys}
+    newest = keys.list_keys(tx, project_id, limit=PAGE)
+    return [*valid_keys, *(key for key in newest if key.id not in valid_ids)]
