@@ -28,7 +28,7 @@ def add_to(commands: Subcommands, text: str) -> None:
 
 def list_policies(options: argparse.Namespace) -> int:
     """List the policies of the project and the shipped ones, in all versions."""
-    items = connect(options).connection.get("/policies")["items"]
+    items = list(connect(options).connection.pages("/policies", {}))
     return show_list(
         options,
         items,

@@ -6,17 +6,20 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from evalstop_detectors import policy_from_document
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from pydantic import Field, RootModel
 
 from evalstop_service.errors import NotFound
 from evalstop_service.projects import policies
 from evalstop_service.web.api.examples import POLICY_DOCUMENT
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Items, Time
+from evalstop_service.web.api.schemas import Answer, Items, Limit, Page, Time
 from evalstop_service.web.context import Admin, Ctx, Db, Now, Read
 
 router = APIRouter(prefix="/policies", tags=["policies"], route_class=JsonRoute)
+
+
+_REFERENCE = r"^[^@]{1,64}@[0-9]{1,9}$"
 
 
 class PolicyDocument(RootModel[dict[str, Any]]):
@@ -34,11 +37,21 @@ class PolicyOut(Answer):
 
 
 @router.get("")
-def list_policies(caller: Read, database: Db) -> Items[PolicyOut]:
+def list_policies(
+    caller: Read,
+    database: Db,
+    cursor: Annotated[str | None, Query(pattern=_REFERENCE, description="`next_cursor` of the previous page")] = None,
+    limit: Limit = 50,
+) -> Page[PolicyOut]:
     """The project's policies and the shipped ones in all versions, by name, the newest version first."""
     with database.reading() as tx:
         versions = policies.list_versions(tx, caller.project_id)
-    return Items[PolicyOut](items=[PolicyOut.model_validate(policy) for policy in versions])
+    if cursor is not None:
+        name, _, version = cursor.partition("@")
+        versions = [policy for policy in versions if (policy.name, -policy.version) > (name, -int(version))]
+    listed = versions[:limit]
+    next_cursor = listed[-1].reference if len(versions) > limit else None
+    return Page[PolicyOut](items=[PolicyOut.model_validate(policy) for policy in listed], next_cursor=next_cursor)
 
 
 @router.get("/{name}")

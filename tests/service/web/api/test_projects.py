@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import httpx
 
@@ -114,3 +115,23 @@ def test_endpoint_secret_is_shown_on_creation_and_rotation_only(admin: httpx.Cli
     assert admin.delete(path).status_code == 204
     expect_problem(admin.patch(path, json={}), 404)
     assert expect_json(admin.get("/deliveries"), 200)["items"][0]["state"] == "cancelled"
+
+
+def test_policies_are_listed_page_by_page(admin: httpx.Client) -> None:
+    """The pages are the whole list, which has stored and shipped versions, in order; a malformed cursor is refused."""
+    body = BODIES["POST", "/policies"]
+    for description in ("one", "two", "three"):
+        expect_json(admin.post("/policies", json=body | {"description": description}), 201)
+    whole = expect_json(admin.get("/policies", params={"limit": 200}), 200)
+    assert whole["next_cursor"] is None
+    query: dict[str, Any] = {"limit": 2}
+    listed = []
+    while True:
+        page = expect_json(admin.get("/policies", params=query), 200)
+        listed += page["items"]
+        if page["next_cursor"] is None:
+            break
+        assert len(page["items"]) == 2
+        query["cursor"] = page["next_cursor"]
+    assert listed == whole["items"]
+    expect_problem(admin.get("/policies", params={"cursor": "early"}), 422)
