@@ -1,6 +1,7 @@
 """Deadlines: escalates or fails requested stops that no receiver confirmed in time, and rechecks stops on hold.
 
-A stop that every receiver refuses, for example because it is too large, fails at once.
+A stop that every receiver refuses, for example because it is too large, fails at once. A pending stop of a paused
+project is put on hold: its pause was interrupted.
 
 Any number of processes may do this concurrently.
 """
@@ -14,9 +15,9 @@ import sqlalchemy as sa
 
 from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
-from evalstop_service.decisions import transitions
+from evalstop_service.decisions import guards, transitions
 from evalstop_service.rules.decision_lifecycle import DecisionState, TimePassed
-from evalstop_service.store import decisions, runs
+from evalstop_service.store import decisions, projects, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import OverdueDecision
 from evalstop_service.store.queue import outbox, queues
@@ -36,6 +37,9 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
             now, _ = queues.read_clock(tx, clock())
             deadline_at = decisions.find_next_deadline(tx)
             refused = decisions.is_any_refused(tx)
+            paused = [projects.get_project(tx, project_id) for project_id in decisions.list_unheld_projects(tx)]
+        for project in paused:
+            transitions.hold_pending_stops(database, project.id, guards.find_pause(project), now)
         if not refused and (deadline_at is None or deadline_at > now):
             return CHECK_SECONDS if deadline_at is None else min((deadline_at - now).total_seconds(), CHECK_SECONDS)
         process_overdue(database, now, pause)

@@ -21,7 +21,8 @@ def pause_project(
     """Pause a project; returns when all its pending stops are on hold. Pausing a paused project changes nothing.
 
     1. Set the pause under the lock that every decision takes: a stop is either stored before it, or sees the pause.
-    2. Put the pending stops on hold, each in its own transaction, so that many runs are never locked at once.
+    2. Put the pending stops on hold, each in its own transaction, so that many runs are never locked at once. If that
+       is interrupted, `deadlines` puts the others on hold.
 
     `actor` is the name that the caller gives, `proved` the authenticated identity, where they differ.
     """

@@ -227,6 +227,12 @@ def list_pending_runs(tx: Transaction, project_id: UUID) -> list[UUID]:
     return list(tx.execute(query.order_by(decisions.c.due_at, decisions.c.id)).scalars())
 
 
+def list_unheld_projects(tx: Transaction) -> list[UUID]:
+    """The paused projects that have a pending decision."""
+    query = sa.select(decisions.c.project_id).join(projects, projects.c.id == decisions.c.project_id)
+    return list(tx.execute(query.where(_PENDING, projects.c.paused_at.is_not(None)).distinct()).scalars())
+
+
 def list_overdue(tx: Transaction, now: datetime, after: OverdueDecision | None = None) -> list[OverdueDecision]:
     """Decisions after the given one whose deadline has passed or whose stop was refused, by deadline."""
     table = decisions.c

@@ -13,13 +13,14 @@ from evalstop_service.decisions import commands, deadlines
 from evalstop_service.ingest import Resumed
 from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
 from evalstop_service.store import decisions, endpoints, tables
+from evalstop_service.store.database import Database
 from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import Delivered, FinishedAttempt
 from evalstop_service.store.runs import Run
 
 from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.concurrency import run_concurrently, wait_until
-from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, lift_stop_limits
+from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, lift_stop_limits, set_up_project
 
 CONFIRM_TIME = timedelta(seconds=900)
 STOP_EVENTS = ("run.stop_requested", "run.stop_escalated", "run.stop_failed")
@@ -165,3 +166,16 @@ def test_deadline_job_runs_until_the_stop_fails(project: ProjectFixture) -> None
         "run.stop_escalated",
         "run.stop_failed",
     ]
+
+
+def test_job_completes_an_interrupted_pause(database: Database) -> None:
+    """If the database fails after a project was paused, its pending stops are put on hold all the same."""
+    project, other = set_up_project(database), set_up_project(database)
+    for of_database in (project, other):  # by PostgreSQL's clock too, the window is open
+        of_database.change_settings(veto_window_seconds=100 * 365 * 86_400.0)
+    run, other_run = open_stopped_run(project), open_stopped_run(other)
+    project.change_settings(paused_at=NOW, paused_by="dana", paused_reason="a broken grader")
+    deadlines.create_job(database, lambda: NOW).do(lambda _seconds: False)
+    assert project.load_decision_states(run) == ["pending", "on_hold"]
+    assert "dana: a broken grader" in project.load_decision(run).state_reason
+    assert other.load_decision_states(other_run) == ["pending"]
