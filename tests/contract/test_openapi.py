@@ -93,7 +93,7 @@ def session() -> Iterator[requests.Session]:
 def ids(server: tuple[str, Database], keys: tuple[str, str]) -> dict[str, str]:
     """Ids of one object of each kind, to fill path parameters."""
     headers = {"Authorization": f"Bearer {keys[0]}"}
-    with httpx.Client(base_url=f"{server[0]}/api/v1", headers=headers, trust_env=False) as client:
+    with httpx.Client(base_url=f"{server[0]}/api/v1", headers=headers, trust_env=False, timeout=60) as client:
 
         def create(path: str, body: Document) -> str:
             return str(client.post(path, json=body).raise_for_status().json().get("id"))

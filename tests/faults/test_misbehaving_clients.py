@@ -245,7 +245,9 @@ def test_compressed_body_is_refused(short_timeout_service: Installation) -> None
         before = raw_sockets.read_resident_mb(program.pid)
         url = f"{short_timeout_service.service.url}/api/v1/runs/0198c0de-0000-7000-8000-000000000000/observations"
         headers = {"Authorization": f"Bearer {short_timeout_service.key}", "Content-Type": "application/json"}
-        response = httpx.post(url, content=body, headers=headers | {"Content-Encoding": "gzip"}, trust_env=False)
+        response = httpx.post(
+            url, content=body, headers=headers | {"Content-Encoding": "gzip"}, trust_env=False, timeout=60
+        )
         assert response.status_code == 415
         assert "Content-Encoding" in response.json()["detail"]
         assert raw_sockets.read_resident_mb(program.pid, peak=True) - before < MAX_EXTRA_MB

@@ -66,7 +66,7 @@ def test_readiness_does_not_reveal_the_database_address(database: Database) -> N
     """An unreachable database is a 503 without its host, port, user or name."""
     unreachable = Database("postgresql://somebody:secret@127.0.0.1:9/hidden")
     with start_server(unreachable) as url:
-        refused = expect_problem(httpx.get(f"{url}/readyz", trust_env=False, verify=get_ssl_context()), 503)
+        refused = expect_problem(httpx.get(f"{url}/readyz", trust_env=False, verify=get_ssl_context(), timeout=60), 503)
     unreachable.close()
     for secret in ("127.0.0.1", "somebody", "secret", "hidden", "port"):
         assert secret not in refused["detail"]

@@ -53,7 +53,9 @@ def assert_decisions_are_accepted(url: str, admin: httpx.Client, decision: str) 
     wait_until(lambda: count_unread_bytes(url) == 0, "the server has read what it accepts", 60)
     expect_json(admin.post("/project/pause", json={"actor": "dana", "reason": "look"}), 200)
     expect_json(admin.post("/project/resume", json={"actor": "dana"}), 200)
-    signing_in = httpx.post(f"{url}/login", data={"key": "wrong"}, trust_env=False, verify=get_ssl_context())
+    signing_in = httpx.post(
+        f"{url}/login", data={"key": "wrong"}, trust_env=False, verify=get_ssl_context(), timeout=60
+    )
     assert signing_in.status_code != 503
     expect_json(admin.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
 

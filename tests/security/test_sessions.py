@@ -36,7 +36,9 @@ class SignedInPeople:
         """A client that has signed in with its own key."""
         secret = api_keys.create_named_key(self.database, "p", name, scopes, self.now)[1]
         headers = {"Authorization": f"Bearer {secret}"}
-        client = httpx.Client(verify=get_ssl_context(), base_url=f"{self.url}/api/v1", headers=headers, trust_env=False)
+        client = httpx.Client(
+            verify=get_ssl_context(), base_url=f"{self.url}/api/v1", headers=headers, trust_env=False, timeout=60
+        )
         sign_in(self.stack.enter_context(client))
         return client
 
@@ -65,7 +67,7 @@ def test_sign_out_ends_the_session(people: SignedInPeople) -> None:
     cookie = dana.cookies[SESSION]
     assert people.get_page_status(dana, "/runs") == 200
     assert people.post(dana, "/logout").status_code == 303
-    other_browser = httpx.Client(verify=get_ssl_context(), cookies={SESSION: cookie}, trust_env=False)
+    other_browser = httpx.Client(verify=get_ssl_context(), cookies={SESSION: cookie}, trust_env=False, timeout=60)
     with other_browser:
         assert people.get_page_status(other_browser, "/runs") == 303
 

@@ -34,7 +34,7 @@ class RunningService:
 
     def scrape(self, **headers: str) -> str:
         """Request /metrics without a key."""
-        answer = httpx.get(f"{self.url}/metrics", headers=headers, trust_env=False)
+        answer = httpx.get(f"{self.url}/metrics", headers=headers, trust_env=False, timeout=60)
         assert answer.status_code == 200, answer.text
         return answer.text
 

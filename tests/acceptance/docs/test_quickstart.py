@@ -76,7 +76,7 @@ def test_quickstart_ends_with_two_stops(tmp_path: Path) -> None:
         assert result.returncode == 0, result.stdout + result.stderr
         assert "WARNING" not in result.stderr, result.stderr
         headers = {"Authorization": f"Bearer {ready['key']}"}
-        with httpx.Client(base_url=f"{ready['url']}/api/v1", headers=headers, trust_env=False) as api:
+        with httpx.Client(base_url=f"{ready['url']}/api/v1", headers=headers, trust_env=False, timeout=60) as api:
             decisions = api.get("/decisions").raise_for_status().json()["items"]
             precision = api.get("/precision").raise_for_status().json()
         assert sorted(decision["state"] for decision in decisions) == ["confirmed", "obeyed"]

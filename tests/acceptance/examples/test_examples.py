@@ -40,7 +40,7 @@ def run_example(command: list[str], environment: dict[str, str], folder: Path) -
 def find_run(service: Service, name: str) -> dict[str, Any]:
     """The only run whose name contains `name`."""
     headers = {"Authorization": f"Bearer {service.key}"}
-    with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False) as api:
+    with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False, timeout=60) as api:
         (run,) = api.get("/runs", params={"name": name}).raise_for_status().json()["items"]
     return dict(run)
 
@@ -199,7 +199,7 @@ def test_second_training_is_a_new_run(framework: str, service: Service, outputs:
     second = find_run(service, f"twice-{framework}-2")
     assert (second["status"], second["attempt"], second["last_step"]) == ("completed", 1, 4)
     headers = {"Authorization": f"Bearer {service.key}"}
-    with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False) as api:
+    with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False, timeout=60) as api:
         runs = api.get("/runs", params={"name": f"twice-{framework}"}).raise_for_status().json()["items"]
     assert [(run["name"], run["last_step"]) for run in runs] == [
         (f"twice-{framework}-2", 4),
@@ -251,7 +251,7 @@ def test_kubeflow_callback_reports_to_the_service(service: Service, outputs: dic
     run = find_run(service, "from-a-pod")
     assert run["total_steps"] == 10
     headers = {"Authorization": f"Bearer {service.key}"}
-    with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False) as api:
+    with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False, timeout=60) as api:
         page = api.get(f"/runs/{run['id']}/observations", params={"metric": "eval_accuracy"}).raise_for_status().json()
     assert [(item["step"], item["value"]) for item in page["items"]] == [(5, 0.25)]
 

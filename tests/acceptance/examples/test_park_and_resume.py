@@ -32,7 +32,7 @@ def test_parked_run_resumes_and_improves(service: Service, environment: dict[str
     command += ["--ready-file", str(ready), "--job-key-env", "TRAINER_KEY"]
     command += ["--", sys.executable, str(EXAMPLES / "park_and_resume.py")]
     with (
-        httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False) as api,
+        httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False, timeout=60) as api,
         subprocess.Popen(
             command,
             env=environment | {"TRAINER_KEY": service.key},

@@ -44,7 +44,7 @@ def test_refused_webhook_id_can_be_used_again(listener: ListeningReceiver) -> No
 
 def test_unsigned_request_gets_401(listener: ListeningReceiver) -> None:
     """A request without signature headers gets 401."""
-    assert httpx.post(listener.url, json=make_stop_event({})).status_code == 401
+    assert httpx.post(listener.url, json=make_stop_event({}), timeout=60).status_code == 401
 
 
 def test_both_secrets_are_valid_during_rotation(listener: ListeningReceiver) -> None:
@@ -113,7 +113,7 @@ def test_stalled_request_is_disconnected(listener: ListeningReceiver, beginning:
     parsed = httpx.URL(listener.url)
     with socket.create_connection((parsed.host, parsed.port or 80), timeout=20) as connection:
         connection.sendall(beginning)
-        assert httpx.get(listener.url + "livez").json() == {"status": "ok"}
+        assert httpx.get(listener.url + "livez", timeout=60).json() == {"status": "ok"}
         while connection.recv(65536):
             pass
     assert listener.scheduler.requests == []
@@ -193,9 +193,9 @@ def test_webhooks_come_by_tls(tls_receiver: tuple[str, ssl.SSLContext]) -> None:
     host, port = url.removeprefix("https://").rstrip("/").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as silent:
         with pytest.raises(httpx.HTTPError):
-            httpx.post(url.replace("https:", "http:"), json={}, trust_env=False)
+            httpx.post(url.replace("https:", "http:"), json={}, trust_env=False, timeout=60)
         with pytest.raises(httpx.ConnectError, match="certificate"):
-            httpx.get(f"{url}livez", trust_env=False)
+            httpx.get(f"{url}livez", trust_env=False, timeout=60)
         assert post_event(url, make_stop_event({}), verify=trust).status_code == 202
         assert silent.recv(1) == b""  # closed before any TLS handshake
 
@@ -203,7 +203,7 @@ def test_webhooks_come_by_tls(tls_receiver: tuple[str, ssl.SSLContext]) -> None:
 def test_metrics_may_ask_for_a_key(tls_receiver: tuple[str, ssl.SSLContext]) -> None:
     """With a metrics key /metrics answers 401 without it, and /livez stays open."""
     url, trust = tls_receiver
-    with httpx.Client(base_url=url, verify=trust, trust_env=False) as client:
+    with httpx.Client(base_url=url, verify=trust, trust_env=False, timeout=60) as client:
         assert client.get("/livez").status_code == 200
         for sent in ("", "Bearer", "Bearer let-me", "let-me-read"):
             assert client.get("/metrics", headers={"Authorization": sent}).status_code == 401

@@ -264,7 +264,7 @@ def test_metrics_count_webhooks_and_stops(listener: ListeningReceiver) -> None:
     post_event(listener.url, make_stop_event({}))
     wait_until(lambda: listener.scheduler.gone)
     assert listener.receiver.wait_idle(20)
-    text = httpx.get(listener.url + "metrics").text
+    text = httpx.get(listener.url + "metrics", timeout=60).text
     assert 'evalstop_receiver_webhooks_total{status="202"} 1' in text
     assert 'evalstop_receiver_stops_total{result="confirmed"} 1' in text
     assert "evalstop_receiver_stops_under_way 0" in text
@@ -279,6 +279,6 @@ def test_other_event_types_are_ignored(listener: ListeningReceiver) -> None:
 
 def test_only_livez_can_be_read(listener: ListeningReceiver) -> None:
     """/livez is open; any other page gets 404 and any other method 501."""
-    assert httpx.get(listener.url + "livez").status_code == 200
-    assert httpx.get(listener.url).status_code == 404
-    assert httpx.put(listener.url).status_code == 501
+    assert httpx.get(listener.url + "livez", timeout=60).status_code == 200
+    assert httpx.get(listener.url, timeout=60).status_code == 404
+    assert httpx.put(listener.url, timeout=60).status_code == 501

@@ -56,8 +56,8 @@ def test_stop_is_carried_out_by_the_commands(receiver: ReceiverProgram, service:
     assert (report["state"], report["actor"]) == ("confirmed", "evalstop-receiver command")
     assert report["details"].items() >= {"job": "7", "exit_code": 0, "checkpoint": "not seen in time"}.items()
     assert list_scheduler_calls(receiver.folder) == ["save 7", "cancel 7"]
-    assert httpx.get(url + "livez").json() == {"status": "ok"}
-    wait_until(lambda: 'stops_total{result="confirmed"} 1' in httpx.get(url + "metrics").text)
+    assert httpx.get(url + "livez", timeout=60).json() == {"status": "ok"}
+    wait_until(lambda: 'stops_total{result="confirmed"} 1' in httpx.get(url + "metrics", timeout=60).text)
     assert receiver.end(signal.SIGTERM) == 0
 
 

@@ -140,7 +140,7 @@ def test_runs_of_a_service_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Runs of a service have their declared roles, without observations of superseded attempts."""
     with running_service(tmp_path) as service:
         with httpx.Client(
-            base_url=f"{service.url}/api/v1", headers={"Authorization": f"Bearer {service.key}"}
+            base_url=f"{service.url}/api/v1", headers={"Authorization": f"Bearer {service.key}"}, timeout=60
         ) as client:
             metrics = {"odd": {"role": "eval", "direction": "minimize"}}
             body = {"name": "a", "metrics": metrics, "labels": {"gpus": "4"}, "total_steps": 200}

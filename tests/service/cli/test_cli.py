@@ -62,7 +62,7 @@ def read_first_line(command: ForkedCommand) -> dict[str, Any]:
 
 def request_runs(url: str, key: str) -> int:
     headers = {"Authorization": f"Bearer {key}"}
-    return httpx.get(f"{url}/api/v1/runs", headers=headers, trust_env=False).status_code
+    return httpx.get(f"{url}/api/v1/runs", headers=headers, trust_env=False, timeout=60).status_code
 
 
 def test_up_shows_a_key_once(environment: dict[str, str]) -> None:

@@ -205,7 +205,7 @@ def test_debug_log_of_many_requests_contains_no_secret(database: Database, json_
         secrets_used.append(created_key["key"])
         sign_in = dashboard.sign_in_token("the secret of the sessions", created_key["id"])
         secrets_used.append(sign_in)
-        with httpx.Client(base_url=service.url, trust_env=False) as visitor:
+        with httpx.Client(base_url=service.url, trust_env=False, timeout=60) as visitor:
             visitor.get("/login", params={"token": sign_in})
             assert len(visitor.cookies) == 1
             secrets_used += visitor.cookies.values()

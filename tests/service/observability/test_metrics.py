@@ -144,10 +144,10 @@ def test_labelled_series_start_at_zero(name: str, label: str, values: set[str]) 
 
 def test_scrape_format_follows_the_accept_header(service: RunningService) -> None:
     """Prometheus text and OpenMetrics are served with the same names."""
-    text = httpx.get(f"{service.url}/metrics", trust_env=False)
+    text = httpx.get(f"{service.url}/metrics", trust_env=False, timeout=60)
     assert text.headers["content-type"].startswith("text/plain; version=")
     openmetrics = httpx.get(
-        f"{service.url}/metrics", headers={"Accept": "application/openmetrics-text"}, trust_env=False
+        f"{service.url}/metrics", headers={"Accept": "application/openmetrics-text"}, trust_env=False, timeout=60
     )
     assert openmetrics.headers["content-type"].startswith("application/openmetrics-text; version=1")
     names = {family.name for family in read_text(text.text)} - {"evalstop_build_info"}
@@ -208,11 +208,13 @@ def test_private_metrics_need_a_key_to_the_installation(embedded_database: Datab
     prometheus = api_keys.create_named_key(embedded_database, None, "prometheus", ("read",), utc_now())[1]
     with run_service(embedded_database, public=False) as service:
         responses = {
-            key: httpx.get(f"{service.url}/metrics", headers={"Authorization": f"Bearer {key}"}, trust_env=False)
+            key: httpx.get(
+                f"{service.url}/metrics", headers={"Authorization": f"Bearer {key}"}, trust_env=False, timeout=60
+            )
             for key in (prometheus, service.key, "esk_forged")
         }
         assert [response.status_code for response in responses.values()] == [200, 403, 401]
-        assert httpx.get(f"{service.url}/metrics", trust_env=False).status_code == 401
+        assert httpx.get(f"{service.url}/metrics", trust_env=False, timeout=60).status_code == 401
         assert "evalstop_" not in responses[service.key].text
 
 
@@ -221,10 +223,10 @@ def test_metrics_are_served_on_a_separate_port(embedded_database: Database) -> N
     service_metrics = ServiceMetrics()
     service_metrics.registry.register(Installation(embedded_database, utc_now))
     with metrics.listening(service_metrics, "127.0.0.1", 0) as port:
-        text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=60).text
         assert parse_samples(text)["evalstop_database_up"] == {(): 1}
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
+        httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=60)
 
 
 def test_separate_port_can_require_a_key(embedded_database: Database) -> None:
@@ -242,7 +244,9 @@ def test_separate_port_can_require_a_key(embedded_database: Database) -> None:
             ("Bearer esk_", 401),
             ("", 401),
         ):
-            answer = httpx.get(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": header}, trust_env=False)
+            answer = httpx.get(
+                f"http://127.0.0.1:{port}/metrics", headers={"Authorization": header}, trust_env=False, timeout=60
+            )
             assert answer.status_code == status, header
             assert ("evalstop_" in answer.text) == (status == 200)
 

@@ -135,7 +135,7 @@ class FakeCluster:
         host, port = node["addresses"][0]["address"], node["daemonEndpoints"]["kubeletEndpoint"]["Port"]
         path = f"/containerLogs/{request.namespace}/{request.name}/{request.query['container']}"
         answer = httpx.get(
-            f"https://{host}:{port}{path}", params=request.query, verify=False, trust_env=False
+            f"https://{host}:{port}{path}", params=request.query, verify=False, trust_env=False, timeout=60
         )  # as Kubernetes does
         return answer.raise_for_status().text
 

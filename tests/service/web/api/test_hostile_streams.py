@@ -177,7 +177,9 @@ def test_streams_are_exempt_from_the_request_timeout(tmp_path: Path) -> None:
         with open_stream(server.client) as slow:
             slow.sendall(encode_chunk(encode_line(run_id, {"metric": "eval", "step": 0, "value": 1}) + b"\n"))
             wait_for_steps(server.client, run_id, [0])
-            refused = httpx.Client(base_url=server.client.base_url, headers={"Authorization": "Bearer esk_none"})
+            refused = httpx.Client(
+                base_url=server.client.base_url, headers={"Authorization": "Bearer esk_none"}, timeout=60
+            )
             with refused, open_stream(refused) as other:  # began later, and is closed before the stream ends
                 assert read_response(other).startswith(b"HTTP/1.1 401 ")
             with open_stream(server.client, path="/runs") as other:

@@ -15,7 +15,7 @@ from tests.service.web.api.conftest import Service
 
 def test_route_tables_match_the_openapi_document(service: Service) -> None:
     """The tests call every route that the document lists, and no other."""
-    document = httpx.get(f"{service.url}/openapi.json", trust_env=False).json()
+    document = httpx.get(f"{service.url}/openapi.json", trust_env=False, timeout=60).json()
     described = {
         (method.upper(), path.removeprefix("/api/v1"))
         for path, operations in document["paths"].items()
@@ -27,7 +27,7 @@ def test_route_tables_match_the_openapi_document(service: Service) -> None:
 def test_health_checks_need_no_key(service: Service) -> None:
     """/livez and /readyz answer without a key."""
     for path in ("livez", "readyz"):
-        assert httpx.get(f"{service.url}/{path}", trust_env=False).json() == {"status": "ok"}
+        assert httpx.get(f"{service.url}/{path}", trust_env=False, timeout=60).json() == {"status": "ok"}
 
 
 def test_unknown_path_and_method_are_problems(admin: httpx.Client) -> None:

@@ -58,7 +58,7 @@ def test_run_responses_include_the_page_url(service: Service) -> None:
     settings = Settings(public_url="https://evalstop.example")
     with (
         start_server(service.database, settings) as url,
-        httpx.Client(base_url=f"{url}/api/v1", headers=key, trust_env=False) as api,
+        httpx.Client(base_url=f"{url}/api/v1", headers=key, trust_env=False, timeout=60) as api,
     ):
         run = expect_json(api.post("/runs", json={"name": "one"}), 201)
         path = f"/runs/{run['id']}"

@@ -72,7 +72,7 @@ def test_help_link_and_search_in_browser(window: Window, tenant: Tenant) -> None
 def test_help_is_found_without_the_last_slash(tenant: Tenant, embedded_database: Database) -> None:
     """The address that the README names leads to the first page."""
     with start_dashboard_server(embedded_database) as address:
-        found = httpx.get(f"{address}/help", headers={"Accept": "text/html"}, follow_redirects=True)
+        found = httpx.get(f"{address}/help", headers={"Accept": "text/html"}, follow_redirects=True, timeout=60)
     assert (found.status_code, found.url.path) == (200, "/help/")
 
 

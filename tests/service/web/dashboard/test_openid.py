@@ -277,6 +277,6 @@ def test_redirect_uri_uses_the_public_url(embedded_database: Database, issuer: s
         oidc_grants=json.dumps(GRANTS),
     )
     with start_dashboard_server(embedded_database, lambda: now, settings) as address:
-        answer = httpx.get(f"{address}/openid/start", headers={"Host": "evil.example"}, trust_env=False)
+        answer = httpx.get(f"{address}/openid/start", headers={"Host": "evil.example"}, trust_env=False, timeout=60)
     query = parse_qs(urlsplit(answer.headers["location"]).query)
     assert query["redirect_uri"] == ["https://evalstop.example/openid/callback"]

@@ -313,7 +313,7 @@ def test_new_key_is_shown_once_and_revoked(pages: AdminPages, now: datetime) -> 
     assert secret not in pages.get("/settings")
     pages.post("/settings/keys", 422, name="", scopes=["read"])
     pages.post("/settings/keys", 422, name="none", scopes=[])
-    with httpx.Client(base_url=pages.client.base_url, headers={"Authorization": f"Bearer {secret}"}) as api:
+    with httpx.Client(base_url=pages.client.base_url, headers={"Authorization": f"Bearer {secret}"}, timeout=60) as api:
         assert api.get("/api/v1/project").status_code == 200
         pages.post(f"/settings/keys/{key.id}/revoke")
         assert api.get("/api/v1/project").status_code == 401

@@ -90,7 +90,9 @@ def test_artifacts_are_accessible_with_keys_of_the_project_only(service: Service
 
     assert send_request("PUT", "/0/a/artifacts/weights.bin", ingest, content=content).status_code == 200
     assert send_request("PUT", "/0/a/artifacts/weights.bin", read, content=b"x").status_code == 403
-    assert httpx.put(f"{root}/0/a", content=b"x", trust_env=False, verify=get_ssl_context()).status_code == 401
+    assert (
+        httpx.put(f"{root}/0/a", content=b"x", trust_env=False, verify=get_ssl_context(), timeout=60).status_code == 401
+    )
     files = send_request("GET", "?path=0/a/artifacts", read).json()["files"]
     assert files == [{"path": "weights.bin", "is_dir": False, "file_size": len(content)}]
     assert send_request("GET", "/0/a/artifacts/weights.bin", ingest).content == content
@@ -102,7 +104,7 @@ def test_artifacts_are_accessible_with_keys_of_the_project_only(service: Service
 
 def test_printed_run_links_are_redirected_by_a_page(service: Service) -> None:
     """`/mlflow/#/experiments/0/runs/ID`, which clients print, is a page with a script that its policy allows."""
-    response = httpx.get(f"{service.url}/mlflow/", trust_env=False, verify=get_ssl_context())
+    response = httpx.get(f"{service.url}/mlflow/", trust_env=False, verify=get_ssl_context(), timeout=60)
     assert response.status_code == 200
     assert "location.hash" in response.text
     assert "script-src 'sha256-" in response.headers["Content-Security-Policy"]

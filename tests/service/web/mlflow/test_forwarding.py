@@ -65,7 +65,9 @@ def test_requests_are_forwarded_in_order(embedded_database: Database, fake: Fake
     settings = Settings(mlflow_forward_url=fake.url, mlflow_forward_token=SecretStr("t"))
     headers = {"Authorization": f"Bearer {key}"}
     with start_server(embedded_database, settings) as url:
-        with httpx.Client(base_url=f"{url}/mlflow/api/2.0/mlflow/", headers=headers, trust_env=False) as client:
+        with httpx.Client(
+            base_url=f"{url}/mlflow/api/2.0/mlflow/", headers=headers, trust_env=False, timeout=60
+        ) as client:
 
             def post(verb: str, body: dict[str, Any]) -> dict[str, Any]:
                 document: dict[str, Any] = client.post(verb, json=body).raise_for_status().json()
@@ -81,7 +83,7 @@ def test_requests_are_forwarded_in_order(embedded_database: Database, fake: Fake
             post("runs/set-tag", {"run_id": run_id, "key": "refused", "value": "v"})
             post("runs/update", {"run_id": run_id, "status": "FINISHED", "end_time": 7})
         wait_until(lambda: bool(fake.requests) and fake.requests[-1][0] == "runs/update")
-        counts = httpx.get(f"{url}/metrics", trust_env=False).text
+        counts = httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text
     assert 'evalstop_mlflow_forwarded_requests_total{result="refused"} 1.0' in counts
     verbs = [verb for verb, _ in fake.requests]
     before = ["experiments/create", "runs/create"]

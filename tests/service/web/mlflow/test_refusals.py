@@ -84,20 +84,22 @@ def test_key_is_accepted_as_bearer_or_basic_password(service: Service, client: M
     ingest, read = service.create_key(project, "ingest"), service.create_key(project, "read")
     url = f"{client.http.base_url}experiments/get-by-name?experiment_name=Default"
     basic = base64.b64encode(f"anyone:{ingest}".encode()).decode()
-    assert httpx.get(url, headers={"Authorization": f"Basic {basic}"}, trust_env=False).status_code == 200
+    assert httpx.get(url, headers={"Authorization": f"Basic {basic}"}, trust_env=False, timeout=60).status_code == 200
     for header in (
         {},
         {"Authorization": "Bearer esk_no"},
         {"Authorization": "Basic !"},
         {"Authorization": "Basic YTo="},
     ):
-        expect_error(httpx.get(url, headers=header, trust_env=False), 401, "UNAUTHENTICATED")
+        expect_error(httpx.get(url, headers=header, trust_env=False, timeout=60), 401, "UNAUTHENTICATED")
     body = {"run_id": run_id, "key": "m", "value": 1, "timestamp": 1}
     for key, status, code in ((read, 403, "PERMISSION_DENIED"), (ingest, 404, "RESOURCE_DOES_NOT_EXIST")):
         headers = {"Authorization": f"Bearer {key}"}
-        response = httpx.post(f"{client.http.base_url}runs/log-metric", json=body, headers=headers, trust_env=False)
+        response = httpx.post(
+            f"{client.http.base_url}runs/log-metric", json=body, headers=headers, trust_env=False, timeout=60
+        )
         expect_error(response, status, code)
-    anonymous = httpx.post(f"{client.http.base_url}runs/log-batch", content=b"{", trust_env=False)
+    anonymous = httpx.post(f"{client.http.base_url}runs/log-batch", content=b"{", trust_env=False, timeout=60)
     expect_error(anonymous, 401, "UNAUTHENTICATED")
 
 

@@ -146,6 +146,6 @@ def _trust(certificate: Path) -> ssl.SSLContext | None:
 def _is_ready(url: str, tls: ssl.SSLContext) -> bool:
     headers = {"authorization": f"Bearer {ADMIN}"}
     try:
-        return httpx.get(f"{url}/readyz", headers=headers, verify=tls, trust_env=False).is_success
+        return httpx.get(f"{url}/readyz", headers=headers, verify=tls, trust_env=False, timeout=60).is_success
     except (httpx.HTTPError, OSError):
         return False
