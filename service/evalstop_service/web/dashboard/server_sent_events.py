@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 
 import anyio
 import anyio.to_thread
@@ -12,6 +13,7 @@ from fastapi import Response
 from fastapi.responses import PlainTextResponse
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from evalstop_service.errors import TooOften
 from evalstop_service.web.fair_shares import FairShares
 
 POLL_SECONDS = 0.5
@@ -52,7 +54,11 @@ class Streams:
     ) -> AsyncIterator[ServerSentEvent]:
         self.open_count += 1
         try:
-            with self._shares.event_streams.hold(sender):  # here, because a stream that is never sent is never closed
+            with ExitStack() as held:  # here, because a stream that is never sent is never closed
+                try:
+                    held.enter_context(self._shares.event_streams.hold(sender))
+                except TooOften:  # streams that began at the same moment took the last places
+                    return  # the browser opens the stream again, and is refused if there is still no place
                 while True:
                     try:
                         revision = await anyio.to_thread.run_sync(read_revision, limiter=self._polls)

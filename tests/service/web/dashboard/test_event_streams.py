@@ -141,6 +141,34 @@ def test_open_streams_are_limited() -> None:
     anyio.run(follow_and_leave)
 
 
+def test_streams_that_begin_together_end_without_a_place() -> None:
+    """Of streams of one session that begin at the same moment, those beyond its share end without an event."""
+    streams = Streams(FairShares(), poll_seconds=0.001)
+    answers = [streams.open_stream("dana", "", lambda: "new") for _ in range(30)]
+    sent: list[object] = []
+
+    async def follow_all() -> None:
+        all_sent = anyio.Event()
+
+        async def receive() -> dict[str, str]:
+            await all_sent.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, object]) -> None:
+            if message.get("body"):
+                sent.append(message["body"])
+            if len(sent) == 20:
+                all_sent.set()
+
+        async with anyio.create_task_group() as following:
+            for answer in answers:
+                following.start_soon(answer, {"type": "http", "method": "GET"}, receive, send)  # type: ignore[arg-type]
+
+    anyio.run(follow_all)
+    assert len(sent) == 20
+    assert streams.open_count == 0
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("shutdown_signal", [signal.SIGTERM, signal.SIGINT])
 def test_server_with_open_streams_shuts_down(
