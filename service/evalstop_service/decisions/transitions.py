@@ -164,11 +164,15 @@ def move_decision(
 
 
 def recheck_guards(tx: Transaction, run: Run, decision: Decision, now: datetime) -> Decision:
-    """Recheck the guards of a stop on hold; the decision was locked after its run."""
+    """Recheck the guards of a stop on hold; the decision was locked after its run.
+
+    It stays on hold while its project allows no stops: `max_mode` may have been lowered since.
+    """
     if decision.state != DecisionState.ON_HOLD:
         return decision
     project = projects.lock_project(tx, run.project_id)
     stops = run.verdict.stops and run.status == RunStatus.RUNNING and run.attempt == decision.attempt
+    stops &= project.max_mode is Mode.ENFORCE
     event = GuardsChecked(now, guards.find_guards(tx, project, run, now), stops)
     return move_decision(tx, run, decision, event, project)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.decisions import commands
+from evalstop_service.decisions import commands, deadlines
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.ingest import Resumed, open_run
 from evalstop_service.ingest.open_run import Resume
@@ -120,6 +121,20 @@ def test_lowered_mode_applies_to_open_runs(project: ProjectFixture) -> None:
     project.post_observations(run, evals(0.9, 0.8, 0.7, 0.6))
     decision = project.load_decision(run)
     assert decision.state == "shadow"
+
+
+def test_stop_on_hold_is_not_sent_after_the_mode_was_lowered(project: ProjectFixture) -> None:
+    """A stop that was on hold when its project was lowered to shadow stays so until the project is raised again."""
+    project.change_settings(stops_share=None, paused_at=NOW, paused_by="dana")
+    run = project.open_run(policy="paper", mode=Mode.ENFORCE)
+    project.post_observations(run, DECLINING_EVALS)
+    project.change_settings(paused_at=None)
+    states = []
+    for minute, mode in enumerate((Mode.SHADOW, Mode.ENFORCE), 2):
+        project.change_settings(max_mode=mode)
+        deadlines.process_overdue(project.database, NOW + timedelta(minutes=minute))
+        states.append(project.load_decision(run).state)
+    assert states == ["on_hold", "requested"]
 
 
 def test_processes_of_one_job_share_a_run(project: ProjectFixture) -> None:
