@@ -156,6 +156,7 @@ def create_app(
         settings.max_body_bytes,
         held_bodies.long,
         LoopShares(service_metrics.delayed.inc),
+        context.recent_sessions,
     )
     app.front = SlowRefusals(RequestLog(ingest_endpoint, service_metrics, tracer, settings.access_log))
     return app

@@ -18,6 +18,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
 from evalstop_service.web.loop_shares import ACTIVE_SECONDS, LONG_SECONDS, MOST_WAIT_SECONDS, QUIET_SECONDS, LoopShares
 from evalstop_service.web.middleware.held_bodies import BodyPool
+from evalstop_service.web.recent_sessions import RecentSessions
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
@@ -236,7 +237,14 @@ def test_post_of_a_key_in_debt_waits(embedded_database: Database) -> None:
     loop = Loop(limit=limit)
     committer = cast(Committer, FakeCommitter({run_id}))
     endpoint = IngestEndpoint(
-        refuse_all, committer, KeyCache(embedded_database, 60.0), utc_now, 10**6, BodyPool(10**6, 10**6), loop.shares
+        refuse_all,
+        committer,
+        KeyCache(embedded_database, 60.0),
+        utc_now,
+        10**6,
+        BodyPool(10**6, 10**6),
+        loop.shares,
+        RecentSessions(),
     )
 
     async def post(secret: str) -> int:
@@ -276,3 +284,37 @@ def test_post_of_a_key_in_debt_waits(embedded_database: Database) -> None:
 async def refuse_all(scope: Scope, receive: Receive, send: Send) -> None:
     """The app behind the endpoint, which must not be called."""
     raise AssertionError(scope["path"])
+
+
+def test_only_requests_of_valid_sessions_go_before_those_of_heavy_keys(embedded_database: Database) -> None:
+    """A forged cookie delays nobody; one that was recently found valid does."""
+    heavy = RateLimit(Rate(burst=1.0, per_second=1e-9))
+    loop, sessions = Loop(heavy=heavy), RecentSessions()
+    heavy.charge(BUSY, 1000.0)
+    sessions.add("evs_valid")
+    delays = []
+
+    async def count_delays(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        before = loop.delayed
+        begun = asyncio.create_task(loop.shares.begin_other(BUSY))
+        await asyncio.sleep(0)
+        delays.append(loop.delayed - before)
+        begun.cancel()
+        await asyncio.gather(begun, return_exceptions=True)
+
+    committer = cast(Committer, FakeCommitter(set()))
+    pool, key_cache = BodyPool(10**6, 10**6), KeyCache(embedded_database, 60.0)
+    endpoint = IngestEndpoint(count_delays, committer, key_cache, utc_now, 10**6, pool, loop.shares, sessions)
+
+    async def visit() -> None:
+        for cookie in (
+            b"evalstop_session=forged",
+            b"evalstop_session=",
+            b"\x00=;=",
+            b"a=b; evalstop_session=evs_valid",
+        ):
+            scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"cookie", cookie)]}
+            await endpoint(scope, None, None)  # type: ignore[arg-type]
+
+    asyncio.run(visit())
+    assert delays == [0, 0, 0, 1]

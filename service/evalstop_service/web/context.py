@@ -27,6 +27,7 @@ from evalstop_service.web.fair_shares import FairShares, Places
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, refuse_unknown_parameters
 from evalstop_service.web.pull_waiters import PullWaiters
+from evalstop_service.web.recent_sessions import RecentSessions
 from evalstop_service.web.shutdown import Shutdown
 from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.links import locate_run
@@ -51,6 +52,7 @@ class Context:
     shares: FairShares = field(default_factory=FairShares)
     scrape_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))
     shutdown: Shutdown = field(default_factory=Shutdown)
+    recent_sessions: RecentSessions = field(default_factory=RecentSessions)
 
     def locate_run(self, run_id: UUID) -> str | None:
         """The URL of a run's page, if the service has a public URL."""

@@ -34,6 +34,7 @@ from evalstop_service.web.api.schemas import MAX_POINTS
 from evalstop_service.web.loop_shares import LoopShares
 from evalstop_service.web.middleware.held_bodies import BodyPool, Room
 from evalstop_service.web.middleware.security_headers import HEADERS
+from evalstop_service.web.recent_sessions import RecentSessions
 
 _PATH = re.compile(
     r"/api/v1/runs/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/observations", re.ASCII
@@ -58,7 +59,7 @@ _decode = msgspec.json.Decoder(_Batch).decode
 
 class IngestEndpoint:
     """ASGI middleware in front of the app; `max_bytes` is the app's limit for a body, `pool` counts bodies that
-    arrive in chunks, `shares` limits the time of a key."""
+    arrive in chunks, `shares` limits the time of a key, `sessions` tells whose requests go first."""
 
     path = "/api/v1/runs/{run_id}/observations"
 
@@ -71,12 +72,13 @@ class IngestEndpoint:
         max_bytes: int,
         pool: BodyPool,
         shares: LoopShares,
+        sessions: RecentSessions,
     ) -> None:
         self._app = app
         self._committer, self._key_cache, self._clock = committer, key_cache, clock
         self._max_bytes = max_bytes
         self._pool = pool
-        self._shares = shares
+        self._shares, self._sessions = shares, sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
@@ -153,7 +155,7 @@ class IngestEndpoint:
             self._pool.release(sender, size)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let another part of the app answer; requests of known keys and of sessions go before those of heavy keys."""
+        """Let another part of the app answer; known keys and recent sessions go before heavy keys."""
         sender = self._find_sender(scope)
         request = None if sender is None else await self._shares.begin_other(sender)
         try:
@@ -168,7 +170,7 @@ class IngestEndpoint:
             if name == b"authorization":
                 key = self._key_cache.get(value.partition(b" ")[2].decode("latin-1"))
                 sender = sender if key is None else key.id
-            elif name == b"cookie" and sender is None:
+            elif name == b"cookie" and sender is None and self._sessions.is_recent(value):
                 sender = "session"
         return sender
 

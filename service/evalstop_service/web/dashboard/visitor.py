@@ -138,6 +138,7 @@ def find_visitor(tx: Transaction, site: Site, request: Request) -> Visitor | Non
     sign_in = sessions.find_sign_in(tx, cookie, site.clock()) if cookie.startswith(sessions.PREFIX) else None
     if sign_in is None:
         return None
+    site.context.recent_sessions.add(cookie)
     session, key, project = sign_in
     form_token = site.sessions.form_token(cookie)
     if session.key_id is not None:
