@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
-from tests.clients.runs import FAST_LIMITS, METRICS, list_posts, open_run
+from tests.clients.runs import FAST_LIMITS, METRICS, list_messages, list_posts, open_run
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("ended_runs")]  # importing a framework takes up to 30 s
 
@@ -45,6 +46,7 @@ def test_trial_that_goes_back_resumes(server: FakeServer, service: FakeService) 
         watch.on_trial_result(0, [trial], trial, result)
         trial.last_result = result if checkpoint is None else {"training_iteration": checkpoint}
     watch.on_trial_complete(0, [trial], trial)
+    watch.on_experiment_end([trial])
     steps = [
         f"{kind} {body['step']}"
         for kind, body in list_posts(service)
@@ -54,15 +56,68 @@ def test_trial_that_goes_back_resumes(server: FakeServer, service: FakeService) 
     assert [step.removeprefix("observations ") for step in steps] == [*before, *again, *anew]
 
 
+def test_trial_without_a_step_does_not_end_the_search(
+    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A result that lacks the step, or whose step Tune has filled in as None, is dropped with a warning."""
+    from evalstop_client.callbacks.ray_tune import EvalStop
+
+    watch = EvalStop(step_key="timesteps_total", name="tune", url=server.url, key=KEY, limits=FAST_LIMITS)
+    trial: Any = SimpleNamespace(trial_id="t1", last_result={"training_iteration": 5})
+    watch.on_trial_result(0, [trial], trial, {"training_iteration": 6, "score": 0.5, "timesteps_total": None})
+    watch.on_trial_result(0, [trial], trial, {"training_iteration": 7, "score": 0.5})
+    watch.on_trial_result(0, [trial], trial, {"training_iteration": 8, "score": 0.5, "timesteps_total": 80})
+    watch.on_trial_complete(0, [trial], trial)
+    watch.on_experiment_end([trial])
+    assert {step for _, _, step in service.find_run("tune-t1").observations} == {80}
+    assert len([message for message in list_messages(caplog) if "step None" in message]) == 1
+
+
+def test_end_of_a_trial_does_not_wait_for_the_service(server: FakeServer, service: FakeService) -> None:
+    """While the service hangs, Tune goes on with the other trials; the end of the search waits for all runs."""
+    from evalstop_client.callbacks.ray_tune import EvalStop
+
+    may_answer = threading.Event()
+
+    def hang(path: str, body: dict[str, Any]) -> None:
+        may_answer.wait(60)
+
+    service.scripted_answers.append(hang)
+    watch = EvalStop(name="tune", url=server.url, key=KEY, metrics=METRICS, limits=FAST_LIMITS)
+    trials: list[Any] = [SimpleNamespace(trial_id=name, last_result=None) for name in ("t1", "t2")]
+    for trial in trials:
+        watch.on_trial_result(0, trials, trial, {"training_iteration": 1, "score": 0.5})
+        watch.on_trial_complete(0, trials, trial)
+    assert not may_answer.is_set()
+    may_answer.set()
+    watch.on_experiment_end(trials)
+    assert [run.status for run in service.runs.values()] == ["completed"] * 2
+
+
+def test_values_that_are_no_mapping_do_not_end_the_training(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """DistributedRun drops with a warning what Run drops with a warning."""
+    from evalstop_client.callbacks.pytorch import DistributedRun
+
+    odd: Any = [0.5]
+    with DistributedRun(name="r", url=server.url, key=KEY, limits=FAST_LIMITS) as run:
+        run.log(odd, step=1)
+        assert run.run is not None
+        assert run.run.dropped == 1
+    assert "takes a mapping" in list_messages(caplog)[0]
+
+
+@pytest.mark.parametrize("path", ["{batch}.keras", "{}.keras", "{epoch.x}.keras", Path("{batch}.keras")])
 def test_unknown_checkpoint_path_does_not_end_the_fit(
-    server: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch, path: str | Path
 ) -> None:
     """A path of ModelCheckpoint with a placeholder that an epoch's end does not know registers no checkpoint."""
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     from evalstop_client.callbacks.keras import EvalStopCallback
 
     callback = EvalStopCallback(
-        checkpoints="{batch}.keras", name="fit", url=server.url, key=KEY, metrics=METRICS, limits=FAST_LIMITS
+        checkpoints=path, name="fit", url=server.url, key=KEY, metrics=METRICS, limits=FAST_LIMITS
     )
     callback.set_params({"epochs": 1})
     callback.on_epoch_begin(0)
@@ -81,7 +136,7 @@ def test_only_written_files_are_checkpoints(
     path = tmp_path / "best.keras"
     path.write_text("of an earlier training")
     callback = EvalStopCallback(
-        checkpoints=str(path), name="fit", url=server.url, key=KEY, metrics=METRICS, limits=FAST_LIMITS
+        checkpoints=path, name="fit", url=server.url, key=KEY, metrics=METRICS, limits=FAST_LIMITS
     )
     callback.set_params({"epochs": 4})
     for epoch, is_saved in enumerate((False, True, False, True)):
@@ -178,3 +233,45 @@ def test_each_save_registers_the_file_that_it_wrote(server: FakeServer, service:
     fit(2, "{step}", 5)
     fit(3, "{step}", 5, tmp_path / "step=2.ckpt")
     assert list_checkpoints("{step}") == [(step, f"step={step}.ckpt") for step in (1, 2, 3)]
+
+
+@pytest.mark.filterwarnings("ignore")  # advice of Lightning's on workers
+def test_trainer_without_loggers_keeps_its_folder(server: FakeServer, service: FakeService, tmp_path: Path) -> None:
+    """A module that writes to the trainer's folder, or draws if there is a logger, trains as without the callback."""
+    import torch
+    from evalstop_client.callbacks.lightning import EvalStopCallback
+    from lightning.pytorch import LightningModule, Trainer
+
+    folders: list[str | None] = []
+
+    class Drawing(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+            self.log("score", 0.5)
+            folders.append(self.trainer.log_dir)
+            if self.logger is not None:
+                logger: Any = self.logger
+                logger.experiment.add_scalar("score", 0.5)
+            return torch.sum(self.layer(batch[0]))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters())
+
+    watch = EvalStopCallback(name="fit", url=server.url, key=KEY, metrics=METRICS, limits=FAST_LIMITS)
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet |= {"enable_checkpointing": False, "log_every_n_steps": 1, "accelerator": "cpu"}
+    trainer = Trainer(max_epochs=1, callbacks=[watch], default_root_dir=tmp_path, **quiet)
+    trainer.fit(Drawing(), torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(1, 1))))
+    assert folders == [str(tmp_path)]
+    assert service.find_run("fit").status == "completed"
+
+
+def test_checkpoint_in_an_object_store_keeps_its_uri(tmp_path: Path) -> None:
+    """A path that is a uri, as Lightning's may be, is registered as it is; another one is a file's."""
+    from evalstop_client.callbacks.arguments import to_uri
+
+    assert to_uri("s3://bucket/a run/step=2.ckpt") == "s3://bucket/a run/step=2.ckpt"
+    assert to_uri(tmp_path / "a run") == f"file://{tmp_path}/a run"

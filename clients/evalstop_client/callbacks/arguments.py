@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -55,6 +56,8 @@ def filled(
     return {"metrics": "auto", "total_steps": total_steps, "resume": resume, **arguments, "name": chosen}
 
 
+URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
 RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 
 
@@ -88,15 +91,19 @@ def open_run(arguments: RunArguments) -> Run:
     return run
 
 
-def keep_numbers(values: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The numbers among the values that a framework logs; others are silently ignored."""
+def keep_numbers(values: Any) -> Any:
+    """The numbers among the values that a framework logs; others are silently ignored.
+
+    What is no mapping is returned as it is: `Run.log` says so.
+    """
+    if not isinstance(values, Mapping):
+        return {} if values is None else values
     return {
-        name: value
-        for name, value in (values or {}).items()
-        if not isinstance(value, bool) and parse_number(value) is not None
+        name: value for name, value in values.items() if not isinstance(value, bool) and parse_number(value) is not None
     }
 
 
 def to_uri(path: str | os.PathLike[str]) -> str:
-    """The URI of a file, without percent-encoding."""
-    return f"file://{Path(path).absolute().as_posix()}"
+    """The URI of a file, without percent-encoding; a path that is a URI, such as one of an object store, as it is."""
+    text = os.fspath(path)
+    return text if URI.match(text) else f"file://{Path(text).absolute().as_posix()}"

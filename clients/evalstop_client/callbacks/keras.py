@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -19,7 +20,7 @@ from evalstop_client.run import Run
 
 logger = logging.getLogger("evalstop_client")
 
-_UNKNOWN = (KeyError, TypeError, ValueError, OSError)
+_UNKNOWN = (LookupError, AttributeError, TypeError, ValueError, OSError)
 """What the name of a file may raise: the user writes it, and it must not end the training."""
 
 
@@ -32,10 +33,10 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
     checkpoint.
     """
 
-    def __init__(self, *, checkpoints: str | None = None, **arguments: Unpack[RunArguments]) -> None:
+    def __init__(self, *, checkpoints: str | os.PathLike[str] | None = None, **arguments: Unpack[RunArguments]) -> None:
         super().__init__()
         self._arguments = arguments
-        self._checkpoints = checkpoints
+        self._checkpoints = None if checkpoints is None else os.fspath(checkpoints)
         self._run: Run | None = None
         self._saved_before: tuple[Path, int] | None = None
 

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, open_run, repeats_steps, to_uri
 from evalstop_client.eval_request import Evaluate, answer_requests
@@ -81,10 +81,11 @@ class EvalStopCallback(Callback):
             self._logger = None
 
 
-class _RunLogger(Logger):
-    """Reports what the trainer logs."""
+class _RunLogger(DummyLogger):
+    """Reports what the trainer logs. If it is the only logger, a module that draws with its own finds a dummy."""
 
     def __init__(self, run: Run, trainer: Trainer, evaluate: Evaluate | None) -> None:
+        super().__init__()
         self.run = run
         self._evaluate = evaluate
         self.done = False
@@ -96,9 +97,9 @@ class _RunLogger(Logger):
         return self.run.name
 
     @property
-    def version(self) -> str:
-        """There are no versions."""
-        return ""
+    def save_dir(self) -> str:
+        """The trainer's folder, as without a logger."""
+        return self._trainer.default_root_dir
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Report new values, at the trainer's step, which also names checkpoints."""

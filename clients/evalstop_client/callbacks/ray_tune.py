@@ -8,6 +8,7 @@ Everything runs in the driver, where Tune delivers the trials' results.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Unpack
 
 from ray.air.constants import TRAINING_ITERATION
@@ -15,6 +16,7 @@ from ray.tune import Callback, Stopper
 from ray.tune.experiment import Trial
 
 from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers
+from evalstop_client.observations import parse_step
 from evalstop_client.run import Run
 
 
@@ -30,6 +32,7 @@ class EvalStop(Callback):
         self._step_key = step_key
         self._runs: dict[str, Run] = {}
         self._iterations: dict[str, int] = {}  # the last reported one of each trial
+        self._endings: list[threading.Thread] = []
         self.stopper = EvalStopStopper(self)
 
     def should_stop(self, trial_id: str) -> bool:
@@ -40,14 +43,15 @@ class EvalStop(Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
         """Report a result; the first one opens the run."""
-        run, step = self._run_of(trial.trial_id), result[self._step_key]
+        run = self._run_of(trial.trial_id)
+        step: Any = result.get(self._step_key)
         iteration, reported = result[TRAINING_ITERATION], self._iterations.get(trial.trial_id, 0)
         # Tune restores a trial together with the result of its checkpoint. Without one the trial starts anew.
         restored = (trial.last_result or {}).get(TRAINING_ITERATION, 0) != reported
-        if restored or iteration <= reported:
-            run.resume(step=max(0, step - 1))
+        if (restored or iteration <= reported) and (whole_step := parse_step(step)) is not None:
+            run.resume(step=max(0, whole_step - 1))
         self._iterations[trial.trial_id] = iteration
-        run.log(keep_numbers(result), step=step)
+        run.log(keep_numbers(result), step=step)  # without a step it is dropped with a warning
 
     def on_checkpoint(self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: Any, **info: Any) -> None:
         """Register a checkpoint, which belongs to the latest result."""
@@ -64,6 +68,12 @@ class EvalStop(Callback):
         """Report that a trial has failed."""
         self._finish(trial.trial_id, "failed")
 
+    def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
+        """Wait until the ends of all trials are reported."""
+        for ending in self._endings:
+            ending.join()
+        self._endings.clear()
+
     def _run_of(self, trial_id: str) -> Run:
         if trial_id not in self._runs:
             # A restored Tuner continues the earlier trials, identified by their ids.
@@ -72,14 +82,17 @@ class EvalStop(Callback):
         return self._runs[trial_id]
 
     def _finish(self, trial_id: str, status: Any) -> None:
+        """Finish a trial's run in the background: Tune calls this between the results of all other trials."""
         self._iterations.pop(trial_id, None)
         run = self._runs.pop(trial_id, None)
         if run is not None:
-            run.finish(status)
+            ending = threading.Thread(target=run.finish, args=(status,), name=f"finish {trial_id}")
+            ending.start()
+            self._endings.append(ending)
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune pickles its callbacks: the runs are left out, and another process opens them again by name."""
-        return self.__dict__ | {"_runs": {}, "_iterations": {}}
+        return self.__dict__ | {"_runs": {}, "_iterations": {}, "_endings": []}
 
 
 class EvalStopStopper(Stopper):
