@@ -157,6 +157,15 @@ def test_parked_job_that_is_resumed_while_it_ends_starts_again(tmp_path: Path, f
     assert await_end(control, forwarding) == 7
 
 
+def test_job_that_is_being_started_again_gets_the_signal_to_end(forwarding: Forwarding) -> None:
+    """A signal that arrives between the end of a parked job and its new start ends the job that is started."""
+    first = forwarding.to(ChildJob([sys.executable, "-c", ""], os.environ))
+    assert first.wait(60) == 0
+    signal.raise_signal(signal.SIGTERM)
+    second = forwarding.to(ChildJob([sys.executable, "-c", "import time; time.sleep(20)"], os.environ))
+    assert second.wait(60) == -signal.SIGTERM
+
+
 def test_job_that_is_not_restartable_is_not_parked(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """Without --restartable the job runs on, and the report says why."""
     with start_receiver(tmp_path, server, ENDS_ON_SIGTERM) as job:

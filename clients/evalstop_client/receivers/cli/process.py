@@ -178,29 +178,38 @@ def await_end(control: ProcessJobControl, forwarding: Forwarding) -> int:
 
 
 class Forwarding:
-    """Forwards the receiver's signals to the job, also those that arrived before it started."""
+    """Forwards the receiver's signals to the job, also those that arrived before it started.
+
+    A signal that ends the job also ends one that is started again: it may arrive while that is being started.
+    """
 
     def __init__(self) -> None:
-        self.happened = False
         self._job: ChildJob | None = None
         self._waiting: list[int] = []
+        self._ending: list[int] = []
         for number in FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as set by nohup: the job ignores it as well
                 signal.signal(number, self._forward)
 
+    @property
+    def happened(self) -> bool:
+        """Whether a signal that ends the job has arrived."""
+        return bool(self._ending)
+
     def to(self, job: ChildJob) -> ChildJob:
         """Forward signals to `job` from now on; returns it."""
-        self._job = job
-        for number in self._waiting:
+        self._job = job  # first: a signal that arrives now reaches the job here or there, perhaps twice
+        for number in (*self._waiting, *self._ending):
             job.signal(number)
         self._waiting.clear()
         return job
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        self.happened = self.happened or number in ENDING
-        if self._job is None:
+        if number in ENDING:
+            self._ending.append(number)
+        elif self._job is None:
             self._waiting.append(number)
-        else:
+        if self._job is not None:
             self._job.signal(number)
 
 
