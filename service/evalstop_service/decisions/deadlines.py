@@ -38,12 +38,14 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
             deadline_at = decisions.find_next_deadline(tx)
             refused = decisions.is_any_refused(tx)
             paused = [projects.get_project(tx, project_id) for project_id in decisions.list_unheld_projects(tx)]
+        is_overdue = refused or (deadline_at is not None and deadline_at <= now)
+        if is_overdue:
+            process_overdue(database, now, pause)
         for project in paused:
             transitions.hold_pending_stops(database, project.id, guards.find_pause(project), now)
-        if not refused and (deadline_at is None or deadline_at > now):
-            return CHECK_SECONDS if deadline_at is None else min((deadline_at - now).total_seconds(), CHECK_SECONDS)
-        process_overdue(database, now, pause)
-        return 0.0
+        if is_overdue:
+            return 0.0
+        return CHECK_SECONDS if deadline_at is None else min((deadline_at - now).total_seconds(), CHECK_SECONDS)
 
     return PeriodicJob("deadlines", check)
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
+from evalstop_service.background import handle_each
 from evalstop_service.decisions import guards
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import cases, rollout_stage
@@ -194,14 +195,18 @@ def hold_pending_stops(database: Database, project_id: UUID, raised: Sequence[Gu
 
     Call it after the commit that raised the guards: later decisions evaluate them themselves.
     """
-    with database.reading() as tx:
-        run_ids = decisions.list_pending_runs(tx, project_id)
-    count = 0
-    for run_id in run_ids:
+    held: list[UUID] = []
+
+    def hold(run_id: UUID) -> None:
         with database.transaction() as tx:
             run = runs.lock_run(tx, project_id, run_id)
-            count += run is not None and hold_stop(tx, run, raised, now) is not None
-    return count
+            if run is not None and hold_stop(tx, run, raised, now) is not None:
+                held.append(run_id)
+
+    with database.reading() as tx:
+        run_ids = decisions.list_pending_runs(tx, project_id)
+    handle_each(run_ids, hold)
+    return len(held)
 
 
 def _list_records(instructions: Sequence[Instruction]) -> list[Record]:

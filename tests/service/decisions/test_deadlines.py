@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service import background
 from evalstop_service.clock import utc_now
-from evalstop_service.decisions import commands, deadlines
+from evalstop_service.decisions import commands, deadlines, pause
 from evalstop_service.ingest import Resumed
 from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
 from evalstop_service.store import decisions, endpoints, tables
@@ -166,6 +166,19 @@ def test_deadline_job_runs_until_the_stop_fails(project: ProjectFixture) -> None
         "run.stop_escalated",
         "run.stop_failed",
     ]
+
+
+def test_unreadable_decision_does_not_keep_others_from_a_pause(database: Database) -> None:
+    """The pause puts all other pending stops on hold before it raises the error of one."""
+    project = set_up_project(database, veto_window_seconds=3600.0)
+    lift_stop_limits(database)
+    runs = [open_stopped_run(project) for _ in range(3)]
+    with database.transaction() as tx:
+        update = sa.update(tables.decisions).where(tables.decisions.c.run_id == runs[0].id)
+        tx.execute(update.values(action="nonsense"))
+    with pytest.raises(ValueError, match="nonsense"):
+        pause.pause_project(database, project.id, "dana", "a broken grader", NOW)
+    assert [project.load_decision_states(run)[-1] for run in runs] == ["pending", "on_hold", "on_hold"]
 
 
 def test_job_completes_an_interrupted_pause(database: Database) -> None:
