@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ LONGEST_PAUSE_SECONDS = 60.0
 """Pauses before a failed job is retried; the pause doubles from the first to the longest."""
 
 SHUTDOWN_SECONDS = 10.0
-"""How long running jobs may take to return when the process stops."""
+"""How long all running jobs together may take to return when the process stops."""
 
 Wait = Callable[[float], bool]
 """Waits for this many seconds, or until the jobs are asked to stop; returns whether they are."""
@@ -70,8 +71,9 @@ def run_jobs(*jobs: PeriodicJob) -> Iterator[None]:
         yield
     finally:
         stop.set()
+        deadline = time.monotonic() + SHUTDOWN_SECONDS
         for thread in threads:
-            thread.join(SHUTDOWN_SECONDS)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _repeat_job(job: PeriodicJob, stop: threading.Event) -> None:
