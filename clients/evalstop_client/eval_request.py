@@ -43,24 +43,30 @@ def compare_scores(best: Scores, current: Scores) -> Difference:
     >>> compare_scores([0.4, 0.9, 0.7], [0.3, 0.8, 0.7]).prompts
     3
     """
-    if isinstance(best, Summary) and isinstance(current, Summary):
-        # Numbers of numpy and torch are not JSON.
-        difference = Difference(float(current.mean - best.mean), math.hypot(best.stderr, current.stderr))
-    elif isinstance(best, Summary) or isinstance(current, Summary):
-        raise ValueError("one evaluation has scores per prompt and the other a mean; use the same form for both")
-    else:
-        if len(best) != len(current) or len(best) < 2:
-            raise ValueError(f"{len(best)} and {len(current)} scores; at least two are required, of the same prompts")
-        changes = [float(b) - float(a) for a, b in zip(best, current, strict=True)]
-        if not all(map(math.isfinite, changes)):
-            raise ValueError("some scores are not finite; leave these prompts out of both evaluations")
-        stderr = statistics.stdev(changes) / math.sqrt(len(changes))
-        difference = Difference(statistics.fmean(changes), stderr, len(changes))
+    try:
+        difference = _subtract(best, current)
+    except OverflowError as error:
+        raise ValueError(f"some scores are too large: {error}") from None
     if not math.isfinite(difference.difference) or not 0 <= difference.stderr < math.inf:
         raise ValueError(
             f"a difference of {difference.difference} with a standard error of {difference.stderr} is no answer"
         )
     return difference
+
+
+def _subtract(best: Scores, current: Scores) -> Difference:
+    if isinstance(best, Summary) and isinstance(current, Summary):
+        # Numbers of numpy and torch are not JSON.
+        return Difference(float(current.mean - best.mean), math.hypot(best.stderr, current.stderr))
+    if isinstance(best, Summary) or isinstance(current, Summary):
+        raise ValueError("one evaluation has scores per prompt and the other a mean; use the same form for both")
+    if len(best) != len(current) or len(best) < 2:
+        raise ValueError(f"{len(best)} and {len(current)} scores; at least two are required, of the same prompts")
+    changes = [float(b) - float(a) for a, b in zip(best, current, strict=True)]
+    if not all(map(math.isfinite, changes)):
+        raise ValueError("some scores are not finite; leave these prompts out of both evaluations")
+    stderr = statistics.stdev(changes) / math.sqrt(len(changes))
+    return Difference(statistics.fmean(changes), stderr, len(changes))
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,9 @@ def test_summary_of_numpy_numbers_is_sent_as_json() -> None:
     assert json.loads(json.dumps(compare_scores(best, current)._asdict()))["difference"] == -0.5
 
 
-@pytest.mark.parametrize("current", [[1.0], [1.0, math.nan], Summary(1.0, 0.1)])
+@pytest.mark.parametrize("current", [[1.0], [1.0, math.nan], [1e308, 1e308], [10**400, 1.0], Summary(1.0, 0.1)])
 def test_incomparable_evaluations_are_errors(current: Any) -> None:
-    """Different prompts, non-finite scores, and a mean beside scores raise ValueError."""
+    """Different prompts, scores that are not finite or too large, and a mean beside scores raise ValueError."""
     with pytest.raises(ValueError, match=r"scores|mean"):
         compare_scores([1.0, 2.0], current)
 
@@ -157,6 +157,7 @@ def test_scores_are_read_from_output() -> None:
     ("code", "message"),
     [
         ("print('a good run')", "line 1"),
+        ("print(10**400)", "line 1"),
         ("raise SystemExit(3)", "ended with 3"),
         ("while True: print('1.0' * 100)", "more than"),
     ],

@@ -82,7 +82,7 @@ class Api:
             "mode": mode,
             "owner": owner,
             "group": group,
-            "tag": list(tags),
+            "tag": [tags] if isinstance(tags, str) else list(tags),
             "label": [f"{label}={format_value(value)}" for label, value in (labels or {}).items()],
             "since": _as_time(since),
             "until": _as_time(until),

@@ -21,7 +21,7 @@ from tests.clients.real_service import FALLING, Project
 
 def test_runs_are_filtered(project: Project) -> None:
     """Name, status, verdict, policy, labels and time narrow the list, newest first."""
-    falls = project.report_run("falls", owner="dana", group="sweep", tags=["a", "b"], labels={"team": "x", "seed": 1})
+    falls = project.report_run("falls", owner="dana", group="sweep", tags=["rl", "b"], labels={"team": "x", "seed": 1})
     with falls, project.report_run("rises", (0.1, 0.2)):
         assert falls.verdict is not None
     api = project.api
@@ -35,7 +35,7 @@ def test_runs_are_filtered(project: Project) -> None:
         "owner": "dana",
     }
     (run,) = api.runs(**filters, group="sweep", tags=["b"], labels={"seed": 1, "team": "x"}, mode="enforce")
-    assert (run.owner, run.group, run.tags) == ("dana", "sweep", ("a", "b"))
+    assert (run.owner, run.group, run.tags) == ("dana", "sweep", ("rl", "b"))
     assert (run.name, run.status, run.mode, run.policy) == ("falls", "completed", "enforce", "paper@1")
     assert run.best_checkpoint is not None
     assert run.best_checkpoint.uri == f"file:///{run.best_checkpoint.step}"
@@ -48,6 +48,7 @@ def test_runs_are_filtered(project: Project) -> None:
         {"labels": {"team": "y"}},
         {"until": "1h"},
     )
+    assert [run.name for run in api.runs(tags="rl")] == ["falls"]
     assert [list(api.runs(**other_filter)) for other_filter in other_filters] == [[]] * len(other_filters)
     assert api.run("falls").id == api.run(run.id).id == run.refresh().id
 

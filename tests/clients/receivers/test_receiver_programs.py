@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from evalstop_client.errors import ConfigurationError
+from evalstop_client.receivers.cli import main
+from evalstop_client.receivers.kubernetes.kubeconfig import find_kubeconfig
+from evalstop_client.receivers.stop.options import choose_state_folder
 from evalstop_client.receivers.stop.report import ReportClient
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
@@ -175,3 +180,18 @@ def test_key_is_checked_at_startup(server: FakeServer, service: FakeService, cap
     caplog.clear()
     ReportClient(server.url, KEY, "test").check_key()
     assert caplog.text == ""
+
+
+def test_user_without_a_name_needs_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A container's user that no file names has no name and no home: the message says which option to set."""
+    for name in ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    assert main(["slurm"]) == 2
+    assert "--allow-user" in capsys.readouterr().err
+    with pytest.raises(ConfigurationError, match="--state"):
+        choose_state_folder(None, "slurm")
+    with pytest.raises(ConfigurationError, match="--kubeconfig"):
+        find_kubeconfig({})

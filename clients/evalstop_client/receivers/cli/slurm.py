@@ -80,7 +80,7 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 def run_slurm_receiver(options: argparse.Namespace) -> int:
     """Run the receiver for a Slurm cluster."""
-    users = frozenset(options.allow_user or [getpass.getuser()])
+    users = None if options.allow_any_user else frozenset(options.allow_user or [_find_user()])
     partitions = frozenset(options.allow_partition) if options.allow_partition else None
     signal = checkpoint_signal(options.checkpoint_signal) if options.checkpoint_signal else None
     if options.rest and options.park_partition:
@@ -89,12 +89,19 @@ def run_slurm_receiver(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"checkpoint signal {signal}: slurmrestd can only signal the whole job; write @full.")
     action = SlurmJobControl(
         _create_cluster(options),
-        users=None if options.allow_any_user else users,
+        users=users,
         partitions=partitions,
         default_signal=signal,
         park_partition=options.park_partition,
     )
     return run_receiver(action, options, "slurm")
+
+
+def _find_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user need not have a name
+        raise ConfigurationError("allow-user: this user has no name; name users with --allow-user.") from None
 
 
 def _create_cluster(options: argparse.Namespace) -> Cluster:

@@ -91,7 +91,7 @@ def read_scores(output: bytes) -> Scores:
             if isinstance(document, dict) and "mean" in document:
                 return Summary(float(document["mean"]), float(document["stderr"]))
             scores.append(float(document["score"] if isinstance(document, dict) else document))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise EvaluationFailed(f"line {number} of the output is not a score: {line[:80]!r}") from None
         if len(scores) > MAX_SCORES:
             raise EvaluationFailed(f"the output has more than {MAX_SCORES} scores")

@@ -52,9 +52,12 @@ def load_kubeconfig(file: Path, context: str | None, environment: Mapping[str, s
 
 
 def find_kubeconfig(environment: Mapping[str, str]) -> Path:
-    """The file that kubectl would use; of several files in KUBECONFIG the first."""
+    """The file that kubectl would use; of several files in KUBECONFIG the first. Raises ConfigurationError."""
     path = environment.get("KUBECONFIG", "").split(os.pathsep)[0]
-    return Path(path) if path else Path("~/.kube/config").expanduser()
+    try:
+        return Path(path) if path else Path("~/.kube/config").expanduser()
+    except RuntimeError:  # a container's user need not have a home
+        raise ConfigurationError("kubeconfig: this user has no home; name a file with --kubeconfig.") from None
 
 
 def _find_entry(config: Any, kind: str, name: Any) -> Mapping[str, Any]:

@@ -172,7 +172,10 @@ def choose_state_folder(chosen: Path | None, scheduler: str) -> Path:
     if chosen is not None:
         return chosen
     state = os.environ.get("XDG_STATE_HOME")
-    root = Path(state) if state else Path("~/.local/state").expanduser()
+    try:
+        root = Path(state) if state else Path("~/.local/state").expanduser()
+    except RuntimeError:  # a container's user need not have a home
+        raise ConfigurationError("state: this user has no home; name a folder with --state.") from None
     return root / "evalstop" / f"receiver-{scheduler}"
 
 
