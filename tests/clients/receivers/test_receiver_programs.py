@@ -182,9 +182,7 @@ def test_key_is_checked_at_startup(server: FakeServer, service: FakeService, cap
     assert caplog.text == ""
 
 
-def test_user_without_a_name_needs_options(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_user_without_a_name_needs_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A container's user that no file names has no name and no home: the message says which option to set."""
     for name in ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
