@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from evalstop_client.receivers.stop.instructions import Report
 from evalstop_client.receivers.stop.report import ReportClient
 from evalstop_service.web.api.decisions import ReportIn
+from evalstop_service.web.api.reading.json_body import load
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.receivers.conformance import make_stop_request
@@ -26,6 +28,8 @@ def nest(depth: int) -> Any:
         (float("nan"), "nan"),
         ({"a\0": [1, 2.5, None, True]}, {"a ": [1, 2.5, None, True]}),
         (nest(6), [[[[['["x"]']]]]]),
+        (10**400, "1" + "0" * 400),
+        ({str(n): {} for n in range(1001)}, json.dumps({str(n): {} for n in range(1001)})[:2000]),
         (nest(100)[0], [[[[["[" * 94 + '"x"' + "]" * 94]]]]]),
     ],
 )
@@ -37,5 +41,5 @@ def test_report_is_accepted_whatever_a_scheduler_prints(
     client.send(make_stop_request({}), Report("confirmed", "502 Bad Gateway\r\n", {"said": value}))
     client.close()
     ((_, report),) = service.reports
-    accepted = ReportIn.model_validate(report)
+    accepted = ReportIn.model_validate(load(json.dumps(report).encode()))
     assert (accepted.reason, accepted.details) == ("502 Bad Gateway \n", {"said": reported})

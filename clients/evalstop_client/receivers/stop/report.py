@@ -24,6 +24,10 @@ MAX_DEPTH, MAX_TEXT = 7, 2000
 """The service accepts 8 levels of nesting; what is nested deeper is reported as text, of at most 2000 characters."""
 
 
+MAX_NAMES, TOO_LARGE = 1000, 10**399
+"""The service accepts this many names in an object, and numbers of up to 400 digits with their sign."""
+
+
 class ReportClient:
     """Sends reports to `POST /decisions/{id}/report`; each call is one try. Not thread-safe."""
 
@@ -120,7 +124,7 @@ def start_key_check(reports: Callable[[], ReportClient]) -> None:
 
 def _clean(value: Any, depth: int = MAX_DEPTH) -> Any:
     """The value as the service accepts it, whatever a scheduler's program printed: else it would refuse the report."""
-    if depth == 1 and isinstance(value, dict | list):
+    if (depth == 1 and isinstance(value, dict | list)) or (isinstance(value, dict) and len(value) > MAX_NAMES):
         value = json.dumps(value)[:MAX_TEXT]
     match value:
         case dict():
@@ -128,6 +132,8 @@ def _clean(value: Any, depth: int = MAX_DEPTH) -> Any:
         case list():
             return [_clean(item, depth - 1) for item in value]
         case float() if not math.isfinite(value):
+            return str(value)
+        case int() if abs(value) >= TOO_LARGE:
             return str(value)
         case str():
             return "".join(" " if _is_control(sign) else sign for sign in value)
