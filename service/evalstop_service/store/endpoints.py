@@ -19,7 +19,7 @@ from evalstop_service.security.encryption import PREFIX, SETTING, Encryption, Un
 from evalstop_service.store import wakeup
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.tables import deliveries, endpoints
+from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints
 
 UNENCRYPTED = Encryption()
 """Stores secrets as plain text."""
@@ -150,7 +150,7 @@ def update_endpoint(
         tx.execute(sa.update(endpoints).where(_is_endpoint(project_id, endpoint_id)).values(values))
     endpoint = find_endpoint(tx, project_id, endpoint_id)
     if may_work and endpoint is not None:
-        _change_waiting(tx, endpoint_id, deliveries.c.attempts > 0, due_at=deliveries.c.created_at)
+        _change_waiting(tx, endpoint_id, _HAS_FAILED, due_at=deliveries.c.created_at)
         wakeup.wake_workers(tx)
     return endpoint
 
@@ -212,6 +212,14 @@ def delete_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now
 def disable_endpoint(tx: Transaction, endpoint_id: UUID) -> None:
     """Disable an endpoint that answered that it is gone for good."""
     tx.execute(sa.update(endpoints).where(endpoints.c.id == endpoint_id).values(enabled=False))
+
+
+_HAS_FAILED = sa.exists().where(
+    delivery_attempts.c.run_id == deliveries.c.run_id,
+    delivery_attempts.c.delivery_id == deliveries.c.id,
+    delivery_attempts.c.number == deliveries.c.attempts,
+)
+"""The last attempt of a waiting delivery has ended; while one is under way, it is not logged yet."""
 
 
 def _change_waiting(tx: Transaction, endpoint_id: UUID, condition: sa.ColumnElement[bool], **values: Any) -> None:

@@ -40,6 +40,7 @@ class Expected:
     run_id: UUID
     endpoint_id: UUID
     decision_id: UUID
+    created_at: datetime
     due_at: datetime
     urgent: bool = False
     state: str = "waiting"
@@ -101,7 +102,7 @@ class OutboxMachine(RuleBasedStateMachine):
         self.decisions.append((self.runs[run], decision))
         for delivery in created:
             self.model[delivery.id] = Expected(
-                delivery.id, delivery.run_id, delivery.endpoint_id, decision, due_at or self.now, urgent
+                delivery.id, delivery.run_id, delivery.endpoint_id, decision, self.now, due_at or self.now, urgent
             )
 
     @rule(seconds=st.sampled_from([1, 5, 30, 100]))
@@ -198,6 +199,10 @@ class OutboxMachine(RuleBasedStateMachine):
         with self.database.transaction() as tx:
             endpoints.update_endpoint(tx, self.project.id, endpoint.id, enabled=enabled)
         self.enabled[endpoint.id] = enabled
+        if enabled:  # what failed before is tried again at once
+            for known in self.model.values():
+                if known.endpoint_id == endpoint.id and known.settled_attempts == known.attempts > 0:
+                    known.due_at = known.created_at
 
     @invariant()
     def rows_match_the_model(self) -> None:
