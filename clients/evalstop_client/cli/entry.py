@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
+from io import TextIOWrapper
 from typing import Protocol, cast
 
 from evalstop_client.errors import ConfigurationError, EvalStopError
@@ -49,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns 0 on success, 1 on failure or if something blocks a stop, 2 on wrong usage."""
     if "_ARGCOMPLETE" in os.environ:
         _complete()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # the terminal may have no letters for a name
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     name = arguments[0] if arguments else ""
     additions = [] if name in COMMANDS else load_additions()

@@ -63,6 +63,15 @@ def test_runs_are_listed_shown_and_followed(shell: Shell, project: Project) -> N
     assert [json.loads(line)["value"] for line in tailed.splitlines()] == [0.6]
 
 
+def test_terminal_without_letters_for_a_name_shows_the_rest(project: Project) -> None:
+    """Where the terminal's encoding lacks letters or lines of a table, question marks stand for them."""
+    with project.report_run("größe"):
+        command = [sys.executable, "-m", "evalstop_client.cli", "runs", "ls"]
+        environment = {"EVALSTOP_URL": project.url, "EVALSTOP_KEY": project.key, "PYTHONIOENCODING": "ascii"}
+        listed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    assert "gr??e" in listed.stdout
+
+
 def test_json_output_is_strict(shell: Shell, project: Project) -> None:
     """NaN is a string and times are UTC in JSON output."""
     with project.report_run("diverged", (0.5, float("nan"))):
