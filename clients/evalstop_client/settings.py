@@ -75,7 +75,11 @@ class Settings:
 
 
 def validate_url(url: str) -> str:
-    """Return the url without trailing slashes; raises ConfigurationError if it is unusable."""
+    """Return the url of the service, also if that of its API is given; raises ConfigurationError if it is unusable.
+
+    >>> validate_url("https://evalstop.example/api/v1/")
+    'https://evalstop.example'
+    """
     try:
         parsed = urlsplit(url.strip())
         usable = parsed.scheme in ("http", "https") and bool(parsed.hostname) and parsed.port != 0
@@ -84,7 +88,7 @@ def validate_url(url: str) -> str:
         usable = False
     if not usable:
         raise ConfigurationError(f"url {url!r}: write it like http://127.0.0.1:8787, in url= or EVALSTOP_URL.")
-    return url.strip().rstrip("/")
+    return url.strip().rstrip("/").removesuffix("/api/v1").rstrip("/")
 
 
 def validate_key(key: str | None) -> str | None:
