@@ -26,7 +26,7 @@ def test_requests_of_one_key_leave_threads_for_others(project: ServedProject) ->
     busy, other = project.open_client(name="busy"), project.open_client(name="other")
     decision = create_pending_decision(other)
     request_slots = project.app.state.context.shares.requests
-    sender = str(expect_json(busy.get("/keys"), 200)["items"][0]["id"])
+    sender = str(expect_json(busy.get("/key"), 200)["id"])
     with ExitStack() as places:
         count = 0
         try:
