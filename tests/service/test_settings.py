@@ -6,22 +6,17 @@ import pytest
 from evalstop_service import cli
 
 
-def test_lease_shorter_than_the_timeout_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "value"), [("EVALSTOP_DELIVERY_LEASE_SECONDS", "10"), ("EVALSTOP_DELIVERY_LONGEST_PAUSE_SECONDS", "0.5")]
+)
+def test_contradicting_settings_of_deliveries_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
 ) -> None:
-    """With a lease no longer than the timeout, two workers could send the same delivery."""
-    monkeypatch.setenv("EVALSTOP_DELIVERY_LEASE_SECONDS", "10")
+    """A lease no longer than the timeout, with which two workers could send the same delivery, and a longest pause
+    shorter than the first: before a worker starts."""
+    monkeypatch.setenv(name, value)
     assert cli.main(["deliver", "--database-url", "sqlite:///never-opened.db"]) == cli.USAGE
-    assert "EVALSTOP_DELIVERY_LEASE_SECONDS: " in capsys.readouterr().err
-
-
-def test_first_pause_longer_than_the_longest_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The error names the variable, before a worker starts."""
-    monkeypatch.setenv("EVALSTOP_DELIVERY_LONGEST_PAUSE_SECONDS", "0.5")
-    assert cli.main(["deliver", "--database-url", "sqlite:///never-opened.db"]) == cli.USAGE
-    assert "EVALSTOP_DELIVERY_LONGEST_PAUSE_SECONDS: " in capsys.readouterr().err
+    assert f"{name}: " in capsys.readouterr().err
 
 
 def test_unsupported_database_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -381,10 +381,7 @@ REFUSED_EVENTS: dict[str, tuple[DecisionState, Event]] = {
         DecisionState.FAILED,
         Reported(NOW, DecisionState.ACKNOWLEDGED, "receiver", "", {}),
     ),
-    "report on a pending stop": (
-        DecisionState.PENDING,
-        Reported(NOW, DecisionState.CONFIRMED, "receiver", "", {}),
-    ),
+    "report on a pending stop": (DecisionState.PENDING, Reported(NOW, DecisionState.CONFIRMED, "receiver", "", {})),
 }
 
 
