@@ -57,11 +57,12 @@ class Unauthorized:
 
 @dataclass(frozen=True)
 class Refused:
-    """The service will never accept this request; `pointers` locate the errors."""
+    """The service will never accept this request; `pointers` locate the errors, and `code` is that of the problem."""
 
     status: int
     reason: str
     pointers: tuple[str, ...] = ()
+    code: str = ""
 
 
 Answer = Accepted | Unavailable | Unauthorized | Refused
@@ -170,7 +171,7 @@ def understand(response: httpx.Response) -> Answer:
     if status in BUSY_STATUSES or status >= 500:
         return Unavailable(reason, _retry_after_seconds(response.headers.get("retry-after"), time.time()))
     if status == 413 or (400 <= status < 500 and spoken):
-        return Refused(status, reason, _read_pointers(body))
+        return Refused(status, reason, _read_pointers(body), str((body or {}).get("code", "")))
     return Unavailable(f"{reason}: the answer is not EvalStop's; is the url right?")
 
 

@@ -148,9 +148,12 @@ def resolve(
         opening["labels"] = {str(label): format_value(value) for label, value in all_labels.items()}
     # The id lets the service recognize a repeated opening: another process may send it from the spool days later.
     opening |= {"name": name, "job": identify_job(environment), "opening": str(uuid.uuid4())}
+    key = validate_key(key or environment.get("EVALSTOP_KEY"))
+    if key is not None:  # that process may have another key, and the data belongs to the project of this one
+        opening["key_hash"] = hashlib.sha256(key.encode()).hexdigest()
     return Settings(
         url=url,
-        key=validate_key(key or environment.get("EVALSTOP_KEY")),
+        key=key,
         opening=opening,
         spool_folder=choose_spool_folder(spool_root, environment, url, name),
         limits=limits,

@@ -3,6 +3,7 @@
 ServiceError
 ├── NotFound
 ├── Conflict
+├── OtherProject
 ├── Invalid
 ├── InvalidSetting
 ├── TooOften
@@ -28,6 +29,10 @@ class NotFound(ServiceError):
 
 class Conflict(ServiceError):
     """The request contradicts stored data; the message names both."""
+
+
+class OtherProject(ServiceError):
+    """The data was recorded with a key of another project. Nothing was stored: send it with a key of that project."""
 
 
 class Invalid(ServiceError):

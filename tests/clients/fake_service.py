@@ -174,7 +174,7 @@ class FakeService:
 
     def _open(self, body: Json) -> Answer:
         known = {"name", "metrics", "labels", "policy", "mode", "total_steps", "job", "opening", "resume", "params"}
-        known |= {"owner", "group", "tags", "notes"}
+        known |= {"owner", "group", "tags", "notes", "key_hash"}
         if not isinstance(body.get("name"), str) or not set(body) <= known:
             raise Problem(422, f"unknown or missing fields: {body}", ("/name",))
         newest = list(reversed(self.runs.values()))

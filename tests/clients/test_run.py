@@ -38,7 +38,7 @@ def test_calls_arrive_in_order(server: FakeServer, service: FakeService) -> None
     ]  # fmt: skip
     assert run.length_known
     fields = {"name": "a run", "metrics": METRICS, "labels": {"team": "x"}, **options}
-    assert {name: value for name, value in posts[0][1].items() if name not in ("job", "opening")} == fields
+    assert {name: value for name, value in posts[0][1].items() if name not in ("job", "opening", "key_hash")} == fields
     assert posts[1][1].items() >= {"metric": "score", "step": 1, "value": 0.5, "stderr": 0.125}.items()
     assert posts[4][1]["value"] == "NaN"
     assert service.find_run("a run").checkpoints == {1: "/ckpt/1"}

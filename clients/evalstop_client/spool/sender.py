@@ -134,6 +134,14 @@ class Sender:
                     opening["name"],
                     self.latest_answer.name,
                 )
+        elif isinstance(answer, Refused) and answer.code == "other_project" and opening != self._opening:
+            self._warnings.warn_once(
+                "other project",
+                "unsent data of an earlier run %r was logged with a key of another project and is left in place: the "
+                "next run of this name with a key of that project sends it",
+                opening.get("name"),
+            )
+            self._spool.leave_head()
         elif isinstance(answer, Refused):
             self._refusal = (opening, answer)
             self._spool.wake()

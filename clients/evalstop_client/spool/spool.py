@@ -91,6 +91,13 @@ class Spool:
                     )
             self._changed.notify_all()
 
+    def leave_head(self) -> None:
+        """Leave the oldest segment, which was adopted, to a process whose key may send it."""
+        with self._changed:
+            if not self._closed:
+                self._segments.popleft().close()
+            self._changed.notify_all()
+
     def reject(self, entries: Sequence[Entry], reason: str) -> Path:
         """Write rejected `entries` with the service's reason to a file next to the spool; returns its path."""
         path = self._folder.with_name(self._folder.name + ".rejected.jsonl")

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.errors import Invalid, NotFound
+from evalstop_service.errors import Invalid, NotFound, OtherProject
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.projects.project_settings import NewProject, find_project, insert_project
 from evalstop_service.rules.decision_lifecycle import Mode
@@ -106,6 +106,13 @@ def revoke_key(database: Database, key_cache: KeyCache, author: Author, key_id: 
             raise NotFound(f"there is no key {key_id} in use in this project")
         author.record(tx, "key.revoked", f"key {key.name}", {"id": str(key_id)})
     key_cache.clear()
+
+
+def refuse_key_of_another_project(database: Database, project_id: UUID, key_hash: str) -> None:
+    """Raise OtherProject if the key with this hash, valid or not, belongs to another project."""
+    with database.reading() as tx:
+        if keys.find_project_id(tx, key_hash) not in (None, project_id):
+            raise OtherProject
 
 
 def _insert_key(

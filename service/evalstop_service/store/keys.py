@@ -112,6 +112,12 @@ def find_key(tx: Transaction, key_id: UUID, now: datetime) -> Key | None:
     return _load_one(tx, (keys.c.id == key_id) & is_in_use(now))
 
 
+def find_project_id(tx: Transaction, secret_hash: str) -> UUID | None:
+    """The project of the key, valid or not, whose secret or previous secret has this hash."""
+    query = sa.select(keys.c.project_id).where((keys.c.hash == secret_hash) | (keys.c.previous_hash == secret_hash))
+    return tx.execute(query).scalar()
+
+
 def record_use(tx: Transaction, key_id: UUID, now: datetime) -> None:
     """Record that a key is used, at most once in `USE_SECONDS`."""
     long_ago = keys.c.last_used_at.is_(None) | (keys.c.last_used_at <= now - timedelta(seconds=USE_SECONDS))

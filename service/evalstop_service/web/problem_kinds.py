@@ -55,6 +55,10 @@ class ProblemKind(Enum):
         "Conflict with what is recorded",
         "`detail` names both; the recorded value stands. Leave out what differs.",
     )
+    OTHER_PROJECT = (
+        "The run belongs to another project",
+        "`key_hash` is that of a key of another project: open the run with a key of that project.",
+    )
     TOO_MANY_BODIES = ("Too many concurrent bodies", "Send fewer at once.")
     TOO_MANY_REQUESTS = ("Too many requests", _AGAIN)
     QUOTA_REACHED = (

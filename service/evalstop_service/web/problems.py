@@ -19,7 +19,17 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from evalstop_service.errors import Behind, Closed, Conflict, Invalid, NotFound, Overloaded, QuotaReached, TooOften
+from evalstop_service.errors import (
+    Behind,
+    Closed,
+    Conflict,
+    Invalid,
+    NotFound,
+    OtherProject,
+    Overloaded,
+    QuotaReached,
+    TooOften,
+)
 from evalstop_service.observability import logs
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.security.encryption import UnreadableSecret
@@ -271,6 +281,7 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     Problem: lambda error: error,
     NotFound: lambda error: Problem(404, ProblemKind.NOT_FOUND, str(error)),
     Conflict: lambda error: Problem(409, ProblemKind.CONFLICT, str(error)),
+    OtherProject: lambda error: Problem(409, ProblemKind.OTHER_PROJECT, str(error)),
     Invalid: lambda error: Problem(422, ProblemKind.INVALID_REQUEST, str(error)),
     TooOften: lambda error: Problem(
         429, ProblemKind.TOO_MANY_REQUESTS, str(error), headers={"Retry-After": str(math.ceil(error.seconds))}

@@ -14,6 +14,7 @@ from evalstop_service.errors import NotFound
 from evalstop_service.ingest import EvalChanged, Message, Resumed
 from evalstop_service.ingest import open_run as run_opening
 from evalstop_service.ingest.open_request import describe_limits
+from evalstop_service.projects import api_keys
 from evalstop_service.rules.decision_lifecycle import StopOrdered
 from evalstop_service.rules.run_descriptions import NOTHING_SAID, DescriptionIn
 from evalstop_service.runs.descriptions import describe_run
@@ -103,6 +104,11 @@ class RunIn(DescriptionIn):
     opening: UUID | None = Field(
         None, strict=False, description="idempotency key: the same id does not open a second run"
     )
+    key_hash: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
+        None,
+        description="SHA-256 of the key that the trainer was started with, if what it recorded may be sent later with "
+        "another key: refused (409) if that key belongs to another project",
+    )
     resume: Literal["must", "allow"] | None = Field(
         None,
         description="continue the latest run opened with this name, even if it has ended; must: fail if there is "
@@ -155,6 +161,8 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
     new run called `name-2`. A run with observations keeps its policy and mode (409). A mode or policy that the project
     does not allow is replaced, as `limits` reports.
     """
+    if body.key_hash is not None:
+        api_keys.refuse_key_of_another_project(database, caller.project_id, body.key_hash)
     metrics = body.metrics
     request = run_opening.OpenRequest(
         body.name,
