@@ -1,7 +1,9 @@
-"""Converts a trainer's configuration to the params of its run: flat, and text. Pure."""
+"""Converts a trainer's configuration to the params of its run, flat and text, and fits texts to the API. Pure."""
 
 from __future__ import annotations
 
+import hashlib
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -11,6 +13,7 @@ from evalstop_client.errors import ConfigurationError
 MOST_PARAMS = 1000
 LONGEST_NAME, LONGEST_VALUE = 256, 2000
 UNREADABLE = "?"
+DIGEST_CHARACTERS = 12
 
 LabelValue = str | int | float | bool
 """The types of a label's value; it is stored as text."""
@@ -41,8 +44,31 @@ def flatten_config(config: object) -> dict[str, str]:
         if len(params) == MOST_PARAMS:
             break
         if name:
-            params[_printable(name)[:LONGEST_NAME]] = _printable(_describe(value))[:LONGEST_VALUE]
+            params[fit_line(name)] = replace_controls(_describe(value))[:LONGEST_VALUE]
     return params
+
+
+def fit_line(text: str, most: int = LONGEST_NAME) -> str:
+    """The text as a name of at most `most` characters; a longer one is cut and gets a digest, so that names that begin
+    alike still differ.
+
+    >>> fit_line("lr=" + "0" * 30, most=20)
+    'lr=0000-89646f2038d3'
+    """
+    line = replace_controls(text)
+    if len(line) <= most:
+        return line
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:DIGEST_CHARACTERS]
+    return f"{line[: most - len(digest) - 1]}-{digest}"
+
+
+def replace_controls(text: str, keeping: str = "") -> str:
+    """The text with spaces in place of control characters and unpaired surrogates, which the service refuses."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter in keeping or unicodedata.category(letter) not in ("Cc", "Cs") else " " for letter in text
+    )
 
 
 def _attributes_of(config: object) -> Mapping[Any, Any]:
@@ -76,7 +102,3 @@ def _leaves(prefix: str, items: Mapping[Any, Any], above: tuple[int, ...]) -> It
             yield from _leaves(f"{path}.", value, (*above, id(value)))
         else:
             yield path, value
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)

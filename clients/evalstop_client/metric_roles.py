@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, Required, TypedDict, get_args
 
+from evalstop_client.config import LONGEST_NAME, fit_line
 from evalstop_client.errors import ConfigurationError
 
 Role = Literal["eval", "proxy", "kl", "loss"]
@@ -42,7 +43,9 @@ def check_metrics(metrics: Metrics) -> dict[str, MetricRole] | Literal["auto"]:
         raise ConfigurationError(f'metrics {metrics!r:.80}: name the role of each metric, or write "auto".')
     role_of_metric: dict[str, str] = {}
     for name, role in metrics.items():
-        if not isinstance(name, str) or not name or not isinstance(role, Mapping) or not role.keys() <= FIELDS:
+        if not isinstance(name, str) or not name or name != fit_line(name):
+            raise ConfigurationError(f"metrics {name!r:.80}: a name has 1 to {LONGEST_NAME} characters, on one line.")
+        if not isinstance(role, Mapping) or not role.keys() <= FIELDS:
             raise ConfigurationError(
                 f'metrics {name!r}: write {{"gold": {{"role": "eval", "direction": "maximize"}}}}.'
             )

@@ -47,7 +47,8 @@ class Run:
     no other method raises, and only `flush` and `finish` wait for disk or network.
 
     - `name`: processes of the same Slurm job, Kubernetes workload or torchrun launch, or the same process, attach to a
-      run of this name that has not ended. Otherwise the run is a new one, called `name-2` if the name is taken.
+      run of this name that has not ended. Otherwise the run is a new one, called `name-2` if the name is taken. A name
+      of more than 256 characters is shortened.
     - `resume`: `"allow"` continues the latest run opened with the name, even if it has ended, or opens a new one;
       `"must"` fails if there is none. A trainer that restarts from a checkpoint opens its run this way and then calls
       `resume(step=...)`.

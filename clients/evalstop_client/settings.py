@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from evalstop_client.config import LabelValue, flatten_config, format_value
+from evalstop_client.config import (
+    LONGEST_NAME,
+    LONGEST_VALUE,
+    LabelValue,
+    fit_line,
+    flatten_config,
+    format_value,
+    replace_controls,
+)
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.job_identity import identify_job
 from evalstop_client.metric_roles import Metrics, check_metrics
@@ -27,6 +35,10 @@ RESUMES = ("must", "allow")
 
 LONGEST_WAIT_SECONDS = 366 * 86_400.0
 """No thread can wait for infinity; a longer wait has the same effect as this one."""
+
+MOST_LABELS = 100
+MOST_TAGS, LONGEST_TAG, LONGEST_NOTES = 50, 100, 20_000
+"""What the service takes of them when a run is opened."""
 
 LONGEST_PLAN = 2**53 - 1
 """The service takes no longer length; trainers write one for a run without an end, such as sys.maxsize."""
@@ -139,13 +151,16 @@ def resolve(
     name = name or environment.get("EVALSTOP_RUN_NAME") or ("" if url else "unnamed")
     if not name or not isinstance(name, str):
         raise ConfigurationError("name: set a name with name= or EVALSTOP_RUN_NAME.")
+    name = fit_line(name)
     opening = _describe_run(metrics, config, policy, mode, total_steps, evaluates, resume)
-    opening |= {field: _as_text(value) for field, value in arguments.items() if value not in (None, "", [])}
+    opening |= {
+        field: _fit_description(field, value) for field, value in arguments.items() if value not in (None, "", [])
+    }
     all_labels = (
         scheduler_labels(environment) | parse_labels(environment.get("EVALSTOP_LABELS", "")) | dict(labels or {})
     )
     if all_labels:
-        opening["labels"] = {str(label): format_value(value) for label, value in all_labels.items()}
+        opening["labels"] = _check_labels({str(label): format_value(value) for label, value in all_labels.items()})
     # The id lets the service recognize a repeated opening: another process may send it from the spool days later.
     opening |= {"name": name, "job": identify_job(environment), "opening": str(uuid.uuid4())}
     key = validate_key(key or environment.get("EVALSTOP_KEY"))
@@ -217,8 +232,28 @@ def choose_spool_folder(root: str | Path | None, environment: Mapping[str, str],
     return chosen.absolute() / f"{legible}-{digest}"  # the trainer may change its working folder
 
 
-def _as_text(value: str | list[str]) -> str | list[str]:
-    return list(map(format_value, value)) if isinstance(value, list) else format_value(value)
+def _fit_description(field: str, value: str | list[str]) -> str | list[str]:
+    """The owner, group, tags or notes as far as the service takes them: a run is watched whatever they are."""
+    if isinstance(value, list):
+        return [fit_line(format_value(tag), LONGEST_TAG) for tag in value[:MOST_TAGS]]
+    if field == "notes":
+        return replace_controls(format_value(value), keeping="\n\t")[:LONGEST_NOTES]
+    return fit_line(format_value(value))
+
+
+def _check_labels(labels: dict[str, str]) -> dict[str, str]:
+    """Raise ConfigurationError for labels that the service refuses: shortened, they might name another job."""
+    if len(labels) > MOST_LABELS:
+        raise ConfigurationError(f"labels: {len(labels)} are too many; at most {MOST_LABELS}, and config= takes more.")
+    for name, value in labels.items():
+        if not name or name != fit_line(name):
+            raise ConfigurationError(f"labels {name!r:.80}: a name has 1 to {LONGEST_NAME} characters, on one line.")
+        if value != replace_controls(value, keeping="\n\t")[:LONGEST_VALUE]:
+            raise ConfigurationError(
+                f"labels {name!r:.80}: the value {value!r:.80} may have {LONGEST_VALUE} characters, and no control "
+                "characters; config= takes others."
+            )
+    return labels
 
 
 def _find_home() -> Path | None:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from evalstop_client.config import fit_line
 from evalstop_client.job_identity import LONGEST_IDENTITY
 from evalstop_client.latest_answer import ENDED
 from evalstop_client.observations import encode_value
@@ -120,7 +121,7 @@ class Watch:
     def _open_run(self, run: str) -> Accepted | Refused:
         """Open the run of a folder: always the same one, even if it was reported as ended."""
         identity = f"tensorboard:{socket.gethostname()}:{self._root.resolve()}"[:LONGEST_IDENTITY]
-        opening = {**self._opening, "name": run, "job": identity}
+        opening = {**self._opening, "name": fit_line(run), "job": identity}
         once = {"opening": str(uuid.uuid5(uuid.NAMESPACE_URL, f"{identity}\n{run}"))}
         opened = self._check_answer(self._service.post("/runs", opening | once))
         if isinstance(opened, Accepted) and opened.body.get("status") in ENDED:

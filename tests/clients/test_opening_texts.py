@@ -1,0 +1,64 @@
+"""Whatever texts a trainer gives, the service takes its opening, or the constructor says what is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from evalstop_client import ConfigurationError, Run
+from evalstop_service.web.api.runs import RunIn
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+TEXTS = st.builds(lambda text, times: text * times, st.text(max_size=12), st.sampled_from([1, 1, 1, 30, 3000]))
+
+
+def open_offline(name: str = "a run", **arguments: Any) -> dict[str, Any]:
+    """The body by which a run with these arguments is opened."""
+    run = Run(name, **arguments)
+    run.finish()
+    return dict(run._settings.opening)
+
+
+def validate_opening(opening: dict[str, Any]) -> RunIn:
+    """The opening as the service reads it."""
+    return RunIn.model_validate_json(json.dumps(opening))
+
+
+@given(TEXTS.filter(bool), TEXTS, TEXTS, st.lists(TEXTS.filter(bool), max_size=60), TEXTS)
+@example("x" * 257, "one\ntwo", "\ud800", ["x" * 101], "x" * 20_001)
+def test_any_name_and_description_is_taken(name: str, owner: str, group: str, tags: list[str], notes: str) -> None:
+    """A run is watched whatever it is called and however it is described."""
+    validate_opening(open_offline(name, owner=owner, group=group, tags=tags, notes=notes))
+
+
+@given(st.dictionaries(TEXTS, TEXTS, max_size=3))
+@example({"x" * 257: "y"})
+@example({"x": "y" * 2001})
+@example({"x": "\0"})
+@example({str(number): "" for number in range(101)})
+def test_labels_are_taken_or_refused_at_once(labels: dict[str, str]) -> None:
+    """Labels find the job: they are sent as they are, or the constructor raises."""
+    try:
+        validate_opening({"name": "a run", "labels": labels})
+    except ValidationError:
+        with pytest.raises(ConfigurationError, match="labels"):
+            open_offline(labels=labels)
+    else:
+        assert open_offline(labels=labels).get("labels", {}) == labels
+
+
+@pytest.mark.parametrize("name", ["x" * 257, "two\nlines"])
+def test_metric_names_are_checked_at_once(name: str) -> None:
+    """A declared metric whose name the service refuses is a ConfigurationError."""
+    with pytest.raises(ConfigurationError, match="metrics"):
+        open_offline(metrics={name: {"role": "eval"}})
+
+
+def test_long_names_that_begin_alike_differ() -> None:
+    """Two runs of a sweep whose names differ late keep names of their own."""
+    names = [open_offline("lr=" + "0" * 300 + end)["name"] for end in "12"]
+    assert names[0] != names[1]
+    assert open_offline("ä" * 256)["name"] == "ä" * 256
