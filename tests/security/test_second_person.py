@@ -144,7 +144,7 @@ def test_release_needs_a_second_person(database: Database) -> None:
 
 
 def test_allowing_more_stops_needs_a_second_person(project: ProjectFixture) -> None:
-    """Raising max_mode and removing the rule need two people; other changes take effect at once."""
+    """Raising max_mode and removing the rule need two people; lowering max_mode again takes effect at once."""
     ada, ben = create_author(project, "ada"), create_author(project, "ben")
     for change in (ProjectChange(max_mode=Mode.ENFORCE, stops_per_hour=3), ProjectChange(second_person=False)):
         before = load_project(project)
@@ -157,6 +157,50 @@ def test_allowing_more_stops_needs_a_second_person(project: ProjectFixture) -> N
     second_person.change_project(project.database, ada, ProjectChange(second_person=True))
     assert second_person.change_project(project.database, ada, ProjectChange(max_mode=Mode.SHADOW)) is None
     assert load_project(project).max_mode == "shadow"
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow"),
+    [
+        ({"default_mode": Mode.ENFORCE}, {"default_mode": Mode.SHADOW}),
+        ({"stops_per_hour": 30}, {"stops_per_hour": 5}),
+        ({"stops_per_hour": None}, {"stops_per_hour": 5}),
+        ({"stops_share": 0.5}, {"stops_share": 0.25}),
+        ({"stops_share": None}, {"stops_share": 0.5}),
+        ({"stale_seconds": 600.0}, {"stale_seconds": 300.0}),
+        ({"veto_window_seconds": 0.0}, {"veto_window_seconds": 600.0}),
+        ({"held_out_share": 0.0}, {"held_out_share": 0.1}),
+        ({"allowed_policies": None}, {"allowed_policies": []}),
+        ({"allowed_policies": ["early"]}, {"allowed_policies": ["early@1"]}),
+        ({"allowed_policies": ["early", "cautious"]}, {"allowed_policies": ["early"]}),
+    ],
+)
+def test_easing_a_setting_needs_a_second_person(
+    database: Database, wide: dict[str, object], narrow: dict[str, object]
+) -> None:
+    """A guard is loosened, or more policies allowed, by two people, and the reverse by one."""
+    project = set_up_project(database, "enforce")
+    ada, ben = create_author(project, "ada"), create_author(project, "ben")
+    second_person.change_project(database, ada, ProjectChange.model_validate(narrow | {"second_person": True}))
+    narrow_project = load_project(project)
+    waiting = second_person.change_project(database, ada, ProjectChange.model_validate(wide))
+    assert waiting is not None
+    assert waiting.summary.startswith(f"Set {next(iter(wide))} = ")
+    assert load_project(project) == narrow_project
+    second_person.confirm_proposal(database, ben, waiting.id)
+    wide_project = load_project(project)
+    assert wide_project != narrow_project
+    assert second_person.change_project(database, ada, ProjectChange.model_validate(narrow)) is None
+    assert load_project(project) == narrow_project
+
+
+def test_default_policy_that_is_not_allowed_needs_a_second_person(project: ProjectFixture) -> None:
+    """Any allowed policy may become the default; another one would be allowed by that."""
+    ada = create_author(project, "ada")
+    second_person.change_project(project.database, ada, ProjectChange(allowed_policies=["cautious"]))
+    assert second_person.change_project(project.database, ada, ProjectChange(default_policy="early")) is not None
+    assert second_person.change_project(project.database, ada, ProjectChange(default_policy="cautious")) is None
+    assert load_project(project).default_policy == "cautious"
 
 
 def test_confirmed_change_sets_only_the_changed_fields(project: ProjectFixture) -> None:

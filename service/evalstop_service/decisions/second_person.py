@@ -59,7 +59,7 @@ def release_stop(database: Database, author: Author, decision_id: UUID, command:
 def change_project(database: Database, author: Author, change: ProjectChange) -> Proposal | None:
     """Change settings of a project, or propose it if they permit more stops; returns the proposal, None if done."""
     with database.transaction() as tx:
-        project = projects.get_project(tx, author.project_id)
+        project = projects.lock_project(tx, author.project_id)
         widened = project_settings.describe_widening(project, change)
         if not project.second_person or not widened:
             project_settings.apply_change(tx, author, change)

@@ -5,6 +5,7 @@ The API, the dashboard and the command line all use these. Every change is in th
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -108,6 +109,10 @@ class QuotasIn(Body):
 
 NULLABLE = ("allowed_policies", "retention_days", "stops_per_hour", "stops_share", "price_per_gpu_hour")
 """Settings whose value may be null."""
+
+WIDER_IF_MORE = ("max_mode", "default_mode", "stops_per_hour", "stops_share", "stale_seconds")
+WIDER_IF_LESS = ("second_person", "veto_window_seconds", "held_out_share")
+"""Settings that permit more stops if they are raised, or lowered; null is no limit."""
 
 
 def _check_brackets(pattern: str) -> str:
@@ -230,12 +235,29 @@ def set_quotas(database: Database, author: Author, quotas: QuotasIn) -> Project:
 
 def describe_widening(project: Project, change: ProjectChange) -> str:
     """The settings by which a change permits more jobs to be ended, or by fewer people; empty: none."""
-    widened = []
-    if change.max_mode is decision_lifecycle.Mode.ENFORCE and project.max_mode is not change.max_mode:
-        widened.append("max_mode = enforce")
-    if change.second_person is False and project.second_person:
-        widened.append("second_person = no")
-    return ", ".join(widened)
+    after = replace(project, **_list_values(change))
+    widened = [name for name in WIDER_IF_MORE if _bound(project, name) < _bound(after, name)]
+    widened += [name for name in WIDER_IF_LESS if _bound(project, name) > _bound(after, name)]
+    if project.allowed_policies is not None:
+        if not policies.is_allowed(project, after.default_policy):
+            widened.append("default_policy")
+        allowed = after.allowed_policies
+        if allowed is None or not all(policies.is_allowed(project, reference) for reference in allowed):
+            widened.append("allowed_policies")
+    return ", ".join(f"{name} = {_format_value(getattr(after, name))}" for name in widened)
+
+
+def _bound(project: Project, name: str) -> float:
+    value: float | decision_lifecycle.Mode | None = getattr(project, name)
+    if isinstance(value, decision_lifecycle.Mode):
+        return value is decision_lifecycle.Mode.ENFORCE
+    return math.inf if value is None else value
+
+
+def _format_value(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(value)
+    return "none" if value is None else "no" if value is False else str(value)
 
 
 def _check_modes(project: Project) -> None:

@@ -140,10 +140,11 @@ def show_settings(site: SiteOf, visitor: SignedIn) -> Response:
 async def change_settings(request: Request, site: SiteOf, visitor: FreshAdmin) -> Response:
     """Change settings."""
     form = await request.form()
-    return await run_in_threadpool(_save_settings, site, visitor, {name: str(value) for name, value in form.items()})
+    written = {name: str(value) for name, value in form.items()}
+    return await run_in_threadpool(_save_settings, request, site, visitor, written)
 
 
-def _save_settings(site: Site, visitor: Visitor, written: dict[str, str]) -> Response:
+def _save_settings(request: Request, site: Site, visitor: Visitor, written: dict[str, str]) -> Response:
     changes: dict[str, str | list[str] | None] = {}
     for setting in SETTINGS:
         if setting.name in written:
@@ -152,14 +153,15 @@ def _save_settings(site: Site, visitor: Visitor, written: dict[str, str]) -> Res
             changes[setting.name] = None if not text and setting.empty is not None else value
     try:
         change = parse_form(ProjectChange, changes)
-        second_person.change_project(site.database, visitor.author(site.clock()), change)
+        proposal = second_person.change_project(site.database, visitor.author(site.clock()), change)
     except Conflict as error:
         return _render_settings(site, visitor, problem=str(error), written=written, status=422)
     except Invalid as error:
         label = next((setting.label for setting in SETTINGS if setting.name == error.field), None)
         problem = str(error) if label is None else f"{label}: {error.fault}"
         return _render_settings(site, visitor, problem=problem, wrong=error, written=written, status=422)
-    return RedirectResponse(_PATH, 303)
+    response = RedirectResponse(_PATH, 303)
+    return response if proposal is None else add_notice(response, request, "proposed")
 
 
 @router.post("/role-patterns")

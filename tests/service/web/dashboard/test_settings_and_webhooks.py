@@ -264,6 +264,16 @@ def test_settings_form_follows_the_rules_of_the_api(pages: AdminPages) -> None:
     assert pages.actions() == ["project.changed"] * 3
 
 
+def test_easier_guard_is_proposed_where_two_must_agree(pages: AdminPages) -> None:
+    """The page says that a change that permits more stops waits; saving the unchanged form proposes nothing."""
+    pages.post("/settings", second_person="yes", stops_share="0.1")
+    pages.post("/settings", second_person="yes", stops_share="0.1", stops_per_hour="30", veto_window_seconds="0")
+    assert "nothing happens until a second person" not in pages.get("/settings")
+    pages.post("/settings", stops_share="0.3")
+    assert "nothing happens until a second person" in pages.get("/settings")
+    assert pages.project().stops_share == 0.1
+
+
 def test_invalid_setting_marks_its_field(pages: AdminPages) -> None:
     """Only the invalid field is marked, and described by its error."""
     page = pages.post("/settings", 422, stops_share="2", stops_per_hour="3").text
