@@ -31,7 +31,7 @@ from evalstop_service.runs import health
 from evalstop_service.store import decisions, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.projects import Project
-from evalstop_service.store.run_health import RunHealth
+from evalstop_service.store.run_health import DueCheck, RunHealth
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
 
@@ -72,25 +72,41 @@ def check_due_runs(database: Database, now: datetime, known_policies: Policies |
     with database.transaction() as tx:
         due = run_health.claim_due_checks(tx, now, RUNS_AT_A_TIME)
         next_checks = _find_unchanged(tx, due, {} if known_policies is None else known_policies, now)
-        changed = [record for record in due if record.run_id not in next_checks]
+        changed = [check for check in due if check.run_id not in next_checks]
         retry_at = now + timedelta(seconds=RETRY_SECONDS)
-        run_health.postpone_checks(tx, next_checks | {record.run_id: retry_at for record in changed})
-    handle_each(changed, lambda record: _record_change(database, record, now))
+        run_health.postpone_checks(tx, next_checks | {check.run_id: retry_at for check in changed})
+    handle_each(changed, lambda check: _record_change(database, check, now))
     return len(due)
 
 
 def _find_unchanged(
-    tx: Transaction, due: list[RunHealth], known_policies: Policies, now: datetime
+    tx: Transaction, due: list[DueCheck], known_policies: Policies, now: datetime
 ) -> dict[UUID, datetime | None]:
-    """When to check each unchanged run again; None for those that have ended."""
-    loaded = runs.load_runs(tx, [record.run_id for record in due])
+    """When to check each unchanged run again; None for those that have ended.
+
+    A run that cannot be read, as after a later release wrote its row, is left out, as if it had changed: the error that
+    recording its change raises delays no other run.
+    """
+    try:
+        return _find_next_checks(tx, due, known_policies, now)
+    except ValueError:
+        middle = len(due) // 2
+        halves = (due[:middle], due[middle:]) if middle else ()
+        return {run_id: at for half in halves for run_id, at in _find_unchanged(tx, half, known_policies, now).items()}
+
+
+def _find_next_checks(
+    tx: Transaction, due: list[DueCheck], known_policies: Policies, now: datetime
+) -> dict[UUID, datetime | None]:
+    run_ids = [check.run_id for check in due]
+    loaded, records = runs.load_runs(tx, run_ids), run_health.load_health(tx, run_ids)
     running = {run_id: run for run_id, run in loaded.items() if run.status == RunStatus.RUNNING}
     settings = {
         project_id: projects.get_project(tx, project_id) for project_id in {run.project_id for run in running.values()}
     }
     faults = _find_metric_faults(tx, running.values(), known_policies)
     next_checks: dict[UUID, datetime | None] = {}
-    for record in due:
+    for record in records.values():
         run = running.get(record.run_id)
         if run is None:
             next_checks[record.run_id] = None
@@ -121,7 +137,7 @@ def _assess_liveness(
     return state, now + timedelta(seconds=liveness.seconds_until_check(*terms))
 
 
-def _record_change(database: Database, due: RunHealth, now: datetime) -> None:
+def _record_change(database: Database, due: DueCheck, now: datetime) -> None:
     """Record and announce a change in a run.
 
     1. Lock the run and read everything again: the trainer may have reported since the check.

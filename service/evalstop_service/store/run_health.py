@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -89,13 +89,19 @@ def save_health(tx: Transaction, health: RunHealth) -> None:
     tx.execute(run_health.update().where(run_health.c.run_id == health.run_id).values(values))
 
 
-def claim_due_checks(tx: Transaction, now: datetime, limit: int) -> list[RunHealth]:
-    """Up to `limit` runs to check now, longest due first, locked until the transaction ends; rows that another
-    transaction has locked are skipped."""
-    query = (
-        sa.select(run_health).where(run_health.c.next_check_at <= now).order_by(run_health.c.next_check_at).limit(limit)
-    )
-    return [RunHealth(**row) for row in tx.execute(query.with_for_update(skip_locked=True)).mappings()]
+class DueCheck(NamedTuple):
+    """A run to check."""
+
+    run_id: UUID
+    project_id: UUID
+
+
+def claim_due_checks(tx: Transaction, now: datetime, limit: int) -> list[DueCheck]:
+    """Up to `limit` runs to check now, longest due first, whose health is locked until the transaction ends; rows that
+    another transaction has locked are skipped."""
+    due = sa.select(run_health.c.run_id, run_health.c.project_id).where(run_health.c.next_check_at <= now)
+    query = due.order_by(run_health.c.next_check_at).limit(limit).with_for_update(skip_locked=True)
+    return [DueCheck(*row) for row in tx.execute(query)]
 
 
 def find_next_check(tx: Transaction) -> datetime | None:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from evalstop_service.decisions import commands, pause, stale_runs, transitions
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
 from evalstop_service.store import run_health, runs, tables
@@ -113,6 +114,31 @@ def test_heartbeats_keep_a_run_alive(project: ProjectFixture) -> None:
         open_run.record_heartbeat(project.database, project.id, run.id, at(seconds))
         check_until_done(project, at(seconds))
     assert (load_health_events(project, run), project.load_run(run).status) == ([], "running")
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "column", "value"),
+    [
+        (tables.runs, tables.runs.c.id, "verdict", {"verdict": "of a later release"}),
+        (tables.runs, tables.runs.c.id, "status", "of a later release"),
+        (tables.run_health, tables.run_health.c.run_id, "metric_faults", ["of a later release"]),
+    ],
+)
+def test_unreadable_row_does_not_delay_the_check_of_others(
+    project: ProjectFixture, table: sa.Table, key: sa.Column[Any], column: str, value: object
+) -> None:
+    """The unreadable run is an error, checked again after a minute; the others become stale."""
+    opened = [project.open_run(f"run-{number}") for number in range(5)]
+    change = sa.update(table).where(key == opened[2].id)
+    with project.database.transaction() as tx:
+        tx.execute(change.values({sa.type_coerce(table.c[column], sa.JSON): value}))
+    with pytest.raises(ValueError, match="while handling"):
+        stale_runs.check_due_runs(project.database, at(300))
+    assert check_until_done(project, at(359)) == 0
+    others = [run for run in opened if run is not opened[2]]
+    assert [load_health_events(project, run) for run in others] == [["run.stale"]] * 4
+    with pytest.raises(ValueError, match="while handling"):
+        stale_runs.check_due_runs(project.database, at(360))
 
 
 def test_lost_run_recovers_with_any_message(project: ProjectFixture) -> None:
