@@ -52,7 +52,7 @@ from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState, Mo
 from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.rules.statuses import DecisionOutcome, Stage
 from evalstop_service.settings import Settings
-from evalstop_service.store import audit, decisions, projects, proposals, run_lists, runs, schema
+from evalstop_service.store import audit, decisions, due_decisions, projects, proposals, run_lists, runs, schema
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -170,7 +170,7 @@ class Script:
     def tick(self, at: datetime) -> None:
         """Run the worker's periodic jobs."""
         with self.database.transaction() as tx:
-            decisions.request_due_decisions(tx, at)
+            due_decisions.request_due_decisions(tx, at)
         deadlines.process_overdue(self.database, at)
         while stale_runs.check_due_runs(self.database, at):
             pass

@@ -6,8 +6,6 @@ Commands of people are also in the audit log, under the authenticated identity (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -34,7 +32,7 @@ from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import UNENDED, DecisionOutcome, RunStatus
 from evalstop_service.store import audit, decisions, outcomes, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.decisions import Decision
+from evalstop_service.store.decisions import Decision, LockedDecision
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
@@ -76,8 +74,7 @@ def carry_out_command(
     tx: Transaction, project_id: UUID, decision_id: UUID, command: Vetoed | Released | Undone, proved: str | None = None
 ) -> Decision:
     """Like `apply_command`, within a transaction."""
-    run, decision = _lock_decision(tx, project_id, decision_id)
-    project = None
+    decision, run, project = _lock_decision(tx, project_id, decision_id)
     if isinstance(command, Released):
         project = projects.lock_project(tx, project_id)
         on_hold = decision.state == DecisionState.ON_HOLD
@@ -127,7 +124,8 @@ def record_report(
     3. Record the case of the attempt, now that run and decision are final.
     4. Write the audit log: the receiver gives its own name, its key is the proved identity.
     """
-    with _hold_decision(database, project_id, decision_id) as (tx, run, decision):
+    with database.transaction() as tx:
+        decision, run, project = _lock_decision(tx, project_id, decision_id)
         confirms = report.state == DecisionState.CONFIRMED
         open_before = decision.state not in STOPPED and decision.state != DecisionState.UNDONE
         ends_run = confirms and open_before and run.attempt == decision.attempt
@@ -135,7 +133,7 @@ def record_report(
             run = _save_end(tx, run, RunStatus.STOPPED, report.at, run.ended_at)
             if run.turn:
                 report = replace(report, details=report.details | {"turn_step": run.turn.step})
-        moved = transitions.move_decision(tx, run, decision, report)
+        moved = transitions.move_decision(tx, run, decision, report, project)
         if ends_run:
             cases.record_case(tx, run, report.at)
         if moved.state == DecisionState.PARKED != decision.state and run.attempt == decision.attempt:
@@ -153,7 +151,8 @@ def label_decision(
     database: Database, project_id: UUID, decision_id: UUID, label: Label, proved: str | None = None
 ) -> Decision:
     """Record whether a decision was right; a later label replaces it. Raises Invalid for a contradiction."""
-    with _hold_decision(database, project_id, decision_id) as (tx, run, decision):
+    with database.transaction() as tx:
+        decision, run, _ = _lock_decision(tx, project_id, decision_id)
         details = {"run": run.name} | _record_label(tx, run, decision.attempt, decision, label)
         subject = f"decision {decision.id}"
         audit.record_action(tx, project_id, label.actor, "decision.labeled", subject, details, label.at, proved)
@@ -263,17 +262,8 @@ def _lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
     return run
 
 
-@contextmanager
-def _hold_decision(
-    database: Database, project_id: UUID, decision_id: UUID
-) -> Iterator[tuple[Transaction, Run, Decision]]:
-    """A decision and its run, locked in a transaction: the run first, so that transactions cannot deadlock."""
-    with database.transaction() as tx:
-        yield tx, *_lock_decision(tx, project_id, decision_id)
-
-
-def _lock_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> tuple[Run, Decision]:
-    run = runs.lock_run_of_decision(tx, project_id, decision_id)
-    if run is None:
+def _lock_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> LockedDecision:
+    locked = decisions.lock_with_run(tx, project_id, decision_id)
+    if locked is None:
         raise NotFound(f"there is no decision {decision_id} in this project")
-    return run, decisions.lock_decision(tx, run.id, decision_id)
+    return locked

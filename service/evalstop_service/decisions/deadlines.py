@@ -17,9 +17,9 @@ from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import guards, transitions
 from evalstop_service.rules.decision_lifecycle import DecisionState, TimePassed
-from evalstop_service.store import decisions, projects, runs
+from evalstop_service.store import decisions, due_decisions, projects, runs
 from evalstop_service.store.database import Database
-from evalstop_service.store.decisions import OverdueDecision
+from evalstop_service.store.due_decisions import OverdueDecision
 from evalstop_service.store.queue import outbox, queues
 
 log = logging.getLogger(__name__)
@@ -35,9 +35,9 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
     def check(pause: Wait) -> float:
         with database.reading() as tx:
             now, _ = queues.read_clock(tx, clock())
-            deadline_at = decisions.find_next_deadline(tx)
-            refused = decisions.is_any_refused(tx)
-            paused = [projects.get_project(tx, project_id) for project_id in decisions.list_unheld_projects(tx)]
+            deadline_at = due_decisions.find_next_deadline(tx)
+            refused = due_decisions.is_any_refused(tx)
+            paused = [projects.get_project(tx, project_id) for project_id in due_decisions.list_unheld_projects(tx)]
         is_overdue = refused or (deadline_at is not None and deadline_at <= now)
         if is_overdue:
             process_overdue(database, now, pause)
@@ -59,7 +59,7 @@ def process_overdue(database: Database, now: datetime, pause: Wait = lambda _: F
     last: OverdueDecision | None = None
     while True:
         with database.reading() as tx:
-            batch = decisions.list_overdue(tx, now, last)
+            batch = due_decisions.list_overdue(tx, now, last)
         if not batch:
             break
         for overdue in batch:

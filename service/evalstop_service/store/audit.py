@@ -72,17 +72,16 @@ def record_action(
     `proved`: the authenticated identity, where `actor` is only claimed; the claim is then kept as the detail `said_by`.
     """
     claim = {} if proved in (None, actor) else {"said_by": actor}
-    tx.execute(
-        audit_log.insert().values(
-            project_id=project_id,
-            id=new_id(),
-            actor=proved or actor,
-            action=action,
-            subject=subject,
-            details=claim | (details or {}),
-            at=now,
-        )
-    )
+    row = {
+        "project_id": project_id,
+        "id": new_id(),
+        "actor": proved or actor,
+        "action": action,
+        "subject": subject,
+        "details": claim | (details or {}),
+        "at": now,
+    }
+    tx.execute(_ADD_ENTRY, row)
 
 
 def list_entries(
@@ -108,6 +107,8 @@ def list_entries(
         query = query.where(audit_log.c.id < before)
     return [AuditEntry(*row) for row in tx.execute(query.order_by(audit_log.c.id.desc()).limit(limit))]
 
+
+_ADD_ENTRY = audit_log.insert()
 
 COLUMNS = [column for column in audit_log.c if column.name != "project_id"]
 """The columns of an entry, in the order of its fields."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules import decision_transitions
 from evalstop_service.rules.decision_lifecycle import (
     AWAITING_CONFIRMATION,
     RETURNING,
@@ -19,26 +18,13 @@ from evalstop_service.rules.decision_lifecycle import (
     DecisionState,
     Lifecycle,
     Record,
-    Timeouts,
-    TimePassed,
 )
-from evalstop_service.rules.event_types import REQUEST_EVENTS
 from evalstop_service.rules.run_results import BestCheckpoint, Call, Verdict
-from evalstop_service.rules.statuses import DeliveryState, RunStatus
-from evalstop_service.store.database import Transaction
-from evalstop_service.store.tables import (
-    decision_changes,
-    decisions,
-    deliveries,
-    endpoints,
-    events,
-    policies,
-    projects,
-    runs,
-)
-
-UNSEEN = timedelta(seconds=30)
-"""After this long past its end, a pending veto window means that nothing could be written, vetoes included."""
+from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.store.database import Transaction, read_columns
+from evalstop_service.store.projects import Project
+from evalstop_service.store.runs import Run
+from evalstop_service.store.tables import decision_changes, decisions, policies, projects, runs
 
 
 @dataclass(frozen=True)
@@ -51,16 +37,6 @@ class DecisionChange:
     reason: str
     details: dict[str, Any]
     at: datetime
-
-
-@dataclass(frozen=True)
-class OverdueDecision:
-    """The key of a decision whose deadline has passed or whose stop was refused."""
-
-    deadline_at: datetime
-    id: UUID
-    run_id: UUID
-    project_id: UUID
 
 
 @dataclass(frozen=True)
@@ -141,6 +117,14 @@ class Decision:
         )
 
 
+class LockedDecision(NamedTuple):
+    """A decision, its run and their project; the run was locked before the decision, the project is not."""
+
+    decision: Decision
+    run: Run
+    project: Project
+
+
 def add_decision(tx: Transaction, decision: Decision) -> None:
     """Store a new decision."""
     tx.execute(decisions.insert().values({column.name: getattr(decision, column.name) for column in decisions.c}))
@@ -149,19 +133,32 @@ def add_decision(tx: Transaction, decision: Decision) -> None:
 def lock_decision(tx: Transaction, run_id: UUID, decision_id: UUID) -> Decision:
     """The run's decision with this id, which must exist, locked until the transaction ends; its run was locked
     before."""
-    query = _SELECT.where(decisions.c.run_id == run_id, decisions.c.id == decision_id)
+    query = SELECT.where(decisions.c.run_id == run_id, decisions.c.id == decision_id)
     # Rows that refer to its key need not wait.
     row = tx.execute(query.with_for_update(key_share=True, of=decisions)).mappings().one()
     return Decision(**row)
 
 
+def lock_with_run(tx: Transaction, project_id: UUID, decision_id: UUID) -> LockedDecision | None:
+    """The project's decision with this id and its run, locked until the transaction ends."""
+    parameters = {"of_project": project_id, "of_id": decision_id}
+    rows = tx.execute(_LOCK_WITH_RUN, parameters).mappings()
+    # If the run's policy changed while PostgreSQL waited for the lock, the join has no row: see `runs.lock_run`.
+    row = rows.one_or_none() or tx.execute(_LOCK_WITH_RUN, parameters).mappings().one_or_none()
+    if row is None:
+        return None
+    run_policy = {"policy_name": row[_RUN_POLICIES.c.name], "policy_version": row[_RUN_POLICIES.c.version]}
+    run = Run(**read_columns(row, runs.c), **run_policy)
+    names = {"run_name": run.name, "policy_name": row["policy_name"], "policy_version": row["policy_version"]}
+    decision = Decision(**read_columns(row, decisions.c), **names)
+    return LockedDecision(decision, run, Project(**read_columns(row, projects.c)))
+
+
 def update_decision(tx: Transaction, decision: Decision, moved: Decision) -> bool:
     """Store a transition from the state in which the decision was read; False if another transaction was faster."""
-    query = decisions.update().where(
-        decisions.c.run_id == decision.run_id, decisions.c.id == decision.id, decisions.c.state == decision.state
-    )
     moving = ("state", "due_at", "deadline_at", "escalations", "state_reason", "guard_kinds", "action")
-    return tx.execute(query.values({name: getattr(moved, name) for name in moving})).rowcount == 1
+    row = {"of_run": decision.run_id, "of_id": decision.id, "from_state": decision.state}
+    return tx.execute(_MOVE, row | {name: getattr(moved, name) for name in moving}).rowcount == 1
 
 
 def carry_to_attempt(tx: Transaction, decision: Decision, attempt: int) -> Decision:
@@ -173,85 +170,15 @@ def carry_to_attempt(tx: Transaction, decision: Decision, attempt: int) -> Decis
 
 def add_change(tx: Transaction, decision: Decision, entry: Record, now: datetime) -> None:
     """Append to the history of a decision that this transaction changed or created."""
-    table = decision_changes.c
-    of_decision = (table.run_id == decision.run_id, table.decision_id == decision.id)
-    last = sa.select(sa.func.coalesce(sa.func.max(table.sequence), 0)).where(*of_decision).scalar_subquery()
-    tx.execute(
-        decision_changes.insert().values(
-            run_id=decision.run_id,
-            decision_id=decision.id,
-            sequence=last + 1,
-            state=entry.state,
-            actor=entry.actor,
-            reason=entry.reason,
-            details=entry.details,
-            at=now,
-        )
-    )
-
-
-def request_due_decisions(tx: Transaction, now: datetime) -> int:
-    """Move the decisions whose veto window is over from pending to requested; returns their number."""
-    # In a fixed order, so that two workers cannot deadlock.
-    query = _SELECT.add_columns(projects.c.confirm_seconds).join(projects, projects.c.id == decisions.c.project_id)
-    due = query.where(_is_due(now)).order_by(decisions.c.due_at, decisions.c.id)
-    count = 0
-    for row in tx.execute(due).mappings().all():
-        fields = dict(row)
-        terms = Timeouts(veto_window_seconds=0.0, confirm_seconds=fields.pop("confirm_seconds"))
-        decision = Decision(**fields)
-        life, instructions = decision_transitions.apply_event(decision.life, TimePassed(now), terms)
-        entries = [entry for entry in instructions if isinstance(entry, Record)]
-        assert len(entries) == len(instructions), "the event was written when the veto window began"
-        if update_decision(tx, decision, decision.moved(life, entries)):
-            count += 1
-            for entry in entries:
-                add_change(tx, decision, entry, now)
-    return count
-
-
-def is_any_unseen(tx: Transaction, now: datetime) -> bool:
-    """Whether some veto window ended so long ago that the service must have been unable to write."""
-    return tx.execute(sa.select(sa.exists().where(_is_due(now - UNSEEN)))).scalar_one()
-
-
-def is_any_due(tx: Transaction, now: datetime) -> bool:
-    """Whether any pending decision's veto window is over."""
-    query = sa.exists().where(_is_due(now))
-    return tx.execute(sa.select(query)).scalar_one()
+    row = {"run_id": decision.run_id, "decision_id": decision.id, "at": now}
+    row |= {"state": entry.state, "actor": entry.actor, "reason": entry.reason, "details": entry.details}
+    tx.execute(_ADD_CHANGE, row | {"of_run": decision.run_id, "of_id": decision.id})
 
 
 def list_pending_runs(tx: Transaction, project_id: UUID) -> list[UUID]:
     """The runs of a project with a pending decision, longest pending first."""
-    query = sa.select(decisions.c.run_id).where(_PENDING, decisions.c.project_id == project_id)
+    query = sa.select(decisions.c.run_id).where(PENDING, decisions.c.project_id == project_id)
     return list(tx.execute(query.order_by(decisions.c.due_at, decisions.c.id)).scalars())
-
-
-def list_unheld_projects(tx: Transaction) -> list[UUID]:
-    """The paused projects that have a pending decision."""
-    query = sa.select(decisions.c.project_id).join(projects, projects.c.id == decisions.c.project_id)
-    return list(tx.execute(query.where(_PENDING, projects.c.paused_at.is_not(None)).distinct()).scalars())
-
-
-def list_overdue(tx: Transaction, now: datetime, after: OverdueDecision | None = None) -> list[OverdueDecision]:
-    """Decisions after the given one whose deadline has passed or whose stop was refused, by deadline."""
-    table = decisions.c
-    query = sa.select(table.deadline_at, table.id, table.run_id, table.project_id)
-    query = query.where((table.deadline_at <= now) | _REFUSED)
-    if after is not None:
-        query = query.where(sa.tuple_(table.deadline_at, table.id) > (after.deadline_at, after.id))
-    return [OverdueDecision(*row) for row in tx.execute(query.order_by(table.deadline_at, table.id).limit(100))]
-
-
-def find_next_deadline(tx: Transaction) -> datetime | None:
-    """The earliest deadline of any decision, passed or not; None when there is none."""
-    query = sa.select(decisions.c.deadline_at).where(decisions.c.deadline_at.is_not(None))
-    return tx.execute(query.order_by(decisions.c.deadline_at).limit(1)).scalar()
-
-
-def is_any_refused(tx: Transaction) -> bool:
-    """Whether any stop was refused by all receivers that it was addressed to."""
-    return tx.execute(sa.select(sa.exists().where(_REFUSED))).scalar_one()
 
 
 def find_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision | None:
@@ -266,7 +193,7 @@ def find_decision_of_attempt(tx: Transaction, run_id: UUID, attempt: int) -> Dec
 
 def load_decisions(tx: Transaction, run_ids: Iterable[UUID]) -> dict[UUID, Decision]:
     """The decision on the current attempt of each of these runs that has one."""
-    query = _SELECT.where(decisions.c.run_id.in_(list(run_ids)), decisions.c.attempt == runs.c.attempt)
+    query = SELECT.where(decisions.c.run_id.in_(list(run_ids)), decisions.c.attempt == runs.c.attempt)
     return {row["run_id"]: Decision(**row) for row in tx.execute(query).mappings()}
 
 
@@ -306,7 +233,7 @@ def list_decisions(
 
     `since`, `until`: created at or after, and before.
     """
-    query = _SELECT.where(decisions.c.project_id == project_id)
+    query = SELECT.where(decisions.c.project_id == project_id)
     if state is not None:
         query = query.where(decisions.c.state == state)
     if run_id is not None:
@@ -332,18 +259,13 @@ def load_changes(tx: Transaction, of_decisions: Sequence[Decision]) -> dict[UUID
     changes: dict[UUID, list[DecisionChange]] = {decision.id: [] for decision in of_decisions}
     if not changes:
         return changes
-    table = decision_changes.c
-    query = sa.select(
-        table.decision_id, table.sequence, table.state, table.actor, table.reason, table.details, table.at
-    )
-    run_ids = {decision.run_id for decision in of_decisions}
-    query = query.where(table.run_id.in_(run_ids), table.decision_id.in_(changes)).order_by(table.sequence)
-    for decision_id, *columns in tx.execute(query):
+    run_ids = list({decision.run_id for decision in of_decisions})
+    for decision_id, *columns in tx.execute(_LOAD_CHANGES, {"of_runs": run_ids, "of_ids": list(changes)}):
         changes[decision_id].append(DecisionChange(*columns))
     return changes
 
 
-_SELECT = (
+SELECT = (
     sa.select(
         *decisions.c,
         runs.c.name.label("run_name"),
@@ -353,43 +275,52 @@ _SELECT = (
     .join(runs, runs.c.id == decisions.c.run_id)
     .join(policies, policies.c.id == decisions.c.policy_id)
 )
-
+"""Selects the fields of `Decision`."""
 
 # The state is inlined, not bound: only then does SQLite use the partial index.
-_PENDING = decisions.c.state == sa.literal_column("'pending'")
+PENDING = decisions.c.state == sa.literal_column("'pending'")
+"""The condition that a decision is pending."""
 
+# The statements of a veto are built once: SQLAlchemy takes longer to build one than to execute it.
+_RUN_POLICIES = policies.alias()
 
-def _is_delivery(*states: DeliveryState) -> sa.ColumnElement[bool]:
-    """Whether a delivery of the decision's stop to a receiver is in one of these states."""
-    of_stop = sa.select(deliveries.c.id).join(
-        events, (events.c.run_id == deliveries.c.run_id) & (events.c.id == deliveries.c.event_id)
+_LOCK_WITH_RUN = (
+    SELECT.add_columns(*runs.c, *projects.c, _RUN_POLICIES.c.name, _RUN_POLICIES.c.version)
+    .join(_RUN_POLICIES, _RUN_POLICIES.c.id == runs.c.policy_id)
+    .join(projects, projects.c.id == decisions.c.project_id)
+    .where(decisions.c.project_id == sa.bindparam("of_project"), decisions.c.id == sa.bindparam("of_id"))
+    .with_for_update(key_share=True, of=(runs, decisions))  # in this order
+)
+
+_MOVE = decisions.update().where(
+    decisions.c.run_id == sa.bindparam("of_run"),
+    decisions.c.id == sa.bindparam("of_id"),
+    decisions.c.state == sa.bindparam("from_state"),
+)
+
+_CHANGES = decision_changes.c
+
+_LAST_SEQUENCE = (
+    sa.select(sa.func.coalesce(sa.func.max(_CHANGES.sequence), 0))
+    .where(_CHANGES.run_id == sa.bindparam("of_run"), _CHANGES.decision_id == sa.bindparam("of_id"))
+    .scalar_subquery()
+)
+
+_ADD_CHANGE = decision_changes.insert().values(sequence=_LAST_SEQUENCE + 1).inline()
+
+_LOAD_CHANGES = (
+    sa.select(
+        *(_CHANGES.decision_id, _CHANGES.sequence, _CHANGES.state, _CHANGES.actor, _CHANGES.reason, _CHANGES.details),
+        _CHANGES.at,
     )
-    return (
-        of_stop.join(endpoints, endpoints.c.id == deliveries.c.endpoint_id)
-        .where(
-            deliveries.c.run_id == decisions.c.run_id,
-            events.c.decision_id == decisions.c.id,
-            events.c.type.in_(REQUEST_EVENTS),
-            endpoints.c.format == "standard",
-            deliveries.c.state.in_(states),
-        )
-        .correlate(decisions)
-        .exists()
+    .where(
+        _CHANGES.run_id.in_(sa.bindparam("of_runs", expanding=True)),
+        _CHANGES.decision_id.in_(sa.bindparam("of_ids", expanding=True)),
     )
-
-
-_REFUSED = (
-    decisions.c.deadline_at.is_not(None)
-    & decisions.c.state.in_((DecisionState.REQUESTED, DecisionState.ESCALATED))
-    & _is_delivery(DeliveryState.DEAD)
-    & ~_is_delivery(DeliveryState.WAITING, DeliveryState.DELIVERED)
+    .order_by(_CHANGES.sequence)
 )
 
 
-def _is_due(now: datetime) -> sa.ColumnElement[bool]:
-    return _PENDING & (decisions.c.due_at <= now)
-
-
 def _load_one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Decision | None:
-    row = tx.execute(_SELECT.where(condition)).mappings().one_or_none()
+    row = tx.execute(SELECT.where(condition)).mappings().one_or_none()
     return Decision(**row) if row else None

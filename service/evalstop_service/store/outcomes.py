@@ -85,10 +85,8 @@ def load_history(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[
     """All outcomes of each of these attempts, oldest first."""
     if not attempts:
         return {}
-    key = sa.tuple_(outcomes.c.run_id, outcomes.c.attempt)
-    query = sa.select(outcomes).where(key.in_(attempts)).order_by(outcomes.c.sequence)
     by_attempt: dict[tuple[UUID, int], list[Outcome]] = defaultdict(list)
-    for run_id, attempt, *columns in tx.execute(query):
+    for run_id, attempt, *columns in tx.execute(_LOAD, {"attempts": attempts}):
         by_attempt[run_id, attempt].append(Outcome(*columns))
     return by_attempt
 
@@ -96,5 +94,11 @@ def load_history(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[
 def _of(run_id: UUID, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
     return outcomes.c.run_id == run_id, outcomes.c.attempt == attempt
 
+
+_LOAD = (
+    sa.select(outcomes)
+    .where(sa.tuple_(outcomes.c.run_id, outcomes.c.attempt).in_(sa.bindparam("attempts", expanding=True)))
+    .order_by(outcomes.c.sequence)
+)
 
 _SELECT = sa.select(*(column for column in outcomes.c if column.name not in ("run_id", "attempt")))

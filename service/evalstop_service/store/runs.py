@@ -183,13 +183,10 @@ def find_opened_run(tx: Transaction, project_id: UUID, name: str, job: str | Non
 
 def lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
     """The run, locked until the transaction ends."""
-    return _lock_one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id))
-
-
-def lock_run_of_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> Run | None:
-    """The run of the project's decision with this id, locked until the transaction ends."""
-    run_id = sa.select(decisions.c.run_id).where(decisions.c.project_id == project_id, decisions.c.id == decision_id)
-    return _lock_one(tx, _SELECT.where(runs.c.id == run_id.scalar_subquery()))
+    query = _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id).with_for_update(of=runs)
+    # If the run's policy changed while PostgreSQL waited for the lock, the join has no row. The run is locked then, and
+    # the second time the join has it, with the new policy.
+    return _load_one(tx, query) or _load_one(tx, query)
 
 
 def lock_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:
@@ -258,13 +255,6 @@ _INGESTED = (
     *("status", "attempt", "metrics", "recognition", "eval_changes", "rewritten_version", "last_step"),
     *("best_checkpoint", "raw_maximum", "turn", "ended_at", "detector_failure"),
 )
-
-
-def _lock_one(tx: Transaction, query: sa.Select[Any]) -> Run | None:
-    query = query.with_for_update(of=runs)
-    # If the run's policy changed while PostgreSQL waited for the lock, the join has no row. The run is locked then, and
-    # the second time the join has it, with the new policy.
-    return _load_one(tx, query) or _load_one(tx, query)
 
 
 def _load_one(tx: Transaction, query: sa.Select[Any]) -> Run | None:

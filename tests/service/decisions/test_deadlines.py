@@ -12,7 +12,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, deadlines, pause
 from evalstop_service.ingest import Resumed
 from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
-from evalstop_service.store import decisions, endpoints, tables
+from evalstop_service.store import due_decisions, endpoints, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import Delivered, FinishedAttempt
@@ -89,7 +89,7 @@ def test_stop_requested_by_a_worker_has_a_deadline(veto_project: ProjectFixture)
     assert json.loads(event["body"])["data"]["decision"]["state"] == "requested", "the state at the time of sending"
     due_at = NOW + timedelta(seconds=60)
     with veto_project.database.transaction() as tx:
-        assert decisions.request_due_decisions(tx, due_at) == 1
+        assert due_decisions.request_due_decisions(tx, due_at) == 1
     assert veto_project.load_decision(run).deadline_at == due_at + CONFIRM_TIME
     deadlines.process_overdue(veto_project.database, due_at + CONFIRM_TIME)
     assert veto_project.load_decision_states(run) == ["pending", "requested", "escalated"]

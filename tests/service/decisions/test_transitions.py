@@ -9,7 +9,7 @@ import pytest
 from evalstop_service.decisions import commands, deadlines, transitions
 from evalstop_service.errors import Conflict
 from evalstop_service.rules.decision_lifecycle import DecisionState, Guard, GuardKind, Released, Vetoed
-from evalstop_service.store import decisions, runs, tables
+from evalstop_service.store import due_decisions, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
@@ -180,7 +180,7 @@ def test_hold_races_with_the_end_of_the_veto_window(database: Database, veto_pro
 
         def come_due() -> None:
             with database.transaction() as tx:
-                decisions.request_due_decisions(tx, NOW + MINUTE)
+                due_decisions.request_due_decisions(tx, NOW + MINUTE)
 
         calls = (come_due, lambda run=run: hold_stop(veto_project, run, NOW + MINUTE / 2))
         assert run_concurrently(*(calls if attempt % 2 else reversed(calls))) == []

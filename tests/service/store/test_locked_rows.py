@@ -11,7 +11,7 @@ import pytest
 from evalstop_service.rules.confidence_sequences import StageNumbers
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.statuses import Stage
-from evalstop_service.store import decisions, policies, projects, rollout_stages, runs
+from evalstop_service.store import decisions, due_decisions, policies, projects, rollout_stages, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.store.tables import runs as run_rows
@@ -59,9 +59,9 @@ def test_locked_run_has_its_new_policy(project: ProjectFixture) -> None:
     locked = read_after(change_policy, lambda tx: runs.lock_run(tx, project.id, run.id), project.database)
     assert locked is not None
     assert locked.policy_name == "other"
-    found = read_after(change_back, lambda tx: runs.lock_run_of_decision(tx, project.id, decision.id), project.database)
+    found = read_after(change_back, lambda tx: decisions.lock_with_run(tx, project.id, decision.id), project.database)
     assert found is not None
-    assert (found.id, found.policy_name) == (run.id, run.policy_name)
+    assert (found.run.id, found.run.policy_name) == (run.id, run.policy_name)
 
 
 def test_locked_decision_has_its_new_state(project: ProjectFixture) -> None:
@@ -70,11 +70,25 @@ def test_locked_decision_has_its_new_state(project: ProjectFixture) -> None:
     decision = project.post_observations(run, DECLINING_EVALS).decision
     assert decision is not None
     locked = read_after(
-        lambda tx: decisions.request_due_decisions(tx, decision.due_at),
+        lambda tx: due_decisions.request_due_decisions(tx, decision.due_at),
         lambda tx: decisions.lock_decision(tx, run.id, decision.id),
         project.database,
     )
     assert (decision.state, locked.state) == (DecisionState.PENDING, DecisionState.REQUESTED)
+
+
+def test_commanded_decision_has_its_new_state(project: ProjectFixture) -> None:
+    """A decision that a worker requests while a command waits to lock it with its run is read as requested."""
+    run = project.open_run()
+    decision = project.post_observations(run, DECLINING_EVALS).decision
+    assert decision is not None
+    locked = read_after(
+        lambda tx: due_decisions.request_due_decisions(tx, decision.due_at),
+        lambda tx: decisions.lock_with_run(tx, project.id, decision.id),
+        project.database,
+    )
+    assert locked is not None
+    assert (locked.run.id, locked.decision.state) == (run.id, DecisionState.REQUESTED)
 
 
 def test_locked_project_has_its_new_settings(project: ProjectFixture) -> None:

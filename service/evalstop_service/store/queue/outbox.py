@@ -71,10 +71,8 @@ def add_event(
     targets = [target for target in endpoints.list_endpoints(tx, project_id) if target.enabled and target.wants(type)]
     if targets:
         if type in REQUEST_EVENTS and decision_id is not None:
-            waiting = deliveries.c.endpoint_id.in_([endpoint.id for endpoint in targets])
-            _cancel_deliveries(
-                tx, run_id, _select_stops(run_id, decision_id), now, "the stop was requested again", waiting
-            )
+            cancel = _cancel_stops(deliveries.c.endpoint_id.in_([endpoint.id for endpoint in targets]))
+            _cancel(tx, cancel, run_id, decision_id, now, "the stop was requested again")
         add_deliveries(tx, [(run_id, event_id, type, endpoint.id) for endpoint in targets], now, due_at)
     return event_id
 
@@ -113,7 +111,7 @@ def cancel_stop(tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime,
     A delivery that a worker holds may still arrive. Events that report on the decision, such as `run.stopped`,
     are still delivered.
     """
-    return _cancel_deliveries(tx, run_id, _select_stops(run_id, decision_id), now, reason)
+    return _cancel(tx, _CANCEL_STOPS, run_id, decision_id, now, reason)
 
 
 def read_stop_reach(tx: Transaction, run_id: UUID, decision_id: UUID) -> StopReach:
@@ -145,36 +143,28 @@ def list_stop_endpoints(tx: Transaction, run_id: UUID, decision_id: UUID) -> fro
     return frozenset(tx.execute(query).scalars())
 
 
-def _select_stops(run_id: UUID, decision_id: UUID) -> sa.Select[Any]:
+def _select_stops(
+    run_id: UUID | sa.BindParameter[Any], decision_id: UUID | sa.BindParameter[Any]
+) -> sa.Select[tuple[UUID]]:
     return sa.select(events.c.id).where(
         events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(REQUEST_EVENTS)
     )
 
 
-def _cancel_deliveries(
-    tx: Transaction,
-    run_id: UUID,
-    event_ids: sa.Select[Any],
-    now: datetime,
-    reason: str,
-    *conditions: sa.ColumnElement[bool],
-) -> int:
-    waiting = sa.select(deliveries.c.id).where(
-        deliveries.c.run_id == run_id,
-        deliveries.c.event_id.in_(event_ids),
-        deliveries.c.state == DeliveryState.WAITING,
-        *conditions,
-    )
+def _cancel(tx: Transaction, cancel: sa.Update, run_id: UUID, decision_id: UUID, now: datetime, reason: str) -> int:
+    settled = {"state": DeliveryState.CANCELLED, "last_error": reason, "settled_at": now}
+    return tx.execute(cancel, {"of_run": run_id, "of_decision": decision_id} | settled).rowcount
+
+
+def _cancel_stops(*conditions: sa.ColumnElement[bool]) -> sa.Update:
+    """Cancels the waiting deliveries of a decision's stop that satisfy the conditions."""
+    run_id: sa.BindParameter[Any] = sa.bindparam("of_run")
+    stops = _select_stops(run_id, sa.bindparam("of_decision"))
+    waiting = (deliveries.c.run_id == run_id, deliveries.c.state == DeliveryState.WAITING)
+    query = sa.select(deliveries.c.id).where(*waiting, deliveries.c.event_id.in_(stops), *conditions)
     # Locked in key order, as workers settle them: otherwise the two can deadlock.
-    delivery_ids = list(tx.execute(waiting.order_by(deliveries.c.id).with_for_update()).scalars())
-    if not delivery_ids:
-        return 0
-    return tx.execute(
-        sa.update(deliveries)
-        .where(
-            deliveries.c.run_id == run_id,
-            deliveries.c.id.in_(delivery_ids),
-            deliveries.c.state == DeliveryState.WAITING,
-        )
-        .values(state=DeliveryState.CANCELLED, last_error=reason, settled_at=now)
-    ).rowcount
+    locked = query.order_by(deliveries.c.id).with_for_update()
+    return sa.update(deliveries).where(*waiting, deliveries.c.id.in_(locked))
+
+
+_CANCEL_STOPS = _cancel_stops()

@@ -19,7 +19,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.rules.statuses import DeliveryState
-from evalstop_service.store import decisions
+from evalstop_service.store import due_decisions
 from evalstop_service.store.database import Transaction, driver_connection
 from evalstop_service.store.tables import UtcTime, deliveries
 
@@ -83,7 +83,7 @@ def read_clock(tx: Transaction, here: datetime) -> tuple[datetime, bool]:
     if tx.dialect.name == "postgresql":
         now, over = tx.execute(_MOMENT).one()
         return now, over
-    return here, decisions.is_any_due(tx, here)
+    return here, due_decisions.is_any_due(tx, here)
 
 
 def find_next_due(tx: Transaction, now: datetime) -> datetime | None:

@@ -14,13 +14,12 @@ from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import decisions as decision_rows
 from evalstop_service.store import runs as run_rows
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.decisions import UNSEEN
+from evalstop_service.store.decisions import PENDING
+from evalstop_service.store.due_decisions import UNSEEN
 from evalstop_service.store.tables import decisions, deliveries, events, projects, runs
 
 EXTENSION_SECONDS = 60.0
 """The extension after an outage; a project with a shorter veto window gets that instead."""
-
-_PENDING = decisions.c.state == sa.literal_column("'pending'")  # inlined, so that the partial index is used
 
 
 def extend_windows(
@@ -35,7 +34,7 @@ def extend_windows(
     `ended_before`: only windows that ended before. `project_ids`: only these projects. Runs are locked first, in the
     order of their ids.
     """
-    is_extended = _PENDING if ended_before is None else _PENDING & (decisions.c.due_at < ended_before)
+    is_extended = PENDING if ended_before is None else PENDING & (decisions.c.due_at < ended_before)
     if project_ids is not None:
         is_extended &= decisions.c.project_id.in_(project_ids)
     run_ids = tx.execute(sa.select(decisions.c.run_id).where(is_extended).distinct()).scalars().all()
@@ -67,7 +66,7 @@ def extend_unseen_windows(tx: Transaction, now: datetime) -> int:
 
 
 def _extend_window(tx: Transaction, run_id: UUID, decision_id: UUID, due_at: datetime) -> bool:
-    is_decision = (decisions.c.run_id == run_id, decisions.c.id == decision_id, _PENDING)
+    is_decision = (decisions.c.run_id == run_id, decisions.c.id == decision_id, PENDING)
     if not tx.execute(sa.update(decisions).where(*is_decision).values(due_at=due_at)).rowcount:
         return False
     stops = sa.select(events.c.id).where(

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from evalstop_service.errors import NotFound
 from evalstop_service.rules.event_types import STOP_EVENTS, URGENT_EVENTS
-from evalstop_service.store import decisions
+from evalstop_service.store import due_decisions
 from evalstop_service.store.queue import pull, queues
 from evalstop_service.store.queue.attempts import ClaimedDelivery
 from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, view_with_secret
@@ -164,7 +164,8 @@ def _claim_deliveries(context: Context, caller: Caller, endpoint_id: UUID, body:
     with context.database.transaction() as tx:
         now, over = queues.read_clock(tx, context.clock())
         if over:
-            decisions.request_due_decisions(tx, now)  # a claimed stop must be requested, whether or not a worker runs
+            # A claimed stop must be requested, whether or not a worker runs.
+            due_decisions.request_due_decisions(tx, now)
         claimed = pull.claim_deliveries(tx, endpoint, now, body.lease_seconds, body.limit, context.encryption)
         if claimed:
             details = {"deliveries": [str(delivery.id) for delivery in claimed]}

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from evalstop_service.clock import Clock
 from evalstop_service.security.encryption import Encryption
-from evalstop_service.store import decisions
+from evalstop_service.store import due_decisions
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import leases, queues, veto_windows
 from evalstop_service.store.queue.attempts import ClaimedDelivery, FinishedAttempt
@@ -70,7 +70,7 @@ def settle_and_claim(
         settled = leases.settle_deliveries(tx, finished, rules.breaker)
         now, any_over = queues.read_clock(tx, clock())
         if any_over:
-            decisions.request_due_decisions(tx, now)
+            due_decisions.request_due_decisions(tx, now)
         claimed = leases.claim_deliveries(
             tx, now, limits.lease_seconds, limits.limit, limits.per_endpoint, limits.room, rules.encryption
         )
@@ -81,7 +81,7 @@ def extend_unseen_windows(database: Database, clock: Clock) -> None:
     """Extend the veto windows that ended while the database accepted no writes, hence no veto."""
     with database.reading() as tx:
         now, any_over = queues.read_clock(tx, clock())
-        unseen = any_over and decisions.is_any_unseen(tx, now)
+        unseen = any_over and due_decisions.is_any_unseen(tx, now)
     if unseen:
         with database.transaction() as tx:
             veto_windows.extend_unseen_windows(tx, now)

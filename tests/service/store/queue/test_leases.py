@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import sqlalchemy as sa
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import deliveries, leases, outbox
@@ -96,6 +97,29 @@ def test_batch_settles_each_attempt(database: Database, project: SeededProject) 
             "a released delivery can be claimed at once"
         )
         assert endpoints.find_endpoint(tx, project.id, endpoint.id) == endpoint
+
+
+def test_stop_claimed_while_its_cancellation_waits_is_cancelled(postgres_database: Database) -> None:
+    """A stop that a worker claims while its cancellation waits for the row is cancelled, and not sent again."""
+    database = postgres_database
+    project = seed_project(database)
+    project.add_endpoint(database, "http://x.example")
+    with database.transaction() as tx:
+        decision = project.insert_decision(tx)
+        project.add_event(tx, type=EventType("run.stop_requested"), decision_id=decision.id)
+
+    def cancel() -> int:
+        with database.transaction() as tx:
+            return outbox.cancel_stop(tx, project.run_id, decision.id, EPOCH, "vetoed")
+
+    with ThreadPoolExecutor(1) as threads:
+        with database.transaction() as tx:
+            assert len(claim_deliveries(tx, EPOCH, 60, 1)) == 1
+            cancelling = threads.submit(cancel)
+            wait_for_blocked_process(database)
+        assert cancelling.result(30) == 1
+    with database.transaction() as tx:
+        assert claim_deliveries(tx, EPOCH + timedelta(hours=1), 60, 1) == []
 
 
 @pytest.mark.parametrize("name", ["settle", "delete", "cancel"])
