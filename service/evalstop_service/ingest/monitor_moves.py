@@ -3,7 +3,7 @@
 An exception in a detector must not keep the run's observations from being stored. It ends the judgment of the run, at
 the observation that caused it, until the monitor is replayed: for a late observation, for other roles, in a new
 attempt, or by a process that does not have it in memory. So does one in the combination of evals or in the choice of
-the best checkpoint, which are attempted again with the next eval.
+the best checkpoint, which are attempted again with the next eval. The run stays marked until a choice succeeds.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def settle_row(
     run, verdict = state.run, state.monitor.verdict
     if verdict is not state.recorded:
         changes["verdict"] = _record_changed(state, verdict, fallen)
-    if state.failure != run.detector_failure:
+    if state.failure is not None or "best_checkpoint" in changes:  # a choice that failed must succeed first
         changes["detector_failure"] = state.failure
     if rewritten:
         changes["rewritten_version"] = version

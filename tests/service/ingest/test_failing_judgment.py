@@ -73,6 +73,19 @@ def test_run_whose_choice_failed_is_judged_again_in_a_new_attempt(project: Proje
     assert project.load_run(run).detector_failure is None
 
 
+def test_run_whose_choice_failed_stays_marked_until_a_choice_succeeds(project: ProjectFixture) -> None:
+    """Another process that loads the run chooses again only with an eval or a checkpoint."""
+    run = open_run_with_failing_choice(project)
+    project.post_observations(run, evals(0.9, start=1))
+    failure = project.load_run(run).detector_failure
+    assert failure is not None
+    project.evict_run(run)
+    project.post_observations(run, [PostedObservation("kl", 1, 0.1)])
+    assert project.load_run(run).detector_failure == failure
+    project.post_observations(run, evals(0.8, start=2))
+    assert project.load_run(run).detector_failure is None
+
+
 def test_evals_are_stored_although_they_cannot_be_combined(project: ProjectFixture) -> None:
     """Scores that are missing follow with the next evals."""
     roles: MetricFields = {"role": "eval", "direction": "maximize"}
