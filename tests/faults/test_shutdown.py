@@ -13,6 +13,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
 from tests.conftest import ClonePostgres
+from tests.faults import raw_sockets
 from tests.faults.retrying_clients import (
     DEADLINE_SECONDS,
     RetryingClient,
@@ -127,6 +128,35 @@ def test_waiting_receivers_are_answered(tmp_path: Path, project_and_key: tuple[P
         service.stop()
         assert (claim.result().status_code, claim.result().json()) == (200, {"events": []})
         assert "Traceback" not in program.read_log()
+
+
+@pytest.mark.parametrize(
+    ("path", "content_type", "detail"),
+    [
+        ("/api/v1/runs", "application/json", "nothing was stored"),
+        ("/api/v1/runs/01900000-0000-7000-8000-000000000000/observations", "application/json", "nothing was stored"),
+        ("/api/v1/observations", "application/x-ndjson", "The first 0 lines were processed"),
+    ],
+)
+def test_bodies_that_stopped_arriving_are_refused(
+    tmp_path: Path, project_and_key: tuple[ProjectFixture, str], path: str, content_type: str, detail: str
+) -> None:
+    """A client that has sent half of a body at SIGTERM gets a retryable 503."""
+    project, key = project_and_key
+    head = raw_sockets.build_request_head("POST", path, key, Content_Type=content_type, Content_Length="99")
+    with (
+        start_replicas(tmp_path, database_url_of(project), 1) as service,
+        raw_sockets.connect(service.url) as sender,
+        RetryingClient(key, lambda: service.url) as client,
+    ):
+        (program,) = service.programs
+        sender.sendall(head + b"{")
+        client.post("/runs", {"name": "a run"})  # the server has read the half body before it answers
+        program.terminate()
+        status, problem = raw_sockets.read_answer(sender)
+        program.wait(DEADLINE_SECONDS)
+    assert status == 503
+    assert detail in problem["detail"]
 
 
 def _has_claimed(project: ProjectFixture) -> bool:

@@ -37,6 +37,9 @@ MAX_UNREAD_BYTES = 256 * 2**20
 
 _RESET = struct.pack("ii", 1, 0)
 
+ARRIVAL_SECONDS = 2.0
+"""How long a body may still arrive when the server shuts down."""
+
 SPARE_FILES = 128
 """File descriptors kept for the database, deliveries and connections being refused."""
 
@@ -137,6 +140,10 @@ class LimitedConnection(HttpToolsProtocol):
         super().resume_writing()
         self._unread_since = None
 
+    def shutdown(self) -> None:
+        super().shutdown()
+        self.loop.call_later(ARRIVAL_SECONDS, self._end_arrival)
+
     @property
     def waits_for_client(self) -> bool:
         """Whether the client has sent no complete request that is still unanswered."""
@@ -177,6 +184,15 @@ class LimitedConnection(HttpToolsProtocol):
         if self._in_head or cycle is None or cycle.response_complete:
             return False
         return cycle.scope["path"] in self.limits.streamed
+
+    def _end_arrival(self) -> None:
+        """Refuse a request whose body is still arriving when the server shuts down, which would wait for it."""
+        if self._in_head or self.pipeline:
+            return
+        if self._is_streamed():
+            self.cycle.message_event.set()  # its route answers with what was stored
+        elif self.cycle.more_body:
+            self._refuse(503, "the service is shutting down; nothing was stored. Send the same request again")
 
     def _is_read_too_slowly(self, now: float) -> bool:
         unread = self.unread_bytes
