@@ -275,7 +275,7 @@ class Run:
         if self._reporter is None or self._finished:
             return True
         seconds = self._settings.limits.flush_seconds if timeout_seconds is None else timeout_seconds
-        return self._reporter.flush(min(LONGEST_WAIT_SECONDS, seconds))
+        return self._reporter.flush(min(LONGEST_WAIT_SECONDS, max(0.0, seconds)))  # 0 for NaN
 
     def finish(self, status: Literal["completed", "failed"] = "completed") -> None:
         """Report how the run ended and wait up to `flush_seconds` for the service; later calls do nothing."""

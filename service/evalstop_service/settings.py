@@ -51,7 +51,7 @@ def _check_artifact_root(uri: str) -> str:
     return uri
 
 
-Positive = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=366 * 86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -95,10 +95,10 @@ class HttpSettings(_Group):
     connections: Count = 10_000
     """Maximum number of open connections, as far as the system's limit on open files allows."""
 
-    request_seconds: Positive = 20.0
+    request_seconds: Seconds = 20.0
     """Seconds in which a request must arrive, plus one for every 64 KiB of it."""
 
-    answer_seconds: Positive = 30.0
+    answer_seconds: Seconds = 30.0
     """Seconds in which the client must read an answer, plus one for every 64 KiB of it."""
 
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20
@@ -165,7 +165,7 @@ class ProjectSettings(_Group):
 class SignInSettings(_Group):
     """Keys and signing in"""
 
-    key_cache_seconds: Annotated[float, Field(ge=0)] = 5.0
+    key_cache_seconds: Annotated[float, Field(ge=0, le=366 * 86_400, allow_inf_nan=False)] = 5.0
     """Longest time in seconds that a replica accepts a key that another replica revoked."""
 
     session_secret: Annotated[SecretStr, Field(min_length=32)] | None = None
@@ -214,13 +214,13 @@ class WebhookSettings(_Group):
     encrypts, all decrypt. None uses the key that `evalstop up` creates in the data folder, or plain text without
     one."""
 
-    delivery_timeout_seconds: Positive = 10.0
+    delivery_timeout_seconds: Seconds = 10.0
     """Seconds in which an endpoint must answer."""
 
-    delivery_lease_seconds: Positive = 60.0
+    delivery_lease_seconds: Seconds = 60.0
     """Seconds after which another worker takes over the deliveries of a dead one; must be longer than the timeout."""
 
-    delivery_poll_seconds: Positive = 1.0
+    delivery_poll_seconds: Seconds = 1.0
     """Seconds between two polls for due deliveries when nothing wakes the worker."""
 
     delivery_concurrency: Count = 32
@@ -229,10 +229,10 @@ class WebhookSettings(_Group):
     delivery_max_attempts: Count = 100
     """Attempts after which a delivery is dead."""
 
-    delivery_first_pause_seconds: Positive = 1.0
+    delivery_first_pause_seconds: Seconds = 1.0
     """Seconds to wait after the first failed attempt; the pause doubles with each further one."""
 
-    delivery_longest_pause_seconds: Positive = 900.0
+    delivery_longest_pause_seconds: Seconds = 900.0
     """Longest pause between two attempts, in seconds."""
 
     @model_validator(mode="after")

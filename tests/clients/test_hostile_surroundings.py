@@ -79,6 +79,14 @@ def test_flush_may_wait_without_end(server: FakeServer) -> None:
         assert run.flush(math.inf)
 
 
+def test_flush_for_no_time_returns() -> None:
+    """flush(nan) does not wait: it is neither a year nor an exception."""
+    run = Run("a run", url="http://127.0.0.1:1", flush_seconds=0)
+    run.log({"score": 1.0}, step=1)
+    assert not run.flush(math.nan)
+    run.finish()
+
+
 def test_values_that_raise_are_dropped(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
     """A mapping that raises, as one that another thread changes, is dropped with a warning."""
     with open_run(server) as run:

@@ -19,6 +19,24 @@ def test_contradicting_settings_of_deliveries_are_refused(
     assert f"{name}: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["inf", "nan", "0", "1e9"])
+@pytest.mark.parametrize("name", ["EVALSTOP_REQUEST_SECONDS", "EVALSTOP_DELIVERY_LEASE_SECONDS"])
+def test_times_without_end_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
+) -> None:
+    """A time is a number of seconds above 0 and at most a year."""
+    monkeypatch.setenv(name, value)
+    assert cli.main(["deliver", "--database-url", "sqlite:///never-opened.db"]) == cli.USAGE
+    assert f"{name}: " in capsys.readouterr().err
+
+
+def test_key_is_not_cached_for_ever(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A revoked key would never stop working elsewhere."""
+    monkeypatch.setenv("EVALSTOP_KEY_CACHE_SECONDS", "inf")
+    assert cli.main(["deliver", "--database-url", "sqlite:///never-opened.db"]) == cli.USAGE
+    assert "EVALSTOP_KEY_CACHE_SECONDS: " in capsys.readouterr().err
+
+
 def test_unsupported_database_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The error names the variable and the supported URL forms."""
     monkeypatch.setenv("EVALSTOP_DATABASE_URL", "mysql://db/evalstop")

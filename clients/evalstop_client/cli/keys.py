@@ -15,6 +15,7 @@ from evalstop_client.service import Json
 SCOPES = ("ingest", "read", "report", "operate", "admin")
 
 MOST_DAYS = 36_500
+MOST_OVERLAP_SECONDS = 30 * 86_400
 
 FIRST = "The first key is printed by `evalstop up`, or created on its machine by `evalstop admin key create`."
 
@@ -38,7 +39,7 @@ def add_to(commands: Subcommands, text: str) -> None:
     rotate = add_command(verbs, "rotate", rotate_key)
     rotate.add_argument(
         "--overlap-seconds",
-        type=float,
+        type=_parse_overlap,
         default=86_400.0,
         metavar="S",
         help="how long the current secret stays valid (default: a day)",
@@ -93,13 +94,21 @@ def revoke_key(options: argparse.Namespace) -> int:
 
 
 def _parse_days(text: str) -> timedelta:
+    return timedelta(days=_parse_number(text, MOST_DAYS, "days"))
+
+
+def _parse_overlap(text: str) -> float:
+    return _parse_number(text, MOST_OVERLAP_SECONDS, "seconds")
+
+
+def _parse_number(text: str, most: int, unit: str) -> float:
     try:
-        days = float(text)
+        number = float(text)
     except ValueError:
-        days = math.nan
-    if not 0 <= days <= MOST_DAYS:
-        raise argparse.ArgumentTypeError(f"{text}: it must be from 0 to {MOST_DAYS} days")
-    return timedelta(days=days)
+        number = math.nan
+    if not 0 <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text}: it must be from 0 to {most} {unit}")
+    return number
 
 
 def _load_keys(api: Api) -> list[Json]:

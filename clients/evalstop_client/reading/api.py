@@ -16,7 +16,7 @@ from evalstop_client.errors import ConfigurationError, NotFound
 from evalstop_client.reading.connection import Connection
 from evalstop_client.reading.records import DecisionRecord, RunRecord
 from evalstop_client.reading.table import Table
-from evalstop_client.settings import validate_key, validate_url
+from evalstop_client.settings import LONGEST_WAIT_SECONDS, validate_key, validate_url
 
 Since = str | datetime | timedelta
 
@@ -40,6 +40,8 @@ class Api:
             raise ConfigurationError("url: set the URL of the service with url= or EVALSTOP_URL.")
         if secret is None:
             raise ConfigurationError("key: set a key with key= or EVALSTOP_KEY; `evalstop up` prints the first one.")
+        if not 0 < timeout_seconds <= LONGEST_WAIT_SECONDS:
+            raise ConfigurationError(f"timeout_seconds {timeout_seconds!r}: it must be above 0 and at most a year.")
         self.connection = Connection(validate_url(url), secret, timeout_seconds)
         """For requests without a method here: `api.connection.get("/precision")` returns the document."""
 

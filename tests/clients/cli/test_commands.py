@@ -166,6 +166,14 @@ def test_keys_are_created_listed_rotated_and_revoked(shell: Shell, monkeypatch: 
     assert "no active key" in shell.run("key", "revoke", "reader", code=1)
 
 
+@pytest.mark.parametrize("seconds", ["inf", "nan", "-1", "soon"])
+def test_overlap_must_be_a_time(capsys: pytest.CaptureFixture[str], seconds: str) -> None:
+    """It is checked before anything is sent."""
+    with pytest.raises(SystemExit):
+        main(["key", "rotate", "reader", f"--overlap-seconds={seconds}"])
+    assert f"{seconds}: it must be from 0 to 2592000 seconds" in capsys.readouterr().err
+
+
 def test_endpoints_are_added_tested_and_removed(shell: Shell) -> None:
     """The secret is printed once, a failed test exits with 1, and a pull endpoint can be added and removed."""
     assert shell.run("endpoint", "add", "http://127.0.0.1:9/").startswith("whsec_")

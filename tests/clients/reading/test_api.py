@@ -141,6 +141,13 @@ def test_errors_have_types(project: Project) -> None:
         evalstop.Api(key="esk_x")
 
 
+@pytest.mark.parametrize("seconds", [0, -1, math.inf, math.nan])
+def test_timeout_must_be_a_time(seconds: float) -> None:
+    """A timeout that no socket takes is a ConfigurationError, not a service that is away."""
+    with pytest.raises(evalstop.ConfigurationError, match="timeout_seconds"):
+        evalstop.Api("http://127.0.0.1:1", "esk_x", timeout_seconds=seconds)
+
+
 def test_missing_field_is_an_api_error(project: Project) -> None:
     """An answer without an expected field, as of another release, names the field."""
     with project.report_run("well", (0.1, 0.2)):
