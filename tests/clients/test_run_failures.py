@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from evalstop_client import Limits
+from evalstop_client.spool.segment import Entry
 
 from tests.clients.fake_service import PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import wait_until
@@ -199,6 +200,25 @@ def test_run_that_does_not_wait_for_the_service_is_spooled(server: FakeServer, t
     (segment,) = (tmp_path / "spool").glob("*/*.jsonl")
     kinds = [json.loads(line)["to"] for line in segment.read_text().splitlines()]
     assert kinds == ["open", *["observations"] * 5, "finish"]
+    assert run.dropped == 0
+
+
+def test_finish_ends_although_the_disk_hangs(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    """What a write holds up is said to be possibly lost; it is kept if the disk answers later."""
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    class HangingEntry(Entry):
+        def line(self) -> bytes:
+            hangs.set()
+            goes_on.wait(60)
+            return super().line()
+
+    run = open_run(server, limits=Limits(flush_seconds=0))
+    run._put_entry(HangingEntry("resume", {"step": 0}))
+    assert hangs.wait(60)
+    run.finish()
+    assert any("the disk hangs" in message for message in list_messages(caplog))
+    goes_on.set()
     assert run.dropped == 0
 
 

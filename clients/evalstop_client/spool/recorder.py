@@ -58,13 +58,14 @@ class Recorder:
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue and not self._writing, timeout_seconds)
 
-    def close(self) -> None:
-        """End the thread once the queue is empty, and wait for that up to `CLOSE_SECONDS`."""
+    def close(self) -> bool:
+        """End the thread once the queue is empty, and wait for that up to `CLOSE_SECONDS`; False on timeout."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(CLOSE_SECONDS)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while True:

@@ -12,7 +12,7 @@ from evalstop_client.latest_answer import LatestAnswer
 from evalstop_client.observations import LoggedValues
 from evalstop_client.service import Service
 from evalstop_client.settings import Settings
-from evalstop_client.spool.recorder import Recorder
+from evalstop_client.spool.recorder import CLOSE_SECONDS, Recorder
 from evalstop_client.spool.segment import Entry
 from evalstop_client.spool.sender import Sender
 from evalstop_client.spool.spool import Spool
@@ -68,11 +68,14 @@ class Reporter:
         return recorded and self._sender.is_idle
 
     def close(self, timeout_seconds: float) -> bool:
-        """Flush, then end the threads; what could not be sent stays in the spool for the next run of this name."""
+        """Flush, then end the threads; what could not be sent stays in the spool for the next run of this name.
+
+        A disk that hangs is waited for up to `CLOSE_SECONDS`.
+        """
         flushed = self.flush(timeout_seconds)
-        self._recorder.close()
+        recorded = self._recorder.close()
         self._sender.close()
-        self._spool.close()
+        self._spool.close(CLOSE_SECONDS if recorded else 0.0)
         if not flushed and self._started:
             folder = self._settings.spool_folder
             logger.warning("evalstop: not everything was sent; the next run of this name will send %s", folder)

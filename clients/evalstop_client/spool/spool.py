@@ -27,6 +27,7 @@ class Spool:
         self._opening = opening
         self._limits = limits
         self._warnings = warnings
+        self._disk = threading.Lock()  # held while the segments are read or written, which may hang
         self._changed = threading.Condition()
         self._segments: deque[Segment] = deque()
         self._owned: Segment | None = None  # the segment that this process writes, always the last one
@@ -34,7 +35,7 @@ class Spool:
 
     def adopt(self) -> int:
         """Adopt the segments of dead processes of this run name, oldest first; returns how many."""
-        with self._changed:
+        with self._disk:
             adopted: list[Segment] = []
             for path in sorted(self._folder.glob("*.jsonl")):
                 try:
@@ -45,12 +46,12 @@ class Spool:
                 if segment is not None:
                     adopted.append(segment)
             self._segments.extendleft(reversed(adopted))  # before what this process may already have recorded
-            self._changed.notify_all()
-            return len(adopted)
+        self.wake()
+        return len(adopted)
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Make `entries` durable; if the disk fails, keep them in memory; if that is full, drop observations."""
-        with self._changed:
+        with self._disk:
             storable = [entry for entry in entries if entry.is_control] if self._is_full() else list(entries)
             lost = sum(entry.observation_count for entry in entries) - sum(
                 entry.observation_count for entry in storable
@@ -64,11 +65,11 @@ class Spool:
                 self._warnings.count_dropped("closed", count, "the disk was too slow at the end: entries are lost")
             elif storable:
                 self._write_entries(storable)
-            self._changed.notify_all()
+        self.wake()
 
     def head(self) -> Batch | None:
         """The oldest entries that fit in one request, or None if everything was sent."""
-        with self._changed:
+        with self._disk:
             while self._segments and not self._closed:
                 segment = self._segments[0]
                 batch = segment.head(self._limits.batch_observations)
@@ -82,21 +83,21 @@ class Spool:
 
     def advance(self, batch: Batch) -> None:
         """Mark `batch` as sent."""
-        with self._changed:
+        with self._disk:
             if not self._closed:
                 batch.segment.advance(batch)
                 if batch.unreadable:
                     self._warnings.count_dropped(
                         "unreadable", batch.unreadable, "damaged lines in %s are skipped", self._folder
                     )
-            self._changed.notify_all()
+        self.wake()
 
     def leave_head(self) -> None:
         """Leave the oldest segment, which was adopted, to a process whose key may send it."""
-        with self._changed:
+        with self._disk:
             if not self._closed:
                 self._segments.popleft().close()
-            self._changed.notify_all()
+        self.wake()
 
     def reject(self, entries: Sequence[Entry], reason: str) -> Path:
         """Write rejected `entries` with the service's reason to a file next to the spool; returns its path."""
@@ -128,29 +129,40 @@ class Spool:
         """Whether all appended entries were sent or rejected."""
         return all(segment.is_sent for segment in list(self._segments))
 
-    def close(self) -> None:
-        """Close the files: sent ones are deleted, the rest waits for the next process."""
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            for segment in self._segments:
-                if isinstance(segment, MemorySegment) and not segment.is_sent:
-                    self._warnings.count_dropped(
-                        "memory", segment.entry_count, "entries that could be neither written to disk nor sent are lost"
-                    )
-                if segment.is_sent:
-                    segment.delete()
-                else:
-                    segment.close()
-            with contextlib.suppress(OSError):
-                self._folder.rmdir()  # succeeds only if it is empty
-            self._changed.notify_all()
+    def close(self, wait_seconds: float) -> None:
+        """Close the files: sent ones are deleted, the rest waits for the next process.
+
+        If the disk hangs for longer than `wait_seconds`, they are left as they are.
+        """
+        if not self._disk.acquire(timeout=wait_seconds):
+            self._warnings.warn_once("hangs", "the disk hangs: what %s does not hold yet may be lost", self._folder)
+            return
+        try:
+            self._close_segments()
+        finally:
+            self._disk.release()
+        self.wake()
 
     def abandon_in_child(self) -> None:
         """After a fork: close the child's copies of the files, which the parent writes and deletes."""
         for segment in self._segments:
             segment.close()
+
+    def _close_segments(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for segment in self._segments:
+            if isinstance(segment, MemorySegment) and not segment.is_sent:
+                self._warnings.count_dropped(
+                    "memory", segment.entry_count, "entries that could be neither written to disk nor sent are lost"
+                )
+            if segment.is_sent:
+                segment.delete()
+            else:
+                segment.close()
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()  # succeeds only if it is empty
 
     def _is_full(self) -> bool:
         on_disk = sum(segment.byte_count for segment in self._segments)

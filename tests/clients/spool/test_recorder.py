@@ -35,7 +35,7 @@ def test_full_queue_drops_observations_but_no_checkpoint(tmp_path: Path, caplog:
         recorded += batch.entries
         spool.advance(batch)
     assert recorded == [make_observation(0), make_observation(1), make_observation(2), checkpoint]
-    spool.close()
+    spool.close(0)
 
 
 def test_entries_in_memory_are_lost_at_the_end(tmp_path: Path) -> None:
@@ -45,5 +45,5 @@ def test_entries_in_memory_are_lost_at_the_end(tmp_path: Path) -> None:
     warnings = WarningLog()
     spool = Spool(blocker, {"name": "a run"}, Limits(), warnings)
     spool.append([make_observation(1), make_observation(2)])
-    spool.close()
+    spool.close(0)
     assert warnings.dropped == 2

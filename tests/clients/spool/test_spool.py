@@ -69,7 +69,7 @@ def test_entries_are_sent_whole_and_in_order(chunks: list[list[Entry]]) -> None:
             spool.append(chunk)
         assert drain(spool) == flatten(chunks)
         assert spool.is_empty
-        spool.close()
+        spool.close(0)
         assert not folder.exists()
 
 
@@ -88,7 +88,7 @@ def test_next_process_sends_what_was_left(chunks: list[list[Entry]], sent_before
         new = Entry("resume", {"step": 1})
         second.append([new])
         assert sent + drain(second) == [*flatten(chunks), new]
-        second.close()
+        second.close(0)
         assert not folder.exists()
 
 
@@ -96,7 +96,7 @@ def test_adopted_entries_are_sent_first(tmp_path: Path) -> None:
     """Entries appended before the adoption are sent after the adopted ones."""
     first = open_spool(tmp_path / "a-run")
     first.append([Entry("resume", {"step": 1})])
-    first.close()
+    first.close(0)
     second = open_spool(tmp_path / "a-run")
     second.append([Entry("resume", {"step": 2})])
     second.adopt()
@@ -122,7 +122,7 @@ def test_torn_file_loses_only_the_torn_line(chunks: list[list[Entry]], data: st.
         second.adopt()
         survivors = whole[header:cut].count(b"\n")
         assert drain(second) == flatten(chunks)[:survivors]
-        second.close()
+        second.close(0)
 
 
 def test_damaged_line_is_skipped_and_counted(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_spool_in_use_is_not_adopted(tmp_path: Path, caplog: pytest.LogCaptureFi
     second = open_spool(tmp_path / "a-run")
     assert second.adopt() == 0
     assert caplog.records == []
-    second.close()
+    second.close(0)
     assert drain(first) == [Entry("resume", {"step": 1})]
 
 
@@ -154,7 +154,7 @@ def test_segments_keep_their_opening(tmp_path: Path) -> None:
     """What an earlier process left is sent with that process's opening."""
     first = open_spool(tmp_path / "a-run", opening={"name": "a run", "labels": {"job": "1"}})
     first.append([Entry("resume", {"step": 1})])
-    first.close()
+    first.close(0)
     second = open_spool(tmp_path / "a-run", opening={"name": "a run", "labels": {"job": "2"}})
     second.adopt()
     second.append([Entry("resume", {"step": 2})])
@@ -189,7 +189,7 @@ def test_entries_wait_in_memory_while_the_disk_fails(tmp_path: Path) -> None:
     spool.append([Entry("resume", {"step": 4})])
     assert len(list(blocker.glob("*.jsonl"))) == 1
     assert [entry.body["step"] for entry in drain(spool)] == [4]
-    spool.close()
+    spool.close(0)
 
 
 def test_rejected_entries_are_kept_with_the_reason(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_unreadable_segment_is_skipped(tmp_path: Path) -> None:
     """A segment without a first line is kept, and the others are sent."""
     first = open_spool(tmp_path / "a-run")
     first.append([Entry("resume", {"step": 1})])
-    first.close()
+    first.close(0)
     broken = tmp_path / "a-run" / "0-broken.jsonl"
     broken.write_bytes(b'{"to":"op')
     second = open_spool(tmp_path / "a-run")
