@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,6 +148,29 @@ def test_only_written_files_are_checkpoints(
         callback.on_epoch_end(epoch, {"score": 0.5})
     callback.on_train_end()
     assert list(service.find_run("fit").checkpoints) == [2, 4]
+
+
+def test_checkpoints_in_an_object_store_are_found_as_keras_writes_them(
+    server: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keras writes to gs:// through TensorFlow's gfile, which says whether an epoch wrote its file."""
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    from evalstop_client.callbacks.keras import EvalStopCallback
+
+    written: dict[str, int] = {}
+    gfile = SimpleNamespace(exists=written.__contains__, stat=lambda path: SimpleNamespace(mtime_nsec=written[path]))
+    monkeypatch.setitem(sys.modules, "tensorflow.io.gfile", gfile)
+    callback = EvalStopCallback(
+        checkpoints="gs://bucket/best.keras", name="fit", url=server.url, key=KEY, metrics=METRICS, limits=FAST_LIMITS
+    )
+    callback.set_params({"epochs": 4})
+    for epoch, is_saved in enumerate((False, True, False, True)):
+        callback.on_epoch_begin(epoch)
+        if is_saved:
+            written["gs://bucket/best.keras"] = epoch
+        callback.on_epoch_end(epoch, {"score": 0.5})
+    callback.on_train_end()
+    assert service.find_run("fit").checkpoints == dict.fromkeys((2, 4), "gs://bucket/best.keras")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ Steps are epochs, counted from 1: within an epoch Keras logs running means.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 from pathlib import Path
@@ -15,13 +16,10 @@ from typing import Any, Unpack
 
 from keras.callbacks import Callback
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, open_run, repeats_steps, to_uri
+from evalstop_client.callbacks.arguments import URI, RunArguments, filled, keep_numbers, open_run, repeats_steps, to_uri
 from evalstop_client.run import Run
 
 logger = logging.getLogger("evalstop_client")
-
-_UNKNOWN = (LookupError, AttributeError, TypeError, ValueError, OSError)
-"""What the name of a file may raise: the user writes it, and it must not end the training."""
 
 
 class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
@@ -29,8 +27,8 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
 
     Takes the keyword arguments of `evalstop_client.Run`; a name is required, here or in EVALSTOP_RUN_NAME.
     `checkpoints` is the path of a ModelCheckpoint earlier in the list, with its `{epoch}`: Keras does not report what
-    it saves, so the callback looks for a file that the epoch wrote. `fit` with an `initial_epoch` resumes from a
-    checkpoint.
+    it saves, so the callback looks for a file that the epoch wrote, in an object store as Keras does, through
+    TensorFlow. `fit` with an `initial_epoch` resumes from a checkpoint.
     """
 
     def __init__(self, *, checkpoints: str | os.PathLike[str] | None = None, **arguments: Unpack[RunArguments]) -> None:
@@ -38,7 +36,7 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
         self._arguments = arguments
         self._checkpoints = None if checkpoints is None else os.fspath(checkpoints)
         self._run: Run | None = None
-        self._saved_before: tuple[Path, int] | None = None
+        self._saved_before: tuple[str, int] | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Open the run, and report a resume from a checkpoint."""
@@ -47,7 +45,7 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
             self._run = open_run(arguments)
             if repeats_steps(epoch):
                 self._run.resume(step=epoch)
-        with contextlib.suppress(*_UNKNOWN):  # a metric in its name is known at the epoch's end
+        with contextlib.suppress(Exception):  # a metric in its name is known at the epoch's end
             self._saved_before = self._find_saved(epoch, {})
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -62,7 +60,7 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
         self._run.log(keep_numbers(logs), step=epoch + 1)
         try:
             saved = self._find_saved(epoch, logs or {})
-        except _UNKNOWN as error:  # {batch}, or a metric that this epoch lacks
+        except Exception as error:  # {batch}, a metric that this epoch lacks, an object store that does not answer
             logger.warning("evalstop: no checkpoint of epoch %d: %r: %r", epoch + 1, self._checkpoints, error)
             return
         if saved is not None and saved != self._saved_before:  # `save_best_only` leaves it as it was
@@ -74,9 +72,13 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
             self._run.finish()
             self._run = None
 
-    def _find_saved(self, epoch: int, logs: dict[str, Any]) -> tuple[Path, int] | None:
+    def _find_saved(self, epoch: int, logs: dict[str, Any]) -> tuple[str, int] | None:
         """The file of an epoch's checkpoint and when it was written; None if there is none."""
         if self._checkpoints is None:
             return None
-        path = Path(self._checkpoints.format(epoch=epoch + 1, **logs))
-        return (path, path.stat().st_mtime_ns) if path.exists() else None
+        path = self._checkpoints.format(epoch=epoch + 1, **logs)
+        if URI.match(path):
+            gfile = importlib.import_module("tensorflow.io.gfile")
+            return (path, gfile.stat(path).mtime_nsec) if gfile.exists(path) else None
+        file = Path(path)
+        return (path, file.stat().st_mtime_ns) if file.exists() else None
