@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from evalstop_client.callbacks.arguments import RunArguments
+from evalstop_client.callbacks.arguments import open_run as open_callback_run
 
-from tests.clients.fake_service import FakeServer, FakeService
-from tests.clients.runs import open_run
+from tests.clients.fake_service import KEY, FakeServer, FakeService
+from tests.clients.runs import FAST_LIMITS, open_run
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks where there is fork")
 
@@ -60,6 +62,28 @@ def test_forked_child_reports_and_does_not_finish_the_run(server: FakeServer, se
     assert {step: value for (_, _, step), value in stored.observations.items()} == {1: 1.0, 2: 2.0, 3: 3.0}
     assert stored.duplicates == 0
     assert stored.status == "completed"
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_forked_child_that_trains_under_its_parents_name_does_not_end_its_run(
+    server: FakeServer, service: FakeService
+) -> None:
+    """A callback in a forked child attaches to the run of a training that goes on in the parent."""
+    arguments: RunArguments = {"url": server.url, "key": KEY, "name": "a run", "limits": FAST_LIMITS}
+    with open_callback_run(arguments) as run:
+        assert run.flush()
+        child = os.fork()
+        if child == 0:
+            try:
+                in_child = open_callback_run(arguments)
+                in_child.log({"score": 2.0}, step=2)
+                in_child.flush()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert service.find_run("a run").status == "running"
+    assert [(run.name, run.status) for run in service.runs.values()] == [("a run", "completed")]
+    assert list(service.find_run("a run").observations.values()) == [2.0]
 
 
 def test_a_process_forked_at_once_can_import_what_the_client_uses(tmp_path: Path) -> None:

@@ -75,6 +75,9 @@ def repeats_steps(step: int) -> bool:
 
 _latest_runs: dict[str | None, Run] = {}  # by name; keeps one run for each, which may have ended
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_latest_runs.clear)  # they go on in the parent
+
 
 def open_run(arguments: RunArguments) -> Run:
     """Open the run of a training, which a framework begins.
