@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -76,6 +77,28 @@ def test_request_over_a_quota_names_it(project: ServedProject, client: httpx.Cli
     last_run = client.post("/runs", json={"name": "r3"})
     assert Quota.RUNS_PER_DAY in expect_problem(last_run, 429)["detail"]
     assert 0 < int(last_run.headers["retry-after"]) <= 86_400
+
+
+def test_reopened_run_counts_as_open(project: ServedProject, client: httpx.Client) -> None:
+    """A run that has ended is reopened only while the project has room; attaching to an open run needs none."""
+    ended, other = [expect_json(client.post("/runs", json={"name": name}), 201)["id"] for name in ("r0", "r1")]
+    expect_json(client.post(f"/runs/{ended}/finish", json={"status": "completed"}), 200)
+    expect_json(client.post("/runs", json={"name": "r2"}), 201)
+    mlflow_update = {"run_id": uuid.UUID(ended).hex, "status": "RUNNING"}
+    ways: list[Callable[[], httpx.Response]] = [
+        lambda: client.post("/runs", json={"name": "r0", "resume": "must"}),
+        lambda: client.post(f"/runs/{ended}/resume", json={"step": 0}),
+        lambda: client.post(f"{project.url}/mlflow/api/2.0/mlflow/runs/update", json=mlflow_update),
+    ]
+    expect_json(client.post("/runs", json={"name": "r1", "resume": "must"}), 200)
+    for reopen in ways:
+        refused = reopen()
+        assert (refused.status_code, "open_runs" in refused.text) == (429, True)
+    assert expect_json(client.get(f"/runs/{ended}"), 200)["status"] == "completed"
+    expect_json(client.post(f"/runs/{other}/finish", json={"status": "completed"}), 200)
+    for reopen in ways:
+        assert reopen().is_success
+        expect_json(client.post(f"/runs/{ended}/finish", json={"status": "completed"}), 200)
 
 
 def post_metrics(client: httpx.Client, run_id: str, count: int, step: int = 1) -> httpx.Response:

@@ -23,6 +23,7 @@ from evalstop_service.evaluation import cases
 from evalstop_service.ingest.open_request import OpenRequest as OpenRequest
 from evalstop_service.ingest.open_request import Resume as Resume
 from evalstop_service.ingest.open_request import apply_limits
+from evalstop_service.ingest.run_terms import refuse_other_job, refuse_other_terms
 from evalstop_service.projects import policies
 from evalstop_service.rules.eval_changes import MOST_CHANGES, EvalChange
 from evalstop_service.rules.labels import find_objection, list_job_changes
@@ -33,7 +34,7 @@ from evalstop_service.runs.descriptions import fill_description
 from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
-from evalstop_service.store import audit, keys, mlflow_runs, projects, quota_use, run_health, runs
+from evalstop_service.store import audit, mlflow_runs, projects, quota_use, run_health, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.keys import Key
@@ -121,7 +122,7 @@ def relabel_run(
         labels = change_labels(run.labels)
         if labels == run.labels:
             return run
-        opened_by = _refuse_other_job(tx, run, labels, key, now)
+        opened_by = refuse_other_job(tx, run, labels, key, now)
         _record_job_change(tx, run, labels, actor, now)
         changed = replace(run, labels=labels, opened_by=opened_by, version=run.version + 1, updated_at=now)
         total_steps = find_total_steps(labels)
@@ -152,6 +153,13 @@ def reopen_run(database: Database, project_id: UUID, run_id: UUID, actor: str, n
         if run.status not in OPEN:
             _record_opening(tx, reopened, request, "run.reopened", now)
         return reopened
+
+
+def require_room_to_resume(tx: Transaction, project_id: UUID, run_id: UUID, now: datetime) -> None:
+    """Raise QuotaReached when the run has ended and the project has no room for another open one."""
+    run = runs.find_run(tx, project_id, run_id)
+    if run is not None and run.ended_at is not None:
+        quota_use.require_room(tx, projects.get_project(tx, project_id), Quota.OPEN_RUNS, now)
 
 
 def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
@@ -252,18 +260,23 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
     4. If it had ended, or continues in another job, after its stop was sent or can no longer be sent, begin a new
        attempt, so that it can be stopped again. Otherwise, if it had ended, delete its case.
     5. Check its liveness again, if it was not running.
+
+    Raises QuotaReached when the run had ended and the project has no room for another open one.
     """
     refuse_pruned_run(run)
+    if run.ended_at is not None:
+        project = projects.lock_project(tx, project.id)
+        quota_use.require_room(tx, project, Quota.OPEN_RUNS, now)
     if request.metrics not in (None, run.metrics) and not metric_roles.is_corrected(run):
         raise Conflict(
             f"run {run.name!r} exists with the metrics {run.metrics}, not {request.metrics}; "
             "omit metrics, or give the new run another name"
         )
     if run.has_begun:
-        _refuse_other_terms(run, request)
+        refuse_other_terms(run, request)
     fill_description(tx, run, request.description, now)
     labels = _merge_labels(run.labels, request.labels or {})
-    opened_by = _refuse_other_job(tx, run, labels, request.key, now)
+    opened_by = refuse_other_job(tx, run, labels, request.key, now)
     _record_job_change(tx, run, labels, request.actor, now)
     next_step = 0 if run.last_step is None else run.last_step + 1
     changed = replace(
@@ -329,49 +342,6 @@ def _merge_labels(labels: dict[str, str], new: dict[str, str]) -> dict[str, str]
     if merged != labels and (objection := find_objection(merged)):
         raise Invalid(f"labels: {objection}")
     return merged
-
-
-def _refuse_other_job(tx: Transaction, run: Run, labels: dict[str, str], key: Key | None, now: datetime) -> UUID | None:
-    """Raise Conflict when a key that does not own the run would change its job; returns the owning key.
-
-    Keys that may end jobs anyway may relabel any run. If the owning key is no longer valid, the next key becomes the
-    owner.
-    """
-    changed = list_job_changes(run.labels, labels)
-    if key is None or not run.has_begun or not changed or key.id == run.opened_by:
-        return run.opened_by
-    if run.opened_by is None or keys.find_key(tx, run.opened_by, now) is None:
-        return key.id
-    if not {"operate", "admin"}.isdisjoint(key.scopes):
-        return run.opened_by
-    raise Conflict(
-        f"run {run.name!r} has observations and was opened with another key; only this key may change labels of its "
-        f"job: {', '.join(changed)}; omit them, or give the new run another name"
-    )
-
-
-def _refuse_other_terms(run: Run, request: OpenRequest) -> None:
-    """Raise Conflict when the request would change what may end which job, for a run that has observations.
-
-    A policy without a version matches any version. Labels may change when the run is resumed, possibly by another job,
-    or in the job in which it runs.
-    """
-    other: list[str] = []
-    if request.policy not in (None, run.policy_name, f"{run.policy_name}@{run.policy_version}"):
-        other.append(f"policy {run.policy_name}@{run.policy_version}, not {request.policy}")
-    if request.mode not in (None, run.mode):
-        other.append(f"mode {run.mode}, not {request.mode}")
-    if request.resume is None and (request.job is None or request.job != run.job):
-        other += [
-            f"label {name} {run.labels[name]!r}, not {value!r}"
-            for name, value in (request.labels or {}).items()
-            if run.labels.get(name, value) != value
-        ]
-    if other:
-        raise Conflict(
-            f"run {run.name!r} has observations and keeps its terms: {'; '.join(other)}; "
-            "omit them, or give the new run another name"
-        )
 
 
 def _record_opening(tx: Transaction, run: Run, request: OpenRequest, action: str, now: datetime) -> None:

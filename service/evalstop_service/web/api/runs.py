@@ -221,6 +221,8 @@ def resume_run(
     run_id: RunId, body: ResumeIn, caller: Ingest, committer: Commit, context: Ctx, database: Db, now: Now
 ) -> RunOut:
     """Start a new attempt from a checkpoint; later observations of the earlier attempt are superseded."""
+    with database.reading() as tx:
+        run_opening.require_room_to_resume(tx, caller.project_id, run_id, now)
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Resumed(body.step, caller.actor)))
     with database.reading() as tx:
         return view_run(tx, receipt.run, context, now)
