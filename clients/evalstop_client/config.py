@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 from evalstop_client.errors import ConfigurationError
 
-MOST_PARAMS = 1000
+MOST_PARAMS, MOST_PARAM_BYTES = 1000, 4 * 2**20
 LONGEST_NAME, LONGEST_VALUE = 256, 2000
 UNREADABLE = "?"
 DIGEST_CHARACTERS = 12
@@ -31,8 +32,9 @@ def format_value(value: object) -> str:
 def flatten_config(config: object) -> dict[str, str]:
     """Flatten a mapping, or an object with attributes such as argparse's, into params with dotted names; None has none.
 
-    Long values are truncated, params beyond `MOST_PARAMS` are left out, and a value that cannot be read is `?`: a run
-    is watched whatever its configuration. Raises ConfigurationError for other types.
+    Long values are truncated, params beyond `MOST_PARAMS`, or `MOST_PARAM_BYTES` as they are sent, are left out, and a
+    value that cannot be read is `?`: a run is watched whatever its configuration. Raises ConfigurationError for other
+    types.
 
     >>> flatten_config({"lr": 1e-6, "ppo": {"clip": 0.2, "epochs": [1, 2]}})
     {'lr': '1e-06', 'ppo.clip': '0.2', 'ppo.epochs': '[1, 2]'}
@@ -40,11 +42,14 @@ def flatten_config(config: object) -> dict[str, str]:
     if config is None:
         return {}
     params: dict[str, str] = {}
-    for name, value in _leaves("", _attributes_of(config), ()):
-        if len(params) == MOST_PARAMS:
+    sent_bytes = 0
+    for path, leaf in _leaves("", _attributes_of(config), ()):
+        name, value = fit_line(path), replace_controls(_describe(leaf))[:LONGEST_VALUE]
+        sent_bytes += len(json.dumps({name: value}))  # in ASCII, where an emoji takes twelve bytes
+        if len(params) == MOST_PARAMS or sent_bytes > MOST_PARAM_BYTES:
             break
         if name:
-            params[fit_line(name)] = replace_controls(_describe(value))[:LONGEST_VALUE]
+            params[name] = value
     return params
 
 

@@ -36,7 +36,7 @@ RESUMES = ("must", "allow")
 LONGEST_WAIT_SECONDS = 366 * 86_400.0
 """No thread can wait for infinity; a longer wait has the same effect as this one."""
 
-MOST_LABELS = 100
+MOST_LABELS, MOST_LABEL_BYTES = 100, 256 * 1024
 MOST_TAGS, LONGEST_TAG, LONGEST_NOTES = 50, 100, 20_000
 """What the service takes of them when a run is opened."""
 
@@ -246,6 +246,8 @@ def _check_labels(labels: dict[str, str]) -> dict[str, str]:
     """Raise ConfigurationError for labels that the service refuses: shortened, they might name another job."""
     if len(labels) > MOST_LABELS:
         raise ConfigurationError(f"labels: {len(labels)} are too many; at most {MOST_LABELS}, and config= takes more.")
+    if sum(len(f"{name}{value}".encode(errors="replace")) for name, value in labels.items()) > MOST_LABEL_BYTES:
+        raise ConfigurationError(f"labels: they take more than {MOST_LABEL_BYTES // 1024} KiB; config= takes more.")
     for name, value in labels.items():
         if not name or name != fit_line(name):
             raise ConfigurationError(f"labels {name!r:.80}: a name has 1 to {LONGEST_NAME} characters, on one line.")

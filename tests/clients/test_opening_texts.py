@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from evalstop_client import ConfigurationError, Run
+from evalstop_service.rules.labels import find_objection
+from evalstop_service.settings import Settings
 from evalstop_service.web.api.runs import RunIn
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -27,6 +29,15 @@ def validate_opening(opening: dict[str, Any]) -> RunIn:
     return RunIn.model_validate_json(json.dumps(opening))
 
 
+def are_labels_taken(labels: dict[str, str]) -> bool:
+    """Whether the service opens a run with these labels."""
+    try:
+        validate_opening({"name": "a run", "labels": labels})
+    except ValidationError:
+        return False
+    return find_objection(labels) is None
+
+
 @given(TEXTS.filter(bool), TEXTS, TEXTS, st.lists(TEXTS.filter(bool), max_size=60), TEXTS)
 @example("x" * 257, "one\ntwo", "\ud800", ["x" * 101], "x" * 20_001)
 def test_any_name_and_description_is_taken(name: str, owner: str, group: str, tags: list[str], notes: str) -> None:
@@ -39,15 +50,14 @@ def test_any_name_and_description_is_taken(name: str, owner: str, group: str, ta
 @example({"x": "y" * 2001})
 @example({"x": "\0"})
 @example({str(number): "" for number in range(101)})
+@example({str(number): "\N{SNAKE}" * 2000 for number in range(40)})
 def test_labels_are_taken_or_refused_at_once(labels: dict[str, str]) -> None:
     """Labels find the job: they are sent as they are, or the constructor raises."""
-    try:
-        validate_opening({"name": "a run", "labels": labels})
-    except ValidationError:
+    if are_labels_taken(labels):
+        assert open_offline(labels=labels).get("labels", {}) == labels
+    else:
         with pytest.raises(ConfigurationError, match="labels"):
             open_offline(labels=labels)
-    else:
-        assert open_offline(labels=labels).get("labels", {}) == labels
 
 
 @pytest.mark.parametrize("name", ["x" * 257, "two\nlines"])
@@ -55,6 +65,24 @@ def test_metric_names_are_checked_at_once(name: str) -> None:
     """A declared metric whose name the service refuses is a ConfigurationError."""
     with pytest.raises(ConfigurationError, match="metrics"):
         open_offline(metrics={name: {"role": "eval"}})
+
+
+def test_largest_opening_fits_a_body() -> None:
+    """All that a trainer can give, in the characters that take most bytes, is within the service's limit."""
+    value, name = "\N{SNAKE}" * 2000, "\N{SNAKE}" * 250
+    opening = open_offline(
+        name=name,
+        owner=name,
+        group=name,
+        tags=[name] * 50,
+        notes="\N{SNAKE}" * 20_000,
+        labels={f"{name}{number}": value for number in range(28)},
+        metrics={f"{name}{number}": {"role": "eval"} for number in range(32)},
+        config={f"{name}{number}": value for number in range(1000)},
+    )
+    assert opening["params"]
+    assert len(json.dumps(opening)) <= Settings().max_body_bytes
+    validate_opening(opening)
 
 
 def test_long_names_that_begin_alike_differ() -> None:
