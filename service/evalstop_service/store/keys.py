@@ -171,7 +171,7 @@ def revoke_key(tx: Transaction, project_id: UUID, key_id: UUID, now: datetime) -
 COLUMNS = [column for column in keys.c if column.name not in ("hash", "previous_hash")]
 
 
-def is_in_use(now: datetime) -> sa.ColumnElement[bool]:
+def is_in_use(now: datetime | sa.BindParameter[Any]) -> sa.ColumnElement[bool]:
     """The condition that a key is valid."""
     return keys.c.revoked_at.is_(None) & (keys.c.expires_at.is_(None) | (keys.c.expires_at > now))
 

@@ -57,14 +57,7 @@ class SignIn(NamedTuple):
 
 def find_sign_in(tx: Transaction, token: str, now: datetime) -> SignIn | None:
     """The sign-in with this token, unless its session has ended or expired."""
-    is_key = (keys.c.id == sessions.c.key_id) & is_in_use(now)
-    joined = sessions.outerjoin(keys, is_key).outerjoin(projects, projects.c.id == keys.c.project_id)
-    query = sa.select(*_COLUMNS, *KEY_COLUMNS, *projects.c).select_from(joined)
-    row = (
-        tx.execute(query.where(sessions.c.hash == _hash_token(token), sessions.c.expires_at > now))
-        .mappings()
-        .one_or_none()
-    )
+    row = tx.execute(_FIND_SIGN_IN, {"of_hash": _hash_token(token), "now": now}).mappings().one_or_none()
     if row is None:
         return None
     key, project = read_columns(row, KEY_COLUMNS), read_columns(row, projects.c)
@@ -94,6 +87,14 @@ def delete_session(tx: Transaction, session_id: UUID) -> None:
 
 
 _COLUMNS = [column for column in sessions.c if column.name != "hash"]
+
+# Every page executes it; building it each time would take longer than that.
+_FIND_SIGN_IN = (
+    sa.select(*_COLUMNS, *KEY_COLUMNS, *projects.c)
+    .outerjoin_from(sessions, keys, (keys.c.id == sessions.c.key_id) & is_in_use(sa.bindparam("now")))
+    .outerjoin(projects, projects.c.id == keys.c.project_id)
+    .where(sessions.c.hash == sa.bindparam("of_hash"), sessions.c.expires_at > sa.bindparam("now"))
+)
 
 
 def _hash_token(token: str) -> str:
