@@ -28,7 +28,7 @@ from evalstop_service.configuration import (
     read_grants,
     reveal,
 )
-from evalstop_service.decisions import deadlines, stale_runs
+from evalstop_service.decisions import clock_check, deadlines, stale_runs
 from evalstop_service.decisions.refused_vetoes import RefusedVetoes
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.ingest import Committer, Limits, RunCache
@@ -351,8 +351,11 @@ def _living(
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         _import_in_background()
         delivering = _delivering(settings, database, service_metrics, tracer) if deliver else nullcontext()
-        async with committer.run(), delivering:
-            yield
+        # The embedded database has no clock of its own.
+        jobs = () if database.embedded else (clock_check.create_job(database, utc_now, service_metrics),)
+        with background.run_jobs(*jobs):
+            async with committer.run(), delivering:
+                yield
         if forwarder is not None:
             await asyncio.to_thread(forwarder.close)
         await asyncio.to_thread(tracer.close)  # may wait for a collector that does not answer
