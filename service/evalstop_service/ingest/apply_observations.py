@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import NamedTuple
@@ -26,12 +26,13 @@ from evalstop_service.ingest.monitor_moves import advance_monitor, replay_monito
 from evalstop_service.ingest.new_observations import NewObservations, find_new
 from evalstop_service.ingest.receipts import write_receipt
 from evalstop_service.ingest.row_changes import add_evals, settle_row
-from evalstop_service.ingest.run_state import RunState, Scores, with_roles
+from evalstop_service.ingest.run_state import RunState, Scores, describe_failure, with_roles
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.runs import metric_roles
+from evalstop_service.runs.metric_roles import RoleAssignment
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
-from evalstop_service.store.runs import RunChanges
+from evalstop_service.store.runs import Run, RunChanges
 
 
 class _Scoring(NamedTuple):
@@ -112,8 +113,7 @@ def _extend_state(
     """The state with the roles and last steps after these observations; they and the scores that they combine to."""
     state = before
     if new.names is not None:
-        roles = metric_roles.assign_roles(new.names, before.run.labels, facts.role_patterns)
-        state = with_roles(before, roles)
+        state = with_roles(before, _assign_roles(before.run, new.names, facts))
     if new.points:
         state = replace(state, last_steps=new.last_steps)
     if not state.watch.combined:
@@ -123,6 +123,14 @@ def _extend_state(
         return missing
     state, combined = add_values(state, facts, new.points)
     return state, [*new.points, *combined.points], combined
+
+
+def _assign_roles(run: Run, names: Collection[str], facts: Facts) -> RoleAssignment:
+    """The roles of metrics with these names; if an error prevents that, those that the run has."""
+    try:
+        return metric_roles.assign_roles(names, run.labels, facts.role_patterns)
+    except Exception as error:
+        return metric_roles.keep_roles(run, describe_failure(run, metric_roles.ASSIGNMENT_FAILED, error))
 
 
 def _find_scoring(before: RunState, state: RunState, points: Sequence[PostedObservation]) -> _Scoring | None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from evalstop_detectors import MetricRole, Role, RoleOrigin, match_role, recognize_roles
 from evalstop_detectors.roles.recognition import NO_EVAL
+from msgspec.structs import replace
 
 from evalstop_service.rules import role_recognition
 from evalstop_service.rules.role_recognition import MetricFields, Recognition
@@ -26,6 +27,8 @@ MOST_NAMES = 1000
 """A run with more metrics keeps its roles: recognition compares each new name with all others."""
 
 MOST_REASONS = 100
+
+ASSIGNMENT_FAILED = "the roles of new metrics could not be assigned"
 
 NOTHING_YET = Recognition(open=True, warnings=[NO_EVAL])
 
@@ -80,6 +83,13 @@ def assign_roles(
             warnings=[*map(_ask_for_confirmation, guessed), *warnings],
         ),
     )
+
+
+def keep_roles(run: Run, warning: str) -> RoleAssignment:
+    """The roles that the run has, with a warning that begins with `ASSIGNMENT_FAILED`."""
+    recognition = describe_roles(run)
+    others = [other for other in recognition.warnings if not other.startswith(ASSIGNMENT_FAILED)]
+    return RoleAssignment(run.metrics, replace(recognition, warnings=[*others, warning]))
 
 
 def _ask_for_confirmation(guess: tuple[str, Role]) -> str:

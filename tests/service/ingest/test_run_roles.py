@@ -140,6 +140,31 @@ def test_project_patterns_set_roles(project: ProjectFixture) -> None:
     assert declared.recognition is None
 
 
+def test_observations_are_stored_although_roles_cannot_be_assigned(project: ProjectFixture) -> None:
+    """The run keeps the roles that it has, says why, and gets others once they can be assigned."""
+    run = project.open_run(recognise=True)
+    project.post_observations(run, [PostedObservation("eval/score", 1, 0.5)])
+    roles = project.load_run(run).metrics
+    assert roles
+
+    def set_patterns(*patterns: dict[str, str]) -> None:
+        with project.database.transaction() as tx:
+            projects.update_project(tx, replace(projects.get_project(tx, project.id), role_patterns=list(patterns)))
+
+    set_patterns({"pattern": "odd/*", "role": "of a later release"})
+    assert project.post_observations(run, [PostedObservation("odd/score", 1, 0.5)]).accepted == 1
+    stored = project.load_run(run)
+    assert stored.metrics == roles
+    assert stored.recognition is not None
+    assert "the roles of new metrics could not be assigned: ValueError" in stored.recognition.warnings[-1]
+    set_patterns({"pattern": "odd/*", "role": "kl"})
+    project.post_observations(run, [PostedObservation("odd/other", 1, 0.5)])
+    assert "odd/other" in project.load_run(run).metrics
+    recognition = project.load_run(run).recognition
+    assert recognition is not None
+    assert not any("could not be assigned" in warning for warning in recognition.warnings)
+
+
 def test_recognized_roles_cannot_be_declared_later(project: ProjectFixture) -> None:
     """A run whose roles are recognized cannot be reopened with declared ones."""
     run = project.open_run(recognise=True)
