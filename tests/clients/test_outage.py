@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -155,18 +154,17 @@ def test_unfinished_run_is_flushed_at_exit(tmp_path: Path) -> None:
 
 
 def test_log_does_not_wait_for_a_hanging_service() -> None:
-    """A service that accepts connections and never answers does not slow log() down."""
+    """log() and the end of the process wait for no answer of a service that accepts a connection and is silent."""
     script = """
-import socket, sys, time
-from evalstop_client import Run
+import socket
+from evalstop_client import Limits, Run
 silent = socket.create_server(("127.0.0.1", 0))
-with Run(url=f"http://127.0.0.1:{silent.getsockname()[1]}", name="a run", flush_seconds=0) as run:
-    began = time.monotonic()
+url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+with Run(url=url, name="a run", limits=Limits(flush_seconds=0, timeout_seconds=86_400)) as run:
+    connection, _ = silent.accept()
     for step in range(5_000):
         run.log({"score": 1.0}, step=step)
-    print("shorter than a timeout" if time.monotonic() - began < 9 else "waited", flush=True)
+    print("logged", flush=True)
 """
-    began = time.monotonic()
-    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert output.stdout.strip() == "shorter than a timeout"
-    assert time.monotonic() - began < 60
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert output.stdout.strip() == "logged"
