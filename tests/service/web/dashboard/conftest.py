@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.store.database import Database
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Dialog, Page, expect
 
+from tests.fixtures.http_server import bind_free_port
 from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant
 from tests.service.web.dashboard.serving import (
     NoChromium,
@@ -76,7 +79,7 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Window:
-    """An open page, the errors in its console, and the hosts it sent requests to."""
+    """An open page, the errors in its console and its dialogs, and the hosts it sent requests to."""
 
     page: Page
     address: str
@@ -90,24 +93,51 @@ class Window:
         self.page.click("button[type=submit]")
         self.page.wait_for_url(f"{self.address}/runs")
 
+    def refuse_dialog(self, dialog: Dialog) -> None:
+        """Close a dialog that no page should open."""
+        self.errors.append(dialog.message)
+        dialog.dismiss()
+
     def assert_no_errors(self) -> None:
-        """Check that the console shows no error and that no other host was contacted."""
+        """Check that the console shows no error, that no dialog was opened, and that no other host was contacted."""
         assert self.errors == []
         assert self.requested_hosts == {urlsplit(self.address).netloc}
 
 
-@pytest.fixture
-def window(browser: Browser, embedded_database: Database) -> Iterator[Window]:
-    """A new browser window on a server of its own, on the embedded database."""
-    with (
-        start_dashboard_server(embedded_database) as address,
-        browser.new_context(viewport={"width": 1280, "height": 800}) as context,
-    ):
+@pytest.fixture(scope="module")
+def tab(browser: Browser) -> Iterator[tuple[Page, socket.socket]]:
+    """A page and the port of its servers, which the tests of a module share.
+
+    For a page or a port of its own, the browser starts a process and compiles Plotly again: a second of processor time.
+    """
+    with bind_free_port() as port, browser.new_context() as context:
         page = context.new_page()
         page.set_default_timeout(EXPECT_TIMEOUT_MS)
+        yield page, port
+
+
+@pytest.fixture
+def window(tab: tuple[Page, socket.socket], embedded_database: Database) -> Iterator[Window]:
+    """The page, as new, on a server of the test's own, on the embedded database."""
+    page, port = tab
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.emulate_media(media="null", color_scheme="null")
+    with start_dashboard_server(embedded_database, port=port) as address:
         window = Window(page, address)
-        page.on("request", lambda request: window.requested_hosts.add(urlsplit(request.url).netloc))
-        page.on("console", lambda message: window.errors.append(message.text) if message.type != "log" else None)
-        page.on("pageerror", lambda error: window.errors.append(str(error)))
+        handlers: dict[Any, Callable[[Any], None]] = {
+            "request": lambda request: window.requested_hosts.add(urlsplit(request.url).netloc),
+            "console": lambda message: window.errors.append(message.text) if message.type != "log" else None,
+            "pageerror": lambda error: window.errors.append(str(error)),
+            "dialog": window.refuse_dialog,
+        }
+        for event, handler in handlers.items():
+            page.on(event, handler)
         yield window
-        page.close()
+        page.goto(f"{address}/livez")  # ends the streams of the page before, in the same process
+        for event, handler in handlers.items():
+            page.remove_listener(event, handler)
+        page.unroute_all()
+        page.context.clear_cookies()
+        page.context.clear_permissions()
+        stored = {"origin": address, "storageTypes": "all"}
+        page.context.new_cdp_session(page).send("Storage.clearDataForOrigin", stored)

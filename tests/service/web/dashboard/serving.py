@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,10 +46,11 @@ class NoChromium(Exception):
 
 @contextmanager
 def start_dashboard_server(
-    database: Database, clock: Clock = utc_now, settings: Settings | None = None
+    database: Database, clock: Clock = utc_now, settings: Settings | None = None, port: socket.socket | None = None
 ) -> Iterator[str]:
-    """Serve a migrated database; yields the server's address."""
-    with serve_app(create_app(settings or Settings(), database, clock, session_secret=SESSION_SECRET)) as address:
+    """Serve a migrated database, on a free port or a bound one; yields the server's address."""
+    app = create_app(settings or Settings(), database, clock, session_secret=SESSION_SECRET)
+    with serve_app(app, port) as address:
         yield address
 
 
