@@ -37,7 +37,7 @@ MAX_UNREAD_BYTES = 256 * 2**20
 
 _RESET = struct.pack("ii", 1, 0)
 
-ARRIVAL_SECONDS = 2.0
+LAST_BODY_SECONDS = 2.0
 """How long a body may still arrive when the server shuts down."""
 
 SPARE_FILES = 128
@@ -142,7 +142,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         super().shutdown()
-        self.loop.call_later(ARRIVAL_SECONDS, self._end_arrival)
+        self.loop.call_later(LAST_BODY_SECONDS, self._refuse_incomplete_request)
 
     @property
     def waits_for_client(self) -> bool:
@@ -185,7 +185,7 @@ class LimitedConnection(HttpToolsProtocol):
             return False
         return cycle.scope["path"] in self.limits.streamed
 
-    def _end_arrival(self) -> None:
+    def _refuse_incomplete_request(self) -> None:
         """Refuse a request whose body is still arriving when the server shuts down, which would wait for it."""
         if self._in_head or self.pipeline:
             return
