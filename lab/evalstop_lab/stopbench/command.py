@@ -22,7 +22,7 @@ from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import to_json_values
 from evalstop_lab.stopbench.judging import compute_figures, judge_run
 from evalstop_lab.stopbench.recording import FIRST_SEED, record_runs
-from evalstop_lab.stopbench.report import draw_scatter, print_suite
+from evalstop_lab.stopbench.report import draw_runs, draw_scatter, print_suite
 from evalstop_lab.stopbench.rules import BUILT_IN, is_installed, load_rule
 from evalstop_lab.stopbench.suites import SEEDS, SUITES
 from evalstop_lab.sweep import cores, sweep
@@ -31,6 +31,7 @@ EXAMPLES = """examples:
   evalstop-lab stopbench run --rule my_rule.py:MyRule
   evalstop-lab stopbench run --rule my_rule.py:MyRule --only "EvalStop default" --suite drawn-1 --runs 200
   evalstop-lab stopbench run --rule my_rule.py:MyRule --seeds held-out --json
+  evalstop-lab stopbench show language-1 25 43 44 --rule my_rule.py:MyRule
 """
 
 
@@ -60,6 +61,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     judging.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     judging.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     judging.set_defaults(run=run_rules)
+    showing = commands.add_parser("show", help="plot runs of a suite and where rules stop them")
+    showing.add_argument("suite", choices=SUITES)
+    showing.add_argument("numbers", nargs="+", type=int, metavar="NUMBER", help="numbers of runs, from 0")
+    showing.add_argument("--rule", action="append", default=[], metavar="FILE.py:NAME", help="your rule")
+    showing.add_argument("--only", nargs="*", metavar="NAME", default=["EvalStop default"], help="built-in rules")
+    showing.add_argument("--seeds", choices=SEEDS, default="public", help="(default: public)")
+    showing.add_argument("--file", type=Path, default=Path("runs.png"), help="(default: %(default)s)")
+    showing.set_defaults(run=show_runs)
     recording = commands.add_parser("record", help="train policies against reward models and record the runs")
     recording.add_argument("file", type=Path, help="such as runs.jsonl.gz")
     recording.add_argument(
@@ -68,6 +77,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     recording.add_argument("--first-seed", type=positive_number, default=FIRST_SEED, help="(default: %(default)s)")
     recording.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
     recording.set_defaults(run=run_recording)
+    language = commands.add_parser("record-language", help="train a language model on a GPU and record the runs")
+    language.add_argument(
+        "model", type=Path, help="a Llama with a byte-level vocabulary, such as SmolLM2-135M-Instruct.gguf"
+    )
+    language.add_argument("file", type=Path, help="such as runs.jsonl.gz")
+    language.add_argument(
+        "--runs", type=positive_number, default=48, help="number of runs, trained together (default: %(default)s)"
+    )
+    language.add_argument("--steps", type=positive_number, default=240, help="steps of each (default: %(default)s)")
+    language.add_argument("--eval-every", type=positive_number, default=6, help="steps (default: %(default)s)")
+    language.add_argument("--first-seed", type=positive_number, default=7_000_000, help="(default: %(default)s)")
+    language.add_argument("--jobs", type=positive_number, default=cores(), help="processes that score texts")
+    language.set_defaults(run=run_language_recording)
     parser.set_defaults(run=run)
 
 
@@ -79,6 +101,18 @@ def run(args: argparse.Namespace) -> int:
 def run_recording(args: argparse.Namespace) -> int:
     """Run `evalstop-lab stopbench record`; return its exit code."""
     record_runs(args.file, args.runs, args.jobs, args.first_seed)
+    sys.stdout.write(f"Wrote {args.runs} runs to {args.file}\n")
+    return 0
+
+
+def run_language_recording(args: argparse.Namespace) -> int:
+    """Run `evalstop-lab stopbench record-language`; return its exit code."""
+    try:
+        from evalstop_lab.language_model.recording import record_language_runs
+    except ImportError as error:
+        raise UnusableArguments(f"{error}. Install it with: pip install 'evalstop-lab[language]'.") from error
+    seeds = range(args.first_seed, args.first_seed + args.runs)
+    record_language_runs(args.model, args.file, seeds, args.steps, args.eval_every, args.jobs)
     sys.stdout.write(f"Wrote {args.runs} runs to {args.file}\n")
     return 0
 
@@ -105,6 +139,23 @@ def run_rules(args: argparse.Namespace) -> int:
     for name in missing:
         console.print(f"{name} was skipped: its library is not installed.")
     console.print(f"Wrote report.json (also by family, noise and known length) and rules.png to {args.folder}/")
+    return 0
+
+
+def show_runs(args: argparse.Namespace) -> int:
+    """Run `evalstop-lab stopbench show`; return its exit code."""
+    rules, missing = _choose_rules(args.rule, args.only)
+    if missing:
+        raise UnusableArguments(f"{missing[0]} can't be shown: its library is not installed.")
+    suite = SUITES[args.suite]
+    if not all(0 <= number < suite.runs for number in args.numbers):
+        raise UnusableArguments(f"{args.suite} has the runs 0 to {suite.runs - 1}.")
+    stops = [
+        {rule: item.outcome.stop_step for rule, item in zip(rules, judgements, strict=True)}
+        for judgements in (judge_run(rules, args.suite, args.seeds, number) for number in args.numbers)
+    ]
+    draw_runs(args.file, [suite.draw(args.seeds, number) for number in args.numbers], stops)
+    sys.stdout.write(f"Wrote {args.file}\n")
     return 0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ FIRST_SEED = 5_000_000
 EVAL_TEXTS, SMALL_TEXTS, TRUE_TEXTS = 1024, 64, 8192
 AMBIGUOUS_FALLS = (0.05, 0.1)
 """A run whose fall is between these shares of its gain is neither healthy nor hacking."""
+
+STANDARD_ERRORS = 3
+"""A fall of fewer standard errors of a difference between two smoothed true scores is not certain."""
 
 SMOOTHED_OVER = 5
 """The number of evals over which true scores are averaged for the label: the maximum of noisy means is too high."""
@@ -122,10 +126,10 @@ def _to_world(record: dict[str, Any], small: bool) -> World:
     steps = np.asarray(log["step"], dtype=np.int64)
     stderr = np.asarray(log["small_stderr" if small else "stderr"], dtype=np.float64)
     sd = float(np.sqrt(np.mean(stderr**2)))
-    truth = _label_run(steps, np.asarray(record["truth"], dtype=np.float64), sd)
+    truth = _label_run(steps, np.asarray(record["truth"], dtype=np.float64), record.get("truth_stderr", 0.0), sd)
     return World(
-        name=f"trained-{record['seed']}",
-        family="refitted" if record["refits"] else "trained",
+        name=f"{record.get('family', 'trained')}-{record['seed']}",
+        family=record.get("family", "refitted" if record["refits"] else "trained"),
         seed=record["seed"],
         steps=steps,
         eval_scores=np.asarray(log["small" if small else "eval"], dtype=np.float64),
@@ -138,14 +142,18 @@ def _to_world(record: dict[str, Any], small: bool) -> World:
     )
 
 
-def _label_run(steps: Integers, scores: Floats, sd: float) -> Truth:
-    """Label the run by its smoothed true scores; a fall between 5 and 10 % of the gain is ambiguous."""
+def _label_run(steps: Integers, scores: Floats, stderr: float, sd: float) -> Truth:
+    """Label the run by its smoothed true scores.
+
+    A fall between 5 and 10 % of the gain is ambiguous; so is a larger one below three standard errors.
+    """
     half = SMOOTHED_OVER // 2
     padded = np.pad(scores, half, mode="edge")
     smoothed = np.convolve(padded, np.full(SMOOTHED_OVER, 1 / SMOOTHED_OVER), mode="valid")
     truth = label_curve(steps, smoothed, sd)
     low, high = AMBIGUOUS_FALLS
-    if low <= truth.drop / truth.unit <= high:
+    uncertain = STANDARD_ERRORS * stderr * math.sqrt(2 / SMOOTHED_OVER)
+    if low * truth.unit <= truth.drop <= max(high * truth.unit, uncertain):
         return replace(truth, label=Label.AMBIGUOUS)
     return truth
 

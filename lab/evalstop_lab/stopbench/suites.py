@@ -6,8 +6,10 @@
 | `second-1` | 2,000 runs of 45 kinds by another author, who knew neither these families nor any detector |
 | `trained-1` | 400 policies trained against reward models, with evals of 1,024 texts |
 | `trained-1-small` | the same runs, with evals of 64 texts |
+| `language-1` | 72 runs of SmolLM2-135M-Instruct against reward models, with evals of 64 texts |
 
-Develop a rule on the seeds `public`; report once on the seeds `held-out`. The trained suites have no held-out seeds.
+Develop a rule on the seeds `public`; report once on the seeds `held-out`. The recorded suites, the last three,
+have no held-out seeds.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from evalstop_lab.worlds import REPORTING, World, add_planned_steps, draw_world,
 
 SEEDS = {"public": 40_000_000, "held-out": 60_000_000}
 TRAINED = Path(__file__).with_name("runs-1.jsonl.gz")
+LANGUAGE = Path(__file__).with_name("language-1.jsonl.gz")
 DRAWN_RUNS = 2000
 PLANNED_SHARE = 0.5
 
@@ -49,18 +52,19 @@ def _draw_second(seeds: str, number: int) -> World:
     return second_suite.draw_world(kinds[number % len(kinds)], SEEDS[seeds] + number)
 
 
-@lru_cache(maxsize=2)
-def _read_trained(small: bool) -> Sequence[World]:
-    return read_runs(TRAINED, small)
+@lru_cache(maxsize=3)
+def _read_recorded(file: Path, small: bool) -> Sequence[World]:
+    return read_runs(file, small)
 
 
-def _draw_trained(small: bool, seeds: str, number: int) -> World:
-    return _read_trained(small)[number]
+def _draw_recorded(file: Path, small: bool, seeds: str, number: int) -> World:
+    return _read_recorded(file, small)[number]
 
 
 SUITES: Mapping[str, Suite] = {
     "drawn-1": Suite(DRAWN_RUNS, _draw_first),
     "second-1": Suite(DRAWN_RUNS, _draw_second),
-    "trained-1": Suite(400, partial(_draw_trained, False), held_out=False),
-    "trained-1-small": Suite(400, partial(_draw_trained, True), held_out=False),
+    "trained-1": Suite(400, partial(_draw_recorded, TRAINED, False), held_out=False),
+    "trained-1-small": Suite(400, partial(_draw_recorded, TRAINED, True), held_out=False),
+    "language-1": Suite(72, partial(_draw_recorded, LANGUAGE, False), held_out=False),
 }

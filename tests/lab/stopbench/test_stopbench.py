@@ -109,3 +109,32 @@ def test_shipped_runs_are_those_of_their_seeds(recorded: dict[str, Any]) -> None
     assert [world.seed for world in worlds] == list(range(FIRST_SEED, FIRST_SEED + SUITES["trained-1"].runs))
     assert {Label.HACKING, Label.HEALTHY} <= {world.truth.label for world in worlds}
     assert recorded["log"]["eval"][0] == pytest.approx(worlds[0].eval_scores[0], abs=1e-3)
+
+
+def test_runs_are_shown_with_the_stops_of_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`show` writes a plot; a number that the suite does not have is an error that says which it has."""
+    path = tmp_path / "runs.png"
+    assert main(["stopbench", "show", "language-1", "25", "7", "--file", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert main(["stopbench", "show", "language-1", "72", "--file", str(path)]) == 2
+    assert "language-1 has the runs 0 to 71" in capsys.readouterr().err
+
+
+def test_recorded_fall_within_its_error_is_ambiguous() -> None:
+    """A fall of more than a tenth of the gain counts only if it is more than three standard errors."""
+    drops = {
+        label: [
+            world.truth.drop / world.truth.unit
+            for world in (SUITES["language-1"].draw("public", number) for number in range(72))
+            if world.truth.label is label
+        ]
+        for label in Label
+    }
+    assert min(drops[Label.HACKING]) > 0.1
+    assert max(drops[Label.AMBIGUOUS]) > 0.1
+    assert max(drops[Label.HEALTHY]) < 0.05
+    assert {label: len(shares) for label, shares in drops.items()} == {
+        Label.HACKING: 44,
+        Label.HEALTHY: 13,
+        Label.AMBIGUOUS: 15,
+    }

@@ -1,0 +1,103 @@
+"""Records runs of the language model in the format of `evalstop-lab stopbench record`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from evalstop_lab.language_model.prompts import read_prompts
+from evalstop_lab.language_model.reward_models import Comparisons
+from evalstop_lab.language_model.training import Eval, Setting, Sizes, Training
+from evalstop_lab.language_model.weights import read_model
+
+DEFAULT_SIZES = Sizes()
+
+
+def draw_setting(seed: int) -> Setting:
+    """Draw the setting of a run: a KL penalty for three of five, 100 to 1,500 comparisons, up to 30 % of them wrong."""
+    rng = np.random.default_rng([seed, 1])
+    return Setting(
+        learning_rate=float(np.exp(rng.uniform(np.log(1e-4), np.log(8e-4)))),
+        kl_coefficient=0.0 if rng.random() < 0.4 else float(np.exp(rng.uniform(np.log(0.005), np.log(0.2)))),
+        comparisons=Comparisons(
+            seed, int(np.exp(rng.uniform(np.log(100), np.log(1500)))), float(rng.uniform(0.0, 0.3))
+        ),
+    )
+
+
+def record_language_runs(
+    model: Path,
+    file: Path,
+    seeds: Sequence[int],
+    steps: int,
+    eval_every: int,
+    processes: int,
+    sizes: Sizes = DEFAULT_SIZES,
+) -> None:
+    """Train one run for each seed, all at once, and write them to a gzipped file of JSON lines.
+
+    Uses the GPU if there is one. The results differ a little from one GPU to another.
+    """
+    on_gpu = torch.cuda.is_available()
+    device, dtype = (torch.device("cuda"), torch.bfloat16) if on_gpu else (torch.device("cpu"), torch.float32)
+    settings = [draw_setting(seed) for seed in seeds]
+    training = Training(read_model(model, device, dtype), read_prompts(model), settings, sizes, seeds[0], processes)
+    _tell(f"reward models: correlation with the score {np.mean(training.rewards.correlations):.2f}")
+    evals: list[Eval] = []
+    while True:
+        if training.step % eval_every == 0:
+            evals.append(training.evaluate())
+            _tell_eval(evals[-1], steps)
+        if training.step == steps:
+            break
+        training.train_step()
+    with file.open("wb") as target, gzip.GzipFile(fileobj=target, mode="wb", mtime=0) as packed:
+        for index, (seed, setting) in enumerate(zip(seeds, settings, strict=True)):
+            record = _to_record(seed, setting, index, evals, sizes)
+            packed.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+
+
+def _tell_eval(eval_: Eval, steps: int) -> None:
+    means = f"score {eval_.scores.mean():.3f}, proxy {eval_.proxy.mean():.2f}, KL {eval_.kl.mean():.1f}"
+    _tell(f"step {eval_.step} of {steps}: {means}; {eval_.examples[0]!r}")
+
+
+def _to_record(seed: int, setting: Setting, run: int, evals: Sequence[Eval], sizes: Sizes) -> dict[str, Any]:
+    """The setting, the log, the truth, and a text at the first eval, at the highest truth and at the last eval."""
+    scores = np.array([eval_.scores[run] for eval_ in evals])
+    posted, others = scores[:, : sizes.eval_texts], scores[:, sizes.eval_texts :]
+    truth = others.mean(1)
+    columns = {
+        "eval": posted.mean(1),
+        "stderr": posted.std(1, ddof=1) / sizes.eval_texts**0.5,
+        "proxy": np.array([eval_.proxy[run, : sizes.eval_texts].mean() for eval_ in evals]),
+        "kl": np.array([eval_.kl[run, : sizes.eval_texts].mean() for eval_ in evals]),
+    }
+    log = {name: np.round(column.astype(float), 4).tolist() for name, column in columns.items()}
+    return {
+        "seed": seed,
+        "family": "language-model",
+        "config": {
+            "learning_rate": setting.learning_rate,
+            "kl_coefficient": setting.kl_coefficient,
+            "comparisons": setting.comparisons.number,
+            "label_noise": setting.comparisons.label_noise,
+        },
+        "refits": [],
+        "log": {"step": [eval_.step for eval_ in evals], **log},
+        "truth": np.round(truth, 4).tolist(),
+        "truth_stderr": round(float(others.std(1, ddof=1).mean() / others.shape[1] ** 0.5), 4),
+        "texts": {evals[index].step: evals[index].examples[run] for index in (0, int(truth.argmax()), len(evals) - 1)},
+    }
+
+
+def _tell(message: str) -> None:
+    sys.stderr.write(message + "\n")
+    sys.stderr.flush()
