@@ -44,7 +44,7 @@ def flatten_config(config: object) -> dict[str, str]:
     params: dict[str, str] = {}
     sent_bytes = 0
     for path, leaf in _leaves("", _attributes_of(config), ()):
-        name, value = fit_line(path), replace_controls(_describe(leaf))[:LONGEST_VALUE]
+        name, value = fit_line(path), replace_controls(_describe(leaf)[:LONGEST_VALUE])
         sent_bytes += len(json.dumps({name: value}))  # in ASCII, where an emoji takes twelve bytes
         if len(params) == MOST_PARAMS or sent_bytes > MOST_PARAM_BYTES:
             break

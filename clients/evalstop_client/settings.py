@@ -238,7 +238,7 @@ def _fit_description(field: str, value: str | list[str]) -> str | list[str]:
     if isinstance(value, list):
         return [fit_line(format_value(tag), LONGEST_TAG) for tag in value[:MOST_TAGS]]
     if field == "notes":
-        return replace_controls(format_value(value), keeping="\n\t")[:LONGEST_NOTES]
+        return replace_controls(format_value(value)[:LONGEST_NOTES], keeping="\n\t")
     return fit_line(format_value(value))
 
 

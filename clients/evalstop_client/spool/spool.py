@@ -135,7 +135,7 @@ class Spool:
         If the disk hangs for longer than `wait_seconds`, they are left as they are.
         """
         if not self._disk.acquire(timeout=wait_seconds):
-            self._warnings.warn_once("hangs", "the disk hangs: what %s does not hold yet may be lost", self._folder)
+            self._warnings.warn_once("hangs", "the disk hangs: what is not yet in %s may be lost", self._folder)
             return
         try:
             self._close_segments()

@@ -90,9 +90,11 @@ def _find_unchanged(
     try:
         return _find_next_checks(tx, due, known_policies, now)
     except ValueError:
+        if len(due) == 1:
+            return {}
         middle = len(due) // 2
-        halves = (due[:middle], due[middle:]) if middle else ()
-        return {run_id: at for half in halves for run_id, at in _find_unchanged(tx, half, known_policies, now).items()}
+        first_half = _find_unchanged(tx, due[:middle], known_policies, now)
+        return first_half | _find_unchanged(tx, due[middle:], known_policies, now)
 
 
 def _find_next_checks(
