@@ -289,7 +289,7 @@ _LOCK_WITH_RUN = (
     .join(_RUN_POLICIES, _RUN_POLICIES.c.id == runs.c.policy_id)
     .join(projects, projects.c.id == decisions.c.project_id)
     .where(decisions.c.project_id == sa.bindparam("of_project"), decisions.c.id == sa.bindparam("of_id"))
-    .with_for_update(key_share=True, of=(runs, decisions))  # in this order
+    .with_for_update(key_share=True, of=(runs, decisions))  # PostgreSQL locks them in this order
 )
 
 _MOVE = decisions.update().where(

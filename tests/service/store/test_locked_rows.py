@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 import pytest
+import sqlalchemy as sa
 from evalstop_service.rules.confidence_sequences import StageNumbers
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import decisions, due_decisions, policies, projects, rollout_stages, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
+from evalstop_service.store.tables import decisions as decision_rows
 from evalstop_service.store.tables import runs as run_rows
 
 from tests.service.concurrency import wait_for_blocked_process
@@ -89,6 +91,26 @@ def test_commanded_decision_has_its_new_state(project: ProjectFixture) -> None:
     )
     assert locked is not None
     assert (locked.run.id, locked.decision.state) == (run.id, DecisionState.REQUESTED)
+
+
+def test_command_locks_the_run_before_its_decision(project: ProjectFixture) -> None:
+    """A transaction that holds a run can lock its decision while a command waits for both, so they cannot deadlock."""
+    run = project.open_run()
+    decision = project.post_observations(run, DECLINING_EVALS).decision
+    assert decision is not None
+    query = sa.select(decision_rows.c.id).where(decision_rows.c.id == decision.id)
+
+    def lock_with_run() -> None:
+        with project.database.transaction() as tx:
+            assert decisions.lock_with_run(tx, project.id, decision.id) is not None
+
+    with ThreadPoolExecutor(1) as thread:
+        with project.database.transaction() as tx:
+            runs.lock_run(tx, project.id, run.id)
+            waiting = thread.submit(lock_with_run)
+            wait_for_blocked_process(project.database)
+            tx.execute(query.with_for_update(nowait=True))
+        waiting.result()
 
 
 def test_locked_project_has_its_new_settings(project: ProjectFixture) -> None:
