@@ -85,10 +85,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     language.add_argument(
         "--runs", type=positive_number, default=48, help="number of runs, trained together (default: %(default)s)"
     )
-    language.add_argument("--steps", type=positive_number, default=240, help="steps of each (default: %(default)s)")
-    language.add_argument("--eval-every", type=positive_number, default=6, help="steps (default: %(default)s)")
+    language.add_argument("--steps", type=positive_number, default=240, help="steps of each run (default: %(default)s)")
+    language.add_argument(
+        "--eval-every", type=positive_number, default=6, help="steps between evals (default: %(default)s)"
+    )
     language.add_argument("--first-seed", type=positive_number, default=7_000_000, help="(default: %(default)s)")
-    language.add_argument("--jobs", type=positive_number, default=cores(), help="processes that score texts")
+    language.add_argument(
+        "--jobs", type=positive_number, default=cores(), help="processes that score texts (default: one per core)"
+    )
     language.set_defaults(run=run_language_recording)
     parser.set_defaults(run=run)
 
@@ -110,7 +114,7 @@ def run_language_recording(args: argparse.Namespace) -> int:
     try:
         from evalstop_lab.language_model.recording import record_language_runs
     except ImportError as error:
-        raise UnusableArguments(f"{error}. Install it with: pip install 'evalstop-lab[language]'.") from error
+        raise UnusableArguments("Training needs PyTorch and more: pip install 'evalstop-lab[language]'.") from error
     seeds = range(args.first_seed, args.first_seed + args.runs)
     record_language_runs(args.model, args.file, seeds, args.steps, args.eval_every, args.jobs)
     sys.stdout.write(f"Wrote {args.runs} runs to {args.file}\n")
