@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -106,52 +107,88 @@ def test_second_receiver_on_the_same_journal_does_not_start(receiver: ReceiverPr
     assert "another receiver" in run_with_error(command)
 
 
+ENVIRONMENT = {"EVALSTOP_WEBHOOK_SECRET": SECRET, "PATH": "/usr/bin:/bin"}
+
 COMMAND = ["command", "--run", "a {job_id}", "--check", "b {job_id}", "--pattern", "job_id=[0-9]+"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["command", "--run", "a {job_id}"], "--check"),
-        (["command", "--run", "a {", "--check", "b"], "brace"),
-        (["command", "--run", "a {job_id}", "--check", "b"], "for {job_id}"),
-        (["command", "--run", "a", "--check", "b {run_id} {user}"], "for {user}"),
-        ([*COMMAND, "--pattern", "job_id=["], "--pattern"),
-        (["command", "--run", "{program}", "--check", "b"], "program"),
-        ([*COMMAND, "--gone-exit-code", "0"], "gone-exit-code"),
-        ([*COMMAND, "--mine", "nonsense"], "label=value"),
-        ([*COMMAND, "--pull", "e1"], "--url"),
-        ([*COMMAND, "--listen", "nowhere"], "host:port"),
-        ([*COMMAND, "--command-seconds", "long"], "long: it must be from 0 to 86400 seconds"),
-        ([*COMMAND, "--state", "/dev/null/state"], "--state"),
-        (["slurm", "--rest", "http://127.0.0.1:1", "--checkpoint-signal", "USR1@batch"], "@full"),
-        (["slurm", "--rest", "http://127.0.0.1:1"], "--cluster"),
-        (["slurm", "--rest", "nowhere", "--cluster", "a", "--token-file", "x"], "http://"),
-        (["slurm", "--rest", "http://127.0.0.1:1", "--cluster", "a"], "SLURM_JWT"),
-        (["slurm", "--rest", "http://127.0.0.1:1", "--cluster", "a", "--park-partition", "low"], "cancel"),
-        (["slurm", "--cluster", "a"], "--rest"),
-        (["slurm", "--checkpoint-signal", "KILL"], "USR1"),
-        (["slurm", "--secret-env", "NOT_SET"], "NOT_SET"),
-        (["kubernetes", "--kubeconfig", "/nowhere"], "/nowhere"),
-        (["kubernetes", "--api-server", "10.0.0.1"], "https://"),
-        (["kubernetes", "--api-server", "http://127.0.0.1:1", "--context", "lab"], "only one of them"),
-        (["kubernetes", "--token-file", "x"], "--api-server"),
-        (["kubernetes", "--stop-by", "kill"], "suspend"),
-    ],
-)
-def test_wrong_usage_is_explained(arguments: list[str], message: str, tmp_path: Path) -> None:
+WRONG_USES: list[tuple[list[str], str]] = [
+    (["command", "--run", "a {job_id}"], "--check"),
+    (["command", "--run", "a {", "--check", "b"], "brace"),
+    (["command", "--run", "a {job_id}", "--check", "b"], "for {job_id}"),
+    (["command", "--run", "a", "--check", "b {run_id} {user}"], "for {user}"),
+    ([*COMMAND, "--pattern", "job_id=["], "--pattern"),
+    (["command", "--run", "{program}", "--check", "b"], "program"),
+    ([*COMMAND, "--gone-exit-code", "0"], "gone-exit-code"),
+    ([*COMMAND, "--mine", "nonsense"], "label=value"),
+    ([*COMMAND, "--pull", "e1"], "--url"),
+    ([*COMMAND, "--listen", "nowhere"], "host:port"),
+    ([*COMMAND, "--command-seconds", "long"], "long: it must be from 0 to 86400 seconds"),
+    ([*COMMAND, "--state", "/dev/null/state"], "--state"),
+    (["slurm", "--rest", "http://127.0.0.1:1", "--checkpoint-signal", "USR1@batch"], "@full"),
+    (["slurm", "--rest", "http://127.0.0.1:1"], "--cluster"),
+    (["slurm", "--rest", "nowhere", "--cluster", "a", "--token-file", "x"], "http://"),
+    (["slurm", "--rest", "http://127.0.0.1:1", "--cluster", "a"], "SLURM_JWT"),
+    (["slurm", "--rest", "http://127.0.0.1:1", "--cluster", "a", "--park-partition", "low"], "cancel"),
+    (["slurm", "--cluster", "a"], "--rest"),
+    (["slurm", "--checkpoint-signal", "KILL"], "USR1"),
+    (["slurm", "--secret-env", "NOT_SET"], "NOT_SET"),
+    (["kubernetes", "--kubeconfig", "/nowhere"], "/nowhere"),
+    (["kubernetes", "--api-server", "10.0.0.1"], "https://"),
+    (["kubernetes", "--api-server", "http://127.0.0.1:1", "--context", "lab"], "only one of them"),
+    (["kubernetes", "--token-file", "x"], "--api-server"),
+    (["kubernetes", "--stop-by", "kill"], "suspend"),
+]
+"""Options of receivers, and a part of the message about them."""
+
+TRY_EACH = """
+import json, os, sys
+from evalstop_client.receivers.cli import main
+
+for number, arguments in enumerate(json.load(sys.stdin)):
+    if os.fork() == 0:
+        os.dup2(os.open(f"{number}.err", os.O_CREAT | os.O_WRONLY, 0o600), sys.stderr.fileno())
+        sys.exit(main(arguments))
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+"""Starts a receiver with each list of options, forked so that Python and the receiver are imported once."""
+
+
+@pytest.fixture(scope="module")
+def wrong_uses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    """The exit code and the output of a receiver with each of the wrong options, by their text."""
+    folder, commands = tmp_path_factory.mktemp("wrong"), []
+    for arguments, _ in WRONG_USES:
+        state = [] if "--state" in arguments else ["--state", str(folder / "state")]
+        commands.append([*arguments, *state, *([] if "--listen" in arguments else ["--listen", "127.0.0.1:0"])])
+    completed = subprocess.run(
+        [sys.executable, "-c", TRY_EACH],
+        input=json.dumps(commands),
+        env=ENVIRONMENT,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return {
+        str(arguments): (code, (folder / f"{number}.err").read_text())
+        for number, ((arguments, _), code) in enumerate(zip(WRONG_USES, completed.stdout.split(), strict=True))
+    }
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG_USES)
+def test_wrong_usage_is_explained(arguments: list[str], message: str, wrong_uses: dict[str, tuple[str, str]]) -> None:
     """Options that cannot work are named in one message before the receiver listens."""
-    if "--state" not in arguments:
-        arguments = [*arguments, "--state", str(tmp_path)]
-    if "--listen" not in arguments:
-        arguments = [*arguments, "--listen", "127.0.0.1:0"]
-    assert message in run_with_error([*RECEIVER, *arguments])
+    code, output = wrong_uses[str(arguments)]
+    assert code == "2"
+    assert message in output
+    assert "Traceback" not in output
 
 
 def run_with_error(command: list[str]) -> str:
     """What a receiver with wrong options prints; it exits with 2."""
-    environment = {"EVALSTOP_WEBHOOK_SECRET": SECRET, "PATH": "/usr/bin:/bin"}
-    completed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    completed = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False)
     assert completed.returncode == 2
     assert "Traceback" not in completed.stderr
     return completed.stderr
