@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import evalstop
@@ -65,7 +66,10 @@ def test_documented_commands_stop_a_job(
     command = f"cd {tmp_path}; exec {receiver} --state {tmp_path}/state --poll-seconds 0.2"
     (tmp_path / "train.py").write_text(TRAINER)
     run = f"page-{name.replace(' ', '-')}"
-    with running_program(["bash", "-c", command], **environment):
+    with ExitStack() as stack:
+        remove = ["evalstop", "endpoint", "rm", endpoint["id"]]
+        stack.callback(subprocess.run, remove, env=environment, check=True)
+        stack.enter_context(running_program(["bash", "-c", command], **environment))
         job = cluster.submit_job(
             f"exec python {tmp_path}/train.py",
             "--gres=gpu:1",
@@ -77,4 +81,3 @@ def test_documented_commands_stop_a_job(
         api = evalstop.Api(page_service.url, page_service.key)
         wait_until(lambda: [item for item in api.decisions(state="confirmed") if item.run_name == run], STOP_SECONDS)
     assert cluster.get_job_state(job) in ("CANCELLED", "FAILED", "COMPLETED")
-    subprocess.run(["evalstop", "endpoint", "rm", endpoint["id"]], env=environment, check=True)

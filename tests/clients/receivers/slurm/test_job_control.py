@@ -270,7 +270,7 @@ def test_denial_by_slurm_is_refused(launcher: SlurmLauncher, other_user: dict[st
 def test_hidden_job_is_not_reported_as_gone(launcher: SlurmLauncher, other_user: dict[str, str]) -> None:
     """With PrivateData=jobs another user's job looks unknown: the stop is refused, not confirmed."""
     started = launcher.start_script("")  # without a GPU, as above
-    file = launcher.cluster.folder / "etc/slurm.conf"
+    file = launcher.cluster.folder / "etc/daemons.conf"
     before = file.read_text()
     file.write_text(before + "PrivateData=jobs\n")
     try:
