@@ -121,6 +121,11 @@ def test_expired_proposals_hide_no_open_one(project: ProjectFixture) -> None:
     assert [item.subject for item in expired] == [str(number) for number in reversed(range(50))]
 
 
+def _list_open(project: ProjectFixture) -> list[Proposal]:
+    with project.database.reading() as tx:
+        return proposals.list_proposals(tx, project.id, NOW, state=ProposalState.OPEN)
+
+
 def _build_proposal(project: ProjectFixture, kind: ProposalKind, subject: str) -> Proposal:
     return Proposal(new_id(), project.id, kind, subject, "", "", "", "ada", (), ProposalState.OPEN, NOW)
 
@@ -195,12 +200,15 @@ def test_easing_a_setting_needs_a_second_person(
 
 
 def test_default_policy_that_is_not_allowed_needs_a_second_person(project: ProjectFixture) -> None:
-    """Any allowed policy may become the default; another one would be allowed by that."""
+    """Any allowed policy may become the default; another one, or any version of one, would be allowed by that."""
     ada = create_author(project, "ada")
-    second_person.change_project(project.database, ada, ProjectChange(allowed_policies=["cautious"]))
-    assert second_person.change_project(project.database, ada, ProjectChange(default_policy="early")) is not None
-    assert second_person.change_project(project.database, ada, ProjectChange(default_policy="cautious")) is None
-    assert load_project(project).default_policy == "cautious"
+    second_person.change_project(project.database, ada, ProjectChange(allowed_policies=["cautious@1"]))
+    for policy in ("early", "cautious"):
+        assert second_person.change_project(project.database, ada, ProjectChange(default_policy=policy)) is not None
+        (proposal,) = _list_open(project)
+        second_person.refuse_proposal(project.database, ada, proposal.id)
+    assert second_person.change_project(project.database, ada, ProjectChange(default_policy="cautious@1")) is None
+    assert load_project(project).default_policy == "cautious@1"
 
 
 def test_confirmed_change_sets_only_the_changed_fields(project: ProjectFixture) -> None:
