@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, Required, TypedDict, get_args
 
-from evalstop_client.config import LONGEST_NAME, fit_line
+from evalstop_client.config import LONGEST_NAME, fit_line, replace_controls
 from evalstop_client.errors import ConfigurationError
 
 Role = Literal["eval", "proxy", "kl", "loss"]
@@ -32,6 +32,7 @@ Metrics = Mapping[str, MetricRole] | Literal["auto"]
 
 METRIC_ROLES: tuple[Role, ...] = get_args(Role)
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+MOST_EVALS, LONGEST_VERSION = 32, 100
 FIELDS = {"role", "direction", "version", "weight", "critical"}
 
 
@@ -56,15 +57,26 @@ def check_metrics(metrics: Metrics) -> dict[str, MetricRole] | Literal["auto"]:
             )
         if direction is not None and direction not in DIRECTIONS:
             raise ConfigurationError(f"metrics {name!r}: direction {direction!r}; choose {' or '.join(DIRECTIONS)}.")
-        if role.get("version") is not None and (metric_role != "eval" or not isinstance(role["version"], str)):
-            raise ConfigurationError(f"metrics {name!r}: version {role['version']!r}; only the eval has one, a text.")
+        _check_version(name, role)
         _check_weight(name, role)
         if metric_role in role_of_metric and metric_role != "eval":
             raise ConfigurationError(
                 f"metrics: {role_of_metric[metric_role]!r} and {name!r} both claim the role {metric_role!r}."
             )
         role_of_metric[metric_role] = name
+    if (evals := sum(role["role"] == "eval" for role in metrics.values())) > MOST_EVALS:
+        raise ConfigurationError(f"metrics: {evals} evals are too many; at most {MOST_EVALS}.")
     return {name: MetricRole(**role) for name, role in metrics.items()}
+
+
+def _check_version(name: str, role: MetricRole) -> None:
+    version = role.get("version")
+    if version is not None and (role["role"] != "eval" or not isinstance(version, str)):
+        raise ConfigurationError(f"metrics {name!r}: version {version!r}; only the eval has one, a text.")
+    if version is not None and (not version or version != replace_controls(version, "\n\t")[:LONGEST_VERSION]):
+        raise ConfigurationError(
+            f"metrics {name!r}: version {version!r:.80}; it has 1 to {LONGEST_VERSION} printable characters."
+        )
 
 
 def _check_weight(name: str, role: MetricRole) -> None:

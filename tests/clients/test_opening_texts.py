@@ -16,6 +16,16 @@ from pydantic import ValidationError
 
 TEXTS = st.builds(lambda text, times: text * times, st.text(max_size=12), st.sampled_from([1, 1, 1, 30, 3000]))
 
+ROLES = st.fixed_dictionaries(
+    {"role": st.sampled_from(["eval", "proxy", "kl", "loss"])},
+    optional={
+        "direction": st.sampled_from(["maximize", "minimize"]),
+        "version": TEXTS,
+        "weight": st.floats(),
+        "critical": st.booleans(),
+    },
+)
+
 
 def open_offline(name: str = "a run", **arguments: Any) -> dict[str, Any]:
     """The body by which a run with these arguments is opened."""
@@ -60,11 +70,30 @@ def test_labels_are_taken_or_refused_at_once(labels: dict[str, str]) -> None:
             open_offline(labels=labels)
 
 
-@pytest.mark.parametrize("name", ["x" * 257, "two\nlines"])
-def test_metric_names_are_checked_at_once(name: str) -> None:
-    """A declared metric whose name the service refuses is a ConfigurationError."""
-    with pytest.raises(ConfigurationError, match="metrics"):
-        open_offline(metrics={name: {"role": "eval"}})
+def are_metrics_taken(metrics: dict[str, dict[str, Any]]) -> bool:
+    """Whether the service opens a run with these metrics."""
+    try:
+        validate_opening({"name": "a run", "metrics": metrics})
+    except ValidationError:
+        return False
+    return True
+
+
+@given(st.dictionaries(TEXTS, ROLES, max_size=3))
+@example({"x" * 257: {"role": "eval"}})
+@example({"eval": {"role": "eval", "version": "x" * 101}})
+@example({"eval": {"role": "eval", "version": ""}})
+@example({str(number): {"role": "eval"} for number in range(33)})
+def test_metrics_are_taken_or_refused_at_once(metrics: Any) -> None:
+    """A declaration that the service would refuse is a ConfigurationError."""
+    if are_metrics_taken(metrics):
+        assert (
+            validate_opening(open_offline(metrics=metrics)).metrics
+            == validate_opening({"name": "a run", "metrics": metrics}).metrics
+        )
+    else:
+        with pytest.raises(ConfigurationError, match="metrics"):
+            open_offline(metrics=metrics)
 
 
 def test_largest_opening_fits_a_body() -> None:
