@@ -152,11 +152,6 @@ def parse_form(model: type[_Body], values: Mapping[str, Any]) -> _Body:
         raise Invalid(f"{field}: {fault}", str(first["loc"][0]) if first["loc"] else None, fault) from None
 
 
-def parse_names(text: str) -> list[str]:
-    """Comma-separated names."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def create_project(database: Database, settings: NewProject, actor: str, now: datetime) -> Project:
     """Create a project; raises Conflict if its name is taken, Invalid if its default policy does not exist."""
     with database.transaction() as tx:

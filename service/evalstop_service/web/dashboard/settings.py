@@ -16,7 +16,7 @@ from evalstop_service.decisions import second_person
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects import sessions as people
-from evalstop_service.projects.project_settings import ProjectChange, RolePatterns, parse_form, parse_names
+from evalstop_service.projects.project_settings import ProjectChange, RolePatterns, parse_form
 from evalstop_service.security.scopes import EVERY
 from evalstop_service.store import audit, keys, quota_use
 from evalstop_service.store.database import Transaction
@@ -64,7 +64,7 @@ GROUPS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
             Setting(
                 "allowed_policies",
                 "Allowed policies",
-                "policies that trainers may request in addition to the project's; separated by commas",
+                "policies that trainers may request in addition to the project's; separated by commas; none: no others",
                 empty="any",
             ),
         ),
@@ -127,6 +127,9 @@ GROUPS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
 )
 
 
+NONE = "none"
+"""What the field of an empty list says: an empty field means any."""
+
 SETTINGS = [setting for _, settings in GROUPS for setting in settings]
 
 
@@ -149,7 +152,7 @@ def _save_settings(request: Request, site: Site, visitor: Visitor, written: dict
     for setting in SETTINGS:
         if setting.name in written:
             text = written[setting.name].strip()
-            value = parse_names(text) if setting.name == "allowed_policies" else text
+            value = _parse_policies(text) if setting.name == "allowed_policies" else text
             changes[setting.name] = None if not text and setting.empty is not None else value
     try:
         change = parse_form(ProjectChange, changes)
@@ -278,13 +281,18 @@ def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overr
 def _field_value(project: Project, setting: Setting, written: dict[str, str]) -> str:
     value = getattr(project, setting.name)
     if isinstance(value, list):
-        value = ", ".join(value)
+        value = ", ".join(value) or NONE
     if isinstance(value, bool):
         value = "yes" if value else "no"
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     stored = "" if value is None else str(value)
     return written.get(setting.name, stored)
+
+
+def _parse_policies(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return [] if names == [NONE] else names
 
 
 def _format_pattern(pattern: dict[str, str]) -> str:

@@ -238,6 +238,18 @@ def test_deliveries_are_filtered_shown_and_replayed(pages: AdminPages, now: date
     assert pages.actions()[1:] == ["delivery.replayed", "endpoint.replayed"]
 
 
+def test_saving_the_settings_form_keeps_an_empty_list_of_policies(pages: AdminPages) -> None:
+    """A project that allows no other policies still allows none after its form is saved as it was shown."""
+    pages.post("/settings", allowed_policies="none")
+    assert pages.project().allowed_policies == []
+    shown = re.search(r'name="allowed_policies" value="([^"]*)"', pages.get("/settings"))
+    assert shown is not None
+    pages.post("/settings", allowed_policies=shown[1])
+    assert pages.project().allowed_policies == []
+    pages.post("/settings", allowed_policies="")
+    assert pages.project().allowed_policies is None
+
+
 def test_settings_form_follows_the_rules_of_the_api(pages: AdminPages) -> None:
     """Valid settings are stored, an empty limit means none, and an invalid one changes nothing."""
     modes = {"default_mode": "enforce", "max_mode": "enforce"}
