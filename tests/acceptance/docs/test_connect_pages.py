@@ -94,7 +94,7 @@ class Project:
         decision = self.find_run(name)["decision"]
         assert decision is not None, self.run_shell("evalstop doctor " + name)
         assert decision["state"] == state, decision
-        self.run_shell(f"evalstop decisions label {name} right")
+        self.api.post(f"/decisions/{decision['id']}/outcome", json={"outcome": "right"}).raise_for_status()
         assert "nothing blocks a stop" in self.run_shell(f"evalstop doctor {name}")
         saved = self.api.get("/precision").raise_for_status().json()["groups"][0]["gpu_hours"]["saved"]
         assert saved > 0
