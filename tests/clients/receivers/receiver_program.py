@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,38 @@ from tests.clients.programs import running_program, wait_until
 from tests.clients.webhooks import SECRET
 
 RECEIVER = [sys.executable, "-m", "evalstop_client.receivers.cli"]
+
+_RUN_EACH = """
+import json, os, sys
+from evalstop_client.receivers.cli import main
+
+for number, arguments in enumerate(json.load(sys.stdin)):
+    if os.fork() == 0:
+        os.dup2(os.open(f"{number}.err", os.O_CREAT | os.O_WRONLY, 0o600), sys.stderr.fileno())
+        sys.exit(main(arguments))
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
+def run_receivers(
+    arguments: Sequence[Sequence[str]], folder: Path, environment: Mapping[str, str]
+) -> list[tuple[int, str]]:
+    """Run a receiver with each list of arguments, in turn; returns their exit codes and what they wrote to stderr.
+
+    They are forked from one process, which imports the receiver once.
+    """
+    completed = subprocess.run(
+        [sys.executable, "-c", _RUN_EACH],
+        input=json.dumps(arguments),
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    codes = map(int, completed.stdout.split())
+    return [(code, (folder / f"{number}.err").read_text()) for number, code in enumerate(codes)]
 
 
 @dataclass

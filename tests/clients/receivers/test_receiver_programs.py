@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +20,7 @@ from evalstop_client.receivers.stop.report import ReportClient
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import wait_until
-from tests.clients.receivers.receiver_program import RECEIVER, ReceiverProgram
+from tests.clients.receivers.receiver_program import RECEIVER, ReceiverProgram, run_receivers
 from tests.clients.webhooks import SECRET, make_stop_event, post_event
 
 pytestmark = pytest.mark.real
@@ -141,47 +140,23 @@ WRONG_USES: list[tuple[list[str], str]] = [
 ]
 """Options of receivers, and a part of the message about them."""
 
-TRY_EACH = """
-import json, os, sys
-from evalstop_client.receivers.cli import main
-
-for number, arguments in enumerate(json.load(sys.stdin)):
-    if os.fork() == 0:
-        os.dup2(os.open(f"{number}.err", os.O_CREAT | os.O_WRONLY, 0o600), sys.stderr.fileno())
-        sys.exit(main(arguments))
-    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
-"""
-"""Starts a receiver with each list of options, forked so that Python and the receiver are imported once."""
-
 
 @pytest.fixture(scope="module")
-def wrong_uses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+def wrong_uses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
     """The exit code and the output of a receiver with each of the wrong options, by their text."""
     folder, commands = tmp_path_factory.mktemp("wrong"), []
     for arguments, _ in WRONG_USES:
         state = [] if "--state" in arguments else ["--state", str(folder / "state")]
         commands.append([*arguments, *state, *([] if "--listen" in arguments else ["--listen", "127.0.0.1:0"])])
-    completed = subprocess.run(
-        [sys.executable, "-c", TRY_EACH],
-        input=json.dumps(commands),
-        env=ENVIRONMENT,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return {
-        str(arguments): (code, (folder / f"{number}.err").read_text())
-        for number, ((arguments, _), code) in enumerate(zip(WRONG_USES, completed.stdout.split(), strict=True))
-    }
+    ends = run_receivers(commands, folder, ENVIRONMENT)
+    return {str(arguments): end for (arguments, _), end in zip(WRONG_USES, ends, strict=True)}
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG_USES)
-def test_wrong_usage_is_explained(arguments: list[str], message: str, wrong_uses: dict[str, tuple[str, str]]) -> None:
+def test_wrong_usage_is_explained(arguments: list[str], message: str, wrong_uses: dict[str, tuple[int, str]]) -> None:
     """Options that cannot work are named in one message before the receiver listens."""
     code, output = wrong_uses[str(arguments)]
-    assert code == "2"
+    assert code == 2
     assert message in output
     assert "Traceback" not in output
 
