@@ -69,11 +69,11 @@ def create_endpoint(
     address_policy: AddressPolicy,
     encryption: Encryption,
 ) -> Endpoint:
-    """Add an endpoint; raises AddressRefused when its URL is not allowed, and QuotaReached."""
+    """Add an endpoint; raises AddressRefused when its URL is not allowed, QuotaReached, and Conflict if it is taken."""
     _require_allowed(url, address_policy)
     _require_fitting(url, format)
     with database.transaction() as tx:
-        _require_room(tx, author)
+        _require_room(tx, author, url)
         endpoint = endpoints.add_endpoint(
             *(tx, author.project_id),
             url=url,
@@ -91,9 +91,7 @@ def create_pull_endpoint(
 ) -> Endpoint:
     """Add an endpoint whose receiver fetches its events; raises QuotaReached, and Conflict if its name is taken."""
     with database.transaction() as tx:
-        _require_room(tx, author)  # which locks the project
-        if any(endpoint.url == pull.PREFIX + name for endpoint in endpoints.list_endpoints(tx, author.project_id)):
-            raise Conflict(f"the project has a pull endpoint called {name!r}; delete it, or choose another name")
+        _require_room(tx, author, pull.PREFIX + name)
         endpoint = pull.add_pull_endpoint(
             tx, author.project_id, name=name, event_types=event_types, now=author.at, encryption=encryption
         )
@@ -165,8 +163,12 @@ def _require_present(endpoint: Endpoint | None, endpoint_id: UUID) -> Endpoint:
     return endpoint
 
 
-def _require_room(tx: Transaction, author: Author) -> None:
+def _require_room(tx: Transaction, author: Author, url: str) -> None:
+    """Lock the project. With two endpoints a receiver would get each stop twice, once signed by a secret it lacks."""
     quota_use.require_room(tx, projects.lock_project(tx, author.project_id), Quota.ENDPOINTS, author.at)
+    for endpoint in endpoints.list_endpoints(tx, author.project_id):
+        if endpoint.url == url:
+            raise Conflict(f"endpoint {endpoint.id} has this URL; change its event types or its secret, or delete it")
 
 
 def _require_allowed(url: str, address_policy: AddressPolicy) -> None:

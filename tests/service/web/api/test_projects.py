@@ -117,6 +117,16 @@ def test_endpoint_secret_is_shown_on_creation_and_rotation_only(admin: httpx.Cli
     assert expect_json(admin.get("/deliveries"), 200)["items"][0]["state"] == "cancelled"
 
 
+def test_url_has_one_endpoint(admin: httpx.Client) -> None:
+    """A second endpoint with a URL is refused and the first one named: its receiver would lack the other's secret."""
+    body = {"url": "https://receiver.example/", "event_types": ["run.stop_requested"]}
+    first = expect_json(admin.post("/endpoints", json=body), 201)
+    again = body | {"event_types": ["run.park_requested"]}
+    assert first["id"] in expect_problem(admin.post("/endpoints", json=again), 409)["detail"]
+    assert admin.delete(f"/endpoints/{first['id']}").status_code == 204
+    expect_json(admin.post("/endpoints", json=again), 201)
+
+
 def test_policies_are_listed_page_by_page(admin: httpx.Client) -> None:
     """The pages are the whole list, which has stored and shipped versions, in order; a malformed cursor is refused."""
     body = BODIES["POST", "/policies"]

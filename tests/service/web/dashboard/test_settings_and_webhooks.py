@@ -175,9 +175,8 @@ def test_reached_quota_is_named_on_the_page(
 def test_preset_selects_event_types(pages: AdminPages, preset: str) -> None:
     """A preset subscribes to its event types; types selected by hand take precedence."""
     assert f'name="preset" value="{preset}"' in pages.get("/webhooks")
-    url = "http://127.0.0.1:9/"
-    pages.post("/webhooks/endpoints", 200, url=url, preset=preset)
-    pages.post("/webhooks/endpoints", 200, url=url, preset=preset, event_types=["run.lost"])
+    pages.post("/webhooks/endpoints", 200, url="http://127.0.0.1:9/", preset=preset)
+    pages.post("/webhooks/endpoints", 200, url="http://127.0.0.1:9/people", preset=preset, event_types=["run.lost"])
     with pages.database.reading() as tx:
         event_types = [endpoint.event_types for endpoint in endpoints.list_endpoints(tx, pages.tenant.project.id)]
     assert sorted(event_types) == sorted([PRESETS[preset], ("run.lost",)])
