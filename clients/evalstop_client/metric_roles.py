@@ -48,7 +48,7 @@ def check_metrics(metrics: Metrics) -> dict[str, MetricRole] | Literal["auto"]:
             raise ConfigurationError(f"metrics {name!r:.80}: a name has 1 to {LONGEST_NAME} characters, on one line.")
         if not isinstance(role, Mapping) or not role.keys() <= FIELDS:
             raise ConfigurationError(
-                f'metrics {name!r}: write {{"gold": {{"role": "eval", "direction": "maximize"}}}}.'
+                f'metrics {name!r}: write {{{name!r}: {{"role": "eval", "direction": "maximize"}}}}.'
             )
         metric_role, direction = role.get("role"), role.get("direction")
         if metric_role not in METRIC_ROLES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -50,6 +51,20 @@ def test_refused_key_is_logged_once_and_retried(
         run.log({"score": 1.0}, step=2)
     assert len(service.find_run("a run").observations) == 2
     assert len([message for message in list_messages(caplog) if "key" in message]) == 1
+
+
+def test_return_of_the_service_is_logged_as_its_absence_was(
+    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who was warned that the service is unavailable reads, at the same level, that it is back."""
+    service.scripted_answers = [Answer(503, {})]
+    with open_run(server) as run:
+        run.log({"score": 1.0}, step=1)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [message.partition(";")[0] for message in warnings] == [
+        "evalstop: the service is unavailable",
+        "evalstop: the service is back",
+    ]
 
 
 def test_flush_outlasts_an_answer_in_flight(server: FakeServer, service: FakeService) -> None:

@@ -78,7 +78,7 @@ class Reporter:
         self._spool.close(CLOSE_SECONDS if recorded else 0.0)
         if not flushed and self._started:
             folder = self._settings.spool_folder
-            logger.warning("evalstop: not everything was sent; the next run of this name will send %s", folder)
+            logger.warning("evalstop: not everything was sent; the next run of this name and URL will send %s", folder)
         return flushed
 
     def after_fork_in_child(self) -> None:

@@ -256,7 +256,7 @@ class Sender:
             self._pause(wait_seconds(self._failures, random.random(), answer.retry_after_seconds))
         elif answer is not None:
             if self._failures:
-                logger.info("evalstop: the service is back")
+                logger.warning("evalstop: the service is back")
             self._failures = 0
             self._warnings.reset("away")
             self._warnings.reset("unauthorized")

@@ -73,6 +73,13 @@ def run(args: argparse.Namespace) -> int:
         raise UnusableArguments(f"--html {args.html}: {error.strerror}; choose a writable file.") from error
     console = Console()
     console.print(_build_table(report))
+    if report["without_eval"]:
+        console.print(
+            f"{_format_runs(report['without_eval'])} without an eval, which no shipped policy stops;"
+            " `evalstop-lab roles` lists the columns, --eval COLUMN names it",
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print(f"Every run, worst first: {args.html}", highlight=False, soft_wrap=True)
     return 0
 

@@ -210,7 +210,7 @@ def choose_roles(
 def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, errors: ReadErrors) -> set[str]:
     """Read one source; returns its columns."""
     everything: set[str] = set()
-    is_known = False
+    is_known, errors_before = False, len(errors.collected)
     columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn())
     with ExitStack() as stack:
         logs = list(list_logs(source, stack))
@@ -236,7 +236,7 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
             if log_runs is not runs:
                 _add_runs(log_runs, runs, source)
             progress.advance(task)
-    if not is_known:
+    if not is_known and (everything or len(errors.collected) == errors_before):
         expected = [requested.named.get(role, role.value) for role in MetricRole]
         error = UnreadableInput(
             source,

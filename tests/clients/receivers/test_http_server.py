@@ -137,11 +137,15 @@ def test_trickling_request_is_disconnected(listener: ListeningReceiver) -> None:
         wait_until(is_closed)
 
 
-def test_secret_file_is_reread(tmp_path: Path) -> None:
-    """A secret file may be created and replaced while the receiver runs; one with a malformed secret gives none."""
+def test_secret_file_is_reread(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A secret file may come and change while the receiver runs; one that is absent, empty or malformed is logged."""
     file = tmp_path / "secret"
     secrets = load_secrets("UNUSED", file)
+    assert "No such file" in caplog.text
     assert secrets() == []
+    file.touch()
+    assert secrets() == []
+    assert "it is empty" in caplog.text
     file.write_text(SECRET + "\n")
     assert secrets() == [SECRET]
     file.write_text(f"{OTHER_SECRET}\n{SECRET}\n")

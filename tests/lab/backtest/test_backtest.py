@@ -135,6 +135,24 @@ def test_source_without_a_readable_run_is_refused(tmp_path: Path, capsys: pytest
     assert "but lr; set the columns with --eval" in capsys.readouterr().err
 
 
+def test_file_that_does_not_exist_is_named_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is said about the columns of a file that cannot be opened."""
+    assert main(["backtest", str(tmp_path / "absent.csv")]) == 1
+    captured = capsys.readouterr().err
+    assert "No such file" in captured
+    assert "columns" not in captured
+
+
+def test_runs_without_an_eval_are_counted_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A policy that stops nothing because no column was taken for the eval does not look as if it found nothing."""
+    file = write_jsonl(tmp_path / "runs.jsonl", [{"run": "a", "step": 0, "reward": 1.0, "score": 0.5}])
+    page_file = str(tmp_path / "page.html")
+    assert main(["backtest", str(file), "--html", page_file]) == 0
+    assert "1 run without an eval" in capsys.readouterr().out
+    assert main(["backtest", str(file), "--html", page_file, "--eval", "score"]) == 0
+    assert "without an eval" not in capsys.readouterr().out
+
+
 @pytest.mark.real
 def test_page_is_self_contained_and_searchable(tmp_path: Path) -> None:
     """The page loads nothing from other sites, escapes names, plots only visible runs, and finds runs by name."""

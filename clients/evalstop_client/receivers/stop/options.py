@@ -132,11 +132,14 @@ def load_secrets(variable: str, file: Path | None, public_keys: Sequence[str] = 
             secrets = file.read_text().split()
             for secret in secrets:
                 check_secret(secret)
-            return secrets
         except (OSError, UnicodeDecodeError, ConfigurationError) as error:
-            logger.error("no secret in %s: %s", file, error)
+            logger.error("no secret in %s, so all webhooks are refused: %s", file, error)
             return []
+        if not secrets:
+            logger.error("no secret in %s, so all webhooks are refused: it is empty", file)
+        return secrets
 
+    read()  # logs what is wrong at the start, not at the first stop; the file may still come
     return read
 
 

@@ -147,7 +147,6 @@ class Receiver:
             stop = execution.run()
             if stop.phase is Phase.DONE:
                 result = describe_result(stop)
-                logger.info("decision %s is done: %s", decision_id, result)
                 self.metrics.add("stops_total", f'result="{result}"')
                 if result == "confirmed" and stop.reporting_at is not None:
                     self.metrics.add("stop_seconds_total", amount=stop.reporting_at - stop.started_at)
