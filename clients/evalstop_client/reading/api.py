@@ -37,7 +37,7 @@ class Api:
         url = url or os.environ.get("EVALSTOP_URL")
         secret = validate_key(key or os.environ.get("EVALSTOP_KEY"))
         if not url:
-            raise ConfigurationError("url: set the URL of the service with url= or EVALSTOP_URL.")
+            raise ConfigurationError("url: set EVALSTOP_URL, url= or --url to the URL of the service.")
         if secret is None:
             raise ConfigurationError("key: set a key with key= or EVALSTOP_KEY; `evalstop up` prints the first one.")
         if not 0 < timeout_seconds <= LONGEST_WAIT_SECONDS:

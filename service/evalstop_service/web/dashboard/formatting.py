@@ -34,8 +34,6 @@ _STATES: dict[str, str] = {
     DecisionState.UNDONE: "undone",
 }
 
-OUTCOMES = {"right": "right", "wrong": "wrong", "unknown": "can’t tell"}
-
 
 def format_json(document: Any) -> str:
     """A JSON document in indented lines."""

@@ -92,7 +92,6 @@ def show_case(
         following=visitor.link(choice.link(at=following)),
         agreements=_measure_labels(cases),
         answers=ANSWERS,
-        outcome_words=formatting.OUTCOMES,
         action=visitor.link(choice.link(f"{_PATH}/{shown.run.id}", place)) if shown else None,
     )
 

@@ -100,7 +100,6 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         lanes=lanes,
         outcomes={decision.id: judged.get((run.id, decision.attempt)) for decision in on_record},
         name_state=formatting.name_state,
-        outcome_words=formatting.OUTCOMES,
         can=_allowed_actions(run, current, site.clock()),
         changes=changes,
         eval_requests=requests[::-1],
