@@ -93,6 +93,11 @@ class EvalStopCallback(TrainerCallback):
         if self._run is not None and self._run.should_stop_at(state.global_step):
             control.should_training_stop = True
 
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Pin the best checkpoint again: the service may have named another during the eval, and a save follows."""
+        if self._pins:
+            self._pin_best(args, state)
+
     def _pin_best(self, args: TrainingArguments, state: TrainerState) -> None:
         """Protect the best checkpoint from `save_total_limit`, which keeps the one that the state names; that field is
         unused unless the Trainer tracks a best model itself."""

@@ -117,8 +117,8 @@ class Score(TrainerCallback):
         trainer.log({"score": (1.0, 9.0, 3.0, 2.0, 1.0)[state.global_step - 1]})
 
 class Flush(TrainerCallback):
-    def on_save(self, args, state, control, **kwargs):
-        watch._run.run.flush(60)
+    def on_prediction_step(self, args, state, control, **kwargs):
+        watch._run.run.flush(60)  # the service names the best checkpoint during the eval, before the next is saved
 
 watch = EvalStopCallback(name="pinned", metrics={"score": {"role": "eval"}})
 rows = [{"input_ids": words, "labels": words} for words in torch.randint(0, 32, (16, 8))]
@@ -128,6 +128,8 @@ trainer = Trainer(
         output_dir="pinned",
         max_steps=5,
         logging_strategy="no",
+        eval_strategy="steps",
+        eval_steps=1,
         save_steps=1,
         save_total_limit=1,
         report_to="none",
@@ -135,6 +137,7 @@ trainer = Trainer(
         disable_tqdm=True,
     ),
     train_dataset=rows,
+    eval_dataset=rows,
     callbacks=[Score(), watch, Flush()],
 )
 trainer.train()
