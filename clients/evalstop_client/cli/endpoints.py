@@ -94,4 +94,6 @@ def _find_endpoint_id(api: Api, id_or_url: str) -> str:
 
 def _describe_test(tested: Json) -> str:
     answered = f"it answered {tested['status_code']}" if tested["status_code"] is not None else tested["error"]
-    return f"{tested['url']}: {'delivered' if tested['delivered'] else 'not delivered'}: {answered}"
+    if tested["delivered"]:
+        return f"{tested['url']}: delivered: {answered}"
+    return f"{tested['url']}: not delivered: {answered}" + (f": {tested['answer']}" if tested["answer"] else "")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from evalstop_client.cli.entry import COMMANDS, parser
 from evalstop_client.version import __version__
 
 from tests.clients.real_service import Project
+from tests.fixtures.http_handler import serve_handler
 
 SERVER_PACKAGES = ("fastapi", "sqlalchemy", "pydantic", "uvicorn", "evalstop_service.app")
 
@@ -188,6 +190,22 @@ def test_endpoints_are_added_tested_and_removed(shell: Shell) -> None:
     assert [item["url"] for item in shell.read("endpoint", "ls")] == ["pull:login-node"]
     assert shell.read("endpoint", "rm", "pull:login-node") == {"id": fetching["id"], "removed": True}
     assert shell.read("endpoint", "ls") == []
+
+
+def test_failed_endpoint_test_prints_the_answer(shell: Shell) -> None:
+    """A receiver that refuses a test says why in its answer, such as that it has another secret."""
+
+    class Refusal(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(401)
+            self.end_headers()
+            self.wfile.write(b"compare the secret")
+
+    with serve_handler(Refusal) as url:
+        shell.run("endpoint", "add", url)
+        printed = shell.run("endpoint", "test", url, code=1)
+        shell.run("endpoint", "rm", url)
+    assert printed.strip().endswith("not delivered: it answered 401: compare the secret")
 
 
 def test_channel_gets_default_event_types(shell: Shell) -> None:
