@@ -57,7 +57,9 @@ def test_documented_commands_stop_a_job(
     environment = {**os.environ, **cluster.environment, **variables}
     script = re.sub(r"(login-node|0\.0\.0\.0):9000", listen, read_block(name))
     *setup_commands, receiver = script.strip().splitlines()
-    subprocess.run(["bash", "-euc", "\n".join(setup_commands)], env=environment, cwd=tmp_path, check=True)
+    setup = "\n".join([*setup_commands, "printenv -0 > exported"])
+    subprocess.run(["bash", "-euc", setup], env=environment, cwd=tmp_path, check=True)
+    exported = dict(entry.split("=", 1) for entry in (tmp_path / "exported").read_text().split("\0")[:-1])
     listed = subprocess.run(
         ["evalstop", "endpoint", "ls", "--json"], env=environment, capture_output=True, text=True, check=True
     )
@@ -69,7 +71,7 @@ def test_documented_commands_stop_a_job(
     with ExitStack() as stack:
         remove = ["evalstop", "endpoint", "rm", endpoint["id"]]
         stack.callback(subprocess.run, remove, env=environment, check=True)
-        stack.enter_context(running_program(["bash", "-c", command], **environment))
+        stack.enter_context(running_program(["bash", "-c", command], **exported))
         job = cluster.submit_job(
             f"exec python {tmp_path}/train.py",
             "--gres=gpu:1",
