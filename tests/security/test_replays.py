@@ -21,9 +21,10 @@ def client(database: Database) -> Iterator[httpx.Client]:
         yield project.open_client()
 
 
-def add_endpoint(client: httpx.Client, *event_types: str) -> str:
-    endpoint = expect_json(client.post("/endpoints", json=ENDPOINT | {"event_types": event_types}), 201)
-    return str(endpoint["id"])
+def add_endpoint(client: httpx.Client, *event_types: str, format_name: str = "standard") -> str:
+    url = f"{ENDPOINT['url']}{format_name}/{event_types[0].strip('*')}"
+    body = {"url": url, "event_types": event_types, "format": format_name}
+    return str(expect_json(client.post("/endpoints", json=body), 201)["id"])
 
 
 def list_delivered_types(client: httpx.Client, endpoint_id: str) -> set[str]:
@@ -57,7 +58,7 @@ def test_delivery_is_not_replayed_after_unsubscribing(client: httpx.Client) -> N
 def test_wildcard_subscription_excludes_stop_requests(client: httpx.Client) -> None:
     """`*` leaves out stops except for chat formats; an endpoint gets stops by naming the type."""
     observer, receiver = add_endpoint(client, "*"), add_endpoint(client, "run.stop_requested")
-    chat = expect_json(client.post("/endpoints", json=ENDPOINT | {"event_types": ["*"], "format": "slack"}), 201)["id"]
+    chat = add_endpoint(client, "*", format_name="slack")
     create_decision(client)
     assert "run.best_checkpoint_changed" in list_delivered_types(client, observer)
     assert "run.stop_requested" not in list_delivered_types(client, observer)
