@@ -31,7 +31,7 @@ def test_sqlite_files_are_private_and_secrets_encrypted(tmp_path: Path) -> None:
         key = ready["key"] or key  # shown once
         headers = {"Authorization": f"Bearer {key}"}
         with httpx.Client(base_url=ready["url"], headers=headers, trust_env=False, timeout=60) as client:
-            body = {"url": "http://127.0.0.1:9/", "event_types": ["run.stopped"]}
+            body = {"url": f"http://127.0.0.1:9/{start}", "event_types": ["run.stopped"]}
             secret = client.post("/api/v1/endpoints", json=body).raise_for_status().json()["secret"]
             listed = client.get("/api/v1/endpoints").raise_for_status().json()
             assert len(listed["items"]) == 1 + start

@@ -237,7 +237,8 @@ def test_declared_roles_end_with_a_stop(name: str, project: Project) -> None:
 
 @pytest.mark.real
 def test_park_policy_and_its_endpoint(project: Project) -> None:
-    """The page's park policy is stored, and its endpoint subscribes to park requests."""
+    """The page's park policy is stored, and its endpoint, in place of one that stops, subscribes to park requests."""
+    project.add_endpoint("http://127.0.0.1:9000/")
     project.run_shell(read_block("endpoint that parks").replace("login-node", "127.0.0.1"))
     assert "run.park_requested" in project.run_shell("evalstop endpoint ls")
     project.api.post("/policies", json=json.loads(read_block("parks"))).raise_for_status()
