@@ -10,7 +10,9 @@ from gguf import GGUFReader
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
-START, END = 1, 2
+from evalstop_lab.language_model.sampling import END
+
+START = 1
 THINGS = """
 bicycle kettle novel museum bakery hotel movie concert garden laptop camera restaurant beach train jacket lamp pillow
 podcast recipe theatre bookshop library mountain river bridge market festival airline ferry tent backpack guitar piano
