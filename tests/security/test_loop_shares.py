@@ -16,7 +16,7 @@ from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.rate_limits import Rate, RateLimit
 from evalstop_service.store.database import Database
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
-from evalstop_service.web.loop_shares import ACTIVE_SECONDS, LONG_SECONDS, MOST_WAIT_SECONDS, QUIET_SECONDS, LoopShares
+from evalstop_service.web.loop_shares import ACTIVE_SECONDS, LONG_SECONDS, QUIET_SECONDS, TURN_SECONDS, LoopShares
 from evalstop_service.web.middleware.held_bodies import BodyPool
 from evalstop_service.web.recent_sessions import RecentSessions
 from hypothesis import given
@@ -164,19 +164,21 @@ def test_veto_of_a_heavy_key_that_waits_is_counted() -> None:
     assert loop.delayed == 1
 
 
-def test_heavy_key_waits_for_a_short_time_at_most() -> None:
-    """Others that always have a request in progress do not keep it out."""
+def test_heavy_keys_take_turns_while_others_always_have_a_request_in_progress() -> None:
+    """A quarter of the waiting requests begins in each turn, the first ones first; a cancelled one keeps its place."""
     loop = Loop(limit=RecordedCharges())
     loop.send_other(OTHER)
     loop.send(BUSY, 15.0)
 
     async def begin() -> None:
-        await loop.shares.begin_other(OTHER)
-        begun = asyncio.create_task(loop.shares.begin(BUSY))
-        await asyncio.sleep(0)
-        assert not begun.done()
-        loop.now += MOST_WAIT_SECONDS
-        await begun
+        begun = [asyncio.create_task(loop.shares.begin(BUSY)) for _ in range(9)]
+        await asyncio.sleep(QUIET_SECONDS / 2)  # all of them wait now
+        begun[1].cancel()
+        for count in (3, 5, 6, 7, 8, 9):
+            await loop.shares.begin_other(OTHER)
+            loop.now += TURN_SECONDS
+            await begun[count - 1]
+            assert [task.done() for task in begun] == [True] * count + [False] * (9 - count)
 
     asyncio.run(begin())
 

@@ -10,7 +10,8 @@ Accounting  Processor sharing: while n requests are in progress, each costs one 
 Delay       A key that has used more than half of the time waits before its next request begins; the wait is as long as
             its debt, so that requests that waited together begin together and share a commit.
 Order       A key that uses more than a tenth of the time is heavy. Its request waits until no request of another key or
-            session was in progress for `QUIET_SECONDS`, but at most `MOST_WAIT_SECONDS`, so that it is never kept out.
+            session was in progress for `QUIET_SECONDS`. So that it is never kept out, a quarter of the waiting requests
+            begins every `TURN_SECONDS`: all at once would hold the loop too long, and a fixed number would not keep up.
             Requests of other heavy keys are not waited for, nor requests that take so long that they rather wait than
             compute.
 """
@@ -18,6 +19,7 @@ Order       A key that uses more than a tenth of the time is heavy. Its request 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -33,8 +35,8 @@ TENTH = Rate(burst=10, per_second=100)
 ACTIVE_SECONDS = 1.0
 """How long a sender counts as active after a request."""
 
-MOST_WAIT_SECONDS = 0.05
-"""How long a request of a heavy key waits for others at most."""
+TURN_SECONDS = 0.05
+"""How often requests of heavy keys begin while others always have one in progress."""
 
 QUIET_SECONDS = 0.01
 """How long nobody else may have a request in progress: the next one of a loading page often follows at once."""
@@ -75,7 +77,8 @@ class LoopShares:
         self._other_at = -ACTIVE_SECONDS  # when somebody but the latest sender last sent a request
         self._light: dict[Request, float] = {}  # requests of light senders in progress, the latest last
         self._light_ended_at = -QUIET_SECONDS
-        self._turn: asyncio.Task[None] | None = None  # ends when requests of heavy keys may begin
+        self._waiting: list[asyncio.Future[None]] = []  # requests of heavy keys that wait for their turn
+        self._turns: asyncio.Task[None] | None = None  # gives the turns; ends when nobody waits
 
     async def begin(self, key: Hashable) -> Request | None:
         """Wait until the key may begin to post observations; returns what `end` needs."""
@@ -150,19 +153,27 @@ class LoopShares:
         return now - latest_at < LONG_SECONDS or now - self._light_ended_at < QUIET_SECONDS
 
     async def _wait_for_turn(self) -> None:
-        """Wait with the other requests of heavy keys, so that they begin together and share a commit."""
-        if self._turn is None:
-            self._turn = asyncio.create_task(self._wait_until_quiet(self._monotonic() + MOST_WAIT_SECONDS))
-        await asyncio.shield(self._turn)  # a cancelled request does not end the others' wait
+        """Wait with the other requests of heavy keys, first come, first served."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        if self._turns is None:
+            self._turns = asyncio.create_task(self._give_turns())
+        await turn
 
-    async def _wait_until_quiet(self, latest_at: float) -> None:
-        try:
-            while True:
-                await asyncio.sleep(QUIET_SECONDS)
-                if not self._has_light() or self._monotonic() >= latest_at:
-                    return
-        finally:
-            self._turn = None
+    async def _give_turns(self) -> None:
+        next_at = self._monotonic() + TURN_SECONDS
+        while self._waiting:
+            await asyncio.sleep(QUIET_SECONDS)
+            has_light = self._has_light()
+            if has_light and self._monotonic() < next_at:
+                continue
+            count = math.ceil(len(self._waiting) / 4) if has_light else len(self._waiting)
+            for turn in self._waiting[:count]:
+                if not turn.done():  # its request was cancelled
+                    turn.set_result(None)
+            del self._waiting[:count]
+            next_at = self._monotonic() + TURN_SECONDS
+        self._turns = None
 
     def _advance(self) -> None:
         computed = self._thread_time()
