@@ -24,7 +24,7 @@ from evalstop_detectors.detectors.posterior import HELD_EVALS, Posterior
 from evalstop_detectors.posterior import network, paired
 from evalstop_detectors.posterior.arithmetic import MANY, ONE
 from evalstop_detectors.posterior.features import LIMIT, FeatureState, Given, advance
-from evalstop_detectors.posterior.paired import Answer, describe_answer, log_certificate, raise_bets
+from evalstop_detectors.posterior.paired import Answer, describe_answer, describe_effect, log_certificate, raise_bets
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -187,3 +187,26 @@ def test_certificate_is_the_mean_of_four_bets() -> None:
     expected = np.mean([math.exp(2 * b - b * b / 2) for b in paired.BETS])
     assert log_certificate(bets) == pytest.approx(math.log10(expected))
     assert log_certificate(()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        (3.0, "a paired evaluation multiplies the odds by 20"),
+        (0.6, "a paired evaluation multiplies the odds by 1.8"),
+        (-2.0, "a paired evaluation divides the odds by 7.4"),
+        (-8.0, "a paired evaluation divides the odds by 2981"),
+        (0.04, "a paired evaluation hardly changes the odds"),
+        (-1e-9, "a paired evaluation hardly changes the odds"),
+        (None, "paired evaluations before the best"),
+    ],
+)
+def test_effect_of_an_answer_is_worded_for_every_size(added: float | None, words: str) -> None:
+    """The note says by which factor an answer changes the odds, if by any."""
+    assert describe_effect(added, (0.0,)) == f"{words} (e-value 1)"
+
+
+@pytest.mark.parametrize(("power", "words"), [(-0.04, "1"), (1.0, "10"), (-0.3, "10^-0.3"), (65.62, "10^65.6")])
+def test_e_value_is_written_as_a_power_of_ten(power: float, words: str) -> None:
+    """No exponent is written as -0.0."""
+    assert describe_effect(0.0, (power * math.log(10),)).endswith(f"(e-value {words})")

@@ -68,7 +68,7 @@ from evalstop_detectors.posterior.paired import (
     Answer,
     add_log_odds,
     describe_answer,
-    log_certificate,
+    describe_effect,
     raise_bets,
 )
 from evalstop_detectors.wording import format_count, format_percent
@@ -291,10 +291,8 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
         evidence = _weigh(state.features, outlook, state.best_step, progress)
         if evidence.value >= SAID_FROM:
             note, value = evidence.note, evidence.value
-            if state.answer is not None:
-                note += f"; a paired evaluation adds {added:+.1f} to the log odds"
             if state.log_bets:
-                note += f" (e-value 10^{log_certificate(state.log_bets):.1f})"
+                note += f"; {describe_effect(None if state.answer is None else added, state.log_bets)}"
             if self.requests is not None and self._is_held(state) and value > self.requests.at:
                 value = self.requests.at
                 note += f"; held at {format_percent(value)}: a sudden fall, and a paired evaluation is awaited"

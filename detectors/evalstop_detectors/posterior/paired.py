@@ -107,6 +107,21 @@ def log_certificate(log_bets: tuple[float, ...]) -> float:
     return (top + math.log(math.fsum(math.exp(x - top) for x in log_bets) / len(log_bets))) / math.log(10)
 
 
+def describe_effect(added: float | None, log_bets: tuple[float, ...]) -> str:
+    """What the latest answer does to the odds, given what it adds to their logarithm; None: it precedes the best."""
+    factor = math.exp(abs(added or 0.0))
+    if added is None:
+        effect = "paired evaluations before the best"
+    elif factor < 1.05:
+        effect = "a paired evaluation hardly changes the odds"
+    else:
+        verb = "multiplies" if added > 0 else "divides"
+        effect = f"a paired evaluation {verb} the odds by {factor:.{0 if factor >= 10 else 1}f}"
+    power = round(log_certificate(log_bets), 1)
+    e_value = {0.0: "1", 1.0: "10"}.get(power, f"10^{power:g}")
+    return f"{effect} (e-value {e_value})"
+
+
 def raise_bets(log_bets: tuple[float, ...], fall: float, stderr: float, gain: float) -> tuple[float, ...]:
     """Each bet's log product after another answer."""
     excess = fall - NEGLIGIBLE_FALL * max(gain, 0.0)
