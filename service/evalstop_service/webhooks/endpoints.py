@@ -102,10 +102,13 @@ def create_pull_endpoint(
 def change_endpoint(
     database: Database, author: Author, endpoint_id: UUID, changes: EndpointChanges, address_policy: AddressPolicy
 ) -> Endpoint:
-    """Change an endpoint; raises NotFound, and AddressRefused when its new URL is not allowed."""
+    """Change an endpoint; raises NotFound, AddressRefused when its new URL is not allowed, Conflict if it is taken."""
     if changes.url is not None:
         _require_allowed(changes.url, address_policy)
     with database.transaction() as tx:
+        if changes.url is not None:
+            projects.lock_project(tx, author.project_id)
+            _require_own_url(tx, author.project_id, changes.url, endpoint_id)
         changed = endpoints.update_endpoint(tx, author.project_id, endpoint_id, **vars(changes))
         endpoint = _require_present(changed, endpoint_id)
         _require_fitting(endpoint.url, endpoint.format)
@@ -164,10 +167,15 @@ def _require_present(endpoint: Endpoint | None, endpoint_id: UUID) -> Endpoint:
 
 
 def _require_room(tx: Transaction, author: Author, url: str) -> None:
-    """Lock the project. With two endpoints a receiver would get each stop twice, once signed by a secret it lacks."""
+    """Lock the project; raises QuotaReached, and Conflict if an endpoint has this URL."""
     quota_use.require_room(tx, projects.lock_project(tx, author.project_id), Quota.ENDPOINTS, author.at)
-    for endpoint in endpoints.list_endpoints(tx, author.project_id):
-        if endpoint.url == url:
+    _require_own_url(tx, author.project_id, url)
+
+
+def _require_own_url(tx: Transaction, project_id: UUID, url: str, endpoint_id: UUID | None = None) -> None:
+    """With two endpoints a receiver would get each stop twice, once signed by a secret it lacks."""
+    for endpoint in endpoints.list_endpoints(tx, project_id):
+        if endpoint.url == url and endpoint.id != endpoint_id:
             raise Conflict(f"endpoint {endpoint.id} has this URL; change its event types or its secret, or delete it")
 
 

@@ -127,6 +127,16 @@ def test_url_has_one_endpoint(admin: httpx.Client) -> None:
     expect_json(admin.post("/endpoints", json=again), 201)
 
 
+def test_change_of_url_to_that_of_another_endpoint_is_refused(admin: httpx.Client) -> None:
+    """The endpoint that has the URL is named; an endpoint may be given its own URL again."""
+    urls = ["https://receiver.example/a", "https://receiver.example/b"]
+    bodies = [{"url": url, "event_types": ["run.stop_requested"]} for url in urls]
+    first, second = (expect_json(admin.post("/endpoints", json=body), 201)["id"] for body in bodies)
+    assert first in expect_problem(admin.patch(f"/endpoints/{second}", json={"url": urls[0]}), 409)["detail"]
+    assert [item["url"] for item in expect_json(admin.get("/endpoints"), 200)["items"]] == urls
+    expect_json(admin.patch(f"/endpoints/{second}", json={"url": urls[1]}), 200)
+
+
 def test_policies_are_listed_page_by_page(admin: httpx.Client) -> None:
     """The pages are the whole list, which has stored and shipped versions, in order; a malformed cursor is refused."""
     body = BODIES["POST", "/policies"]
