@@ -34,6 +34,14 @@ _STATES: dict[str, str] = {
     DecisionState.UNDONE: "undone",
 }
 
+_STATUSES = {
+    RunStatus.COMPLETED: "The run completed.",
+    RunStatus.FAILED: "The run failed.",
+    RunStatus.STOPPED: "The run was stopped.",
+    RunStatus.LOST: "The run stopped reporting.",
+    RunStatus.PARKED: "The run is parked.",
+}
+
 
 def format_json(document: Any) -> str:
     """A JSON document in indented lines."""
@@ -121,7 +129,7 @@ def change_details(change: DecisionChange) -> dict[str, Any]:
 def run_summary(run: Run, decision: Decision | None, now: datetime) -> str:
     """The state of a run in one sentence."""
     if decision is not None:
-        return _decision_summary(decision, now)
+        return _decision_summary(run, decision, now)
     verdict = run.verdict
     if run.last_step is None:
         return "No observations yet." if run.status == RunStatus.RUNNING else "The run ended without observations."
@@ -133,28 +141,24 @@ def run_summary(run: Run, decision: Decision | None, now: datetime) -> str:
         return f"The eval may have turned{where}; not enough evidence to stop."
     if run.raw_maximum is None:
         return "No eval yet. Only the eval can call a stop."
-    endings = {
-        RunStatus.COMPLETED: "The run completed. ",
-        RunStatus.FAILED: "The run failed. ",
-        RunStatus.STOPPED: "The run was stopped. ",
-        RunStatus.LOST: "The run stopped reporting. ",
-        RunStatus.PARKED: "The run is parked. ",
-    }
     levelled_off = any(
         item.detector == Ground.LEVELLED_OFF and item.value >= LEVELLED_OFF_AT for item in verdict.evidence
     )
-    return f"{endings.get(run.status, '')}The eval {'has levelled off' if levelled_off else 'shows no turn'}."
+    status = f"{_STATUSES[run.status]} " if run.status in _STATUSES else ""
+    return f"{status}The eval {'has levelled off' if levelled_off else 'shows no turn'}."
 
 
-def _decision_summary(decision: Decision, now: datetime) -> str:
+def _decision_summary(run: Run, decision: Decision, now: datetime) -> str:
     at = format_step(decision.step)
+    going_on = "The run may continue." if decision.state is DecisionState.UNDONE else "The run continues."
+    status = _STATUSES.get(run.status, going_on)
     if decision.action is Action.PARK:
-        return _parking_summary(decision, at, now)
+        return _parking_summary(decision, at, status, now)
     match DecisionState(decision.state):
         case DecisionState.SHADOW:
             return f"Would have been stopped at step {at}. Shadow mode: recorded, not carried out."
         case DecisionState.HELD_OUT:
-            return f"The stop at step {at} is held out at random, to measure whether it is right. The run continues."
+            return f"The stop at step {at} is held out at random, to measure whether it is right. {status}"
         case DecisionState.ON_HOLD:
             return f"Stop on hold: {decision.state_reason}. Called at step {at}; its guards are checked every minute."
         case DecisionState.PENDING if not decision.is_carried_out(now):
@@ -174,18 +178,18 @@ def _decision_summary(decision: Decision, now: datetime) -> str:
         case DecisionState.FAILED:
             return f"The stop at step {at} failed. The job may still be running."
         case DecisionState.VETOED:
-            return f"The stop at step {at} was vetoed. The run continues."
+            return f"The stop at step {at} was vetoed. {status}"
         case DecisionState.MOOT:
             return f"The stop at step {at} is moot: the run ended or resumed before a receiver had it."
-    return f"The stop at step {at} was undone. The run may continue."
+    return f"The stop at step {at} was undone. {status}"
 
 
-def _parking_summary(decision: Decision, at: str, now: datetime) -> str:
+def _parking_summary(decision: Decision, at: str, status: str, now: datetime) -> str:
     match decision.state:
         case DecisionState.SHADOW:
             return f"Would have been parked at step {at}. Shadow mode: recorded, not carried out."
         case DecisionState.HELD_OUT:
-            return f"Not parked at step {at}, by random assignment, to measure whether it is right. The run continues."
+            return f"Not parked at step {at}, by random assignment, to measure whether it is right. {status}"
         case DecisionState.ON_HOLD:
             return f"Parking is on hold: {decision.state_reason}. Called for at step {at}."
         case DecisionState.PENDING if not decision.is_carried_out(now):
@@ -198,11 +202,11 @@ def _parking_summary(decision: Decision, at: str, now: datetime) -> str:
         case DecisionState.FAILED:
             return f"The job could not be parked at step {at}: {decision.state_reason}. It may still be running."
         case DecisionState.VETOED:
-            return f"To park it at step {at} was vetoed. The run continues."
+            return f"To park it at step {at} was vetoed. {status}"
         case DecisionState.MOOT:
             return f"Not parked at step {at} after all: {decision.state_reason}."
         case DecisionState.UNDONE:
-            return f"Was to be parked at step {at}, and returns: {decision.state_reason}."
+            return f"Was to be parked at step {at}; that was undone: {decision.state_reason}. {status}"
     return f"To be parked since step {at}. No scheduler has confirmed yet that the job is set aside."
 
 

@@ -10,9 +10,10 @@ from html import unescape
 import httpx
 import pytest
 from evalstop_detectors import POLICIES, advance, policy_to_document, start
-from evalstop_service.decisions import stale_runs
+from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.ingest import Observations
-from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.decision_lifecycle import Command, Mode, Undone, Vetoed
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import observations, policies, projects, runs
 from evalstop_service.store.database import Database
@@ -22,8 +23,15 @@ from evalstop_service.web.dashboard import metric_charts
 from msgspec import structs
 
 from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded_runs import Tenant, confirm_stop, load_recorded_evals, open_run, post_evals
-from tests.service.web.dashboard.serving import SQLITE_ONLY, get_html, read_csrf_token
+from tests.service.web.dashboard.recorded_runs import (
+    Tenant,
+    add_tenant,
+    confirm_stop,
+    load_recorded_evals,
+    open_run,
+    post_evals,
+)
+from tests.service.web.dashboard.serving import SQLITE_ONLY, get_html, read_csrf_token, sign_in_by_link
 
 HACKING = load_recorded_evals("np-0044")
 
@@ -125,6 +133,25 @@ def test_confirmed_stop_shows_steps_saved_and_durations(
     assert re.findall(r'<span class="figure">(.*?)</span>', decision) == ["verdict", "stop requested", "stop confirmed"]
     assert re.findall(r'<span class="lane-length">(.*?)</span>', decision) == ["", "4.2 s", ""]
     assert "4.2 s from “verdict” to “stop confirmed”." in decision
+
+
+@SQLITE_ONLY
+@pytest.mark.parametrize(
+    ("command", "window", "change"), [(Undone, 0, "undone"), (Vetoed, 3600, "vetoed")], ids=["undone", "vetoed"]
+)
+def test_run_that_completed_after_its_stop_was_taken_back_is_not_said_to_continue(
+    visitor: httpx.Client, database: Database, now: datetime, command: type[Command], window: float, change: str
+) -> None:
+    """The summary says that the run may continue while it runs, and that it completed once it has."""
+    tenant = add_tenant(database, now, change, veto_window_seconds=window)
+    sign_in_by_link(visitor, tenant.key)
+    run = open_run(database, tenant, now, "ppo", mode=Mode.ENFORCE)
+    decision = post_evals(database, tenant, run.id, HACKING[:29], now).decision
+    assert decision is not None
+    commands.apply_command(database, tenant.project.id, decision.id, command(now, "ada", "a known dip"))
+    assert re.search(f"was {change}. The run (may )?continue", get_html(visitor, f"/runs/{run.id}"))
+    commands.finish_run(database, tenant.project.id, run.id, RunStatus.COMPLETED, now, obeyed=False, actor="trainer")
+    assert f"was {change}. The run completed." in get_html(visitor, f"/runs/{run.id}")
 
 
 @SQLITE_ONLY
