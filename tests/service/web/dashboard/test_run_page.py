@@ -12,7 +12,7 @@ import pytest
 from evalstop_detectors import POLICIES, advance, policy_to_document, start
 from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.ingest import Observations
-from evalstop_service.rules.decision_lifecycle import Command, Mode, Undone, Vetoed
+from evalstop_service.rules.decision_lifecycle import Mode, Undone, Vetoed
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import observations, policies, projects, runs
@@ -140,7 +140,7 @@ def test_confirmed_stop_shows_steps_saved_and_durations(
     ("command", "window", "change"), [(Undone, 0, "undone"), (Vetoed, 3600, "vetoed")], ids=["undone", "vetoed"]
 )
 def test_run_that_completed_after_its_stop_was_taken_back_is_not_said_to_continue(
-    visitor: httpx.Client, database: Database, now: datetime, command: type[Command], window: float, change: str
+    visitor: httpx.Client, database: Database, now: datetime, command: type[Undone | Vetoed], window: float, change: str
 ) -> None:
     """The summary says that the run may continue while it runs, and that it completed once it has."""
     tenant = add_tenant(database, now, change, veto_window_seconds=window)
@@ -150,7 +150,7 @@ def test_run_that_completed_after_its_stop_was_taken_back_is_not_said_to_continu
     assert decision is not None
     commands.apply_command(database, tenant.project.id, decision.id, command(now, "ada", "a known dip"))
     assert re.search(f"was {change}. The run (may )?continue", get_html(visitor, f"/runs/{run.id}"))
-    commands.finish_run(database, tenant.project.id, run.id, RunStatus.COMPLETED, now, obeyed=False, actor="trainer")
+    commands.finish_run(database, tenant.project.id, run.id, RunStatus.COMPLETED, now, obeyed=None, actor="trainer")
     assert f"was {change}. The run completed." in get_html(visitor, f"/runs/{run.id}")
 
 
