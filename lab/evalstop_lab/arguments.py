@@ -1,9 +1,12 @@
-"""argparse types for numbers, with errors that name the valid range."""
+"""Checks of arguments: numbers, as argparse types with errors that name the valid range, and files to write."""
 
 from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
+
+from evalstop_lab.errors import UnusableArguments
 
 
 def whole_number(text: str) -> int:
@@ -25,6 +28,17 @@ def rate(text: str) -> float:
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and below 1, such as 0.01")
     return value
+
+
+def require_writable(path: Path) -> None:
+    """Raise UnusableArguments unless the file can be written; nothing in it is changed."""
+    existed = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise UnusableArguments(f"{path} can't be written: {error.strerror}.") from error
+    if not existed:
+        path.unlink()
 
 
 def _at_least(least: int, text: str) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from evalstop_lab.arguments import positive_number
+from evalstop_lab.arguments import positive_number, require_writable
 from evalstop_lab.calibrate.command import versions
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import to_json_values
@@ -104,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_recording(args: argparse.Namespace) -> int:
     """Run `evalstop-lab stopbench record`; return its exit code."""
+    require_writable(args.file)
     record_runs(args.file, args.runs, args.jobs, args.first_seed)
     sys.stdout.write(f"Wrote {args.runs} runs to {args.file}\n")
     return 0
@@ -111,6 +112,7 @@ def run_recording(args: argparse.Namespace) -> int:
 
 def run_language_recording(args: argparse.Namespace) -> int:
     """Run `evalstop-lab stopbench record-language`; return its exit code."""
+    require_writable(args.file)
     try:
         from evalstop_lab.language_model.recording import record_language_runs
     except ImportError as error:

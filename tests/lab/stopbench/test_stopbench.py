@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from evalstop_lab.arguments import require_writable
 from evalstop_lab.cli import main
 from evalstop_lab.stopbench.judging import Judgement, compute_figures
 from evalstop_lab.stopbench.recording import FIRST_SEED, read_runs, record_run, record_runs
@@ -138,3 +139,22 @@ def test_recorded_fall_within_its_error_is_ambiguous() -> None:
         Label.HEALTHY: 13,
         Label.AMBIGUOUS: 15,
     }
+
+
+@pytest.mark.parametrize("command", [["record"], ["record-language", "model.gguf"]])
+def test_recording_needs_a_file_that_can_be_written(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A path in a missing folder is refused with exit code 2 before anything is trained or read."""
+    path = tmp_path / "missing" / "runs.jsonl.gz"
+    assert main(["stopbench", *command, str(path)]) == 2
+    assert f"{path} can't be written: No such file or directory." in capsys.readouterr().err
+
+
+def test_check_of_a_file_leaves_it_as_it_is(tmp_path: Path) -> None:
+    """An earlier recording stays until there is a new one, and no empty file is left behind."""
+    old, new = tmp_path / "old.gz", tmp_path / "new.gz"
+    old.write_text("runs")
+    require_writable(old)
+    require_writable(new)
+    assert (old.read_text(), new.exists()) == ("runs", False)
