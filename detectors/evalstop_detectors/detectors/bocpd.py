@@ -86,6 +86,8 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: ClassVar[str] = "bocpd"
     kind: ClassVar[Kind] = Kind.POSTERIOR
+    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.EVAL})
+    thresholds: ClassVar[Thresholds] = Thresholds(suspect_at=0.5, stop_at=0.999)
     state_type: ClassVar[type[BocpdState]] = BocpdState
 
     level_evals: Annotated[float, Meta(gt=1, le=1e6)] = 100.0
@@ -93,14 +95,6 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
     margin_sigmas: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
     spread_sigmas: Annotated[float, Meta(gt=0, le=1e6)] = 10.0
     run_lengths: Annotated[int, Meta(ge=4, le=1000)] = 32
-
-    @property
-    def roles(self) -> frozenset[MetricRole]:
-        return frozenset({MetricRole.EVAL})
-
-    @property
-    def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=0.5, stop_at=0.999)
 
     def start(self) -> BocpdState:
         return BocpdState()

@@ -64,6 +64,7 @@ class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: ClassVar[str] = "cusum"
     kind: ClassVar[Kind] = Kind.STATISTIC
+    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.EVAL})
     state_type: ClassVar[type[CusumState]] = CusumState
 
     reference: Literal["best", "mean"] = "mean"
@@ -72,10 +73,6 @@ class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
     largest_sigmas: Annotated[float, Meta(gt=0, le=1e6)] = 4.0
     scale: Literal["estimated", "given"] = "estimated"
     sd: Annotated[float, Meta(gt=0, le=LARGEST)] | None = None
-
-    @property
-    def roles(self) -> frozenset[MetricRole]:
-        return frozenset({MetricRole.EVAL})
 
     @property
     def thresholds(self) -> Thresholds:

@@ -101,20 +101,14 @@ class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: ClassVar[str] = "divergence"
     kind: ClassVar[Kind] = Kind.STATISTIC
+    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.PROXY, MetricRole.EVAL})
+    thresholds: ClassVar[Thresholds] = Thresholds(suspect_at=4.0, stop_at=12.0)
     state_type: ClassVar[type[DivergenceState]] = DivergenceState
 
     least_evals: Count = 6
     slack: Amount = 1.0
     control_variate: bool = True
     noisy_from: Amount = 0.05
-
-    @property
-    def roles(self) -> frozenset[MetricRole]:
-        return frozenset({MetricRole.PROXY, MetricRole.EVAL})
-
-    @property
-    def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=4.0, stop_at=12.0)
 
     def start(self) -> DivergenceState:
         return DivergenceState()

@@ -98,14 +98,11 @@ class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: ClassVar[str] = "e_process"
     kind: ClassVar[Kind] = Kind.LOG_E_VALUE
+    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.EVAL})
     state_type: ClassVar[type[EProcessState]] = EProcessState
 
     alpha: Annotated[float, Meta(ge=1e-9, le=0.5)] = 0.01
     tolerance: Amount = 0.0
-
-    @property
-    def roles(self) -> frozenset[MetricRole]:
-        return frozenset({MetricRole.EVAL})
 
     @property
     def thresholds(self) -> Thresholds:

@@ -42,13 +42,10 @@ class FixedProgress(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: ClassVar[str] = "fixed_progress"
     kind: ClassVar[Kind] = Kind.FRACTION
+    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.PROXY, MetricRole.LOSS})
     state_type: ClassVar[type[FixedProgressState]] = FixedProgressState
 
     fraction: Annotated[float, Meta(gt=0, le=1)] = 0.6
-
-    @property
-    def roles(self) -> frozenset[MetricRole]:
-        return frozenset({MetricRole.PROXY, MetricRole.LOSS})
 
     @property
     def thresholds(self) -> Thresholds:

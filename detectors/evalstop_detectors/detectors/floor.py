@@ -59,19 +59,13 @@ class Floor(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: ClassVar[str] = "floor"
     kind: ClassVar[Kind] = Kind.STATISTIC
+    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.EVAL})
+    thresholds: ClassVar[Thresholds] = Thresholds(suspect_at=0.5, stop_at=1.0)
     state_type: ClassVar[type[FloorState]] = FloorState
 
     k: Annotated[int, Meta(ge=1, le=50)] = 3
     sigmas: Annotated[float, Meta(ge=0.01, le=100)] = 3.0
     share: Annotated[float, Meta(ge=0, le=100)] = 0.2
-
-    @property
-    def roles(self) -> frozenset[MetricRole]:
-        return frozenset({MetricRole.EVAL})
-
-    @property
-    def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=0.5, stop_at=1.0)
 
     def start(self) -> FloorState:
         return FloorState()

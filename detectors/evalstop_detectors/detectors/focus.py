@@ -71,18 +71,12 @@ class Focus(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: ClassVar[str] = "focus"
     kind: ClassVar[Kind] = Kind.STATISTIC
+    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.EVAL})
+    thresholds: ClassVar[Thresholds] = Thresholds(suspect_at=12.0, stop_at=75.0)
     state_type: ClassVar[type[FocusState]] = FocusState
 
     rise_sigmas: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     candidates: Annotated[int, Meta(ge=4, le=128)] = 32
-
-    @property
-    def roles(self) -> frozenset[MetricRole]:
-        return frozenset({MetricRole.EVAL})
-
-    @property
-    def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=12.0, stop_at=75.0)
 
     def start(self) -> FocusState:
         return FocusState()

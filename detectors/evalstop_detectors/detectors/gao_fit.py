@@ -135,19 +135,13 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: ClassVar[str] = "gao_fit"
     kind: ClassVar[Kind] = Kind.POSTERIOR
+    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.KL, MetricRole.EVAL})
+    thresholds: ClassVar[Thresholds] = Thresholds(suspect_at=0.99, stop_at=None)
     state_type: ClassVar[type[GaoFitState]] = GaoFitState
 
     least_evals: Annotated[int, Meta(ge=5, le=1_000_000)] = 10
     least_fall: Annotated[float, Meta(ge=0, le=1e6)] = 0.1
     misfit: Annotated[float, Meta(ge=1, le=1e6)] = 2.0
-
-    @property
-    def roles(self) -> frozenset[MetricRole]:
-        return frozenset({MetricRole.KL, MetricRole.EVAL})
-
-    @property
-    def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=0.99, stop_at=None)
 
     def start(self) -> GaoFitState:
         return GaoFitState()

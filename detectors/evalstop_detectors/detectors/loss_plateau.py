@@ -43,14 +43,11 @@ class LossPlateau(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: ClassVar[str] = "loss_plateau"
     kind: ClassVar[Kind] = Kind.COUNT
+    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.LOSS})
     state_type: ClassVar[type[LossPlateauState]] = LossPlateauState
 
     patience: Count = 10
     min_delta: Amount = 0.0
-
-    @property
-    def roles(self) -> frozenset[MetricRole]:
-        return frozenset({MetricRole.LOSS})
 
     @property
     def thresholds(self) -> Thresholds:

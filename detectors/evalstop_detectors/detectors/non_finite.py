@@ -42,6 +42,7 @@ class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: ClassVar[str] = "non_finite"
     kind: ClassVar[Kind] = Kind.COUNT
+    thresholds: ClassVar[Thresholds] = Thresholds(suspect_at=1.0, stop_at=None)
     state_type: ClassVar[type[NonFiniteState]] = NonFiniteState
 
     role: MetricRole = MetricRole.EVAL
@@ -49,10 +50,6 @@ class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def roles(self) -> frozenset[MetricRole]:
         return frozenset({self.role})
-
-    @property
-    def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=1.0, stop_at=None)
 
     def start(self) -> NonFiniteState:
         return NonFiniteState()

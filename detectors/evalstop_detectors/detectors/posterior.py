@@ -151,19 +151,15 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: ClassVar[str] = "posterior"
     kind: ClassVar[Kind] = Kind.POSTERIOR
+    roles: ClassVar[frozenset[MetricRole]] = frozenset(
+        {MetricRole.EVAL, MetricRole.PROXY, MetricRole.KL, MetricRole.PAIRED}
+    )
+    thresholds: ClassVar[Thresholds] = Thresholds(suspect_at=0.5, stop_at=0.9)
     has_outlook: ClassVar[bool] = True
     state_type: ClassVar[type[PosteriorState]] = PosteriorState
 
     model: Literal["gru-1"] = "gru-1"
     requests: EvalRequests | None = None
-
-    @property
-    def roles(self) -> frozenset[MetricRole]:
-        return frozenset({MetricRole.EVAL, MetricRole.PROXY, MetricRole.KL, MetricRole.PAIRED})
-
-    @property
-    def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=0.5, stop_at=0.9)
 
     def start(self) -> PosteriorState:
         return PosteriorState()

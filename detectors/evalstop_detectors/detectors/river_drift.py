@@ -82,6 +82,8 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: ClassVar[str] = "river_drift"
     kind: ClassVar[Kind] = Kind.COUNT
+    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.EVAL})
+    thresholds: ClassVar[Thresholds] = Thresholds(suspect_at=None, stop_at=1.0)
     state_type: ClassVar[type[RiverDriftState]] = RiverDriftState
 
     detector: str = "PageHinkley"
@@ -91,14 +93,6 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _check_parameters(self.detector, self.params, self.memory)
-
-    @property
-    def roles(self) -> frozenset[MetricRole]:
-        return frozenset({MetricRole.EVAL})
-
-    @property
-    def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=None, stop_at=1.0)
 
     def start(self) -> RiverDriftState:
         return RiverDriftState()
