@@ -14,7 +14,7 @@ from uuid import UUID
 from msgspec import structs
 
 from evalstop_service.decisions import attempts, guards, transitions
-from evalstop_service.errors import Conflict, Invalid, NotFound
+from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.evaluation import cases, change_point
 from evalstop_service.rules.decision_lifecycle import (
     SERVICE,
@@ -32,7 +32,7 @@ from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import UNENDED, DecisionOutcome, RunStatus
 from evalstop_service.store import audit, decisions, outcomes, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.decisions import Decision, LockedDecision
+from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
@@ -74,7 +74,7 @@ def carry_out_command(
     tx: Transaction, project_id: UUID, decision_id: UUID, command: Vetoed | Released | Undone, proved: str | None = None
 ) -> Decision:
     """Like `apply_command`, within a transaction."""
-    decision, run, project = _lock_decision(tx, project_id, decision_id)
+    decision, run, project = decisions.lock_with_run(tx, project_id, decision_id)
     if isinstance(command, Released):
         project = projects.lock_project(tx, project_id)
         on_hold = decision.state == DecisionState.ON_HOLD
@@ -100,7 +100,7 @@ def order_run_stop(
     3. Raise the version of the run, so that processes with the run in their cache load the decision.
     4. Write the audit log.
     """
-    run = _lock_run(tx, project_id, run_id)
+    run = runs.lock_run(tx, project_id, run_id)
     if run.status not in UNENDED:
         raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")
     before = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
@@ -125,7 +125,7 @@ def record_report(
     4. Write the audit log: the receiver gives its own name, its key is the proved identity.
     """
     with database.transaction() as tx:
-        decision, run, project = _lock_decision(tx, project_id, decision_id)
+        decision, run, project = decisions.lock_with_run(tx, project_id, decision_id)
         confirms = report.state == DecisionState.CONFIRMED
         open_before = decision.state not in STOPPED and decision.state != DecisionState.UNDONE
         ends_run = confirms and open_before and run.attempt == decision.attempt
@@ -152,7 +152,7 @@ def label_decision(
 ) -> Decision:
     """Record whether a decision was right; a later label replaces it. Raises Invalid for a contradiction."""
     with database.transaction() as tx:
-        decision, run, _ = _lock_decision(tx, project_id, decision_id)
+        decision, run, _ = decisions.lock_with_run(tx, project_id, decision_id)
         details = {"run": run.name} | _record_label(tx, run, decision.attempt, decision, label)
         subject = f"decision {decision.id}"
         audit.record_action(tx, project_id, label.actor, "decision.labeled", subject, details, label.at, proved)
@@ -162,7 +162,7 @@ def label_decision(
 def label_run(database: Database, project_id: UUID, run_id: UUID, label: Label, proved: str | None = None) -> Run:
     """Record whether it was right to let a run continue, or to stop it if its present attempt has a decision."""
     with database.transaction() as tx:
-        run = _lock_run(tx, project_id, run_id)
+        run = runs.lock_run(tx, project_id, run_id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
         details = _record_label(tx, run, run.attempt, decision, label)
         audit.record_action(tx, project_id, label.actor, "run.labeled", f"run {run.name}", details, label.at, proved)
@@ -200,7 +200,7 @@ def finish_run(
     `obeyed`: the decision for which it ended the run; `actor`: the key of the report.
     """
     with database.transaction() as tx:
-        run = _lock_run(tx, project_id, run_id)
+        run = runs.lock_run(tx, project_id, run_id)
         if run.status not in UNENDED:
             return run
         ended = end_run(tx, run, status, now, obeyed=obeyed, actor=actor)
@@ -253,17 +253,3 @@ def _save_end(tx: Transaction, run: Run, status: RunStatus, now: datetime, alrea
     run = structs.replace(run, version=run.version + 1, updated_at=now, **ended)
     runs.save_run(tx, run)
     return run
-
-
-def _lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
-    run = runs.lock_run(tx, project_id, run_id)
-    if run is None:
-        raise NotFound(f"there is no run {run_id} in this project")
-    return run
-
-
-def _lock_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> LockedDecision:
-    locked = decisions.lock_with_run(tx, project_id, decision_id)
-    if locked is None:
-        raise NotFound(f"there is no decision {decision_id} in this project")
-    return locked

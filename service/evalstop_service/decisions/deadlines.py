@@ -80,10 +80,7 @@ def process_overdue(database: Database, now: datetime, pause: Wait = lambda _: F
 def _process_decision(database: Database, overdue: OverdueDecision, now: datetime) -> None:
     with database.transaction() as tx:
         run = runs.lock_run(tx, overdue.project_id, overdue.run_id)
-        decision = decisions.find_decision(tx, overdue.project_id, overdue.id)
-        if run is None or decision is None:
-            return
-        decision = decisions.lock_decision(tx, run.id, decision.id)  # reread: another process may have changed it
+        decision = decisions.lock_decision(tx, run.id, overdue.id)
         if decision.state == DecisionState.ON_HOLD:
             moved = transitions.recheck_guards(tx, run, decision, now)
         else:

@@ -37,9 +37,7 @@ def stop_run(database: Database, author: Author, run_id: UUID, command: StopOrde
         if not projects.get_project(tx, author.project_id).second_person:
             commands.order_run_stop(tx, author.project_id, run_id, command, author.actor)
             return None
-        run = runs.find_run(tx, author.project_id, run_id)
-        if run is None:
-            raise NotFound(f"there is no run {run_id} in this project")
+        run = runs.load_run(tx, author.project_id, run_id)
         return _add_proposal(tx, author, ProposalKind.STOP_RUN, str(run.id), f"Stop {run.name} now", command.reason)
 
 
@@ -49,9 +47,7 @@ def release_stop(database: Database, author: Author, decision_id: UUID, command:
         if not projects.get_project(tx, author.project_id).second_person:
             commands.carry_out_command(tx, author.project_id, decision_id, command, author.actor)
             return None
-        decision = decisions.find_decision(tx, author.project_id, decision_id)
-        if decision is None:
-            raise NotFound(f"there is no decision {decision_id} in this project")
+        decision = decisions.load_decision(tx, author.project_id, decision_id)
         summary = f"Release the stop of {decision.run_name}"
         return _add_proposal(tx, author, ProposalKind.RELEASE_STOP, str(decision_id), summary, command.reason)
 

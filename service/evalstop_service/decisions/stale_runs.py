@@ -150,7 +150,7 @@ def _record_change(database: Database, due: DueCheck, now: datetime) -> None:
     with database.transaction() as tx:
         run = runs.lock_run(tx, due.project_id, due.run_id)
         before = run_health.load_health(tx, [due.run_id]).get(due.run_id)
-        if run is None or before is None or run.status != RunStatus.RUNNING:
+        if before is None or run.status != RunStatus.RUNNING:
             return
         project = projects.get_project(tx, run.project_id)
         cadence_seconds = health.load_cadence(tx, run)

@@ -200,7 +200,7 @@ def hold_pending_stops(database: Database, project_id: UUID, raised: Sequence[Gu
     def hold(run_id: UUID) -> None:
         with database.transaction() as tx:
             run = runs.lock_run(tx, project_id, run_id)
-            if run is not None and hold_stop(tx, run, raised, now) is not None:
+            if hold_stop(tx, run, raised, now) is not None:
                 held.append(run_id)
 
     with database.reading() as tx:

@@ -76,7 +76,7 @@ def open_run(database: Database, project_id: UUID, request: OpenRequest, now: da
             return existing, False
         with database.transaction() as tx:
             run = runs.lock_run(tx, project_id, existing.id)
-            if run is not None and (request.resume is not None or run.status in OPEN):
+            if request.resume is not None or run.status in OPEN:
                 action = "run.attached" if run.status in OPEN else "run.reopened"
                 run = _update_run(tx, project, run, request, now)
                 _record_opening(tx, run, request, action, now)
@@ -117,7 +117,7 @@ def relabel_run(
     Raises NotFound, and Conflict if the run was pruned or belongs to another key.
     """
     with database.transaction() as tx:
-        run = _lock_run(tx, project_id, run_id)
+        run = runs.lock_run(tx, project_id, run_id)
         refuse_pruned_run(run)
         labels = change_labels(run.labels)
         if labels == run.labels:
@@ -137,7 +137,7 @@ def tell_total_steps(
 ) -> None:
     """Set the planned length of a run. Raises NotFound, and Conflict if it was pruned."""
     with database.transaction() as tx:
-        run = _lock_run(tx, project_id, run_id)
+        run = runs.lock_run(tx, project_id, run_id)
         refuse_pruned_run(run)
         if run.total_steps != total_steps:
             changed = replace(run, version=run.version + 1, updated_at=now)
@@ -147,7 +147,7 @@ def tell_total_steps(
 def reopen_run(database: Database, project_id: UUID, run_id: UUID, actor: str, now: datetime) -> Run:
     """Reopen a run that has ended, as opening it by its name does. Raises NotFound, and Conflict if it was pruned."""
     with database.transaction() as tx:
-        run = _lock_run(tx, project_id, run_id)
+        run = runs.lock_run(tx, project_id, run_id)
         request = OpenRequest(run.name, actor=actor)
         reopened = _update_run(tx, projects.get_project(tx, project_id), run, request, now)
         if run.status not in OPEN:
@@ -170,7 +170,7 @@ def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: da
     with database.transaction() as tx:
         run = runs.find_run(tx, project_id, run_id)
         if run is None or run.status == RunStatus.LOST:
-            run = _lock_run(tx, project_id, run_id)
+            run = runs.lock_run(tx, project_id, run_id)
         if run.status == RunStatus.LOST:
             run = replace(run, **FOUND_AGAIN, version=run.version + 1, updated_at=now)
             run = attempts.continue_lost_run(tx, run, now)
@@ -179,13 +179,6 @@ def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: da
         if run.status == RunStatus.RUNNING:
             run_health.record_heartbeat(tx, run.id, project_id, now)
         return run
-
-
-def _lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
-    run = runs.lock_run(tx, project_id, run_id)
-    if run is None:
-        raise NotFound(f"there is no run {run_id} in this project")
-    return run
 
 
 def _build_run(tx: Transaction, project: Project, request: OpenRequest, now: datetime) -> Run:

@@ -7,7 +7,6 @@ from uuid import UUID
 
 import msgspec
 
-from evalstop_service.errors import NotFound
 from evalstop_service.rules.run_descriptions import NOTHING_SAID, DescriptionIn, RunDescription
 from evalstop_service.store import run_descriptions, runs
 from evalstop_service.store.audit import Author
@@ -20,8 +19,6 @@ def describe_run(database: Database, author: Author, run_id: UUID, change: Descr
     with database.transaction() as tx:
         # Locked, so that concurrent changes do not overwrite each other.
         run = runs.lock_run(tx, author.project_id, run_id)
-        if run is None:
-            raise NotFound(f"there is no run {run_id} in this project")
         before = run_descriptions.load_descriptions(tx, [run_id])[run_id]
         after = change.change(before)
         if after != before:

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.errors import NotFound
 from evalstop_service.rules.decision_lifecycle import (
     AWAITING_CONFIRMATION,
     RETURNING,
@@ -139,14 +140,14 @@ def lock_decision(tx: Transaction, run_id: UUID, decision_id: UUID) -> Decision:
     return Decision(**row)
 
 
-def lock_with_run(tx: Transaction, project_id: UUID, decision_id: UUID) -> LockedDecision | None:
-    """The project's decision with this id and its run, locked until the transaction ends."""
+def lock_with_run(tx: Transaction, project_id: UUID, decision_id: UUID) -> LockedDecision:
+    """The project's decision with this id and its run, locked until the transaction ends; raises NotFound."""
     parameters = {"of_project": project_id, "of_id": decision_id}
     rows = tx.execute(_LOCK_WITH_RUN, parameters).mappings()
     # If the run's policy changed while PostgreSQL waited for the lock, the join has no row: see `runs.lock_run`.
     row = rows.one_or_none() or tx.execute(_LOCK_WITH_RUN, parameters).mappings().one_or_none()
     if row is None:
-        return None
+        raise _not_found(decision_id)
     run_policy = {"policy_name": row[_RUN_POLICIES.c.name], "policy_version": row[_RUN_POLICIES.c.version]}
     run = Run(**read_columns(row, runs.c), **run_policy)
     names = {"run_name": run.name, "policy_name": row["policy_name"], "policy_version": row["policy_version"]}
@@ -181,9 +182,12 @@ def list_pending_runs(tx: Transaction, project_id: UUID) -> list[UUID]:
     return list(tx.execute(query.order_by(decisions.c.due_at, decisions.c.id)).scalars())
 
 
-def find_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision | None:
-    """The project's decision with this id."""
-    return _load_one(tx, (decisions.c.id == decision_id) & (decisions.c.project_id == project_id))
+def load_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision:
+    """The project's decision with this id; raises NotFound."""
+    decision = _load_one(tx, (decisions.c.id == decision_id) & (decisions.c.project_id == project_id))
+    if decision is None:
+        raise _not_found(decision_id)
+    return decision
 
 
 def find_decision_of_attempt(tx: Transaction, run_id: UUID, attempt: int) -> Decision | None:
@@ -319,6 +323,10 @@ _LOAD_CHANGES = (
     )
     .order_by(_CHANGES.sequence)
 )
+
+
+def _not_found(decision_id: UUID) -> NotFound:
+    return NotFound(f"there is no decision {decision_id} in this project")
 
 
 def _load_one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Decision | None:

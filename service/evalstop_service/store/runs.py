@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
+from evalstop_service.errors import NotFound
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.eval_changes import EvalChange, find_version
 from evalstop_service.rules.role_recognition import MetricFields, Recognition
@@ -158,6 +159,11 @@ def find_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
     return _load_one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id))
 
 
+def load_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
+    """The project's run with this id; raises NotFound."""
+    return _require(find_run(tx, project_id, run_id), run_id)
+
+
 def find_run_by_name(tx: Transaction, project_id: UUID, name: str) -> Run | None:
     """The project's run with this name."""
     return _load_one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.name == name))
@@ -181,12 +187,12 @@ def find_opened_run(tx: Transaction, project_id: UUID, name: str, job: str | Non
     return _load_one(tx, query.order_by(runs.c.job.is_not_distinct_from(job).desc(), runs.c.id.desc()).limit(1))
 
 
-def lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
-    """The run, locked until the transaction ends."""
+def lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
+    """The project's run with this id, locked until the transaction ends; raises NotFound."""
     query = _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id).with_for_update(of=runs)
     # If the run's policy changed while PostgreSQL waited for the lock, the join has no row. The run is locked then, and
     # the second time the join has it, with the new policy.
-    return _load_one(tx, query) or _load_one(tx, query)
+    return _require(_load_one(tx, query) or _load_one(tx, query), run_id)
 
 
 def lock_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:
@@ -260,6 +266,12 @@ _INGESTED = (
 def _load_one(tx: Transaction, query: sa.Select[Any]) -> Run | None:
     row = tx.execute(query).mappings().one_or_none()
     return Run(**row) if row else None
+
+
+def _require(run: Run | None, run_id: UUID) -> Run:
+    if run is None:
+        raise NotFound(f"there is no run {run_id} in this project")
+    return run
 
 
 def _columns_of(run: Run) -> dict[str, Any]:

@@ -28,7 +28,6 @@ def find_guards(project: ProjectFixture, run: Run, now: datetime = NOW) -> tuple
 
 def find_guards_in(tx: Transaction, run: Run, now: datetime) -> tuple[Guard, ...]:
     locked = runs.lock_run(tx, run.project_id, run.id)
-    assert locked is not None
     return guards.find_guards(tx, projects.lock_project(tx, run.project_id), locked, now)
 
 

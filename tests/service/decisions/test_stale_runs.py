@@ -292,7 +292,6 @@ def test_pause_waits_for_a_decision_in_progress(postgres_database: Database) -> 
     run = project.open_run()
     with postgres_database.transaction() as tx:
         locked = runs.lock_run(tx, project.id, run.id)
-        assert locked is not None
         decision = transitions.create_decision(tx, locked, 4, NOW)
         thread = threading.Thread(target=pause.pause_project, args=(postgres_database, project.id, "dana", "", NOW))
         thread.start()

@@ -47,7 +47,6 @@ def load_announced_guards(project: ProjectFixture, run: Run) -> list[list[str]]:
 def hold_stop(project: ProjectFixture, run: Run, now: datetime) -> Decision | None:
     with project.database.transaction() as tx:
         locked = runs.lock_run(tx, project.id, run.id)
-        assert locked is not None
         return transitions.hold_stop(tx, locked, [PAUSE], now)
 
 

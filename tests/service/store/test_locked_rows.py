@@ -59,10 +59,8 @@ def test_locked_run_has_its_new_policy(project: ProjectFixture) -> None:
         tx.execute(run_rows.update().where(run_rows.c.id == run.id).values(policy_id=run.policy_id))
 
     locked = read_after(change_policy, lambda tx: runs.lock_run(tx, project.id, run.id), project.database)
-    assert locked is not None
     assert locked.policy_name == "other"
     found = read_after(change_back, lambda tx: decisions.lock_with_run(tx, project.id, decision.id), project.database)
-    assert found is not None
     assert (found.run.id, found.run.policy_name) == (run.id, run.policy_name)
 
 
@@ -89,7 +87,6 @@ def test_commanded_decision_has_its_new_state(project: ProjectFixture) -> None:
         lambda tx: decisions.lock_with_run(tx, project.id, decision.id),
         project.database,
     )
-    assert locked is not None
     assert (locked.run.id, locked.decision.state) == (run.id, DecisionState.REQUESTED)
 
 
@@ -102,7 +99,7 @@ def test_command_locks_the_run_before_its_decision(project: ProjectFixture) -> N
 
     def lock_with_run() -> None:
         with project.database.transaction() as tx:
-            assert decisions.lock_with_run(tx, project.id, decision.id) is not None
+            decisions.lock_with_run(tx, project.id, decision.id)
 
     with ThreadPoolExecutor(1) as thread:
         with project.database.transaction() as tx:

@@ -51,8 +51,7 @@ def extend_windows(
     for row in tx.execute(query).mappings().all():
         due_at = now + timedelta(seconds=min(EXTENSION_SECONDS, row["veto_window_seconds"]))
         if due_at > row["due_at"] and _extend_window(tx, row["run_id"], row["id"], due_at):
-            decision = decision_rows.find_decision(tx, row["project_id"], row["id"])
-            assert decision is not None
+            decision = decision_rows.load_decision(tx, row["project_id"], row["id"])
             decision_rows.add_change(tx, decision, Record(DecisionState.PENDING, "service", reason), now)
             extended.append(row["run_id"])
     # Processes that cache these runs reload their decisions.

@@ -8,9 +8,8 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from evalstop_service.ingest import CheckpointSaved, Message
-from evalstop_service.store import checkpoints
+from evalstop_service.store import checkpoints, runs
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.runs import load_run
 from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Body, Items, Plain, RunId, Step, Time
 from evalstop_service.web.context import Commit, Db, Ingest, ReadOrReport
 
@@ -60,5 +59,5 @@ def register_checkpoint(
 def list_checkpoints(run_id: RunId, caller: ReadOrReport, database: Db) -> Items[CheckpointOut]:
     """The run's checkpoints by ascending step, without superseded ones."""
     with database.reading() as tx:
-        load_run(tx, caller.project_id, run_id)
+        runs.load_run(tx, caller.project_id, run_id)
         return Items[CheckpointOut].model_validate({"items": checkpoints.list_checkpoints(tx, run_id)})

@@ -12,11 +12,10 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic.config import JsonDict
 
 from evalstop_service.decisions import commands, second_person
-from evalstop_service.errors import NotFound
 from evalstop_service.rules.decision_lifecycle import DecisionState, Released, Reported, Undone, Vetoed
 from evalstop_service.rules.fields import check_text
 from evalstop_service.store import decisions
-from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
 from evalstop_service.web.api.list_filters import OfPolicy, Since, Until
@@ -168,7 +167,7 @@ def report_decision(decision_id: DecisionId, body: ReportIn, caller: Report, dat
 def list_decision_outcomes(decision_id: DecisionId, caller: Read, database: Db) -> OutcomesOut:
     """All outcomes of the decision's attempt, by people and from later evals."""
     with database.reading() as tx:
-        decision = _load_decision(tx, caller.project_id, decision_id)
+        decision = decisions.load_decision(tx, caller.project_id, decision_id)
         return view_outcomes(tx, decision.run_id, decision.attempt)
 
 
@@ -201,7 +200,7 @@ def _require_addressed(database: Database, caller: Caller, decision_id: UUID) ->
     if not caller.key.endpoint_ids:
         return
     with database.reading() as tx:
-        decision = _load_decision(tx, caller.project_id, decision_id)
+        decision = decisions.load_decision(tx, caller.project_id, decision_id)
         if outbox.list_stop_endpoints(tx, decision.run_id, decision.id).isdisjoint(caller.key.endpoint_ids):
             raise Problem(
                 403, ProblemKind.SCOPE_MISSING, "the key is bound to endpoints that this stop was not sent to"
@@ -210,14 +209,7 @@ def _require_addressed(database: Database, caller: Caller, decision_id: UUID) ->
 
 def _load_view(database: Database, project_id: UUID, decision_id: UUID) -> DecisionOut:
     with database.reading() as tx:
-        return view_decision(tx, _load_decision(tx, project_id, decision_id))
-
-
-def _load_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision:
-    decision = decisions.find_decision(tx, project_id, decision_id)
-    if decision is None:
-        raise NotFound(f"there is no decision {decision_id} in this project")
-    return decision
+        return view_decision(tx, decisions.load_decision(tx, project_id, decision_id))
 
 
 def _read_view(database: Database, decision: Decision) -> DecisionOut:

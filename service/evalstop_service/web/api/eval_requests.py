@@ -13,13 +13,12 @@ from pydantic import Field
 from evalstop_service.errors import Conflict, NotFound
 from evalstop_service.ingest import EvalAnswered, Message
 from evalstop_service.runs.watched_metrics import PAIRED_METRIC
-from evalstop_service.store import checkpoints, eval_requests
+from evalstop_service.store import checkpoints, eval_requests, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.observations import CheckpointPlaceOut
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.runs import load_run
 from evalstop_service.web.api.schemas import Answer, Body, Integral, Items, Limit, RunId, Time, VerdictOut
 from evalstop_service.web.context import AnyScope, Commit, Db, IngestOrReport, Now, Tell
 
@@ -90,7 +89,7 @@ def list_open_eval_requests(
 def list_eval_requests(run_id: RunId, caller: AnyScope, database: Db) -> Items[EvalRequestOut]:
     """All requests of a run, by ascending attempt and step."""
     with database.reading() as tx:
-        load_run(tx, caller.project_id, run_id)
+        runs.load_run(tx, caller.project_id, run_id)
         return _view_requests(tx, eval_requests.list_requests(tx, run_id))
 
 
@@ -106,7 +105,7 @@ def answer_eval_request(
 ) -> EvalAnsweredOut:
     """Answer a request. Repeating the same answer changes nothing; a different one is refused (409)."""
     with database.reading() as tx:
-        load_run(tx, caller.project_id, run_id)
+        runs.load_run(tx, caller.project_id, run_id)
         request = _get_request(tx, run_id, request_id)
     point = PostedObservation(PAIRED_METRIC, request.step, body.difference, body.stderr)
     content = EvalAnswered(request_id, request.attempt, point, body.prompts, caller.actor)

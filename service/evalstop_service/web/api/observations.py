@@ -10,11 +10,10 @@ from pydantic import Field
 
 from evalstop_service.ingest import MOST_UNWATCHED, Message, Observations
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.store import observations, series
+from evalstop_service.store import observations, runs, series
 from evalstop_service.web.api.observation_results import MOST_CONFLICTS, receipt_json
 from evalstop_service.web.api.reading.batch import UNREADABLE, BatchIn, decode_batch
 from evalstop_service.web.api.reading.json_body import JsonRoute, SentBody
-from evalstop_service.web.api.runs import load_run
 from evalstop_service.web.api.schemas import (
     MAX_STEP,
     Answer,
@@ -137,7 +136,7 @@ def list_observations(
     """One metric's observations by ascending step, including superseded ones."""
     after = _parse_cursor(cursor)
     with database.reading() as tx:
-        load_run(tx, caller.project_id, run_id)
+        runs.load_run(tx, caller.project_id, run_id)
         items = observations.list_observations(tx, run_id, metric=metric, after=after, limit=limit)
     last = items[-1] if len(items) == limit else None
     return Page[ObservationOut](
@@ -193,7 +192,7 @@ def get_series(
 ) -> SeriesOut:
     """The lowest, highest and last value of each bucket; all buckets have about the same number of observations."""
     with database.reading() as tx:
-        load_run(tx, caller.project_id, run_id)
+        runs.load_run(tx, caller.project_id, run_id)
     series.catch_up_summaries(database, run_id, metric)
     with database.reading() as tx:
         items = series.load_buckets(tx, run_id, metric, first_step, last_step, buckets)

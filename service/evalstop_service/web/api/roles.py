@@ -9,11 +9,10 @@ from evalstop_service.ingest import Message, RolesCorrected
 from evalstop_service.projects import project_settings
 from evalstop_service.projects.project_settings import RolePatterns
 from evalstop_service.runs.watched_metrics import list_watched
-from evalstop_service.store import observations
+from evalstop_service.store import observations, runs
 from evalstop_service.web.api.declared_roles import Roles, complete_directions
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import RunOut, view_run
-from evalstop_service.web.api.runs import load_run
 from evalstop_service.web.api.schemas import Answer, Body, Items, ProjectOut, RunId, Stored
 from evalstop_service.web.context import Admin, Commit, Ctx, Db, Now, Operate, Read
 
@@ -43,7 +42,7 @@ class MetricOut(Answer):
 def list_run_metrics(run_id: RunId, caller: Read, database: Db) -> Items[MetricOut]:
     """Every metric that the run has reported, with its role and its last value, by name."""
     with database.reading() as tx:
-        roles = list_watched(load_run(tx, caller.project_id, run_id))
+        roles = list_watched(runs.load_run(tx, caller.project_id, run_id))
         latest = observations.list_latest(tx, run_id)
     items = [vars(item) | {"role": roles[item.metric]["role"] if item.metric in roles else None} for item in latest]
     return Items[MetricOut].model_validate({"items": items})

@@ -10,7 +10,6 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from evalstop_service.decisions import commands, second_person
-from evalstop_service.errors import NotFound
 from evalstop_service.ingest import EvalChanged, Message, Resumed
 from evalstop_service.ingest import open_run as run_opening
 from evalstop_service.ingest.open_request import describe_limits
@@ -19,8 +18,6 @@ from evalstop_service.rules.decision_lifecycle import StopOrdered
 from evalstop_service.rules.run_descriptions import NOTHING_SAID, DescriptionIn
 from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store import projects, run_lists, runs, verdicts
-from evalstop_service.store.database import Transaction
-from evalstop_service.store.runs import Run
 from evalstop_service.web.api.decisions import read_label
 from evalstop_service.web.api.declared_roles import EvalVersion, Watched, complete_directions, read_eval_version
 from evalstop_service.web.api.list_filters import RunListQuery
@@ -205,7 +202,7 @@ def list_runs(
 def get_run(run_id: RunId, caller: ReadOrIngest, context: Ctx, database: Db, now: Now) -> RunOut:
     """Status, verdict, best checkpoint and decision of a run."""
     with database.reading() as tx:
-        return view_run(tx, load_run(tx, caller.project_id, run_id), context, now)
+        return view_run(tx, runs.load_run(tx, caller.project_id, run_id), context, now)
 
 
 @router.patch("/{run_id}")
@@ -213,7 +210,7 @@ def change_run(run_id: RunId, body: DescriptionIn, caller: Operate, context: Ctx
     """Change the description of a run: owner, group, tags, notes."""
     describe_run(database, caller.author(now), run_id, body)
     with database.reading() as tx:
-        return view_run(tx, load_run(tx, caller.project_id, run_id), context, now)
+        return view_run(tx, runs.load_run(tx, caller.project_id, run_id), context, now)
 
 
 @router.post("/{run_id}/resume")
@@ -269,7 +266,7 @@ def stop_run(
     if waiting is not None:
         return answer_proposal(waiting, now)
     with database.reading() as tx:
-        return view_run(tx, load_run(tx, caller.project_id, run_id), context, now)
+        return view_run(tx, runs.load_run(tx, caller.project_id, run_id), context, now)
 
 
 @router.get("/{run_id}/outcomes")
@@ -281,7 +278,7 @@ def list_run_outcomes(
 ) -> OutcomesOut:
     """All outcomes of an attempt, by people and from later evals."""
     with database.reading() as tx:
-        run = load_run(tx, caller.project_id, run_id)
+        run = runs.load_run(tx, caller.project_id, run_id)
         return view_outcomes(tx, run.id, attempt or run.attempt)
 
 
@@ -305,17 +302,9 @@ def list_run_verdicts(
 ) -> Page[VerdictChangeOut]:
     """Every change of the run's verdict, newest first."""
     with database.reading() as tx:
-        load_run(tx, caller.project_id, run_id)
+        runs.load_run(tx, caller.project_id, run_id)
         changes = verdicts.list_verdicts(tx, run_id, before=cursor, limit=limit)
     return Page[VerdictChangeOut](
         items=[VerdictChangeOut.model_validate(item) for item in changes],
         next_cursor=str(changes[-1].sequence) if len(changes) == limit else None,
     )
-
-
-def load_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
-    """The project's run; raises NotFound."""
-    run = runs.find_run(tx, project_id, run_id)
-    if run is None:
-        raise NotFound(f"there is no run {run_id} in this project")
-    return run

@@ -51,8 +51,7 @@ def release_stop(
     released = Released(now, visitor.actor, forms.parse_reason(reason))
     proposal = second_person.release_stop(site.database, visitor.author(now), decision_id, released)
     with site.database.reading() as tx:
-        decision = decisions.find_decision(tx, visitor.project.id, decision_id)
-    assert decision is not None, "it was released, or its release proposed"
+        decision = decisions.load_decision(tx, visitor.project.id, decision_id)
     return add_notice(forms.redirect_back(decision.run_id, target), request, "proposed" if proposal else "released")
 
 

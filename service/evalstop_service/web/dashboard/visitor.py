@@ -11,7 +11,6 @@ from uuid import UUID
 from fastapi import Depends, Request
 
 from evalstop_service.clock import Clock
-from evalstop_service.errors import NotFound
 from evalstop_service.projects.key_cache import may_come_from
 from evalstop_service.security.openid import OpenIdProvider
 from evalstop_service.security.scopes import EVERY, Grants, VisitorRole, find_role, role_of_scopes
@@ -91,10 +90,7 @@ class Visitor:
 
     def load_run(self, tx: Transaction, run_id: UUID) -> Run:
         """A run of their project; raises NotFound."""
-        run = runs.find_run(tx, self.project.id, run_id)
-        if run is None:
-            raise NotFound
-        return run
+        return runs.load_run(tx, self.project.id, run_id)
 
     @property
     def identity(self) -> str:

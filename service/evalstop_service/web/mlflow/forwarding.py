@@ -183,9 +183,7 @@ class Forwarder:
             return known_copy
         try:
             with self._database.reading() as tx:
-                run = runs.find_run(tx, project_id, run_id)
-            if run is None:
-                raise _Refused("the run does not exist here")
+                run = runs.load_run(tx, project_id, run_id)
             copy = run.labels.get(FORWARDED_RUN)
             if copy is None:
                 copy = self._create_copy(run)

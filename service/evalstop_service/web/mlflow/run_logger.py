@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from msgspec.structs import replace
 
 from evalstop_service.decisions import commands
-from evalstop_service.errors import Conflict, NotFound
+from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Committer, Message, Observations, open_run
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.rules.statuses import RunStatus
@@ -89,12 +89,9 @@ class RunLogger:
             self._tell_total_steps(run_id, total_steps)
 
     def change_mlflow_run(self, run_id: UUID, change: Callable[[MlflowRun], MlflowRun]) -> None:
-        """Change a run's data other than labels. Raises MlflowError, and Conflict if the run was pruned."""
+        """Change a run's data other than labels. Raises NotFound, and Conflict if the run was pruned."""
         with self.database.transaction() as tx:
-            run = runs.lock_run(tx, self.project_id, run_id)
-            if run is None:
-                raise NotFound(f"there is no run {run_id} in this project")
-            refuse_pruned_run(run)
+            refuse_pruned_run(runs.lock_run(tx, self.project_id, run_id))
             mlflow_runs.change_mlflow_run(tx, run_id, change)
 
     def register_checkpoints(self, run_id: UUID, tags: list[Item]) -> None:
