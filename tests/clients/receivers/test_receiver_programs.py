@@ -131,7 +131,7 @@ WRONG_USES: list[tuple[list[str], str]] = [
     (["slurm", "--rest", "http://127.0.0.1:1", "--cluster", "a", "--park-partition", "low"], "cancel"),
     (["slurm", "--cluster", "a"], "--rest"),
     (["slurm", "--checkpoint-signal", "KILL"], "USR1"),
-    (["slurm", "--secret-env", "NOT_SET"], "NOT_SET"),
+    ([*COMMAND, "--secret-env", "NOT_SET"], "NOT_SET"),
     (["kubernetes", "--kubeconfig", "/nowhere"], "/nowhere"),
     (["kubernetes", "--api-server", "10.0.0.1"], "https://"),
     (["kubernetes", "--api-server", "http://127.0.0.1:1", "--context", "lab"], "only one of them"),
@@ -161,9 +161,21 @@ def test_wrong_usage_is_explained(arguments: list[str], message: str, wrong_uses
     assert "Traceback" not in output
 
 
-def run_with_error(command: list[str]) -> str:
+def test_slurm_receiver_needs_the_commands_of_slurm(tmp_path: Path) -> None:
+    """The missing ones are named, and what else would do; the receiver does not start."""
+    (tmp_path / "squeue").write_text("#!/bin/sh\n")
+    (tmp_path / "squeue").chmod(0o755)
+    command = [*RECEIVER, "slurm", "--allow-user", "ann", "--listen", "127.0.0.1:0", "--state", str(tmp_path / "state")]
+    message = run_with_error(command, PATH=str(tmp_path))
+    assert "scancel, scontrol" in message
+    assert "squeue" not in message
+    assert "--rest" in message
+
+
+def run_with_error(command: list[str], **variables: str) -> str:
     """What a receiver with wrong options prints; it exits with 2."""
-    completed = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False)
+    environment = ENVIRONMENT | variables
+    completed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert completed.returncode == 2
     assert "Traceback" not in completed.stderr
     return completed.stderr

@@ -110,6 +110,12 @@ def _create_cluster(options: argparse.Namespace) -> Cluster:
         programs = Programs(environment)
         if options.cluster:
             raise ConfigurationError("cluster: it requires --rest; Slurm's commands know their cluster.")
+        missing = programs.list_missing()
+        if missing:
+            raise ConfigurationError(
+                f"PATH: it has no {', '.join(missing)}; start the receiver where Slurm's commands are installed, "
+                "or use slurmrestd with --rest."
+            )
         return programs
     if not options.cluster:
         raise ConfigurationError(

@@ -11,6 +11,7 @@ from evalstop_client.receivers.slurm.job_record import SQUEUE_FORMAT, Record, fr
 from evalstop_client.receivers.stop.subprocesses import Done, run
 
 TIMEOUT_SECONDS = 30.0
+REQUIRED = ("squeue", "scancel", "scontrol")
 UNKNOWN = "Invalid job id specified"
 ON_ITS_WAY = ("already completing or completed", UNKNOWN)
 FORBIDDEN = ("denied", "not permitted", "Invalid user")
@@ -26,6 +27,10 @@ class Programs:
         self._environment = {**inherited, "LC_ALL": "C"}
         self._config: str | None = None
         self._has_accounting: bool | None = None
+
+    def list_missing(self) -> list[str]:
+        """The required commands that PATH lacks."""
+        return [name for name in REQUIRED if not self._is_installed(name)]
 
     def name(self) -> str:
         """ClusterName."""
@@ -48,7 +53,7 @@ class Programs:
     def past(self, job_id: str) -> list[Record]:
         """From sacct; empty if accounting is not stored."""
         if self._has_accounting is None:
-            self._has_accounting = shutil.which("sacct", path=self._environment.get("PATH")) is not None
+            self._has_accounting = self._is_installed("sacct")
         if not self._has_accounting:
             return []
         options = ["--allocations", "--noheader", "--parsable2", f"--jobs={job_id}"]
@@ -127,6 +132,9 @@ class Programs:
         if match is None:
             raise SchedulerUnavailable(f"scontrol show config does not show {name}")
         return match[1]
+
+    def _is_installed(self, name: str) -> bool:
+        return shutil.which(name, path=self._environment.get("PATH")) is not None
 
     def _run_command(self, *command: str) -> Done:
         return run(command, self._environment, TIMEOUT_SECONDS)
