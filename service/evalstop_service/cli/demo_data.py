@@ -7,8 +7,8 @@ script plays people and receivers; one seed determines its random choices.
     opened ──> posted, a few evals at a time ──> finished ──> judged, sometimes
                      └── decided ──> vetoed, or acknowledged ──> confirmed ──> judged, often
 
-The policy `paper` must earn its rollout stage: the service proposes canary, an admin confirms, and the policy is
-demoted when its stops turn out to be wrong.
+The policy `three-declines` must earn its rollout stage: the service proposes canary, an admin confirms, and the policy
+is demoted when its stops turn out to be wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,16 @@ from evalstop_detectors.wording import format_percent
 
 from evalstop_service import configuration
 from evalstop_service.cli.command import OK, Add, Subcommands, tell
-from evalstop_service.cli.demo_runs import DAYS, EVALS_A_POST, FIRST, TRIED, Story, choose_stories, patient_policy
+from evalstop_service.cli.demo_runs import (
+    DAYS,
+    EVALS_A_POST,
+    FIRST,
+    TRIED,
+    Story,
+    choose_stories,
+    patient_policy,
+    tried_policy,
+)
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, deadlines, second_person, stale_runs
 from evalstop_service.errors import Conflict
@@ -182,11 +191,10 @@ class Script:
                 self.schedule(at + TICK / 2, partial(self._confirm_proposal, proposal.id))
 
     def try_policy(self, at: datetime) -> None:
-        """Start a policy in shadow, to earn its rollout stage."""
+        """Add a policy and start it in shadow, to earn its rollout stage."""
         author = Author(self.project.id, PEOPLE[0], at)
+        version = policies.add_policy(self.database, author, tried_policy())
         with self.database.transaction() as tx:
-            version = policies.find_version(tx, self.project.id, TRIED)
-            assert version is not None, "it is shipped"
             rollout_stage.set_rollout_stage(tx, self.project.id, TRIED, version.version, **TRIED_TERMS, now=at)
             author.record(tx, "rollout_stage.set", f"policy {TRIED}", TRIED_TERMS)
 

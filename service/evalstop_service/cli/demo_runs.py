@@ -1,7 +1,7 @@
 """The example runs of `evalstop demo-data`, from a file of this package, and the course of each.
 
-The policy `paper` is on trial: in the first month it watches runs that it judges well, then runs whose eval dips and
-recovers. The runs were selected for this; the outcomes are computed by the service.
+The policy `three-declines` is on trial: in the first month it watches runs that it judges well, then runs whose eval
+dips and recovers. The runs were selected for this; the outcomes are computed by the service.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from importlib import resources
 
-from evalstop_detectors import POLICIES, MetricRole, Observation, Policy, advance, policy_from_document, start
+from evalstop_detectors import MetricRole, Observation, Policy, advance, policy_from_document, start
 
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
@@ -33,8 +33,8 @@ POLICIES_OF_RUNS = (
     *(("patient", "enforce"), ("early", "shadow")),
 )
 
-TRIED = "paper"
-"""The policy that must earn its rollout stage."""
+TRIED = "three-declines"
+"""The policy that must earn its rollout stage: the project's own, so that the shipped ones stop as their pages say."""
 
 GOOD_DAYS, BAD_DAYS = (0.0, 30.0), (33.0, 50.0)
 """When the policy on trial watches runs that it judges well, and when others, in days from the start."""
@@ -143,7 +143,7 @@ def choose_stories(chance: random.Random, now: datetime, most: int | None) -> li
 
 def _choose_tried(examples: list[Example]) -> dict[int, tuple[float, float]]:
     """The runs of the policy on trial, by index, and the days between which they run."""
-    policy = POLICIES[TRIED]
+    policy = tried_policy()
     right, silent, wrong = [], [], []
     for index, example in enumerate(examples):
         stop = example.stops_at(policy)
@@ -156,6 +156,18 @@ def _choose_tried(examples: list[Example]) -> dict[int, tuple[float, float]]:
                 right.append(index)
     good = right[: len(examples) // 8] + silent[: len(examples) // 30]
     return dict.fromkeys(good, GOOD_DAYS) | dict.fromkeys(wrong[: len(examples) // 9], BAD_DAYS)
+
+
+def tried_policy() -> Policy:
+    """The policy on trial: the rule of `paper`."""
+    return policy_from_document(
+        {
+            "name": TRIED,
+            "description": "Stop after 3 consecutive declines, with or without a checkpoint.",
+            "members": [{"detector": "k_decline", "params": {"k": 3}}],
+            "stops_despite": ["no_checkpoint"],
+        }
+    )
 
 
 def patient_policy(k: int) -> Policy:

@@ -22,7 +22,10 @@ from tests.service.project_fixture import NOW, ProjectFixture
 
 @pytest.mark.slow
 def test_demo_data_is_added_once_and_consistent(embedded_database: Database) -> None:
-    """There are runs of every kind, and a case for each ended run only; a second call adds nothing."""
+    """There are runs of every kind, and a case for each ended run only; a second call adds nothing.
+
+    Only a policy of the project has a rollout stage: the shipped ones stop as in a new project.
+    """
     progress: list[tuple[int, int]] = []
     count = demo_data.fill(embedded_database, "demo", NOW, lambda *done: progress.append(done), most=40)
     runs, cases, decisions = tables.runs.c, tables.cases.c, tables.decisions.c
@@ -33,6 +36,7 @@ def test_demo_data_is_added_once_and_consistent(embedded_database: Database) -> 
         states = set(tx.execute(sa.select(decisions.state)).scalars())
         outcomes = set(tx.execute(sa.select(tables.outcomes.c.outcome)).scalars())
         health_states = set(tx.execute(sa.select(tables.run_health.c.state)).scalars())
+        staged = set(tx.execute(sa.select(tables.rollout_stages.c.policy_name)).scalars())
     assert len(run_rows) == count
     assert {row.status for row in run_rows} >= {"running", "completed", "stopped", "lost"}
     assert all(NOW - timedelta(days=61) < row.created_at <= row.updated_at <= NOW for row in run_rows)
@@ -40,6 +44,8 @@ def test_demo_data_is_added_once_and_consistent(embedded_database: Database) -> 
     assert states & {"pending", "on_hold"}  # one of them may be held out at random
     assert outcomes == {"right", "wrong", "unknown"}
     assert "stale" in health_states
+    assert len(staged) == 1
+    assert not staged & set(POLICIES)
     assert progress[-1][0] == progress[-1][1]
     assert demo_data.fill(embedded_database, "demo", NOW, most=40) is None
 
@@ -50,7 +56,7 @@ def test_trial_policy_is_good_at_first() -> None:
     good: list[tuple[bool, bool, bool | None]] = []
     bad: list[tuple[bool, bool, bool | None]] = []
     for story in (story for story in stories if story.policy == demo_runs.TRIED):
-        example, stop = story.example, story.example.stops_at(POLICIES[demo_runs.TRIED])
+        example, stop = story.example, story.example.stops_at(demo_runs.tried_policy())
         right = stop is not None and example.peak_step is not None and example.steps[stop] >= example.peak_step
         days = (story.begins_at - NOW) / timedelta(days=1) + demo_runs.DAYS
         (good if days < demo_runs.GOOD_DAYS[1] else bad).append((stop is not None, right, example.turned))
@@ -63,7 +69,7 @@ def test_trial_policy_is_good_at_first() -> None:
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 def test_one_policy_is_trusted_and_another_is_demoted(embedded_database: Database) -> None:
-    """`default` is almost always right; `paper` is promoted by a person and demoted by the service."""
+    """`default` is almost always right; `three-declines` is promoted by a person and demoted by the service."""
     demo_data.fill(embedded_database, "demo", NOW)
     with embedded_database.reading() as tx:
         project = projects.find_project_by_name(tx, "demo")
