@@ -11,7 +11,7 @@ from evalstop_detectors import Ground
 from evalstop_detectors.policy.policy import LEVELLED_OFF_AT
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.rules.decision_lifecycle import Action, DecisionState
+from evalstop_service.rules.decision_lifecycle import Action, DecisionState, Mode
 from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.decisions import Decision, DecisionChange
@@ -152,11 +152,15 @@ def _decision_summary(run: Run, decision: Decision, now: datetime) -> str:
     at = format_step(decision.step)
     going_on = "The run may continue." if decision.state is DecisionState.UNDONE else "The run continues."
     status = _STATUSES.get(run.status, going_on)
+    if decision.state == DecisionState.SHADOW:
+        done = "parked" if decision.action is Action.PARK else "stopped"
+        limit = "The run is in shadow"
+        if run.mode is Mode.ENFORCE:
+            limit = "The project's highest mode or the policy's rollout stage limits it"
+        return f"Would have been {done} at step {at}. {limit}: recorded, not carried out."
     if decision.action is Action.PARK:
         return _parking_summary(decision, at, status, now)
     match DecisionState(decision.state):
-        case DecisionState.SHADOW:
-            return f"Would have been stopped at step {at}. Shadow mode: recorded, not carried out."
         case DecisionState.HELD_OUT:
             return f"The stop at step {at} is held out at random, to measure whether it is right. {status}"
         case DecisionState.ON_HOLD:
@@ -186,8 +190,6 @@ def _decision_summary(run: Run, decision: Decision, now: datetime) -> str:
 
 def _parking_summary(decision: Decision, at: str, status: str, now: datetime) -> str:
     match decision.state:
-        case DecisionState.SHADOW:
-            return f"Would have been parked at step {at}. Shadow mode: recorded, not carried out."
         case DecisionState.HELD_OUT:
             return f"Not parked at step {at}, by random assignment, to measure whether it is right. {status}"
         case DecisionState.ON_HOLD:

@@ -13,6 +13,7 @@ from uuid import UUID
 import httpx
 import pytest
 from evalstop_service.decisions import commands, deadlines, stale_runs
+from evalstop_service.evaluation import rollout_stage
 from evalstop_service.ingest import EvalChanged, Observations, Receipt, Resumed
 from evalstop_service.ingest import open_run as opening
 from evalstop_service.rules.decision_lifecycle import DecisionState, Mode, Reported, Undone, Vetoed
@@ -139,7 +140,14 @@ def test_every_decision_state_has_its_text(visitor: httpx.Client, database: Data
     sign_in_by_link(visitor, tenant.key)
     shadow = open_run(database, tenant, now, "shadow", mode="shadow")
     post_evals(database, tenant, shadow.id, HACKING[:29], now)
-    assert "Would have been stopped at step 280" in get_html(visitor, f"/runs/{shadow.id}")
+    html = get_html(visitor, f"/runs/{shadow.id}")
+    assert "Would have been stopped at step 280. The run is in shadow: recorded, not carried out." in html
+    with database.transaction() as tx:
+        rollout_stage.set_rollout_stage(tx, tenant.project.id, "early", 1, 0.9, 0.2, now)
+    staged = open_run(database, tenant, now, "staged", mode=Mode.ENFORCE, policy="early")
+    post_evals(database, tenant, staged.id, HACKING, now)
+    html = unescape(get_html(visitor, f"/runs/{staged.id}"))
+    assert "The project's highest mode or the policy's rollout stage limits it: recorded, not carried out." in html
     run = open_run(database, tenant, now, "pending", mode=Mode.ENFORCE)
     receipt = post_evals(database, tenant, run.id, HACKING[:29], now)
     assert "unless vetoed before" in get_html(visitor, f"/runs/{run.id}")
