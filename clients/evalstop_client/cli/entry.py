@@ -59,8 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for addition in additions:
         if name in addition.COMMANDS:
             return addition.main(arguments)
-    options = parser(arguments, additions).parse_args(arguments)
     try:
+        require_command(name, additions)
+        options = parser(arguments, additions).parse_args(arguments)
         return int(options.command(options))
     except ConfigurationError as error:
         sys.stderr.write(f"evalstop: {error}\n")
@@ -95,6 +96,18 @@ def parser(arguments: Sequence[str], additions: Sequence[Addition] = ()) -> argp
         for command in addition.COMMANDS:
             commands.add_parser(command)  # without help text, so that it is not listed twice
     return root
+
+
+def require_command(name: str, additions: Sequence[Addition]) -> None:
+    """Raise ConfigurationError, which names the distribution to install, for a command that only the service may have.
+
+    With the service, argparse names all commands.
+    """
+    if name and not name.startswith("-") and name not in COMMANDS and not additions:
+        raise ConfigurationError(
+            f"{name}: not a command of evalstop-client ({', '.join(COMMANDS)}). "
+            "`evalstop up` and the other commands of the service need: pip install evalstop-service"
+        )
 
 
 def load_additions() -> list[Addition]:

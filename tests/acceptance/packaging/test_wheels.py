@@ -84,10 +84,12 @@ def test_client_installs_only_httpx(client_environment: tuple[Path, frozenset[st
 
 
 def test_client_alone_has_the_evalstop_command(client_environment: tuple[Path, frozenset[str]], tmp_path: Path) -> None:
-    """With the client alone, `evalstop` works and lists the commands that use HTTP."""
+    """With the client alone, `evalstop` lists the commands that use HTTP, and says what the others need."""
     python, _ = client_environment
     assert run_command(python.parent / "evalstop", "--version", cwd=tmp_path).startswith("evalstop ")
     assert "doctor" in run_command(python.parent / "evalstop", "--help", cwd=tmp_path)
+    up = subprocess.run([python.parent / "evalstop", "up"], capture_output=True, text=True, env=clean_environment())
+    assert (up.returncode, "pip install evalstop-service" in up.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from evalstop_client.cli import main
 from evalstop_client.cli.endpoints import NEWS
-from evalstop_client.cli.entry import COMMANDS, parser
+from evalstop_client.cli.entry import COMMANDS, parser, require_command
+from evalstop_client.errors import ConfigurationError
 from evalstop_client.version import __version__
 
 from tests.clients.real_service import Project
@@ -287,6 +288,15 @@ def test_commands_of_extensions_are_listed() -> None:
     """The help lists commands of other distributions separately, or names the distribution that has them."""
     assert "evalstop-service" in parser([]).format_help()
     assert "fly                  Leave the ground." in parser([], [FakeExtension()]).format_help()
+
+
+def test_command_of_the_service_names_the_distribution_to_install() -> None:
+    """Without additions an unknown command is refused with it; options and the client's own commands are not."""
+    with pytest.raises(ConfigurationError, match="up: .*pip install evalstop-service"):
+        require_command("up", [])
+    for name in ("", "--help", "runs"):
+        require_command(name, [])
+    require_command("fly", [FakeExtension()])
 
 
 def test_completion_lists_commands(tmp_path: Path) -> None:
