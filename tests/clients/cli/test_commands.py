@@ -292,7 +292,7 @@ def test_commands_of_extensions_are_listed() -> None:
 
 def test_command_of_the_service_names_the_distribution_to_install() -> None:
     """Without additions an unknown command is refused with it; options and the client's own commands are not."""
-    with pytest.raises(ConfigurationError, match="up: .*pip install evalstop-service"):
+    with pytest.raises(ConfigurationError, match=r"up: .*pip install evalstop-service"):
         require_command("up", [])
     for name in ("", "--help", "runs"):
         require_command(name, [])
