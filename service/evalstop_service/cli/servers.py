@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import uvicorn
@@ -65,15 +65,17 @@ def add_to(commands: Subcommands, add: Add) -> None:
 
 def up(settings: Settings, options: argparse.Namespace) -> int:
     """Migrate the schema, serve HTTP and deliver webhooks, in one process."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     os.umask(0o077)  # artifacts too are readable only by their owner
-    if settings.database_url is not None:
-        return _set_up_and_serve(settings, options)
-    create_private_folder(settings.data_folder)
-    with lock_folder(settings.data_folder):
-        return _set_up_and_serve(settings, options)
+    with ExitStack() as stack:
+        if settings.database_url is None:
+            create_private_folder(settings.data_folder)
+            stack.enter_context(lock_folder(settings.data_folder))
+        listening = stack.enter_context(_listen(settings.host, settings.port))  # a start that fails creates no database
+        return _set_up_and_serve(settings, options, listening)
 
 
-def _set_up_and_serve(settings: Settings, options: argparse.Namespace) -> int:
+def _set_up_and_serve(settings: Settings, options: argparse.Namespace, listening: socket.socket) -> int:
     if settings.public_url is None and settings.port:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         settings = settings.model_copy(update={"public_url": f"http://{host}:{settings.port}"})
@@ -97,18 +99,20 @@ def _set_up_and_serve(settings: Settings, options: argparse.Namespace) -> int:
         if link:
             print(f"  Open the dashboard (valid for 12 hours):\n  {link}\n", flush=True)
 
-    return _serve(settings, database, secret, ready, deliver=True)
+    return _serve(settings, database, secret, ready, listening, deliver=True)
 
 
 def serve(settings: Settings, options: argparse.Namespace) -> int:
     """Serve HTTP without delivering webhooks; requires `evalstop migrate`."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     database = open_database(settings)
     _tell_of_secrets(settings)
 
     def ready(address: str) -> None:
         print(json.dumps({"url": address}) if options.json else f"EvalStop is serving at {address}", flush=True)
 
-    return _serve(settings, database, _session_secret(settings), ready, deliver=False)
+    with _listen(settings.host, settings.port) as listening:
+        return _serve(settings, database, _session_secret(settings), ready, listening, deliver=False)
 
 
 def deliver(settings: Settings, options: argparse.Namespace) -> int:
@@ -156,7 +160,15 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def _serve(settings: Settings, database: Database, secret: str, ready: Callable[[str], None], *, deliver: bool) -> int:
+def _serve(
+    settings: Settings,
+    database: Database,
+    secret: str,
+    ready: Callable[[str], None],
+    listening: socket.socket,
+    *,
+    deliver: bool,
+) -> int:
     limits = ConnectionLimits(
         settings.request_seconds,
         settings.answer_seconds,
@@ -182,9 +194,7 @@ def _serve(settings: Settings, database: Database, secret: str, ready: Callable[
     # Objects of a request end with it, and cached runs hold no cycles: a full collection would find nothing.
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)
-    sys.setswitchinterval(SWITCH_SECONDS)
-    with _listen(settings.host, settings.port) as listening:
-        server.run([listening])
+    server.run([listening])
     database.close()
     return OK if server.started else FAILED
 
