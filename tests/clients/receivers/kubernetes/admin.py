@@ -56,6 +56,10 @@ class Admin:
         items: list[Json] = self.http.get(build_path(kind, namespace)).raise_for_status().json()["items"]
         return items
 
+    def read_version(self) -> str:
+        """The version of the whole cluster's state: every change of an object gives it another one."""
+        return str(self.http.get(build_path(POD)).raise_for_status().json()["metadata"]["resourceVersion"])
+
     def create(self, kind: Kind, namespace: str, item: Json) -> Json:
         body = {"apiVersion": api_version(kind), "kind": kind.name, **item}
         return dict(self.http.post(build_path(kind, namespace), json=body).raise_for_status().json())

@@ -53,9 +53,12 @@ class Controllers:
         self._thread.join()
 
     def _run(self) -> None:
+        reconciled = ""
         while not self._ended.is_set():
             with contextlib.suppress(httpx.HTTPError):  # the server is down, or an object has changed meanwhile
-                self._reconcile_all()
+                if (version := self._admin.read_version()) != reconciled:
+                    self._reconcile_all()
+                    reconciled = version
             self._ended.wait(PAUSE_SECONDS)
 
     def _reconcile_all(self) -> None:
