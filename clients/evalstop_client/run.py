@@ -278,7 +278,11 @@ class Run:
         return self._reporter.flush(min(LONGEST_WAIT_SECONDS, max(0.0, seconds)))  # 0 for NaN
 
     def finish(self, status: Literal["completed", "failed"] = "completed") -> None:
-        """Report how the run ended and wait up to `flush_seconds` for the service; later calls do nothing."""
+        """Report how the run ended and wait up to `flush_seconds` for the service; later calls do nothing.
+
+        A `with` block does it by itself, with `failed` after an exception. A run whose trainer ends without it stays
+        running: by default it becomes stale after 5 minutes of silence and lost after an hour.
+        """
         if self._finished:
             return
         if status not in ("completed", "failed"):
