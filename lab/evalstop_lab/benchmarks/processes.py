@@ -57,28 +57,28 @@ def run_service(
         yield Server(server.address, server.pid, key)
 
 
+PREPARE = """
+from evalstop_service.cli import main
+
+commands = (
+    "migrate",
+    "admin project create default --held-out-share 0",
+    "admin key create --name bench --scopes admin",
+)
+raise SystemExit(next(filter(None, (main([*command.split(), "--json"]) for command in commands)), 0))
+"""
+"""Migrates a database and creates a project and a key; the last line of output is the key's JSON."""
+
+
 def prepare_service(environment: Mapping[str, str], python: str = sys.executable) -> str:
     """Migrate the environment's database and create a project; returns an admin key."""
-    _run_evalstop(python, ["migrate"], environment)
-    _run_evalstop(python, ["admin", "project", "create", "default", "--held-out-share", "0"], environment)
-    created = _run_evalstop(
-        python, ["admin", "key", "create", "--name", "bench", "--scopes", "admin", "--json"], environment
-    )
-    key: str = json.loads(created)["key"]
-    return key
-
-
-def _run_evalstop(python: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     completed = subprocess.run(
-        [python, "-m", "evalstop_service.cli", *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        cwd="/",
+        [python, "-c", PREPARE], env=os.environ | environment, capture_output=True, text=True, cwd="/"
     )
     if completed.returncode != 0:
-        raise ServiceUnavailable(f"`evalstop {' '.join(arguments)}` failed: {completed.stderr.strip()}")
-    return completed.stdout
+        raise ServiceUnavailable(f"The database was not prepared: {completed.stderr.strip()}")
+    key: str = json.loads(completed.stdout.splitlines()[-1])["key"]
+    return key
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import httpx
 import pytest
 
 from tests.acceptance.docs.documents import ROOT, Block, list_blocks
+from tests.fixtures.forked_commands import ForkedCommand
 from tests.fixtures.free_ports import find_free_ports
 
 pytestmark = pytest.mark.real
@@ -57,12 +57,8 @@ def test_quickstart_ends_with_two_stops(tmp_path: Path) -> None:
         "EVALSTOP_SPOOL": str(tmp_path / "spool"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    command = [sys.executable, "-m", "evalstop_service.cli", "up", "--json", "--port", "0"]
-    with (tmp_path / "log").open("w") as log:
-        up = subprocess.Popen(
-            command, cwd=tmp_path, env=base_environment, stdout=subprocess.PIPE, stderr=log, text=True
-        )
-    assert up.stdout is not None
+    command = ["up", "--json", "--port", "0", "--data-folder", str(tmp_path / ".evalstop")]
+    up = ForkedCommand(command, base_environment, tmp_path / "log")
     try:
         ready = json.loads(up.stdout.readline())
         script = write_script(ROOT / "docs/quickstart.md").replace(LISTEN, listen)
@@ -82,6 +78,6 @@ def test_quickstart_ends_with_two_stops(tmp_path: Path) -> None:
         assert sorted(decision["state"] for decision in decisions) == ["confirmed", "obeyed"]
         assert precision["groups"][0]["gpu_hours"]["saved"] > 0
     finally:
-        up.send_signal(signal.SIGTERM)
-        up.wait(timeout=60)
+        up.terminate()
+        up.wait(60)
         up.stdout.close()

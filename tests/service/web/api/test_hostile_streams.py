@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +14,7 @@ import httpx
 import pytest
 from backports import zstd
 
+from tests.fixtures.forked_commands import ForkedCommand
 from tests.service.web.api.line_streams import (
     HEADERS,
     encode_chunk,
@@ -42,7 +40,7 @@ pytestmark = [
 class Server:
     """A server process, and a client with an admin key to its project."""
 
-    process: subprocess.Popen[str]
+    process: ForkedCommand
     client: httpx.Client
 
     def read_peak_bytes(self) -> int:
@@ -58,20 +56,16 @@ class Server:
 def run_server(folder: Path, **environment: str) -> Iterator[Server]:
     """Run `evalstop up` on a new SQLite database."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
-    command = [sys.executable, "-m", "evalstop_service.cli", "up", "--json", "--port", "0"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, env=plain | environment, stdout=subprocess.PIPE, stderr=log, text=True
-        )
-    assert process.stdout is not None
+    command = ["up", "--json", "--port", "0", "--data-folder", str(folder)]
+    process = ForkedCommand(command, plain | environment, folder / "log")
     try:
         ready = json.loads(process.stdout.readline())
         headers = {"Authorization": f"Bearer {ready['key']}"}
         with httpx.Client(base_url=f"{ready['url']}/api/v1", headers=headers, timeout=280, trust_env=False) as client:
             yield Server(process, client)
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+        process.terminate()
+        process.wait(60)
         process.stdout.close()
 
 
