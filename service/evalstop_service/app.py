@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from evalstop_detectors.checkpoint.change_point import import_ruptures
 from fastapi import APIRouter, FastAPI
@@ -260,6 +260,8 @@ class _App(FastAPI):
     """The application with middleware in front: FastAPI runs its own middleware too late."""
 
     front: ASGIApp
+    document: ClassVar[dict[str, Any]] = {}
+    """The OpenAPI document, generated once per process: that takes FastAPI a third of a second."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.front(scope, receive, send)
@@ -269,7 +271,9 @@ class _App(FastAPI):
         await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
-        return description.complete_openapi(super().openapi())
+        if not self.document:
+            self.document.update(description.complete_openapi(super().openapi()))
+        return self.document
 
 
 async def deliver(
