@@ -10,6 +10,7 @@ ServiceError
 ├── QuotaReached
 ├── Overloaded
 ├── Behind
+├── UnreadableRow
 └── Closed
 """
 
@@ -74,6 +75,10 @@ class Overloaded(ServiceError):
 
 class Behind(ServiceError):
     """A later release stored this run's policy, which this release cannot read. Nothing was stored: retry later."""
+
+
+class UnreadableRow(ServiceError, ValueError):
+    """A later release wrote a row, or it is damaged; the message says what cannot be read."""
 
 
 class Closed(ServiceError):

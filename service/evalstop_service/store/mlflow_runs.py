@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction, insert_if_new
-from evalstop_service.store.runs import Run, load_runs
+from evalstop_service.store.runs import Run, read_runs
 from evalstop_service.store.tables import logged_models, mlflow_runs, runs
 
 
@@ -78,7 +78,7 @@ def list_runs_of_experiments(
         .limit(limit)
     )
     chosen = list(tx.execute(query).scalars())
-    loaded = load_runs(tx, chosen)
+    loaded = read_runs(tx, chosen)
     return [loaded[run_id] for run_id in chosen]
 
 

@@ -14,7 +14,7 @@ from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.run_results import Call, Verdict
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction, contains_text
-from evalstop_service.store.runs import POLICY_COLUMNS, Run
+from evalstop_service.store.runs import POLICY_COLUMNS, Run, read_runs
 from evalstop_service.store.tables import decision_changes, outcomes, policies, run_descriptions, run_health, runs
 
 _TRIGRAM = 3
@@ -59,13 +59,20 @@ class RunFilter:
 def list_runs(tx: Transaction, project_id: UUID, run_filter: RunFilter = RunFilter(), limit: int = 50) -> list[Run]:
     """A project's runs, newest first or in the requested order.
 
-    Without a matching index the newest 20,000 runs are searched: see `RunFilter.bounded`.
+    Without a matching index the newest 20,000 runs are searched: see `RunFilter.bounded`. Rows that cannot be read are
+    listed as by `runs.read_runs`.
     """
     # The page comes first, from an index in its order: with the joins inside, a planner without statistics sorts all
     # runs.
     page = _select_page(tx, sa.select(*runs.c), project_id, run_filter, limit).subquery()
     query = sa.select(page, *POLICY_COLUMNS).join(policies, policies.c.id == page.c.policy_id)
-    return [Run(**row) for row in tx.execute(query.order_by(*_list_order_columns(page.c, run_filter.order))).mappings()]
+    query = query.order_by(*_list_order_columns(page.c, run_filter.order))
+    try:
+        return [Run(**row) for row in tx.execute(query).mappings()]
+    except ValueError:  # a row that cannot be read
+        ids = list(tx.execute(_select_page(tx, sa.select(runs.c.id), project_id, run_filter, limit)).scalars())
+        readable = read_runs(tx, ids)
+        return [readable[run_id] for run_id in ids]
 
 
 class ListedVerdict(NamedTuple):
@@ -79,7 +86,11 @@ class ListedVerdict(NamedTuple):
 def list_verdicts(tx: Transaction, project_id: UUID, run_filter: RunFilter, limit: int) -> list[ListedVerdict]:
     """The verdicts of the runs that `list_runs` returns for the same arguments, without reading whole rows."""
     query = sa.select(runs.c.id, runs.c.name, runs.c.verdict)
-    return [ListedVerdict(*row) for row in tx.execute(_select_page(tx, query, project_id, run_filter, limit))]
+    try:
+        return [ListedVerdict(*row) for row in tx.execute(_select_page(tx, query, project_id, run_filter, limit))]
+    except ValueError:  # a row that cannot be read
+        listed = list_runs(tx, project_id, run_filter, limit)
+        return [ListedVerdict(run.id, run.name, run.verdict) for run in listed]
 
 
 def read_run_revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:

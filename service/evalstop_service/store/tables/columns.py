@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+
+from evalstop_service.errors import UnreadableRow
 
 metadata = sa.MetaData(
     naming_convention={
@@ -58,7 +61,7 @@ class EnumText(sa.TypeDecorator[StrEnum]):
 
 
 class StructJson(sa.TypeDecorator[Any]):
-    """A struct as a JSON document; None is NULL. Unknown fields are skipped on reading."""
+    """A struct as a JSON document; None is NULL. On reading, unknown fields are skipped; raises UnreadableRow."""
 
     impl = sa.JSON
     cache_ok = True
@@ -76,6 +79,18 @@ class StructJson(sa.TypeDecorator[Any]):
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
         return None if value is None else msgspec.convert(value, self.kind)
+
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Callable[[Any], Any]:
+        """A reader of the column; raises UnreadableRow."""
+        decode = super().result_processor(dialect, coltype) or (lambda value: value)
+
+        def read(value: Any) -> Any:
+            try:
+                return decode(value)
+            except ValueError as error:
+                raise UnreadableRow(f"a later release wrote a row, or it is damaged: {error}") from error
+
+        return read
 
 
 class Real(sa.TypeDecorator[float]):

@@ -171,7 +171,7 @@ def _list_proposals(tx: Transaction, project_id: UUID, now: datetime) -> Excerpt
 
 
 def _draw_sparklines(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Sparkline | None]:
-    runs_by_id = runs.load_runs(tx, run_ids)
+    runs_by_id = runs.read_runs(tx, run_ids)
     decided = decisions.load_decisions(tx, list(runs_by_id))
     segments = run_list.load_eval_segments(tx, list(runs_by_id.values()))
     return {
