@@ -7,6 +7,7 @@ import json
 import math
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ import pytest
 from evalstop_lab.benchmarks.ingest import payloads
 from evalstop_lab.benchmarks.ingest.command import build_parser, main, measure_in_turns, print_report, run
 from evalstop_lab.benchmarks.ingest.contenders import Contender
-from evalstop_lab.benchmarks.ingest.http_client import InvalidResponse, Response, ResponseParser
 from evalstop_lab.benchmarks.ingest.load_generator import Job, Load, LoadRefused, find_percentile, generate_load
 from evalstop_lab.benchmarks.ingest.results import BOUND, EVALSTOP, Cell, Measurement, Shape, compute_targets, rotate
 from evalstop_lab.benchmarks.processes import JobFailed, Server, Worker
@@ -118,43 +118,6 @@ def serve(handler: type[BaseHTTPRequestHandler]) -> Iterator[tuple[str, int]]:
     """Answer requests with this handler; yields host and port."""
     with serve_handler(handler) as url:
         yield "127.0.0.1", int(url.rpartition(":")[2])
-
-
-RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nx: y\r\n\r\nhello"
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\n\r\n"
-
-
-@given(st.sampled_from([RESPONSE, CHUNKED]), st.lists(st.integers(1, 120), max_size=6))
-def test_response_is_complete_after_its_last_segment(response: bytes, cuts: list[int]) -> None:
-    """A response is complete after its last segment and not before, however it is split."""
-    parser = ResponseParser()
-    places = sorted({cut for cut in cuts if cut < len(response)})
-    parts = [response[start:end] for start, end in zip([0, *places], [*places, len(response)], strict=True)]
-    responses = [parser.feed(part) for part in parts]
-    assert responses[:-1] == [None] * (len(parts) - 1)
-    assert responses[-1] is not None
-    assert (responses[-1].status, responses[-1].body) == (200, b"hello")
-
-
-def test_responses_follow_each_other_on_one_connection() -> None:
-    """The parser reads several responses, including interim and empty ones."""
-    parser = ResponseParser()
-    assert parser.feed(b"HTTP/1.1 100 Continue\r\n\r\n" + RESPONSE) == Response(200, RESPONSE[:-9], b"hello")
-    empty = parser.feed(b"HTTP/1.1 204 No Content\r\n\r\n")
-    assert empty is not None
-    assert (empty.status, empty.body) == (204, b"")
-    busy = parser.feed(b"HTTP/1.1 503 Busy\r\nRetry-After: 2\r\ncontent-length: 0\r\n\r\n")
-    assert busy is not None
-    assert (busy.status, busy.retry_after_seconds) == (503, 2.0)
-
-
-@pytest.mark.parametrize(
-    "data", [b"SSH-2.0\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nxy"]
-)
-def test_invalid_responses_are_refused(data: bytes) -> None:
-    """Other protocols, and responses without a valid length, are errors."""
-    with pytest.raises(InvalidResponse):
-        ResponseParser().feed(data)
 
 
 @given(st.sampled_from([1, 10, 100, 1000]), st.integers(0, 50))
@@ -295,22 +258,49 @@ def test_refused_request_is_sent_again() -> None:
     assert len(set(bodies)) == 3
 
 
-def test_connection_that_ends_early_fails_the_load() -> None:
-    """A load fails if a connection is closed before the response."""
+@contextmanager
+def answer_once(*segments: bytes) -> Iterator[Job]:
+    """Answer one request with these segments, and close the connection; yields a job of one request."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
 
-        def read_and_hang_up() -> None:
+        def answer() -> None:
             with closing(listening.accept()[0]) as connection:
-                connection.recv(10)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.recv(10_000)
+                for segment in segments:
+                    connection.sendall(segment)
+                    time.sleep(0.01)
 
-        threading.Thread(target=read_and_hang_up, daemon=True).start()
-        job = Job(
-            addresses=(listening.getsockname(),),
-            format="evalstop",
-            runs=("a",),
-            clients=1,
-            batch=1,
-            seconds=LONG_SECONDS,
+        threading.Thread(target=answer, daemon=True).start()
+        address = listening.getsockname()
+        yield Job(
+            addresses=(address,), format="evalstop", runs=("a",), clients=1, batch=1, seconds=LONG_SECONDS, requests=1
         )
-        with pytest.raises(LoadRefused, match="closed before the response"):
-            asyncio.run(generate_load(job))
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-le", b"ngth: 5\r\n\r\nhe", b"llo"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=", b"y\r\nlo\r\n0\r\n\r\n"),
+    ],
+)
+def test_split_response_is_read_to_its_end(segments: tuple[bytes, ...]) -> None:
+    """A response that arrives in several segments acknowledges its request."""
+    with answer_once(*segments) as job:
+        assert asyncio.run(generate_load(job)).requests == 1
+
+
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        ((), "closed before the response"),
+        ((b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhe",), "closed before the response"),
+        ((b"SSH-2.0\r\n\r\n",), "did not answer in HTTP"),
+        ((b"HTTP/1.1 404 Not Found\r\ncontent-length: 4\r\n\r\ngone",), "answered 404: gone"),
+    ],
+)
+def test_wrong_answer_fails_the_load(segments: tuple[bytes, ...], message: str) -> None:
+    """A load fails if a connection is closed before the response, or the response is none, or an error."""
+    with answer_once(*segments) as job, pytest.raises(LoadRefused, match=message):
+        asyncio.run(generate_load(job))

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import cast
 
+import httptools
 import msgspec
 import uvloop
 
 from evalstop_lab.benchmarks.ingest import payloads
-from evalstop_lab.benchmarks.ingest.http_client import Response, ResponseParser
 from evalstop_lab.errors import LabError
 
 RESPONSE_TIMEOUT_SECONDS = 60.0
@@ -118,16 +118,15 @@ class _Client:
         except OSError as error:
             self.fail(error)
 
-    def receive(self, response: Response) -> None:
-        if response.status == 200:
+    def receive(self, status: int, retry_after_seconds: float, body: bytes) -> None:
+        if status == 200:
             self.latencies.append(time.perf_counter() - self._sent_at)
             self._post_next()
-        elif response.status in (429, 503):
+        elif status in (429, 503):
             self.retried += 1
-            asyncio.get_running_loop().call_later(response.retry_after_seconds, self._send)
+            asyncio.get_running_loop().call_later(retry_after_seconds, self._send)
         else:
-            body = response.body[:300].decode(errors="replace")
-            self.fail(LoadRefused(f"It answered {response.status}: {body}"))
+            self.fail(LoadRefused(f"It answered {status}: {body[:300].decode(errors='replace')}"))
 
     def fail(self, error: Exception) -> None:
         if not self.done.done():
@@ -140,9 +139,11 @@ def _take_turns(iterators: Sequence[Iterator[bytes]]) -> Iterator[bytes]:
 
 
 class _Connection(asyncio.Protocol):
+    """One HTTP connection; the parser calls the methods `on_...` with the parts of a response."""
+
     def __init__(self, client: _Client) -> None:
         self._client = client
-        self._parser = ResponseParser()
+        self._parser = httptools.HttpResponseParser(self)
         self._awaits_response = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -154,13 +155,23 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            response = self._parser.feed(data)
-        except (LabError, ValueError) as error:
-            self._client.fail(error)
-            return
-        if response is not None:
-            self._awaits_response = False
-            self._client.receive(response)
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._client.fail(LoadRefused(f"It did not answer in HTTP: {error}"))
+
+    def on_message_begin(self) -> None:
+        self._retry_after_seconds, self._body = 0.0, b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"retry-after":
+            self._retry_after_seconds = float(value)
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        self._awaits_response = False
+        self._client.receive(self._parser.get_status_code(), self._retry_after_seconds, self._body)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._awaits_response:
