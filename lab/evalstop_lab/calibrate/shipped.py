@@ -53,7 +53,7 @@ def collect_risks(documents: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str,
 
 def format_module(calibrations: Iterable[dict[str, Any]]) -> str:
     """The source of evalstop_detectors.policy.shipped_calibrations with these calibrations."""
-    literal = pprint.pformat(list(calibrations), width=_WIDTH, sort_dicts=False)
+    literal = pprint.pformat(list(calibrations), width=_WIDTH, compact=True, sort_dicts=False)
     return _HEAD.format(docstring=f'"""{(shipped_calibrations.__doc__ or "").strip()}"""', literal=literal)
 
 
