@@ -16,7 +16,7 @@ from uuid import UUID
 import msgspec
 
 from evalstop_service.decisions import commands
-from evalstop_service.errors import Conflict, NotFound
+from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageTerms
 from evalstop_service.projects import policies, project_settings
@@ -93,27 +93,19 @@ def set_stage(database: Database, author: Author, policy_name: str, terms: Stage
         return _add_proposal(tx, author, ProposalKind.CHANGE_STAGE, policy_name, summary, "", argument)
 
 
-def find_proposal(tx: Transaction, project_id: UUID, proposal_id: UUID) -> Proposal:
-    """The proposal with this id; raises NotFound."""
-    proposal = proposals.find_proposal(tx, project_id, proposal_id)
-    if proposal is None:
-        raise NotFound(f"there is no proposal {proposal_id} in this project")
-    return proposal
-
-
 def confirm_proposal(database: Database, author: Author, proposal_id: UUID, reason: str = "") -> Proposal:
     """Approve a proposal; the last approval needed carries it out. Raises Conflict if it is not open.
 
     `reason`: for the audit log.
     """
     with database.transaction() as tx:
-        return _add_approval(tx, author, find_proposal(tx, author.project_id, proposal_id), reason)
+        return _add_approval(tx, author, proposals.load_proposal(tx, author.project_id, proposal_id), reason)
 
 
 def refuse_proposal(database: Database, author: Author, proposal_id: UUID) -> Proposal:
     """Close a proposal without carrying it out; its author may do so too. Idempotent."""
     with database.transaction() as tx:
-        proposal = find_proposal(tx, author.project_id, proposal_id)
+        proposal = proposals.load_proposal(tx, author.project_id, proposal_id)
         if proposal.state is ProposalState.REFUSED:
             return proposal
         _close_proposal(tx, author, proposal, ProposalState.REFUSED, "proposal.refused")
@@ -207,9 +199,7 @@ def _carry_out(tx: Transaction, author: Author, proposal: Proposal) -> None:
 
 
 def _set_stage(tx: Transaction, author: Author, policy_name: str, terms: StageTerms) -> None:
-    policy = policies.find_version(tx, author.project_id, policy_name)
-    if policy is None:
-        raise NotFound(f"there is no policy {policy_name!r} in this project")
+    policy = policies.load_version(tx, author.project_id, policy_name)
     required, share = terms.required_precision, terms.canary_share
     rollout_stage.set_rollout_stage(tx, author.project_id, policy_name, policy.version, required, share, author.at)
     author.record(tx, "rollout_stage.set", f"policy {policy_name}", msgspec.to_builtins(terms))

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from evalstop_detectors import POLICIES, InvalidPolicy, Policy, policy_from_document, policy_to_document
 
-from evalstop_service.errors import Invalid
+from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.rules.quotas import Quota
 from evalstop_service.store import policies, projects, quota_use
 from evalstop_service.store.audit import Author
@@ -67,6 +67,14 @@ def find_version(tx: Transaction, project_id: UUID, name: str, version: int | No
     """The given version of a policy, or its latest."""
     stored = policies.find_policy(tx, project_id, name, version)
     return _load_shipped(name) if stored is None and name in POLICIES and version in (None, 1) else stored
+
+
+def load_version(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> Version:
+    """Like `find_version`; raises NotFound."""
+    found = find_version(tx, project_id, name, version)
+    if found is None:
+        raise NotFound(f"there is no policy {name!r} in this project")
+    return found
 
 
 def find_referred_policy(tx: Transaction, project_id: UUID, reference: str) -> Version:

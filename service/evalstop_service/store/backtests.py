@@ -15,6 +15,7 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
 
+from evalstop_service.errors import NotFound
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome, RunStatus
 from evalstop_service.store.database import Transaction
@@ -90,11 +91,13 @@ def add_backtest(tx: Transaction, backtest: Backtest) -> None:
     tx.execute(backtests.insert().values(_to_columns(backtest)))
 
 
-def find_backtest(tx: Transaction, project_id: UUID, backtest_id: UUID) -> Backtest | None:
-    """The project's backtest with this id."""
+def load_backtest(tx: Transaction, project_id: UUID, backtest_id: UUID) -> Backtest:
+    """The project's backtest with this id; raises NotFound."""
     query = sa.select(backtests).where(backtests.c.project_id == project_id, backtests.c.id == backtest_id)
     row = tx.execute(query).mappings().one_or_none()
-    return _to_backtest(row) if row else None
+    if row is None:
+        raise NotFound(f"there is no backtest {backtest_id} in this project")
+    return _to_backtest(row)
 
 
 def read_revision(tx: Transaction, project_id: UUID, backtest_id: UUID) -> str | None:

@@ -13,6 +13,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from evalstop_service.errors import NotFound
 from evalstop_service.rules.event_types import URGENT_EVENTS
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.security.encryption import PREFIX, SETTING, Encryption, UnreadableSecret
@@ -122,6 +123,14 @@ def find_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpo
     return None if row is None else _to_endpoint(row)
 
 
+def load_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint:
+    """Like `find_endpoint`; raises NotFound."""
+    endpoint = find_endpoint(tx, project_id, endpoint_id)
+    if endpoint is None:
+        raise _not_found(endpoint_id)
+    return endpoint
+
+
 def list_endpoints(tx: Transaction, project_id: UUID) -> list[Endpoint]:
     """The endpoints of a project, oldest first."""
     return [_to_endpoint(row) for row in tx.execute(_is_of_project(project_id).order_by(endpoints.c.id)).mappings()]
@@ -136,8 +145,8 @@ def update_endpoint(
     event_types: Iterable[str] | None = None,
     format: str | None = None,  # noqa: A002 - its name in the API
     enabled: bool | None = None,
-) -> Endpoint | None:
-    """Change the fields that are not None; waiting deliveries go to the new URL.
+) -> Endpoint:
+    """Change the fields that are not None; waiting deliveries go to the new URL. Raises NotFound.
 
     A new URL, or enabling the endpoint, resets its failures, and what failed before is tried again at once.
     """
@@ -148,8 +157,8 @@ def update_endpoint(
         values |= {"failures": 0, "open_until": None}
     if values:
         tx.execute(sa.update(endpoints).where(_is_endpoint(project_id, endpoint_id)).values(values))
-    endpoint = find_endpoint(tx, project_id, endpoint_id)
-    if may_work and endpoint is not None:
+    endpoint = load_endpoint(tx, project_id, endpoint_id)
+    if may_work:
         _change_waiting(tx, endpoint_id, _HAS_FAILED, due_at=deliveries.c.created_at)
         wakeup.wake_workers(tx)
     return endpoint
@@ -163,15 +172,15 @@ def rotate_secret(
     now: datetime,
     previous_valid_hours: float = 24.0,
     encryption: Encryption = UNENCRYPTED,
-) -> Endpoint | None:
-    """Give the endpoint a new secret; the previous one also signs for `previous_valid_hours`."""
+) -> Endpoint:
+    """Give the endpoint a new secret; the previous one also signs for `previous_valid_hours`. Raises NotFound."""
     values = {
         "secret": encryption.encrypt(generate_secret(), endpoint_id),
         "previous_secret": endpoints.c.secret,
         "previous_secret_until": now + timedelta(hours=previous_valid_hours),
     }
     tx.execute(sa.update(endpoints).where(_is_endpoint(project_id, endpoint_id)).values(values))
-    return find_endpoint(tx, project_id, endpoint_id)
+    return load_endpoint(tx, project_id, endpoint_id)
 
 
 @dataclass(frozen=True)
@@ -198,15 +207,15 @@ def reencrypt_secrets(tx: Transaction, encryption: Encryption) -> ReencryptedSec
     return ReencryptedSecrets(count, were_plain)
 
 
-def delete_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime) -> bool:
-    """Delete the endpoint and cancel its waiting deliveries; past deliveries stay. False when there was none."""
+def delete_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime) -> None:
+    """Delete the endpoint and cancel its waiting deliveries; past deliveries stay. Raises NotFound."""
     deleted = tx.execute(
         sa.update(endpoints).where(_is_endpoint(project_id, endpoint_id)).values(deleted_at=now, enabled=False)
     ).rowcount
-    if deleted:
-        cancelled = {"state": DeliveryState.CANCELLED, "last_error": "the endpoint was deleted", "settled_at": now}
-        _change_waiting(tx, endpoint_id, sa.true(), **cancelled)
-    return bool(deleted)
+    if not deleted:
+        raise _not_found(endpoint_id)
+    cancelled = {"state": DeliveryState.CANCELLED, "last_error": "the endpoint was deleted", "settled_at": now}
+    _change_waiting(tx, endpoint_id, sa.true(), **cancelled)
 
 
 def disable_endpoint(tx: Transaction, endpoint_id: UUID) -> None:
@@ -231,6 +240,10 @@ def _change_waiting(tx: Transaction, endpoint_id: UUID, condition: sa.ColumnElem
     in_order = sa.select(deliveries.c.id).where(waiting).order_by(deliveries.c.run_id, deliveries.c.id)
     tx.execute(in_order.with_for_update())
     tx.execute(sa.update(deliveries).where(waiting).values(**values))
+
+
+def _not_found(endpoint_id: UUID) -> NotFound:
+    return NotFound(f"there is no endpoint {endpoint_id} in this project")
 
 
 def _is_endpoint(project_id: UUID, endpoint_id: UUID) -> sa.ColumnElement[bool]:

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.errors import NotFound
 from evalstop_service.rules.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
 from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.tables import proposals
@@ -72,10 +73,12 @@ def close_proposal(tx: Transaction, proposal: Proposal, state: ProposalState, no
     return tx.execute(query.values(state=state, approvals=proposal.approvals, closed_at=now)).rowcount > 0
 
 
-def find_proposal(tx: Transaction, project_id: UUID, proposal_id: UUID) -> Proposal | None:
-    """The proposal with this id."""
+def load_proposal(tx: Transaction, project_id: UUID, proposal_id: UUID) -> Proposal:
+    """The proposal with this id; raises NotFound."""
     row = tx.execute(sa.select(proposals).where(*_of(project_id, proposal_id))).mappings().one_or_none()
-    return Proposal(**row) if row else None
+    if row is None:
+        raise NotFound(f"there is no proposal {proposal_id} in this project")
+    return Proposal(**row)
 
 
 def find_newest(tx: Transaction, project_id: UUID, kind: ProposalKind, subject: str) -> Proposal | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from evalstop_service.errors import Conflict, Invalid, NotFound
+from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.rules.event_types import SUBSCRIBABLE
 from evalstop_service.rules.quotas import Quota
 from evalstop_service.security.address_policy import AddressPolicy, AddressRefused
@@ -109,8 +109,7 @@ def change_endpoint(
         if changes.url is not None:
             projects.lock_project(tx, author.project_id)
             _require_own_url(tx, author.project_id, changes.url, endpoint_id)
-        changed = endpoints.update_endpoint(tx, author.project_id, endpoint_id, **vars(changes))
-        endpoint = _require_present(changed, endpoint_id)
+        endpoint = endpoints.update_endpoint(tx, author.project_id, endpoint_id, **vars(changes))
         _require_fitting(endpoint.url, endpoint.format)
         record_endpoint_change(tx, author, "endpoint.changed", endpoint)
         return endpoint
@@ -119,8 +118,7 @@ def change_endpoint(
 def rotate_endpoint_secret(database: Database, author: Author, endpoint_id: UUID, encryption: Encryption) -> Endpoint:
     """Give an endpoint a new secret; the previous one also signs for another day. Raises NotFound."""
     with database.transaction() as tx:
-        rotated = endpoints.rotate_secret(tx, author.project_id, endpoint_id, now=author.at, encryption=encryption)
-        endpoint = _require_present(rotated, endpoint_id)
+        endpoint = endpoints.rotate_secret(tx, author.project_id, endpoint_id, now=author.at, encryption=encryption)
         record_endpoint_change(tx, author, "endpoint.secret_rotated", endpoint)
         return endpoint
 
@@ -128,15 +126,14 @@ def rotate_endpoint_secret(database: Database, author: Author, endpoint_id: UUID
 def delete_endpoint(database: Database, author: Author, endpoint_id: UUID) -> None:
     """Delete an endpoint and cancel its waiting deliveries; raises NotFound."""
     with database.transaction() as tx:
-        endpoint = _require_present(endpoints.find_endpoint(tx, author.project_id, endpoint_id), endpoint_id)
-        if not endpoints.delete_endpoint(tx, author.project_id, endpoint_id, now=author.at):
-            _require_present(None, endpoint_id)
+        endpoint = endpoints.load_endpoint(tx, author.project_id, endpoint_id)
+        endpoints.delete_endpoint(tx, author.project_id, endpoint_id, now=author.at)
         record_endpoint_change(tx, author, "endpoint.deleted", endpoint)
 
 
 def require_enabled(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint:
     """The endpoint; raises NotFound, and Conflict when it is disabled."""
-    endpoint = _require_present(endpoints.find_endpoint(tx, project_id, endpoint_id), endpoint_id)
+    endpoint = endpoints.load_endpoint(tx, project_id, endpoint_id)
     if not endpoint.enabled:
         raise Conflict("the endpoint is disabled; enable it first")
     return endpoint
@@ -158,12 +155,6 @@ def name_host(url: str) -> str:
 def _require_fitting(url: str, endpoint_format: str) -> None:
     if is_mail_url(url) != (endpoint_format == Format.EMAIL):
         raise Invalid("url: mailto:ADDRESS and mailto:owner require the format email, which takes no other URL")
-
-
-def _require_present(endpoint: Endpoint | None, endpoint_id: UUID) -> Endpoint:
-    if endpoint is None:
-        raise NotFound(f"there is no endpoint {endpoint_id} in this project")
-    return endpoint
 
 
 def _require_room(tx: Transaction, author: Author, url: str) -> None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from uuid import UUID
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.errors import Conflict, Invalid, NotFound
+from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.rules.event_types import SUBSCRIBABLE
 from evalstop_service.store import endpoints
 from evalstop_service.store.audit import Author
@@ -24,14 +24,14 @@ MAX_REPLAYED_EVENTS = 1000
 def retry_delivery(database: Database, author: Author, delivery_id: UUID) -> Delivery:
     """Make a dead delivery due now; raises NotFound, and Conflict when it is not dead or its event no longer holds."""
     with database.transaction() as tx:
-        dead = _find_delivery(tx, author.project_id, delivery_id)
+        dead = deliveries.load_delivery(tx, author.project_id, delivery_id)
         if not replays.may_replay(tx, author.project_id, dead.event_id):
             raise _outdated(dead)
         endpoint = endpoints.find_endpoint(tx, author.project_id, dead.endpoint_id)
         if endpoint is not None:
             _require_wanted(endpoint, dead)
         revived = deliveries.retry_delivery(tx, author.project_id, delivery_id, author.at)
-        delivery = _find_delivery(tx, author.project_id, delivery_id)
+        delivery = deliveries.load_delivery(tx, author.project_id, delivery_id)
         if not revived:
             raise Conflict(
                 f"the delivery is {delivery.state}; only a dead delivery to an endpoint that exists can be retried"
@@ -43,13 +43,13 @@ def retry_delivery(database: Database, author: Author, delivery_id: UUID) -> Del
 def replay_delivery(database: Database, author: Author, delivery_id: UUID) -> Delivery:
     """Send the event of a delivery to its endpoint again, as a new delivery; raises NotFound and Conflict."""
     with database.transaction() as tx:
-        earlier = _find_delivery(tx, author.project_id, delivery_id)
+        earlier = deliveries.load_delivery(tx, author.project_id, delivery_id)
         _require_wanted(require_enabled(tx, author.project_id, earlier.endpoint_id), earlier)
         new_delivery_id = replays.replay_event(tx, author.project_id, earlier.endpoint_id, earlier.event_id, author.at)
         if new_delivery_id is None:
             raise _outdated(earlier)
         _record_delivery(tx, author, "delivery.replayed", earlier)
-        return _find_delivery(tx, author.project_id, new_delivery_id)
+        return deliveries.load_delivery(tx, author.project_id, new_delivery_id)
 
 
 def replay_events(
@@ -99,13 +99,6 @@ def _select_types(endpoint: Endpoint, types: Sequence[str] | None) -> Sequence[s
 def _require_wanted(endpoint: Endpoint, delivery: Delivery) -> None:
     if not endpoint.wants(delivery.event_type):
         raise Conflict(f"the endpoint does not subscribe to {delivery.event_type}")
-
-
-def _find_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID) -> Delivery:
-    delivery = deliveries.find_delivery(tx, project_id, delivery_id)
-    if delivery is None:
-        raise NotFound(f"there is no delivery {delivery_id} in this project")
-    return delivery
 
 
 def _outdated(delivery: Delivery) -> Conflict:

@@ -44,7 +44,7 @@ def test_concurrent_approvals_are_both_counted_or_refused(project: ProjectFixtur
     )
     assert all(isinstance(failure, Conflict) for failure in failures)
     with project.database.reading() as tx:
-        stored = second_person.find_proposal(tx, project.id, proposal.id)
+        stored = proposals.load_proposal(tx, project.id, proposal.id)
     assert len(stored.approvals) == 2 - len(failures)
 
 
@@ -55,7 +55,7 @@ def test_approval_of_a_changed_proposal_is_refused(project: ProjectFixture) -> N
     approval = Approval("erik", "erik", NOW)
     with project.database.transaction() as tx:
         assert proposals.add_approval(tx, read, approval) is None
-        current = second_person.find_proposal(tx, project.id, read.id)
+        current = proposals.load_proposal(tx, project.id, read.id)
         assert [item.actor for item in current.approvals] == ["dana"]
         approved = proposals.add_approval(tx, current, approval)
         assert approved is not None

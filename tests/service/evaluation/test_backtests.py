@@ -73,9 +73,7 @@ def request_backtest(database: Database, tenant: Tenant, document: dict[str, Any
 
 def load_backtest(database: Database, requested: Backtest) -> Backtest:
     with database.reading() as tx:
-        loaded = backtest_rows.find_backtest(tx, requested.project_id, requested.id)
-    assert loaded is not None
-    return loaded
+        return backtest_rows.load_backtest(tx, requested.project_id, requested.id)
 
 
 def test_backtest_finds_stops_and_their_outcomes(database: Database, tenant: Tenant, now: datetime) -> None:

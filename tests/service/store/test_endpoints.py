@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+from evalstop_service.errors import NotFound
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries
@@ -20,8 +22,9 @@ def test_deleting_an_endpoint_cancels_its_deliveries(database: Database, project
         project.add_event(tx)
         claimed = claim_deliveries(tx, EPOCH, 10, 1)[0]
         settle_delivery(tx, claimed, Dead("HTTP 400"), EPOCH)
-        assert endpoints.delete_endpoint(tx, project.id, endpoint.id, now=EPOCH)
-        assert not endpoints.delete_endpoint(tx, project.id, endpoint.id, now=EPOCH)
+        endpoints.delete_endpoint(tx, project.id, endpoint.id, now=EPOCH)
+        with pytest.raises(NotFound):
+            endpoints.delete_endpoint(tx, project.id, endpoint.id, now=EPOCH)
         assert endpoints.find_endpoint(tx, project.id, endpoint.id) is None
         assert endpoints.list_endpoints(tx, project.id) == []
         assert sorted(delivery.state for delivery in project.list_deliveries(tx)) == ["cancelled", "dead"]
@@ -33,10 +36,14 @@ def test_endpoint_is_hidden_from_other_projects(database: Database, project: See
     endpoint = project.add_endpoint(database, "http://x.example")
     other_project_id = seed_project(database).id
     with database.transaction() as tx:
-        assert endpoints.find_endpoint(tx, other_project_id, endpoint.id) is None
-        assert endpoints.update_endpoint(tx, other_project_id, endpoint.id, url="http://evil.example") is None
-        assert endpoints.rotate_secret(tx, other_project_id, endpoint.id, now=EPOCH) is None
-        assert not endpoints.delete_endpoint(tx, other_project_id, endpoint.id, now=EPOCH)
+        with pytest.raises(NotFound):
+            endpoints.load_endpoint(tx, other_project_id, endpoint.id)
+        with pytest.raises(NotFound):
+            endpoints.update_endpoint(tx, other_project_id, endpoint.id, url="http://evil.example")
+        with pytest.raises(NotFound):
+            endpoints.rotate_secret(tx, other_project_id, endpoint.id, now=EPOCH)
+        with pytest.raises(NotFound):
+            endpoints.delete_endpoint(tx, other_project_id, endpoint.id, now=EPOCH)
         assert endpoints.find_endpoint(tx, project.id, endpoint.id) == endpoint
 
 
@@ -46,7 +53,6 @@ def test_update_changes_only_given_fields(database: Database, project: SeededPro
     with database.transaction() as tx:
         project.add_event(tx)
         changed = endpoints.update_endpoint(tx, project.id, endpoint.id, url="http://new.example")
-        assert changed is not None
         expected = ("http://new.example", endpoint.event_types, True)
         assert (changed.url, changed.event_types, changed.enabled) == expected
         assert endpoints.update_endpoint(tx, project.id, endpoint.id) == changed
@@ -58,7 +64,6 @@ def test_rotated_secret_overlaps_with_the_previous(database: Database, project: 
     endpoint = project.add_endpoint(database, "http://x.example")
     with database.transaction() as tx:
         rotated = endpoints.rotate_secret(tx, project.id, endpoint.id, now=EPOCH, previous_valid_hours=2)
-        assert rotated is not None
         project.add_event(tx)
         project.add_event(tx)
         during = claim_deliveries(tx, EPOCH + timedelta(hours=1), 10, 1)[0]

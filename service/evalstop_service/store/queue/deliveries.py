@@ -9,6 +9,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.errors import NotFound
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import wakeup
@@ -56,10 +57,12 @@ class DeliveryContent:
     format: str
 
 
-def find_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID) -> Delivery | None:
-    """The project's delivery with this id."""
+def load_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID) -> Delivery:
+    """The project's delivery with this id; raises NotFound."""
     row = tx.execute(_of(project_id).where(deliveries.c.id == delivery_id)).mappings().one_or_none()
-    return Delivery(**row) if row else None
+    if row is None:
+        raise NotFound(f"there is no delivery {delivery_id} in this project")
+    return Delivery(**row)
 
 
 def list_deliveries(

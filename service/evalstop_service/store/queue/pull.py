@@ -12,6 +12,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.errors import NotFound
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Transaction
@@ -41,10 +42,12 @@ def add_pull_endpoint(
     )
 
 
-def find_pull_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
-    """The project's pull endpoint with this id; None when there is none, or it is a push endpoint."""
+def load_pull_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint:
+    """The project's pull endpoint with this id; raises NotFound, also for a push endpoint."""
     endpoint = endpoints.find_endpoint(tx, project_id, endpoint_id)
-    return endpoint if endpoint is not None and endpoint.url.startswith(PREFIX) else None
+    if endpoint is None or not endpoint.url.startswith(PREFIX):
+        raise NotFound(f"there is no pull endpoint {endpoint_id} in this project")
+    return endpoint
 
 
 def is_any_due(tx: Transaction, endpoint_id: UUID, now: datetime) -> bool:

@@ -8,7 +8,6 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
-from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import policies
 from evalstop_service.rules.run_results import Call
@@ -129,9 +128,7 @@ def get_backtest(
 ) -> BacktestOut:
     """The progress and the findings so far."""
     with database.reading() as tx:
-        backtest = backtest_rows.find_backtest(tx, caller.project_id, backtest_id)
-    if backtest is None:
-        raise NotFound(f"there is no backtest {backtest_id} in this project")
+        backtest = backtest_rows.load_backtest(tx, caller.project_id, backtest_id)
     return _view_backtest(backtest)
 
 

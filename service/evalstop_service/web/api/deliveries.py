@@ -8,7 +8,6 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from evalstop_service.errors import NotFound
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store.database import Transaction
@@ -107,9 +106,7 @@ def list_deliveries(
 def get_delivery(delivery_id: DeliveryId, caller: Read, context: Ctx, database: Db) -> DeliveryDetail:
     """A delivery with its request and every attempt."""
     with database.reading() as tx:
-        delivery = deliveries.find_delivery(tx, caller.project_id, delivery_id)
-        if delivery is None:
-            raise NotFound(f"there is no delivery {delivery_id} in this project")
+        delivery = deliveries.load_delivery(tx, caller.project_id, delivery_id)
         content = deliveries.get_content(tx, delivery)
         document = view_delivery(tx, delivery)
     request = RequestOut(

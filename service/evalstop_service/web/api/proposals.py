@@ -89,7 +89,7 @@ def list_proposals(
 def get_proposal(proposal_id: ProposalId, caller: Read, database: Db, now: Now) -> ProposalOut:
     """A proposal with its approvals."""
     with database.reading() as tx:
-        return view_proposal(second_person.find_proposal(tx, caller.project_id, proposal_id), now)
+        return view_proposal(proposals.load_proposal(tx, caller.project_id, proposal_id), now)
 
 
 @router.post("/{proposal_id}/confirm")
@@ -109,6 +109,6 @@ def refuse_proposal(proposal_id: ProposalId, caller: Operate, database: Db, now:
 
 def _require_scope(database: Database, caller: Caller, proposal_id: UUID) -> None:
     with database.reading() as tx:
-        proposal = second_person.find_proposal(tx, caller.project_id, proposal_id)
+        proposal = proposals.load_proposal(tx, caller.project_id, proposal_id)
     if proposal.kind.needs_admin:
         allowed(caller.key, "admin")

@@ -138,9 +138,7 @@ def settle_event(endpoint_id: EndpointId, body: SettleIn, caller: Report, databa
     """Report the result of a claimed event."""
     caller.require_endpoint(endpoint_id)
     with database.transaction() as tx:
-        endpoint = pull.find_pull_endpoint(tx, caller.project_id, endpoint_id)
-        if endpoint is None:
-            raise _no_endpoint(endpoint_id)
+        endpoint = pull.load_pull_endpoint(tx, caller.project_id, endpoint_id)
         at, _ = queues.read_clock(tx, now)
         result = judge_pull_status(body.status, body.error, body.attempt, at)
         settled = pull.settle_delivery(tx, endpoint, body.delivery_id, body.attempt, result, body.status, at)
@@ -154,9 +152,7 @@ def settle_event(endpoint_id: EndpointId, body: SettleIn, caller: Report, databa
 
 def _claim_deliveries(context: Context, caller: Caller, endpoint_id: UUID, body: ClaimIn) -> list[ClaimedDelivery]:
     with context.database.reading() as tx:
-        endpoint = pull.find_pull_endpoint(tx, caller.project_id, endpoint_id)
-        if endpoint is None:
-            raise _no_endpoint(endpoint_id)
+        endpoint = pull.load_pull_endpoint(tx, caller.project_id, endpoint_id)
         now, over = queues.read_clock(tx, context.clock())
         if not endpoint.enabled or not (over or pull.is_any_due(tx, endpoint_id, now)):
             return []
@@ -183,7 +179,3 @@ def _sign_event(claimed: ClaimedDelivery, public_url: str | None, now: datetime)
         headers=headers,
         body=body,
     )
-
-
-def _no_endpoint(endpoint_id: UUID) -> NotFound:
-    return NotFound(f"there is no pull endpoint {endpoint_id} in this project")

@@ -105,7 +105,7 @@ def demote_policy(name: PolicyName, body: DemotionIn, caller: Admin, database: D
     """Move a policy back to shadow, whatever its cases show: its stops are only recorded until new cases earn the next
     stage. 409 if it is in shadow, or has no rollout stage. A higher stage is confirmed as a proposal."""
     with database.transaction() as tx:
-        _require_policy(tx, caller, name)
+        policies.load_version(tx, caller.project_id, name)
         return _view_stage(tx, rollout_stage.lower_stage(tx, caller.author(now), name, body.reason))
 
 
@@ -113,7 +113,7 @@ def demote_policy(name: PolicyName, body: DemotionIn, caller: Admin, database: D
 def remove_rollout_stage(name: PolicyName, caller: Admin, database: Db, now: Now) -> Response:
     """Remove the rollout stage; only the mode of its runs counts again. Removing it twice is harmless."""
     with database.reading() as tx:
-        _require_policy(tx, caller, name)
+        policies.load_version(tx, caller.project_id, name)
     waiting = second_person.remove_stage(database, caller.author(now), name)
     return Response(status_code=204) if waiting is None else answer_proposal(waiting, now)
 
@@ -128,8 +128,3 @@ def _load_stage(database: Database, caller: Caller, name: str) -> RolloutStageOu
 
 def _view_stage(tx: Transaction, stage: RolloutStage) -> RolloutStageOut:
     return RolloutStageOut.model_validate(vars(stage) | {"cases": rollout_stage.load_stage_cases(tx, stage)})
-
-
-def _require_policy(tx: Transaction, caller: Admin, name: str) -> None:
-    if policies.find_version(tx, caller.project_id, name) is None:
-        raise NotFound(f"there is no policy {name!r} in this project")

@@ -24,9 +24,7 @@ def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
     """Its progress and findings, those that differ from the recorded decisions first."""
     with site.database.reading() as tx:
         revision = backtest_rows.read_revision(tx, visitor.project.id, backtest_id)
-        backtest = backtest_rows.find_backtest(tx, visitor.project.id, backtest_id)
-    if backtest is None:
-        raise NotFound
+        backtest = backtest_rows.load_backtest(tx, visitor.project.id, backtest_id)
     ordered = backtests.sort_findings(backtest.findings)
     return render_page(
         "backtest.html",

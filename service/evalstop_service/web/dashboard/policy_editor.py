@@ -9,7 +9,7 @@ from evalstop_detectors import InvalidPolicy, Policy, policy_from_document, poli
 from fastapi import APIRouter, Form, Query, Response
 from fastapi.responses import RedirectResponse
 
-from evalstop_service.errors import Conflict, Invalid, NotFound, QuotaReached
+from evalstop_service.errors import Conflict, Invalid, QuotaReached
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import policies
 from evalstop_service.store import backtests as backtest_rows
@@ -37,15 +37,11 @@ def edit_policy(
     """The document of a version, or of the draft of a backtest, with its findings."""
     if backtest is None:
         with site.database.reading() as tx:
-            policy = policies.find_version(tx, visitor.project.id, name, version)
-        if policy is None:
-            raise NotFound
+            policy = policies.load_version(tx, visitor.project.id, name, version)
         return _render_editor(site, visitor, name, formatting.format_json(policy.document))
     with site.database.reading() as tx:
         revision = backtest_rows.read_revision(tx, visitor.project.id, backtest)
-        tried = backtest_rows.find_backtest(tx, visitor.project.id, backtest)
-    if tried is None:
-        raise NotFound
+        tried = backtest_rows.load_backtest(tx, visitor.project.id, backtest)
     text = formatting.format_json(tried.document)
     return _render_editor(site, visitor, name, text, backtest=tried, revision=revision)
 
@@ -93,8 +89,7 @@ def _render_editor(
     revision: str | None = None,
 ) -> Response:
     with site.database.reading() as tx:
-        if policies.find_version(tx, visitor.project.id, name) is None:
-            raise NotFound
+        policies.load_version(tx, visitor.project.id, name)
     return render_page(
         "policy_editor.html",
         200 if problem is None else 422,

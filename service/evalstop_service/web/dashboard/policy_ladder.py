@@ -10,7 +10,6 @@ from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import second_person
-from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageCases, StageTerms
 from evalstop_service.projects import policies
@@ -94,7 +93,6 @@ def set_terms(
 def lower_stage(name: str, site: SiteOf, visitor: Admin, reason: Annotated[str, Form()] = "") -> Response:
     """Move a policy back to shadow."""
     with site.database.transaction() as tx:
-        if policies.find_version(tx, visitor.project.id, name) is None:
-            raise NotFound
+        policies.load_version(tx, visitor.project.id, name)
         rollout_stage.lower_stage(tx, visitor.author(site.clock()), name, forms.parse_reason(reason))
     return RedirectResponse(f"/policies/{name}#stage", 303)

@@ -10,6 +10,7 @@ from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import second_person
 from evalstop_service.security.scopes import VisitorRole
+from evalstop_service.store import proposals
 from evalstop_service.web.dashboard import forms
 from evalstop_service.web.dashboard.responses import Forbidden, PageRoute, SignInOutdated
 from evalstop_service.web.dashboard.sign_in import safe_path
@@ -46,7 +47,7 @@ def _require_right(proposal_id: UUID, site: Site, visitor: Visitor, target: str)
     """Raise unless the visitor may answer the proposal; one that allows more stops needs an admin who has just signed
     in."""
     with site.database.reading() as tx:
-        proposal = second_person.find_proposal(tx, visitor.project.id, proposal_id)
+        proposal = proposals.load_proposal(tx, visitor.project.id, proposal_id)
     if proposal.kind.needs_admin:
         if not visitor.role.covers(VisitorRole.ADMIN):
             raise Forbidden(f"You are signed in as {visitor.role}. This needs the role admin.")

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Form, Query, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.clock import in_utc
-from evalstop_service.errors import Invalid, NotFound
+from evalstop_service.errors import Invalid
 from evalstop_service.rules.event_types import PRESETS, SUBSCRIBABLE
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.security.address_policy import AddressRefused
@@ -53,9 +53,7 @@ def show_webhooks(
 def show_delivery(delivery_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """One delivery: its request, and every attempt with its response."""
     with site.database.reading() as tx:
-        delivery = deliveries.find_delivery(tx, visitor.project.id, delivery_id)
-        if delivery is None:
-            raise NotFound
+        delivery = deliveries.load_delivery(tx, visitor.project.id, delivery_id)
         content = deliveries.get_content(tx, delivery)
         attempts = deliveries.list_attempts(tx, delivery)
     return render_page(

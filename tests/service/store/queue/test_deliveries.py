@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import pytest
+from evalstop_service.errors import NotFound
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import deliveries
@@ -35,7 +37,8 @@ def test_deliveries_are_listed_by_page(database: Database, project: SeededProjec
         dead_deliveries = project.list_deliveries(tx, state="dead", endpoint_id=endpoint.id)
         assert [delivery.id for delivery in dead_deliveries] == [dead.id]
         assert project.list_deliveries(tx, endpoint_id=new_id()) == []
-        assert deliveries.find_delivery(tx, other_project.id, dead.id) is None
+        with pytest.raises(NotFound):
+            deliveries.load_delivery(tx, other_project.id, dead.id)
         assert [
             (a.number, a.status_code, a.error, a.duration_ms) for a in deliveries.list_attempts(tx, dead_deliveries[0])
         ] == [(1, 400, "HTTP 400: no", 3.5)]
