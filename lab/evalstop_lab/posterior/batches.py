@@ -25,11 +25,9 @@ class Batch(NamedTuple):
     weight: NDArray[np.float32]
 
 
-def draw_batches(
-    rng: np.random.Generator, runs: int, size: int, without: Sequence[str] = (), evals: int | None = None
-) -> list[Batch]:
+def draw_batches(rng: np.random.Generator, runs: int, size: int, without: Sequence[str] = ()) -> list[Batch]:
     """Draw runs and group those of similar length, in random order."""
-    drawn = [draw_run(rng, evals=evals, without=tuple(without)) for _ in range(runs)]
+    drawn = [draw_run(rng, without=tuple(without)) for _ in range(runs)]
     drawn.sort(key=lambda run: len(run.scores))
     groups = [drawn[begin : begin + size] for begin in range(0, runs, size)]
     return [to_batch(groups[index]) for index in rng.permutation(len(groups))]

@@ -50,11 +50,11 @@ def encode_run(world: World) -> dict[str, Any]:
     }
 
 
-def draw_runs(count: int, seed: int = SEED) -> list[World]:
+def draw_runs(count: int) -> list[World]:
     """Draw `count` runs of all families, with 24 to 60 evals; half of them turn."""
     return [
         draw_world(family, run_seed, length=LENGTHS[index % len(LENGTHS)])
-        for index, (family, run_seed) in enumerate(plan_worlds(count, seed0=seed))
+        for index, (family, run_seed) in enumerate(plan_worlds(count, seed0=SEED))
     ]
 
 

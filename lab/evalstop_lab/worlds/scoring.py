@@ -172,38 +172,38 @@ def compare_with_bound(pairs: Sequence[tuple[Outcome, Truth]], alpha: float) -> 
     return estimate_quantile(bounds, 0.5), estimate_quantile(ratios, 0.5)
 
 
-def wilson(hits: int, n: int, confidence: float = CONFIDENCE) -> Share:
+def wilson(hits: int, n: int) -> Share:
     """A share with Wilson's score interval."""
     if n == 0:
         return Share(0, 0, 0.0, 1.0)
-    z = float(stats.norm.ppf((1 + confidence) / 2))
+    z = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
     center, spread = hits + z * z / 2, z * math.sqrt(hits * (n - hits) / n + z * z / 4)
     low = 0.0 if hits == 0 else (center - spread) / (n + z * z)
     high = 1.0 if hits == n else (center + spread) / (n + z * z)
     return Share(hits, n, low, high)
 
 
-def clopper_pearson(hits: int, n: int, confidence: float = CONFIDENCE) -> Share:
-    """A share with the exact interval of Clopper and Pearson, whose coverage is at least `confidence`."""
-    tail = (1 - confidence) / 2
+def clopper_pearson(hits: int, n: int) -> Share:
+    """A share with the exact interval of Clopper and Pearson, whose coverage is at least that stated."""
+    tail = (1 - CONFIDENCE) / 2
     low = 0.0 if hits == 0 else float(stats.beta.ppf(tail, hits, n - hits + 1))
     high = 1.0 if hits == n else float(stats.beta.ppf(1 - tail, hits + 1, n - hits))
     return Share(hits, n, low, high)
 
 
-def estimate_quantile(numbers: Sequence[float], q: float, confidence: float = CONFIDENCE) -> Figure:
+def estimate_quantile(numbers: Sequence[float], q: float) -> Figure:
     """The q-quantile with its interval; all three are order statistics, so numbers may be infinite."""
     n = len(numbers)
     if n == 0:
         return Figure(math.nan, math.nan, math.nan, 0)
     ordered = sorted(numbers)
-    low, high = find_quantile_ranks(n, q, confidence)
+    low, high = find_quantile_ranks(n, q)
     return Figure(ordered[max(math.ceil(q * n) - 1, 0)], ordered[low], ordered[high], n)
 
 
-def find_quantile_ranks(n: int, q: float, confidence: float = CONFIDENCE) -> tuple[int, int]:
+def find_quantile_ranks(n: int, q: float) -> tuple[int, int]:
     """The ranks, from 0, of the order statistics that bound the q-quantile, limited to existing ranks."""
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     low = int(stats.binom.ppf(tail, n, q)) - 1
     high = int(stats.binom.ppf(1 - tail, n, q))
     return min(max(low, 0), n - 1), min(max(high, 0), n - 1)

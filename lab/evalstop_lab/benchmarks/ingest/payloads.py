@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -80,11 +80,11 @@ def generate_requests(
 
 
 @cache
-def prepare_templates(form: Format, batch: int, metrics: Sequence[str] = METRICS) -> list[bytes]:
+def prepare_templates(form: Format, batch: int) -> list[bytes]:
     """The items of consecutive batches without their steps, which are formatted during the measurement."""
     items = [
         form.item(metric, compute_value(metric, number))
         for number in range(PERIOD)
-        for metric in [metrics[number % len(metrics)]]
+        for metric in [METRICS[number % len(METRICS)]]
     ]
     return [b",".join(items[start : start + batch]) for start in range(0, PERIOD - batch + 1, batch)]

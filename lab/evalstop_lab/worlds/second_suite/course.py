@@ -88,9 +88,9 @@ def draw_rise(rng: Generator, x: Floats, begin: float = 0.0, end: float = 1.0) -
             return (value - low) / (high - low)
 
 
-def draw_fall(rng: Generator, x: Floats, begin: float, end: float = 1.0) -> Floats:
-    """A random fall, from 0 at `begin` to 1 at `end`, flat outside: linear, S-shaped, accelerating or slowing."""
-    t = ramp(x, begin, end)
+def draw_fall(rng: Generator, x: Floats, begin: float) -> Floats:
+    """A random fall, from 0 up to `begin` to 1 at the end: linear, S-shaped, accelerating or slowing."""
+    t = ramp(x, begin, 1.0)
     match rng.integers(4):
         case 0:
             return t
