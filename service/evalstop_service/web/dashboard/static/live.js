@@ -13,6 +13,21 @@ export function onChange(load) {
   listeners.push(load);
 }
 
+// A function that does `work`, never twice at the same time: calls meanwhile lead to one more.
+export function oneAtATime(work) {
+  let [working, again] = [false, false];
+  return async () => {
+    again = true;
+    if (working) return;
+    working = true;
+    while (again) {
+      again = false;
+      await work();
+    }
+    working = false;
+  };
+}
+
 export async function fetchSameOrigin(url) {
   const response = await fetch(url, { redirect: "manual", cache: "no-store" });
   if (response.type === "opaqueredirect" || response.status === 404) {
@@ -114,27 +129,14 @@ function showLiveState(state, text) {
   sign.querySelector("span").textContent = text;
 }
 
-let refreshing = false;
-let refreshAgain = false;
-
-async function refresh() {
-  if (refreshing) {
-    refreshAgain = true;
-    return;
-  }
-  refreshing = true;
+const refresh = oneAtATime(async () => {
   try {
-    do {
-      refreshAgain = false;
-      const startedAt = performance.now();
-      await Promise.all([swapParts(), ...listeners.map((load) => load())]);
-      // Wait as long as the page took to load, so that it uses at most half of the time.
-      await new Promise((resolve) => setTimeout(resolve, performance.now() - startedAt));
-    } while (refreshAgain);
+    const startedAt = performance.now();
+    await Promise.all([swapParts(), ...listeners.map((load) => load())]);
+    // Wait as long as the page took to load, so that it uses at most half of the time.
+    await new Promise((resolve) => setTimeout(resolve, performance.now() - startedAt));
   } catch (error) {
     showLiveState("lost", "Reconnecting");
     setTimeout(refresh, RETRY_MS);
-  } finally {
-    refreshing = false;
   }
-}
+});

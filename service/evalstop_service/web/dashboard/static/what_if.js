@@ -1,6 +1,6 @@
 // What another policy or threshold would have done to this run: the service replays the run for each choice.
 
-import { fetchSameOrigin, onChange } from "./live.js";
+import { fetchSameOrigin, onChange, oneAtATime } from "./live.js";
 
 // The policy that is tried, the step at which it would have stopped the run, and its threshold if it is a probability.
 export const tried = { policy: "", step: null, probability: null };
@@ -9,32 +9,19 @@ const main = document.querySelector("main");
 const form = document.getElementById("what-if"); // missing for a run without observations
 const listeners = [];
 let stopAt = null;
-let asking = false;
-let askAgain = false;
 
 // Calls `redraw` whenever `tried` has changed.
 export function onTried(redraw) {
   listeners.push(redraw);
 }
 
-// One request at a time; meanwhile only the latest choice is kept.
-async function ask() {
-  if (asking) {
-    askAgain = true;
-    return;
-  }
-  asking = true;
+const ask = oneAtATime(async () => {
   try {
-    do {
-      askAgain = false;
-      show(tried.policy ? await fetchAnswer() : { sentence: "", reason: "", step: null, threshold: null });
-    } while (askAgain);
+    show(tried.policy ? await fetchAnswer() : { sentence: "", reason: "", step: null, threshold: null });
   } catch (error) {
     document.getElementById("what-if-answer").textContent = "The service could not replay it. Choose again in a moment.";
-  } finally {
-    asking = false;
   }
-}
+});
 
 async function fetchAnswer() {
   const url = new URL(main.dataset.whatIf, location.href);
