@@ -1,10 +1,12 @@
-"""A trainer with a deep dip that heals, parked meanwhile: `python examples/park_and_resume.py`.
+r"""A trainer with a deep dip that heals, parked meanwhile: `python examples/park_and_resume.py`.
 
 EVALSTOP_URL and EVALSTOP_KEY say where the service is. Half-way the learning rate is raised, as by a warm restart: the
 eval falls for long, and comes back better than before. A policy that stops early would have ended it for good; under
-`reversible` it is parked. Run it under a receiver that can end it and start it again:
+`reversible` it is parked. Alone it is not parked: run it under a receiver that can end it and start it again, whose
+address is registered as docs/park.md says:
 
-    evalstop-receiver process --restartable --job-key-env TRAINER_KEY -- python examples/park_and_resume.py
+    evalstop-receiver process --listen 127.0.0.1:9000 --restartable --job-key-env TRAINER_KEY -- \
+      python examples/park_and_resume.py
 """
 
 import json
@@ -31,9 +33,13 @@ def errors(weights: list[float], data: list[tuple[list[float], float]]) -> list[
     return [sum(a * b for a, b in zip(weights, x, strict=True)) - y for x, y in data]
 
 
+def mean_square(values: list[float]) -> float:
+    return sum(value * value for value in values) / len(values)
+
+
 training, held_out = draw(POINTS), draw(100)
-folder = Path("checkpoints")
-folder.mkdir(exist_ok=True)
+folder = Path("checkpoints/park-and-resume")
+folder.mkdir(parents=True, exist_ok=True)
 
 # Started again it goes on where its last checkpoint was.
 saved = sorted(folder.glob("*.json"))
@@ -58,13 +64,12 @@ with evalstop.init(
             gradient = sum(e * x[i] for e, (x, _) in zip(wrong, training, strict=True)) / POINTS
             weights[i] += random.gauss(0, heat) - 0.004 * gradient
         if step % EVAL_EVERY == 0:
-            held_out_loss = sum(e * e for e in errors(weights, held_out)) / len(held_out)
             checkpoint = folder / f"{step:06d}.json"
             unfinished = checkpoint.with_suffix(".part")  # it may be ended at any time, while it writes, too
             unfinished.write_text(json.dumps(weights))
             unfinished.replace(checkpoint)
-            run.log({"held_out_loss": held_out_loss}, step=step)
+            run.log({"held_out_loss": mean_square(errors(weights, held_out))}, step=step)
             run.checkpoint(checkpoint.absolute().as_uri(), step=step)
             time.sleep(PAUSE)
 
-print(f"completed, held-out loss {held_out_loss:.3f}", flush=True)
+print(f"completed, held-out loss {mean_square(errors(weights, held_out)):.3f}", flush=True)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from evalstop_lab.service_process import Service
 
-from tests.acceptance.examples.test_examples import EXAMPLES
+from tests.acceptance.examples.test_examples import EXAMPLES, run_example
 from tests.clients.programs import wait_until
 
 pytestmark = pytest.mark.real
@@ -63,6 +63,18 @@ def test_parked_run_resumes_and_improves(service: Service, environment: dict[str
     assert completed["best_checkpoint"]["score"] < parked["best_checkpoint"]["score"], (
         "the eval is a loss, so lower is better"
     )
+
+
+def test_finished_example_can_be_started_again(environment: dict[str, str], tmp_path: Path) -> None:
+    """It ends at once, and does not take the checkpoints of another example in the same folder for its own."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "99950.json").write_text(json.dumps([0.0] * 40))
+    command = [sys.executable, str(EXAMPLES / "park_and_resume.py")]
+    first, second = (run_example(command, environment | {"EXAMPLE_PAUSE": "0"}, tmp_path) for _ in range(2))
+    assert "resumed" not in first
+    assert "resumed at step 1500" in second
+    assert first.splitlines()[-1] == second.splitlines()[-1]
 
 
 def find_run(api: httpx.Client, status: str) -> dict[str, Any]:
