@@ -78,6 +78,11 @@ def test_fall_within_the_noise_is_undecided() -> None:
     assert assess(rise_and_fall, stderr=0.5).run_outcome is RunOutcome.HEALTHY
 
 
+def test_reason_holds_in_either_direction() -> None:
+    """Scores are higher for lower losses, so that the reason does not say that the eval ended high."""
+    assert assess(RISE).reason == "the eval ended as good as it ever was"
+
+
 def test_few_evals_are_undecided() -> None:
     """An outcome needs two windows of finite evals, and finite evals at the end."""
     assert "5 finite evals, and 6 are needed" in assess([0.1, 0.9, math.nan, 0.5, 0.4, 0.3]).reason
