@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
@@ -18,7 +19,14 @@ import yaml
 
 from tests.acceptance.docs.connect_pages import read_block
 from tests.acceptance.docs.documents import ROOT, Block, read_blocks, read_commands
-from tests.acceptance.packaging.test_deploy import MANIFESTS, assert_valid, load_manifests, render_chart
+from tests.acceptance.packaging.test_deploy import (
+    CHART,
+    MANIFESTS,
+    assert_valid,
+    load_helm,
+    load_manifests,
+    render_chart,
+)
 
 PAGE = ROOT / "docs/kubernetes.md"
 
@@ -63,13 +71,31 @@ def test_documented_kubectl_commands_are_valid() -> None:
     kubectl = require_program("kubectl")
     created = []
     for words in list_commands("kubectl secret", "kubectl apply", "service in a cluster"):
-        if "create" in words:
+        if "create" in words and "exec" not in words:
             command = [kubectl, *words[1:], "--dry-run=client", "--output=name"]
             created.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
         elif "apply" in words:
             applied = {ROOT / name for option, name in itertools.pairwise(words) if option == "-f"}
             assert applied <= {*MANIFESTS}
     assert created == ["namespace/evalstop", "secret/evalstop-receiver", "secret/evalstop"]
+
+
+def test_first_key_can_be_created_in_a_new_database(tmp_path: Path) -> None:
+    """What the page and the chart's notes have run within the service's pod creates a project and a key."""
+    notes = (
+        load_helm().Chart.load(CHART).render({"service": {"database": "postgresql"}})["evalstop/templates/NOTES.txt"]
+    )
+    for name, commands in (
+        ("page", list_commands("service in a cluster")),
+        ("notes", [shlex.split(line, comments=True) for line in notes.splitlines()]),
+    ):
+        environment = os.environ | {"EVALSTOP_DATA_FOLDER": str(tmp_path / name)}
+        inside = [words[words.index("evalstop", words.index("--")) + 1 :] for words in commands if "exec" in words]
+        for arguments in (["migrate"], *inside):
+            command = [str(Path(sys.executable).with_name("evalstop")), *arguments]
+            result = subprocess.run(command, env=environment, capture_output=True, text=True)
+            assert result.returncode == 0, result.stderr
+        assert result.stdout.startswith("esk_")
 
 
 def test_documented_names_match_the_deployments() -> None:
