@@ -9,11 +9,11 @@ Any number of processes may do this concurrently.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from datetime import datetime
+from itertools import takewhile
 
-import sqlalchemy as sa
-
-from evalstop_service.background import PeriodicJob, Wait
+from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import guards, transitions
 from evalstop_service.rules.decision_lifecycle import DecisionState, TimePassed
@@ -55,26 +55,19 @@ def process_overdue(database: Database, now: datetime, pause: Wait = lambda _: F
 
     An error does not delay the other decisions; it is raised at the end.
     """
-    failure: Exception | None = None
+    overdue = takewhile(lambda _: not pause(0.0), _read_overdue(database, now))
+    handle_each(overdue, lambda decision: _process_decision(database, decision, now))
+
+
+def _read_overdue(database: Database, now: datetime) -> Iterator[OverdueDecision]:
     last: OverdueDecision | None = None
     while True:
         with database.reading() as tx:
             batch = due_decisions.list_overdue(tx, now, last)
         if not batch:
-            break
-        for overdue in batch:
-            if pause(0.0):
-                return
-            try:
-                _process_decision(database, overdue, now)
-            except sa.exc.OperationalError:  # the database is unreachable: the others would fail as well
-                raise
-            except Exception as error:
-                error.add_note(f"while processing the overdue decision {overdue.id}")
-                failure = error
+            return
+        yield from batch
         last = batch[-1]
-    if failure is not None:
-        raise failure
 
 
 def _process_decision(database: Database, overdue: OverdueDecision, now: datetime) -> None:
