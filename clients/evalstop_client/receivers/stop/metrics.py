@@ -41,9 +41,6 @@ class Metrics:
             lines += [f"# HELP evalstop_receiver_{name} {description}", f"# TYPE evalstop_receiver_{name} {kind}"]
             of_name = sorted((label, value) for (metric_name, label), value in values.items() if metric_name == name)
             for label, value in of_name or [("", 0)]:
-                lines.append(f"evalstop_receiver_{name}{{{label}}} {value:g}" if label else f"{_plain(name, value)}")
+                labels = f"{{{label}}}" if label else ""
+                lines.append(f"evalstop_receiver_{name}{labels} {value:g}")
         return "\n".join(lines) + "\n"
-
-
-def _plain(name: str, value: float) -> str:
-    return f"evalstop_receiver_{name} {value:g}"
