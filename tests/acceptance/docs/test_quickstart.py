@@ -48,8 +48,9 @@ def _write_step(block: Block) -> str:
     return f"python - <<'END_OF_BLOCK'\n{block.text}END_OF_BLOCK\n" if block.language == "python" else block.text
 
 
-def test_quickstart_ends_with_two_stops(tmp_path: Path) -> None:
-    """Following the quickstart gives an obeyed and a confirmed stop, and GPU-hours saved."""
+@pytest.mark.parametrize("has_demo_data", [False, True], ids=["empty", "demo data"])
+def test_quickstart_ends_with_two_stops(tmp_path: Path, has_demo_data: bool) -> None:
+    """Following the quickstart gives an obeyed and a confirmed stop, and GPU-hours saved, beside example runs too."""
     listen = find_free_address()
     base_environment = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
     base_environment |= {
@@ -57,7 +58,10 @@ def test_quickstart_ends_with_two_stops(tmp_path: Path) -> None:
         "EVALSTOP_SPOOL": str(tmp_path / "spool"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    command = ["up", "--json", "--port", "0", "--data-folder", str(tmp_path / ".evalstop")]
+    data = ["--data-folder", str(tmp_path / ".evalstop")]
+    if has_demo_data:
+        subprocess.run(["evalstop", "demo-data", *data, "--runs", "13"], env=base_environment, check=True)
+    command = ["up", "--json", "--port", "0", *data]
     up = ForkedCommand(command, base_environment, tmp_path / "log")
     try:
         ready = json.loads(up.stdout.readline())
@@ -73,9 +77,9 @@ def test_quickstart_ends_with_two_stops(tmp_path: Path) -> None:
         assert "WARNING" not in result.stderr, result.stderr
         headers = {"Authorization": f"Bearer {ready['key']}"}
         with httpx.Client(base_url=f"{ready['url']}/api/v1", headers=headers, trust_env=False, timeout=60) as api:
-            decisions = api.get("/decisions").raise_for_status().json()["items"]
-            precision = api.get("/precision").raise_for_status().json()
-        assert sorted(decision["state"] for decision in decisions) == ["confirmed", "obeyed"]
+            decisions = api.get("/decisions", params={"limit": 2}).raise_for_status().json()["items"]
+            precision = api.get("/precision", params={"policy": "paper"}).raise_for_status().json()
+        assert [decision["state"] for decision in decisions] == ["confirmed", "obeyed"]
         assert precision["groups"][0]["gpu_hours"]["saved"] > 0
     finally:
         up.terminate()
