@@ -1,23 +1,24 @@
-"""The language model of the lab: all runs at once equal each alone, and recorded runs can be judged."""
+"""The language model of the lab: all runs at once equal each alone, and recorded runs can be judged.
+
+What needs PyTorch is imported by the tests that use it: every process of the suite collects this module, and would
+import PyTorch, and compile it after an installation.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from evalstop_lab.cli import main
-from evalstop_lab.language_model.prompts import read_prompts
-from evalstop_lab.language_model.recording import record_language_runs
 from evalstop_lab.language_model.review_score import Fluency, score_text
-from evalstop_lab.language_model.sampling import END, Sampler
-from evalstop_lab.language_model.training import Sizes
-from evalstop_lab.language_model.transformer import TEMPERATURE, Adapters, Transformer
-from evalstop_lab.language_model.weights import Model, read_model
 from evalstop_lab.stopbench.recording import read_runs
-from gguf import GGUFWriter
 
-torch = pytest.importorskip("torch")
+if TYPE_CHECKING:
+    from evalstop_lab.language_model.transformer import Adapters, Transformer
+    from evalstop_lab.language_model.weights import Model
+
 pytestmark = pytest.mark.slow
 
 WIDTH, HEADS, KEY_HEADS, LAYERS, INNER = 32, 4, 2, 2, 48
@@ -27,6 +28,8 @@ NEW_TOKENS = 6
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama with random weights and one token for each byte."""
+    from gguf import GGUFWriter
+
     path = tmp_path_factory.mktemp("model") / "model.gguf"
     rng = np.random.default_rng(0)
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -65,11 +68,17 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(file: Path) -> Model:
+    import torch
+    from evalstop_lab.language_model.weights import read_model
+
     return read_model(file, torch.device("cpu"), torch.float32)
 
 
 def draw_adapters(transformer: Transformer, runs: int) -> Adapters:
     """Changes of each run that are not zero."""
+    import torch
+    from evalstop_lab.language_model.transformer import Adapters
+
     generator = torch.Generator().manual_seed(1)
     adapters = Adapters(transformer, runs, 4, generator)
     for up in adapters.up.values():
@@ -79,6 +88,9 @@ def draw_adapters(transformer: Transformer, runs: int) -> Adapters:
 
 def test_logprobs_equal_those_of_transformers(file: Path, model: Model) -> None:
     """The frozen network computes what transformers computes from the same file."""
+    import torch
+    from evalstop_lab.language_model.transformer import TEMPERATURE, Transformer
+
     transformers = pytest.importorskip("transformers")
     reference = transformers.LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     tokens = torch.randint(len(model.vocabulary), (1, 3, 12), generator=torch.Generator().manual_seed(2))
@@ -92,6 +104,9 @@ def test_logprobs_equal_those_of_transformers(file: Path, model: Model) -> None:
 
 def test_runs_together_equal_each_run_alone(model: Model) -> None:
     """A run's outputs depend on its own changes only."""
+    import torch
+    from evalstop_lab.language_model.transformer import Adapters, Transformer
+
     transformer = Transformer(model, 12)
     adapters = draw_adapters(transformer, 3)
     tokens = torch.randint(len(model.vocabulary), (3, 4, 12), generator=torch.Generator().manual_seed(2))
@@ -106,6 +121,10 @@ def test_runs_together_equal_each_run_alone(model: Model) -> None:
 
 def test_sampled_logprobs_are_those_of_the_whole_text(model: Model) -> None:
     """Sampling a token at a time from the cache reports the log-probabilities that the whole text has."""
+    import torch
+    from evalstop_lab.language_model.sampling import END, Sampler
+    from evalstop_lab.language_model.transformer import Transformer
+
     transformer = Transformer(model, 5 + NEW_TOKENS)
     adapters = draw_adapters(transformer, 2)
     torch.manual_seed(3)
@@ -122,6 +141,8 @@ def test_sampled_logprobs_are_those_of_the_whole_text(model: Model) -> None:
 
 def test_prompts_have_the_chat_format(file: Path, model: Model) -> None:
     """A prompt asks for a review in the format that the model was trained on, with special tokens as one each."""
+    from evalstop_lab.language_model.prompts import read_prompts
+
     prompts = read_prompts(file)
     text = model.decode([token for token in prompts[0].tolist() if token > 2])
     assert text.startswith("user\nWrite a short review of a ")
@@ -142,6 +163,9 @@ def test_score_prefers_criticism_and_dislikes_improbable_text_and_repetition() -
 
 def test_recorded_runs_can_be_judged(file: Path, tmp_path: Path) -> None:
     """Recorded runs have logs of the same length, and StopBench reads them."""
+    from evalstop_lab.language_model.recording import record_language_runs
+    from evalstop_lab.language_model.training import Sizes
+
     sizes = Sizes(8, 4, NEW_TOKENS, 8, 8, reward_steps=3, reward_pairs=4, pool=64)
     path = tmp_path / "runs.jsonl.gz"
     record_language_runs(file, path, range(1, 4), steps=4, eval_every=2, processes=1, sizes=sizes)
