@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import Any
 
@@ -34,6 +35,14 @@ def test_mistyped_word_is_one_error_with_a_suggestion(
     assert error["pointer"] == pointer
     assert suggestion in error["detail"]
     assert document["code"] == "invalid_request"
+
+
+def test_long_word_is_not_compared(admin: httpx.Client) -> None:
+    """A word of 7 MiB is refused in the time of reading it: comparing it with the accepted ones would take longer."""
+    expect_problem(admin.post("/runs", json={"name": "x", "mode": "enforced"}), 422)
+    began = time.process_time()
+    expect_problem(admin.post("/runs", json={"name": "x", "mode": "x" * (7 << 20)}), 422)
+    assert time.process_time() - began < 0.3
 
 
 def test_unknown_query_parameter_is_refused(admin: httpx.Client) -> None:
