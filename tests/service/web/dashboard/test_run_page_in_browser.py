@@ -289,6 +289,21 @@ def test_slow_update_does_not_undo_show_more(
     expect(page.locator("#metric-charts polyline")).to_have_count(30)
 
 
+def test_run_without_kl_has_no_chart_over_kl(
+    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """The evidence takes the full width until a metric gets the role kl."""
+    page = window.page
+    window.sign_in(tenant)
+    request = opening.OpenRequest("without-kl", {"reward/gold": {"role": "eval", "direction": "maximize"}})
+    run, _ = opening.open_run(embedded_database, tenant.project.id, request, now)
+    post_evals(embedded_database, tenant, run.id, EVALS[:28], now)
+    page.goto(f"{window.address}/runs/{run.id}")
+    expect(page.locator("#evidence .main-svg").first).to_be_visible()
+    expect(page.locator("#gao-card")).to_be_hidden()
+    window.assert_no_errors()
+
+
 def test_preview_is_replaced_by_the_chart(
     window: Window, embedded_database: Database, tenant: Tenant, now: datetime
 ) -> None:

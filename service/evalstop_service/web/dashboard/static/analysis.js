@@ -27,6 +27,7 @@ async function load() {
 function drawAll() {
   const { tracks } = analysis.evidence;
   // Before the chart beside it is drawn, whose width depends on it.
+  document.getElementById("gao-card").hidden = analysis.gao === null;
   document.getElementById("evidence-card").hidden = tracks.length > 0 && listStrips(tracks).length === 0;
   return Promise.all([drawGao(analysis.gao), drawEvidence(analysis.evidence)]);
 }
@@ -41,7 +42,8 @@ function prepareChart(name, empty, note) {
 // --- The eval by distance. ---
 
 function drawGao(gao) {
-  const empty = gao === null || gao.steps.length === 0;
+  if (gao === null) return undefined; // no metric has the role kl
+  const empty = gao.steps.length === 0;
   const chart = prepareChart("gao", empty, describeGao(gao));
   if (empty) return undefined;
   const color = palette();
@@ -68,7 +70,6 @@ function drawGao(gao) {
 }
 
 function describeGao(gao) {
-  if (gao === null) return "It takes a metric with the role eval and one with the role kl.";
   if (gao.steps.length === 0) return "Waiting for an eval after the first KL.";
   if (gao.line === null) return `No fit yet: ${gao.note}.`;
   if (!gao.line.trusted) return `The dashed fit is not reliable: ${gao.note}. It is drawn without its band and peak.`;
