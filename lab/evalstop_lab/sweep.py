@@ -98,7 +98,7 @@ def _run_on_dask(
 ) -> Iterator[list[Result]]:
     distributed = _import_library("distributed", DASK)
     address = os.environ.get("DASK_SCHEDULER_ADDRESS")
-    local = {} if address else {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": None}
+    local = {} if address else {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
     with distributed.Client(address, **local), joblib.parallel_config(backend="dask"):
         yield from joblib.Parallel()(joblib.delayed(work)(chunk) for chunk in chunks)
 

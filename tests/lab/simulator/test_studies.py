@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -61,11 +63,17 @@ def test_only_metrics_depend_on_the_truth(seed: int, rule: str) -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("backend", [DASK, RAY])
 def test_distributed_sweep_equals_a_local_one(backend: str) -> None:
-    """Two workers of a local Dask or Ray cluster, and two processes, give the same rows as one process."""
+    """Two workers of a local Dask or Ray cluster, and two processes, give the same rows as one process.
+
+    A service may listen on its default port meanwhile.
+    """
     work = build_cells({"small": SMALL}, range(3), (RULES["paper"],), ("FIFO", "LAS"))
     local_rows = sweep(run_cell, work, "alone", chunk=1)
     assert sweep(run_cell, work, "processes", jobs=2, chunk=1) == local_rows
-    assert sweep(run_cell, work, backend, jobs=2, chunk=1, backend=backend) == local_rows
+    with ExitStack() as stack:
+        with suppress(OSError):  # one does
+            stack.enter_context(socket.create_server(("127.0.0.1", 8787)))
+        assert sweep(run_cell, work, backend, jobs=2, chunk=1, backend=backend) == local_rows
 
 
 def read_report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
