@@ -204,7 +204,7 @@ def wait_until_drawn(page: Page) -> None:
         page.wait_for_selector('.live[data-live="on"]')
     if page.locator("#chart").count():
         page.wait_for_selector("#chart .scatterlayer, .chart-empty:not([hidden])", state="attached")
-    for note in page.locator("[data-note=gao]").all():
+    for note in page.locator("[data-note=gao]:visible").all():
         expect(note).not_to_have_text("Fitting…")
 
 

@@ -56,7 +56,7 @@ class PopulatedSite:
     def visit(self, path: str) -> Page:
         """Open a page and wait until its charts are computed."""
         self.page.goto(self.address + path)
-        for note in self.page.locator("[data-note]").all():
+        for note in self.page.locator("[data-note]:visible").all():
             expect(note).not_to_have_text("Fitting…")
             expect(note).not_to_have_text("Replaying…")
         return self.page
