@@ -42,6 +42,8 @@ _STATUSES = {
     RunStatus.PARKED: "The run is parked.",
 }
 
+_DRAWS = {"held_out_share": "share held out", "enforced_share": "share carried out"}
+
 
 def format_json(document: Any) -> str:
     """A JSON document in indented lines."""
@@ -120,7 +122,9 @@ def format_iso(at: datetime) -> str:
 
 
 def change_details(change: DecisionChange) -> dict[str, Any]:
-    """The details of a change of state; guards by kind and reason."""
+    """The details of a change of state: guards by kind and reason, a random draw and its limit in percent."""
+    if change.state in (DecisionState.SHADOW, DecisionState.HELD_OUT):
+        return {_DRAWS.get(name, name): format_percent(share) for name, share in change.details.items()}
     if change.state not in (DecisionState.ON_HOLD, DecisionState.PENDING, DecisionState.REQUESTED):
         return change.details  # free-form, from a receiver
     return {guard["kind"]: guard["reason"] for guard in change.details.get("guards", ())}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
+from datetime import UTC, datetime
 
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.run_results import BestCheckpoint
+from evalstop_service.store.decisions import DecisionChange
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.sparklines import Segment
 from evalstop_service.web.dashboard import formatting, sparkline
@@ -84,3 +87,16 @@ def test_number_formats() -> None:
         "−∞",
     ]
     assert formatting.format_step(1234567) == "1,234,567"
+
+
+def test_random_draw_is_shown_in_percent() -> None:
+    """Of a stop that is held out, or that the rollout stage leaves out, the page shows the draw and its limit."""
+    changes = [
+        DecisionChange(0, DecisionState.HELD_OUT, "evalstop", "", details, datetime(2026, 3, 1, tzinfo=UTC))
+        for details in ({"held_out_share": 0.2, "drawn": 0.0734}, {"enforced_share": 0.0, "drawn": 0.5}, {})
+    ]
+    assert [formatting.change_details(change) for change in changes] == [
+        {"share held out": "20.0 %", "drawn": "7.3 %"},
+        {"share carried out": "0.0 %", "drawn": "50.0 %"},
+        {},
+    ]
