@@ -188,10 +188,10 @@ def _suggest_correction(item: Mapping[str, Any], model: Any) -> str:
     if item["type"] == "extra_forbidden" and item["loc"][0] == "body":
         parent = tuple(part for part in item["loc"][1:-1] if part not in CHOICES)
         written, accepted = item["loc"][-1], _list_fields(model, parent)
-    return _suggest_similar(written, accepted) if isinstance(written, str) else ""
+    return suggest_similar(written, accepted) if isinstance(written, str) else ""
 
 
-def _suggest_similar(written: str, accepted: Sequence[str]) -> str:
+def suggest_similar(written: str, accepted: Sequence[str]) -> str:
     """The accepted word that is most like the written one, as the end of a message; empty if none is."""
     suggestions = difflib.get_close_matches(written, accepted, n=1) if len(written) <= LONGEST_COMPARED else []
     return f"; did you mean {suggestions[0]!r}?" if suggestions else ""
@@ -317,7 +317,7 @@ def refuse_unknown_parameters(request: Request) -> None:
     accepted = _list_parameters(request.scope["route"].dependant)
     errors = []
     for name in (name for name in dict.fromkeys(request.query_params) if name not in accepted):
-        detail = f"there is no such parameter{_suggest_similar(name, accepted)}"
+        detail = f"there is no such parameter{suggest_similar(name, accepted)}"
         errors.append({"pointer": f"query {name}", "detail": detail})
     if errors:
         detail = (
