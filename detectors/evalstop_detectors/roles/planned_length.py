@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-NAMES = ("total_steps", "max_steps", "trainer/total_training_steps", "trainer/max_steps", "trainer.max_steps")
-"""Names of the planned length; the first that is a positive whole number counts: EvalStop's, transformers', verl's,
-NeMo's."""
+NAMES = (
+    *("total_steps", "evalstop.total_steps", "max_steps"),
+    *("trainer/total_training_steps", "trainer/max_steps", "trainer.max_steps"),
+)
+"""Names of the planned length; the first that is a positive whole number counts: EvalStop's, and the tag that it adds
+to runs of MLflow, transformers', verl's, NeMo's."""
 
 EPOCHS, EPOCH = "num_train_epochs", "epoch"
 """The param of transformers, and the metric that it logs with all others."""

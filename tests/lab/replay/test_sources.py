@@ -137,7 +137,8 @@ def test_several_evals_of_the_service_are_read_as_their_mean() -> None:
 
 @pytest.mark.real
 def test_runs_of_a_service_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of a service have their declared roles, without observations of superseded attempts."""
+    """Runs of a service have their declared roles, without observations of superseded attempts; as runs of MLflow
+    they have their planned length, too."""
     with running_service(tmp_path) as service:
         with httpx.Client(
             base_url=f"{service.url}/api/v1", headers={"Authorization": f"Bearer {service.key}"}, timeout=60
@@ -154,6 +155,10 @@ def test_runs_of_a_service_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             read_runs([f"evalstop+{service.url}"])
         monkeypatch.setenv("EVALSTOP_KEY", service.key)
         (run,) = read_runs([f"evalstop+{service.url}"]).by_name.values()
+        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", service.key)
+        requested = RequestedRoles({MetricRole.EVAL: "odd"})
+        (as_mlflow,) = read_runs([f"mlflow+{service.url}/mlflow"], requested).by_name.values()
+    assert as_mlflow.total_steps == 200
     assert [(score.step, score.value, score.stderr) for score in run.scores()] == [(*point, 0.1) for point in TURNED]
     assert (run.gpus, run.total_steps) == (4.0, 200)
 

@@ -169,6 +169,8 @@ def _verdict_tags(run: Run, decision: Decision | None, context: Context) -> dict
         tags["evalstop.decision_reason"] = decision.state_reason
     if (url := context.locate_run(run.id)) is not None:
         tags["evalstop.url"] = url
+    if run.total_steps is not None:
+        tags["evalstop.total_steps"] = str(run.total_steps)
     if run.best_checkpoint is not None:
         tags["evalstop.best_checkpoint"] = run.best_checkpoint.uri
     return tags
