@@ -31,12 +31,19 @@ class PullWaiters:
         self._endpoint_ids: set[UUID] = set()
         self._next: asyncio.Task[Set[UUID]] | None = None
 
-    async def wait_for_look(self, endpoint_id: UUID) -> bool:
-        """Wait for the next poll; returns whether the endpoint may have something to claim. Raises DBAPIError."""
+    async def wait_for_look(self, endpoint_id: UUID, seconds: float) -> bool:
+        """Wait for the next poll, for so many seconds at most: claims that end with a poll would all end together.
+
+        Returns whether the endpoint may have something to claim. Raises DBAPIError.
+        """
         self._endpoint_ids.add(endpoint_id)
         if self._next is None:
             self._next = asyncio.create_task(self._wait_and_look())
-        return endpoint_id in await asyncio.shield(self._next)  # a cancelled request must not cancel the others' poll
+        poll = asyncio.shield(self._next)  # a cancelled request must not cancel the others' poll
+        try:
+            return endpoint_id in await asyncio.wait_for(poll, seconds)
+        except TimeoutError:
+            return False
 
     async def _wait_and_look(self) -> Set[UUID]:
         await asyncio.sleep(POLL_SECONDS)

@@ -123,7 +123,7 @@ async def claim_events(
     try:
         claimed = await anyio.to_thread.run_sync(claim, limiter=waiters.threads)
         while not claimed and time.monotonic() < deadline and not context.shutdown.has_begun:
-            may_claim = await waiters.wait_for_look(endpoint_id)
+            may_claim = await waiters.wait_for_look(endpoint_id, deadline - time.monotonic())
             if await request.is_disconnected():
                 break  # else events would be leased to a receiver that has disconnected
             if may_claim:

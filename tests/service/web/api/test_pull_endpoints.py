@@ -7,7 +7,7 @@ import threading
 import time
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import httpx
 import psutil
@@ -243,10 +243,19 @@ def test_waiting_claims_share_one_query(service: Service, client: httpx.Client) 
 
     async def wait() -> list[bool]:
         waiters = PullWaiters(service.database, clock)
-        return await asyncio.gather(*[waiters.wait_for_look(endpoint_id) for endpoint_id in (due, idle) * 20])
+        return await asyncio.gather(*[waiters.wait_for_look(endpoint_id, 60.0) for endpoint_id in (due, idle) * 20])
 
     assert asyncio.run(wait()) == [True, False] * 20
     assert len(queries_at) == 1
+
+
+def test_waiting_claim_ends_before_the_next_query(service: Service) -> None:
+    """A claim whose time is over does not wait for the others' query, else they would all be answered at once."""
+
+    def clock() -> datetime:
+        raise AssertionError("the database was queried")
+
+    assert asyncio.run(PullWaiters(service.database, clock).wait_for_look(uuid4(), 0.0)) is False
 
 
 def expire_lease(service: Service, delivery_id: str) -> None:
