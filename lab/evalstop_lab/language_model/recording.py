@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from evalstop_lab.language_model.training import Eval, Setting, Sizes, Training
 from evalstop_lab.language_model.weights import read_model
 
 DEFAULT_SIZES = Sizes()
+CAREFUL_SIZES = Sizes(true_texts=256, reward_steps=150)
 
 
 def draw_setting(seed: int) -> Setting:
@@ -32,34 +33,55 @@ def draw_setting(seed: int) -> Setting:
     )
 
 
+def draw_careful_setting(seed: int) -> Setting:
+    """Draw the setting of a run that should stay healthy: a KL penalty, and more and better comparisons."""
+    rng = np.random.default_rng([seed, 1])
+    return Setting(
+        learning_rate=float(np.exp(rng.uniform(np.log(1e-4), np.log(3e-4)))),
+        kl_coefficient=float(np.exp(rng.uniform(np.log(0.008), np.log(0.06)))),
+        comparisons=Comparisons(
+            seed, int(np.exp(rng.uniform(np.log(1000), np.log(4000)))), float(rng.uniform(0.0, 0.1))
+        ),
+    )
+
+
 def record_language_runs(
     model: Path,
     file: Path,
-    seeds: Sequence[int],
+    settings: Mapping[int, Setting],
     steps: int,
     eval_every: int,
     processes: int,
     sizes: Sizes = DEFAULT_SIZES,
 ) -> None:
-    """Train one run for each seed, all at once, and write them to a gzipped file of JSON lines.
+    """Train one run for each seed and its setting, all at once, and write them to a gzipped file of JSON lines.
 
-    Uses the GPU if there is one. The results differ a little from one GPU to another.
+    Uses the GPU if there is one. The results differ a little from one GPU to another. A training that is interrupted
+    or fails leaves the runs as far as they came.
     """
     on_gpu = torch.cuda.is_available()
     device, dtype = (torch.device("cuda"), torch.bfloat16) if on_gpu else (torch.device("cpu"), torch.float32)
-    settings = [draw_setting(seed) for seed in seeds]
-    training = Training(read_model(model, device, dtype), read_prompts(model), settings, sizes, seeds[0], processes)
+    seed = next(iter(settings))
+    training = Training(
+        read_model(model, device, dtype), read_prompts(model), list(settings.values()), sizes, seed, processes
+    )
     _tell(f"reward models: correlation with the score {np.mean(training.rewards.correlations):.2f}")
     evals: list[Eval] = []
-    while True:
-        if training.step % eval_every == 0:
-            evals.append(training.evaluate())
-            _tell_eval(evals[-1], steps)
-        if training.step == steps:
-            break
-        training.train_step()
+    try:
+        while True:
+            if training.step % eval_every == 0:
+                evals.append(training.evaluate())
+                _tell_eval(evals[-1], steps)
+            if training.step == steps:
+                break
+            training.train_step()
+    finally:
+        _write_runs(file, settings, evals, sizes)
+
+
+def _write_runs(file: Path, settings: Mapping[int, Setting], evals: Sequence[Eval], sizes: Sizes) -> None:
     with file.open("wb") as target, gzip.GzipFile(fileobj=target, mode="wb", mtime=0) as packed:
-        for index, (seed, setting) in enumerate(zip(seeds, settings, strict=True)):
+        for index, (seed, setting) in enumerate(settings.items() if evals else ()):
             record = _to_record(seed, setting, index, evals, sizes)
             packed.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
 

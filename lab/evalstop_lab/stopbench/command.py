@@ -89,6 +89,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     language.add_argument(
         "--eval-every", type=positive_number, default=6, help="steps between evals (default: %(default)s)"
     )
+    language.add_argument(
+        "--careful",
+        action="store_true",
+        help="settings that should stay healthy: KL penalties, and reward models of more and better comparisons",
+    )
     language.add_argument("--first-seed", type=positive_number, default=7_000_000, help="(default: %(default)s)")
     language.add_argument(
         "--jobs", type=positive_number, default=cores(), help="processes that score texts (default: one per core)"
@@ -114,11 +119,14 @@ def run_language_recording(args: argparse.Namespace) -> int:
     """Run `evalstop-lab stopbench record-language`; return its exit code."""
     require_writable(args.file)
     try:
-        from evalstop_lab.language_model.recording import record_language_runs
+        from evalstop_lab.language_model import recording
     except ImportError as error:
         raise UnusableArguments("Training needs PyTorch and more: pip install 'evalstop-lab[language]'.") from error
     seeds = range(args.first_seed, args.first_seed + args.runs)
-    record_language_runs(args.model, args.file, seeds, args.steps, args.eval_every, args.jobs)
+    draw = recording.draw_careful_setting if args.careful else recording.draw_setting
+    sizes = recording.CAREFUL_SIZES if args.careful else recording.DEFAULT_SIZES
+    settings = {seed: draw(seed) for seed in seeds}
+    recording.record_language_runs(args.model, args.file, settings, args.steps, args.eval_every, args.jobs, sizes)
     sys.stdout.write(f"Wrote {args.runs} runs to {args.file}\n")
     return 0
 

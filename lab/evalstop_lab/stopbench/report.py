@@ -90,7 +90,8 @@ def draw_runs(path: Path, worlds: Sequence[World], stops: Sequence[Mapping[str, 
             axis.plot(world.steps, world.truth.eval_scores, color="C0", label="true score")
             axis.plot([], [], color="0.7", label="proxy (own scale)")
             for index, (rule, stop) in enumerate(by_rule.items()):
-                axis.axvline(math.nan if stop is None else stop, color=f"C{index + 1}", linestyle="--", label=rule)
+                dashes = (5 * index, (5, 5 * max(1, len(by_rule) - 1)))  # stops at the same step show in turns
+                axis.axvline(math.nan if stop is None else stop, color=f"C{index + 1}", linestyle=dashes, label=rule)
             axis.set_title(f"{world.name}: {world.truth.label}", fontsize=9)
             axis.set_xlabel("step", fontsize=8)
             axis.tick_params(labelsize=8)

@@ -7,8 +7,9 @@
 | `trained-1` | 400 policies trained against reward models, with evals of 1,024 texts |
 | `trained-1-small` | the same runs, with evals of 64 texts |
 | `language-1` | 72 runs of SmolLM2-135M-Instruct against reward models, with evals of 64 texts |
+| `language-2` | 40 such runs with KL penalties and better reward models: half of them stay healthy |
 
-Develop a rule on the seeds `public`; report once on the seeds `held-out`. The recorded suites, the last three,
+Develop a rule on the seeds `public`; report once on the seeds `held-out`. The recorded suites, all but the first two,
 have no held-out seeds.
 """
 
@@ -25,6 +26,7 @@ from evalstop_lab.worlds import REPORTING, World, add_planned_steps, draw_world,
 SEEDS = {"public": 40_000_000, "held-out": 60_000_000}
 TRAINED = Path(__file__).with_name("runs-1.jsonl.gz")
 LANGUAGE = Path(__file__).with_name("language-1.jsonl.gz")
+CAREFUL = Path(__file__).with_name("language-2.jsonl.gz")
 DRAWN_RUNS = 2000
 PLANNED_SHARE = 0.5
 
@@ -52,7 +54,7 @@ def _draw_second(seeds: str, number: int) -> World:
     return second_suite.draw_world(kinds[number % len(kinds)], SEEDS[seeds] + number)
 
 
-@lru_cache(maxsize=3)
+@lru_cache(maxsize=4)
 def _read_recorded(file: Path, small: bool) -> Sequence[World]:
     return read_runs(file, small)
 
@@ -67,4 +69,5 @@ SUITES: Mapping[str, Suite] = {
     "trained-1": Suite(400, partial(_draw_recorded, TRAINED, False), held_out=False),
     "trained-1-small": Suite(400, partial(_draw_recorded, TRAINED, True), held_out=False),
     "language-1": Suite(72, partial(_draw_recorded, LANGUAGE, False), held_out=False),
+    "language-2": Suite(40, partial(_draw_recorded, CAREFUL, False), held_out=False),
 }

@@ -163,12 +163,13 @@ def test_score_prefers_criticism_and_dislikes_improbable_text_and_repetition() -
 
 def test_recorded_runs_can_be_judged(file: Path, tmp_path: Path) -> None:
     """Recorded runs have logs of the same length, and StopBench reads them."""
-    from evalstop_lab.language_model.recording import record_language_runs
+    from evalstop_lab.language_model.recording import draw_careful_setting, record_language_runs
     from evalstop_lab.language_model.training import Sizes
 
     sizes = Sizes(8, 4, NEW_TOKENS, 8, 8, reward_steps=3, reward_pairs=4, pool=64)
     path = tmp_path / "runs.jsonl.gz"
-    record_language_runs(file, path, range(1, 4), steps=4, eval_every=2, processes=1, sizes=sizes)
+    settings = {seed: draw_careful_setting(seed) for seed in (1, 2, 3)}
+    record_language_runs(file, path, settings, steps=4, eval_every=2, processes=1, sizes=sizes)
     runs = read_runs(path)
     assert [run.seed for run in runs] == [1, 2, 3]
     for run in runs:
