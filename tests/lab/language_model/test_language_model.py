@@ -6,6 +6,8 @@ import PyTorch, and compile it after an installation.
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -179,6 +181,27 @@ def test_recorded_runs_can_be_judged(file: Path, tmp_path: Path) -> None:
         assert (run.eval_stderr >= 0).all()
         assert run.kl[0] == pytest.approx(0.0, abs=1e-3)
         assert run.kl[-1] != 0.0
+
+
+def test_interrupted_recording_leaves_the_runs_so_far(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody who interrupts a long training keeps its evals."""
+    from evalstop_lab.language_model.recording import draw_setting, record_language_runs
+    from evalstop_lab.language_model.training import Sizes
+
+    class InterruptedTerminal(io.StringIO):
+        def write(self, text: str) -> int:
+            if text.startswith("step 2 "):
+                raise KeyboardInterrupt
+            return super().write(text)
+
+    sizes = Sizes(8, 4, NEW_TOKENS, 8, 8, reward_steps=3, reward_pairs=4, pool=64)
+    path = tmp_path / "runs.jsonl.gz"
+    monkeypatch.setattr(sys, "stderr", InterruptedTerminal())
+    with pytest.raises(KeyboardInterrupt):
+        record_language_runs(file, path, {1: draw_setting(1)}, steps=4, eval_every=2, processes=1, sizes=sizes)
+    assert [run.steps.tolist() for run in read_runs(path)] == [[0, 2]]
 
 
 def test_unusable_model_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
