@@ -38,7 +38,7 @@ class Pool:
 
     def select(self, rows: Any) -> Texts:
         """The texts by their numbers, [runs, texts]."""
-        index = torch.from_numpy(np.ascontiguousarray(rows)).to(self.texts.tokens.device)
+        index = torch.tensor(rows, device=self.texts.tokens.device)
         return Texts(self.texts.tokens[0][index], self.texts.counted[0][index], self.texts.logprobs[0][index])
 
 
