@@ -117,9 +117,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--first-seed", type=whole_number, default=0, help="first seed of the simulated runs (default: 0)"
     )
     parser.add_argument(
-        "--families", nargs="+", choices=HEALTHY, default=list(HEALTHY), metavar="FAMILY", help=", ".join(HEALTHY)
-    )
-    parser.add_argument(
         "--history", type=Path, nargs="+", metavar="FILE", help="healthy runs, instead of simulated ones"
     )
     add_role_options(parser)
@@ -150,14 +147,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         if args.first_seed + args.runs > REPORTING_SEED:
             raise UnusableArguments(f"Seeds from {REPORTING_SEED} on are for reports; calibrate with lower ones.")
-        recipes = plan_worlds(args.runs, args.first_seed, args.families)
+        recipes = plan_worlds(args.runs, args.first_seed, HEALTHY)
         records = record_worlds(detector, recipes, args.jobs)
         groups = [family for family, _ in recipes]
         data = {
             "source": "worlds",
             "runs": args.runs,
             "first_seed": args.first_seed,
-            "families": args.families,
+            "families": list(HEALTHY),
             "held_out": sorted(HELD_OUT),
         }
     kind, results = calibrate_thresholds(records, args.rates)

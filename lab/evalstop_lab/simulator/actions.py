@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import msgspec
@@ -85,15 +85,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     options.add_world(parser, WORLDS_BY_NAME, "gangs")
     names = list(SCHEDULERS)
     parser.add_argument("--schedulers", nargs="+", choices=names, default=names, metavar="NAME", help="default: all")
-    parser.add_argument("--restore-hours", type=float, metavar="HOURS", help="cost of resuming a paused job")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab cluster actions`; return its exit code."""
     setting, seeds = options.get_setting(args, WORLDS_BY_NAME), options.get_seeds(args)
-    if args.restore_hours is not None:
-        setting = replace(setting, restore_hours=args.restore_hours)
     by_seed = options.sweep_each(
         args, partial(_simulate_seed, setting, tuple(args.schedulers)), seeds, "simulating actions"
     )

@@ -20,7 +20,7 @@ from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster, Schedule, simulate_cluster
 from evalstop_lab.simulator.jobs import Workload
 from evalstop_lab.simulator.metrics import Figures, measure_schedule
-from evalstop_lab.simulator.schedulers import SCHEDULERS
+from evalstop_lab.simulator.schedulers import SRTF_EST
 from evalstop_lab.simulator.setting import Setting
 from evalstop_lab.simulator.stopping import Stops, decide_stops, no_stops
 from evalstop_lab.worlds.scoring import estimate_mean
@@ -71,7 +71,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     prices = Prices()
     options.add_world(parser)
     options.add_policies(parser)
-    parser.add_argument("--scheduler", choices=SCHEDULERS, default="SRTF-Est", help="(default: %(default)s)")
     for name in ("on_demand", "spot"):
         default = getattr(prices, name)
         parser.add_argument(
@@ -93,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if min(prices.on_demand, prices.spot) < 0:
         raise UnusableArguments("Prices must be 0 or more dollars per GPU-hour.")
     setting, seeds, policies = options.get_setting(args), options.get_seeds(args), options.get_policies(args)
-    work = partial(_simulate_seed, setting, policies, args.scheduler, prices.node_gpus)
+    work = partial(_simulate_seed, setting, policies, prices.node_gpus)
     by_seed = options.sweep_each(args, work, seeds, "simulating savings")
     savings = [item for of_seed in by_seed for item in of_seed]
     offered = setting.load * setting.gpus * HOURS_A_MONTH
@@ -103,22 +102,19 @@ def run(args: argparse.Namespace) -> int:
             for policy in policies
         },
         "prices": asdict(prices),
-        "scheduler": args.scheduler,
         "setting": options.encode_setting(setting, seeds),
     }
     return options.print_report(args, report, lambda console: _print_table(console, report))
 
 
-def _simulate_seed(
-    setting: Setting, policies: Sequence[Policy], scheduler: str, node_gpus: int, seed: int
-) -> list[Savings]:
+def _simulate_seed(setting: Setting, policies: Sequence[Policy], node_gpus: int, seed: int) -> list[Savings]:
     workload, hidden = draw_jobs(setting, seed)
     cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
 
     def measure_stops(stops: Stops) -> tuple[Figures, float]:
         """The figures, and the GPU-hours of the running nodes."""
         ends = stops.ends(workload, cluster)
-        schedule = simulate_cluster(workload, SCHEDULERS[scheduler], cluster, ends)
+        schedule = simulate_cluster(workload, SRTF_EST, cluster, ends)
         figures = measure_schedule(workload, hidden, stops, schedule, setting.measured)
         return figures, count_billed_hours(workload, schedule, node_gpus)
 
@@ -151,7 +147,7 @@ def _summarize(savings: Sequence[Savings], offered: float, prices: Prices) -> di
 
 def _print_table(console: Console, report: dict[str, Any]) -> None:
     table = new_table(
-        f"savings, {report['scheduler']}",
+        f"savings, {SRTF_EST.name}",
         "policy",
         "GPU-hours saved, of all",
         "per month",

@@ -4,9 +4,8 @@ Source      Population Based Training (Jaderberg et al., arXiv 1711.09846): afte
             members copy the checkpoint of a member of the best fifth, and its hyper-parameter times 0.8 or 1.2
             (truncation selection).
 Departs     A member has a position on Gao's curve of the eval score over d (arXiv 2210.10760), called the frontier, and
-            one hyper-parameter, the speed at which it moves along the curve. `curvature` determines how much lower the
-            curve is for speeds other than 1. At the default 0 all members move along the same curve, as Gao et al.
-            found for a KL penalty: a population can then keep members near the peak, but not above it.
+            one hyper-parameter, the speed at which it moves along the curve. All members move along the same curve, as
+            Gao et al. found for a KL penalty: a population can keep members near the peak, but not above it.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ class Sweep:
     speed_sd: float = 0.4
     peak: float = 0.6
     noise_sd: float = 0.05
-    curvature: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +75,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     options.add_common(parser, seeds=SEEDS)
     parser.add_argument("--members", type=positive_number, default=Sweep.members, help="default: %(default)s")
     options.add_policies(parser)
-    parser.add_argument(
-        "--curvature", type=float, default=0.0, help="effect of the speed on the height of the frontier (default: 0)"
-    )
     parser.set_defaults(run=run)
 
 
@@ -89,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         raise UnusableArguments("A sweep has no jobs; give --members instead of --cluster-jobs.")
     if args.members < FIFTH:
         raise UnusableArguments(f"--members must be at least {FIFTH}.")
-    setting = Sweep(members=args.members, curvature=args.curvature)
+    setting = Sweep(members=args.members)
     work = partial(_simulate_seed, setting, options.get_policies(args))
     by_seed = options.sweep_each(args, work, options.get_seeds(args), "simulating sweeps")
     outcomes = [
@@ -109,7 +104,7 @@ def train_members(setting: Sweep, seed: int, population: bool) -> Trained:
     eval_scores = np.zeros((setting.evals, setting.members))
     for index in range(setting.evals):
         places = places + speeds / setting.peak / setting.evals
-        eval_scores[index] = _compute_height(setting, speeds) * places * (1 - np.log(places))
+        eval_scores[index] = places * (1 - np.log(places))
         if population:
             replace_worst(eval_scores[index] + errors[index], places, speeds, chance)
     return Trained(eval_scores.T, (eval_scores + errors).T)
@@ -122,10 +117,6 @@ def replace_worst(measured: Floats, places: Floats, speeds: Floats, chance: np.r
     worst, models = order[:count], chance.choice(order[-count:], count)
     places[worst] = places[models]
     speeds[worst] = speeds[models] * chance.choice(PERTURBED, count)
-
-
-def _compute_height(setting: Sweep, speeds: Floats) -> Floats:
-    return np.asarray(np.maximum(1 - setting.curvature * np.log(speeds) ** 2, 0.0))
 
 
 def _simulate_seed(setting: Sweep, policies: Sequence[Policy], seed: int) -> dict[str, tuple[float, ...]]:
@@ -163,7 +154,7 @@ def _build_workload(setting: Sweep, trained: Trained) -> Workload:
 
 def _print_table(console: Console, outcomes: Sequence[Outcome], setting: Sweep) -> None:
     table = new_table(
-        f"a sweep of {setting.members} members, curvature {setting.curvature:g}",
+        f"a sweep of {setting.members} members",
         "strategy",
         "GPU-hours",
         "eval score of the kept checkpoint",

@@ -20,6 +20,7 @@ from evalstop_lab.worlds import Label, World, draw_world, load_recorded_runs, pl
 from evalstop_lab.worlds.truth import Floats
 
 SEED = 20_260
+DRAWN_RUNS = 160
 LENGTHS = (24, 32, 40, 60)
 DIGITS = 4
 
@@ -69,13 +70,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("recorded", type=Path, help="recorded runs, one JSON object per line")
     parser.add_argument("out", type=Path, help="the file to write")
-    parser.add_argument("--drawn", type=int, default=160, help="number of drawn runs (default: 160)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab example-runs`."""
-    worlds = [*draw_runs(args.drawn), *load_recorded_runs(args.recorded)]
+    worlds = [*draw_runs(DRAWN_RUNS), *load_recorded_runs(args.recorded)]
     data = encode_runs(worlds)
     args.out.write_bytes(data)
     Console().print(f"{len(worlds)} runs in {args.out}, {len(data) / 1024:.0f} KiB")

@@ -14,7 +14,7 @@ from evalstop_lab.simulator.cost import HOURS_A_MONTH, count_billed_hours
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.jobs import Workload
-from evalstop_lab.simulator.schedulers import FIFO
+from evalstop_lab.simulator.schedulers import FIFO, SRTF_EST
 from evalstop_lab.simulator.setting import PAPER
 from evalstop_lab.simulator.stopping import decide_stops
 from evalstop_lab.simulator.study import REPORTING_SEED
@@ -65,9 +65,9 @@ def test_dollars_are_those_of_the_nodes_that_are_no_longer_billed(capsys: pytest
     setting = replace(PAPER, jobs=60)
     workload, _ = draw_jobs(setting, REPORTING_SEED)
     cluster, ends = Cluster(), decide_stops(POLICIES["default"], workload).ends(workload, Cluster())
-    schedules = [simulate_cluster(workload, FIFO, cluster, item) for item in (workload.hours, ends)]
+    schedules = [simulate_cluster(workload, SRTF_EST, cluster, item) for item in (workload.hours, ends)]
     before, after = (count_billed_hours(workload, item, setting.gpus) for item in schedules)
-    arguments = ["--policies", "default", "--scheduler", "FIFO", "--seeds", "1", "--cluster-jobs", "60", "--jobs", "1"]
+    arguments = ["--policies", "default", "--seeds", "1", "--cluster-jobs", "60", "--jobs", "1"]
     assert main(["cluster", "cost", *arguments, "--node-gpus", "64", "--on-demand", "2", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)["policies"]["default"]
     a_month = setting.load * setting.gpus * HOURS_A_MONTH / float((schedules[0].held * workload.gpus).sum())
