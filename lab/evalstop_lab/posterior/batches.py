@@ -37,16 +37,9 @@ def to_batch(runs: Sequence[DrawnRun]) -> Batch:
     """Compute features and targets of runs; the last eval of a run has weight 0, because stopping there saves
     nothing."""
     longest, count = max(len(run.scores) for run in runs), len(runs)
-    columns = {name: np.zeros((longest, count)) for name in ("scores", "stderrs", "proxy", "kl", "progress")}
-    flags = {name: np.zeros((longest, count)) for name in columns}
     turned, will, to_come, weight = (np.zeros((longest, count), np.float32) for _ in range(4))
     for index, run in enumerate(runs):
         n = len(run.scores)
-        for name, column in columns.items():
-            values = getattr(run, name)
-            column[:n, index] = np.nan_to_num(values)
-            column[n:, index] = column[n - 1, index]
-            flags[name][:n, index] = np.isfinite(values)
         turned[run.peak + 1 : n, index] = run.turned
         will[:n, index] = run.turned
         best = np.maximum.accumulate(run.truth)
@@ -55,14 +48,7 @@ def to_batch(runs: Sequence[DrawnRun]) -> Batch:
         weight[: n - 1, index] = n**-0.6
     features = np.zeros((longest, count, FEATURES), np.float32)
     state = FeatureState()
-    for at in range(longest):
-        inputs = Given(
-            columns["scores"][at],
-            columns["stderrs"][at], flags["stderrs"][at],
-            columns["proxy"][at], flags["proxy"][at],
-            columns["kl"][at], flags["kl"][at],
-            columns["progress"][at], flags["progress"][at],
-        )  # fmt: skip
+    for at, inputs in enumerate(list_inputs(runs)):
         state, run_features = advance(MANY, state, inputs)
         for number, feature in enumerate(run_features):
             features[at, :, number] = feature
@@ -70,3 +56,18 @@ def to_batch(runs: Sequence[DrawnRun]) -> Batch:
         to_come[at] /= np.where(unit > 0, unit, 1)
     features = np.floor(np.clip(features, -LIMIT, LIMIT) * RESOLUTION + 0.5) / RESOLUTION
     return Batch(features.astype(np.float32), turned, will, np.clip(to_come, 0, 4), weight)
+
+
+def list_inputs(runs: Sequence[DrawnRun]) -> list[Given]:
+    """The measurements of all runs, by eval; after its last eval a run keeps its last values, without their flags."""
+    longest, count = max(len(run.scores) for run in runs), len(runs)
+    columns = []
+    for name in ("scores", "stderrs", "proxy", "kl", "progress"):
+        values, is_given = np.zeros((longest, count)), np.zeros((longest, count))
+        for index, run in enumerate(runs):
+            measured = getattr(run, name)
+            values[: len(measured), index] = np.nan_to_num(measured)
+            values[len(measured) :, index] = values[len(measured) - 1, index]
+            is_given[: len(measured), index] = np.isfinite(measured)
+        columns += [values] if name == "scores" else [values, is_given]
+    return [Given(*row) for row in zip(*columns, strict=True)]

@@ -65,17 +65,15 @@ def run(args: argparse.Namespace) -> int:
     if args.picture is not None:
         draw_picture(args.picture, args.seed)
         return 0
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise UnusableArguments("Training needs PyTorch: pip install 'evalstop-lab[train]'.") from error
-    torch.set_num_threads(1)  # the matrices are small: more threads only wait for each other
-    torch.manual_seed(args.seed)
-    network = _network(torch)
+    torch = import_torch(args.seed)
+    network = _build_network(torch)
     started = time.time()
     _train(torch, network, args.runs, args.seed, args.without)
-    losses = _mean_losses(torch, network, draw_batches(np.random.default_rng(VALIDATION_SEED), VALIDATION_RUNS, BATCH))
-    data = encode_network(network)
+    losses = _average_losses(
+        torch, network, draw_batches(np.random.default_rng(VALIDATION_SEED), VALIDATION_RUNS, BATCH)
+    )
+    gru, head = network["gru"], network["head"]
+    data = encode_weights(gru.weight_ih_l0, gru.bias_ih_l0, gru.weight_hh_l0, gru.bias_hh_l0, head.weight, head.bias)
     args.output.write_bytes(data)
     shares = measure_false_stops(decode_network(data), args.without, min(args.runs // 10, MOST_JUDGED_RUNS))
     report = {
@@ -93,17 +91,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def encode_network(network: Any) -> bytes:
-    """The trained weights as the bytes that `evalstop_detectors.posterior.network.decode_network` reads."""
-    gru, head = network["gru"], network["head"]
-    arrays = (gru.weight_ih_l0, gru.bias_ih_l0, gru.weight_hh_l0, gru.bias_hh_l0, head.weight, head.bias)
+def import_torch(seed: int) -> Any:
+    """Import PyTorch with this seed; raises UnusableArguments if it is not installed."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise UnusableArguments("Training needs PyTorch: pip install 'evalstop-lab[train]'.") from error
+    torch.set_num_threads(1)  # the matrices are small: more threads only wait for each other
+    torch.manual_seed(seed)
+    return torch
+
+
+def encode_weights(*arrays: Any) -> bytes:
+    """Trained weights as 16-bit integers, as `evalstop_detectors.posterior` reads them."""
     return b"".join(
         np.clip(np.round(array.detach().numpy() * WEIGHT_ONE), -32768, 32767).astype("<i2").tobytes()
         for array in arrays
     )
 
 
-def _network(torch: Any) -> Any:
+def _build_network(torch: Any) -> Any:
     return torch.nn.ModuleDict({"gru": torch.nn.GRU(FEATURES, HIDDEN), "head": torch.nn.Linear(HIDDEN, OUTPUTS)})
 
 
@@ -121,7 +128,7 @@ def _train(torch: Any, network: Any, runs: int, seed: int, without: Sequence[str
                     warm = min(1.0, step / WARMUP_STEPS)
                     group["lr"] = RATE * warm * (0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps))) + 1e-5
                 optimizer.zero_grad()
-                turned, will_turn, to_come = _losses(torch, network, batch)
+                turned, will_turn, to_come = _compute_losses(torch, network, batch)
                 (turned + WEIGHT_WILL_TURN * will_turn + WEIGHT_TO_COME * to_come).backward()
                 torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
                 optimizer.step()
@@ -129,7 +136,7 @@ def _train(torch: Any, network: Any, runs: int, seed: int, without: Sequence[str
                 progress.update(task, completed=step, loss=f"loss {float(turned.detach()):.3f}")
 
 
-def _losses(torch: Any, network: Any, batch: Batch) -> tuple[Any, Any, Any]:
+def _compute_losses(torch: Any, network: Any, batch: Batch) -> tuple[Any, Any, Any]:
     """Cross-entropy of `turned for good` and of `will turn`, and the pinball loss of the remaining gain; each a mean
     with weights of the run's length to the power 0.4."""
     weight = torch.from_numpy(batch.weight)
@@ -145,7 +152,7 @@ def _losses(torch: Any, network: Any, batch: Batch) -> tuple[Any, Any, Any]:
     return (turned * weight).sum() / total, (will_turn * weight).sum() / total, (to_come * weight).sum() / total
 
 
-def _mean_losses(torch: Any, network: Any, batches: Sequence[Batch]) -> list[float]:
+def _average_losses(torch: Any, network: Any, batches: Sequence[Batch]) -> list[float]:
     with torch.no_grad():
-        batch_losses = [[float(loss) for loss in _losses(torch, network, batch)] for batch in batches]
+        batch_losses = [[float(loss) for loss in _compute_losses(torch, network, batch)] for batch in batches]
     return [round(float(loss), 4) for loss in np.mean(batch_losses, axis=0)]

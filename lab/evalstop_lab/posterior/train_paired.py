@@ -17,16 +17,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from evalstop_detectors.posterior.arithmetic import MANY
-from evalstop_detectors.posterior.features import FEATURES, FeatureState, Given, advance
+from evalstop_detectors.posterior.features import FEATURES, FeatureState, advance
 from evalstop_detectors.posterior.network import FEATURE_ONE as WHOLE
-from evalstop_detectors.posterior.network import HIDDEN, WEIGHT_ONE, load_network, round_features
+from evalstop_detectors.posterior.network import HIDDEN, load_network, round_features
 from evalstop_detectors.posterior.paired import PAIRED_FEATURES, UNITS, Answer, describe_answer
 from numpy.typing import NDArray
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.errors import UnusableArguments
+from evalstop_lab.posterior.batches import list_inputs
 from evalstop_lab.posterior.prior import DrawnRun, draw_run
+from evalstop_lab.posterior.train import encode_weights, import_torch
 from evalstop_lab.sweep import cores, sweep
 
 TOGETHER, DRAWN_AT_ONCE = 64, 1024
@@ -65,28 +66,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab train-paired`; return its exit code."""
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise UnusableArguments("Training needs PyTorch: pip install 'evalstop-lab[train]'.") from error
-    torch.set_num_threads(1)
-    torch.manual_seed(args.seed)
+    torch = import_torch(args.seed)
     parts = math.ceil(args.runs / DRAWN_AT_ONCE)
     drawn = sweep(draw_examples, [(args.model, args.seed, part) for part in range(parts)], "drawing", cores(), chunk=1)
     validation_parts = max(1, parts // VALIDATION_SHARE)
-    layer = _train(torch, join(drawn[validation_parts:] or drawn))
-    losses = [_loss(torch, item, join(drawn[:validation_parts])) for item in (None, layer)]
-    data = b"".join(
-        np.clip(np.round(array.detach().numpy() * WEIGHT_ONE), -32768, 32767).astype("<i2").tobytes()
-        for array in (layer[0].weight, layer[0].bias, layer[2].weight, layer[2].bias)
-    )
+    layer = _train(torch, join_examples(drawn[validation_parts:] or drawn))
+    losses = [_compute_loss(torch, item, join_examples(drawn[:validation_parts])) for item in (None, layer)]
+    data = encode_weights(layer[0].weight, layer[0].bias, layer[2].weight, layer[2].bias)
     args.output.write_bytes(data)
     validation = {"without": losses[0], "with": losses[1]}
     Console().print_json(json.dumps({"sha256": hashlib.sha256(data).hexdigest(), "validation": validation}))
     return 0
 
 
-def join(parts: Sequence[Examples]) -> Examples:
+def join_examples(parts: Sequence[Examples]) -> Examples:
     """Concatenate examples."""
     return Examples(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
@@ -103,7 +96,7 @@ def draw_examples(recipe: tuple[str, int, int]) -> Examples:
     runs.sort(key=lambda item: len(item.scores))
     groups = [runs[begin : begin + TOGETHER] for begin in range(0, len(runs), TOGETHER)]
     with np.errstate(over="ignore"):
-        return join([_follow_runs(model, rng, group) for group in groups])
+        return join_examples([_follow_runs(model, rng, group) for group in groups])
 
 
 def _follow_runs(model: str, rng: np.random.Generator, runs: Sequence[DrawnRun]) -> Examples:
@@ -111,20 +104,16 @@ def _follow_runs(model: str, rng: np.random.Generator, runs: Sequence[DrawnRun])
     answer."""
     count, longest = len(runs), max(len(item.scores) for item in runs)
     lengths = np.array([len(item.scores) for item in runs])
-    columns, flags = _columns(runs, longest)
     truth = np.array([np.append(r.truth, np.full(longest - len(r.truth), r.truth[-1])) for r in runs]).T
     network, state, hidden = load_network(model), FeatureState(), np.zeros((HIDDEN, count))
     threshold, apart, most = rng.uniform(-2.5, 2.5, count), rng.uniform(1.2, 2.2, count), rng.integers(1, 6, count)
     stderr = np.exp(rng.uniform(math.log(PRECISION[0]), math.log(PRECISION[1]), count)) * np.array(
-        [_noise_of(item) for item in runs]
+        [_estimate_noise(item) for item in runs]
     )
     requests, requested_since, none = np.zeros(count), np.zeros(count), np.zeros(count)
     answer, answered = Answer(none, none + 1.0, none, none, none, none), np.zeros(count, bool)
     examples: list[tuple[Numbers, ...]] = []
-    for at in range(longest):
-        inputs = Given(
-            *(part[name][at] for name in columns for part in ((columns,) if name == "scores" else (columns, flags)))
-        )
+    for at, inputs in enumerate(list_inputs(runs)):
         state, features = advance(MANY, state, inputs)
         rows = np.stack([np.broadcast_to(item, (count,)) for item in features])
         hidden = network.step(hidden, round_features(rows))
@@ -140,7 +129,7 @@ def _follow_runs(model: str, rng: np.random.Generator, runs: Sequence[DrawnRun])
             new = Answer(
                 fall, stderr, state.best - state.level, since, np.where(answered, answer.fall, 0.0), answered * 1.0
             )
-            answer = Answer(*(np.where(asks, a, b) for a, b in zip(_parts(new), _parts(answer), strict=True)))
+            answer = Answer(*(np.where(asks, a, b) for a, b in zip(_list_parts(new), _list_parts(answer), strict=True)))
             requests, requested_since, answered = (
                 requests + asks,
                 np.where(asks, since, requested_since),
@@ -159,30 +148,16 @@ def _follow_runs(model: str, rng: np.random.Generator, runs: Sequence[DrawnRun])
     return Examples(*(np.concatenate(part).astype(np.float32) for part in zip(*examples, strict=True)))
 
 
-def _parts(answer: Answer) -> tuple[Any, ...]:
+def _list_parts(answer: Answer) -> tuple[Any, ...]:
     return answer.fall, answer.stderr, answer.curve_fall, answer.since, answer.before, answer.has_before
 
 
-def _columns(runs: Sequence[DrawnRun], longest: int) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
-    """The measurements of each run, by eval, and its state; evals after the last one have no weight."""
-    names = ("scores", "stderrs", "proxy", "kl", "progress")
-    columns = {name: np.zeros((longest, len(runs))) for name in names}
-    flags = {name: np.zeros((longest, len(runs))) for name in names}
-    for index, item in enumerate(runs):
-        for name in names:
-            values = getattr(item, name)
-            columns[name][: len(values), index] = np.nan_to_num(values)
-            columns[name][len(values) :, index] = columns[name][len(values) - 1, index]
-            flags[name][: len(values), index] = np.isfinite(values)
-    return columns, flags
-
-
-def _noise_of(item: DrawnRun) -> float:
+def _estimate_noise(item: DrawnRun) -> float:
     """The usual error of an eval: of differences, so that a changed grader does not count."""
     return max(float(np.median(np.abs(np.diff(item.scores - item.truth)))) / 0.954, 1e-12)
 
 
-def _layer(torch: Any) -> Any:
+def _build_layer(torch: Any) -> Any:
     inputs = FEATURES + PAIRED_FEATURES
     layer = torch.nn.Sequential(torch.nn.Linear(inputs, UNITS), torch.nn.Tanh(), torch.nn.Linear(UNITS, 1))
     with torch.no_grad():
@@ -193,7 +168,7 @@ def _layer(torch: Any) -> Any:
 
 def _train(torch: Any, examples: Examples) -> Any:
     """Train with AdamW and cosine decay to 0; each row has the weight of its run's length to the power -0.6."""
-    layer = _layer(torch)
+    layer = _build_layer(torch)
     optimizer = torch.optim.AdamW(layer.parameters(), RATE, weight_decay=1e-4)
     features, log_odds, turned, weight = (torch.from_numpy(item) for item in examples)
     count, done = len(turned), 0
@@ -213,7 +188,7 @@ def _train(torch: Any, examples: Examples) -> Any:
     return layer
 
 
-def _loss(torch: Any, layer: Any, examples: Examples) -> float:
+def _compute_loss(torch: Any, layer: Any, examples: Examples) -> float:
     """The cross-entropy with this layer, or without any."""
     features, log_odds, turned, weight = (torch.from_numpy(item) for item in examples)
     with torch.no_grad():
