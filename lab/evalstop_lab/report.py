@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -41,6 +43,12 @@ def format_change(change: Figure | Mapping[str, float]) -> str:
     figure = vars(change) if isinstance(change, Figure) else change
     interval = format_interval(figure["low"], figure["high"], sign=True)
     return f"{format_percent(figure['value'], sign=True)} {interval}"
+
+
+def list_versions() -> dict[str, str]:
+    """The versions of packages on which a figure may depend."""
+    names = ("evalstop-detectors", "evalstop-lab", "numpy", "river")
+    return {"python": platform.python_version()} | {name: version(name) for name in names}
 
 
 def to_json_values(value: Any) -> Any:

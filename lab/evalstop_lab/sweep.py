@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
 
 Item = TypeVar("Item")
@@ -31,9 +33,11 @@ CHUNK = 25
 LOCAL, DASK, RAY = BACKENDS = ("local", "dask", "ray")
 
 
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def add_jobs_option(parser: argparse.ArgumentParser, what: str = "processes") -> None:
+    """Add `--jobs`."""
+    parser.add_argument(
+        "--jobs", type=positive_number, default=joblib.cpu_count(), help=f"{what} (default: one per core)"
+    )
 
 
 def sweep(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import platform
 import shlex
 import sys
 from collections.abc import Sequence
@@ -14,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from evalstop_detectors import DETECTORS, Detector, Kind
+from evalstop_detectors import DETECTORS, Detector
 from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number, rate, whole_number
 from evalstop_lab.calibrate import own_history
 from evalstop_lab.calibrate.evidence import Records, read_healthy_runs, record_evidence, record_run
-from evalstop_lab.calibrate.thresholds import Threshold, calibrate_threshold
+from evalstop_lab.calibrate.thresholds import Threshold, calibrate_thresholds
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.sources import SOURCES, add_role_options, get_requested_roles
-from evalstop_lab.report import format_interval, format_percent, new_table, to_json_values
-from evalstop_lab.sweep import cores, sweep
+from evalstop_lab.report import format_interval, format_percent, list_versions, new_table, to_json_values
+from evalstop_lab.sweep import add_jobs_option, sweep
 from evalstop_lab.worlds import (
     CALIBRATION,
     HELD_OUT,
@@ -41,6 +39,9 @@ RATES = (0.01, 0.05)
 REMEMBERED = 50
 """Number of runs whose highest evidence a calibration stores, to check whether it still holds for the current
 detector."""
+
+PLANNED_SHARE = 0.5
+"""The share of runs that report their planned length."""
 
 HEALTHY = list_families(Group.HEALTHY, Group.DIP, among=CALIBRATION)
 
@@ -60,21 +61,9 @@ Runs of JSON lines with a "label" other than "healthy" are ignored.
 """
 
 
-PLANNED_SHARE = 0.5  # the share of runs that report their planned length
-
-
 def record_worlds(detector: Detector[Any], recipes: Sequence[tuple[str, int]], jobs: int = 1) -> list[Records]:
     """The records of the detector over worlds of these families and seeds, in order."""
     return sweep(partial(_record_world, detector), recipes, f"calibrating {detector.name}", jobs)
-
-
-def calibrate_thresholds(records: Sequence[Records], rates: Sequence[float]) -> tuple[Kind, list[Threshold]]:
-    """The kind of the evidence, and the threshold at each rate; raises UnusableArguments if there was no evidence."""
-    kind = next((item.kind for item in records if item.kind is not None), None)
-    if kind is None:
-        raise UnusableArguments("No run has a metric with a role of the detector; give runs that have one.")
-    highest = [item.highest for item in records]
-    return kind, [calibrate_threshold(kind, highest, rate) for rate in rates]
 
 
 def _record_world(detector: Detector[Any], recipe: tuple[str, int]) -> Records:
@@ -121,7 +110,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_role_options(parser)
     parser.add_argument("--total-steps", type=positive_number, metavar="STEPS", help="planned length of past runs")
-    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
+    add_jobs_option(parser)
     parser.add_argument(
         "--output",
         type=Path,
@@ -167,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
         "highest_of_first": [float(f"{item.highest:.6g}") for item in records[:REMEMBERED]],
         "data": data,
         "command": "evalstop-lab " + shlex.join(sys.argv[1:]),
-        "versions": versions(),
+        "versions": list_versions(),
     }
     encoded = to_json_values(document)
     if args.output is not None:
@@ -177,12 +166,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         Console().print(_build_table(document))
     return 0
-
-
-def versions() -> dict[str, str]:
-    """The versions of packages on which a figure may depend."""
-    names = ("evalstop-detectors", "evalstop-lab", "numpy", "river")
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
 
 
 def _make_detector(name: str, params: str) -> Detector[Any]:

@@ -24,11 +24,11 @@ from rich.console import Console
 from evalstop_lab.backtest.cases import assess_outcome
 from evalstop_lab.backtest.command import read_history
 from evalstop_lab.calibrate.evidence import Records, record_run
-from evalstop_lab.calibrate.thresholds import calibrate_threshold
+from evalstop_lab.calibrate.thresholds import calibrate_thresholds
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay import Run
 from evalstop_lab.report import format_interval, format_percent, to_json_values
-from evalstop_lab.sweep import cores, sweep
+from evalstop_lab.sweep import sweep
 from evalstop_lab.worlds.scoring import CONFIDENCE, clopper_pearson, wilson
 
 LEAST_RUNS = 10
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, detector: Detector[Any]) -> int:
 
 
 def calibrate_policy(
-    runs: Sequence[Run], detector: Detector[Any], rate: float, jobs: int | None = None, name: str = "ours"
+    runs: Sequence[Run], detector: Detector[Any], rate: float, jobs: int, name: str = "ours"
 ) -> dict[str, Any]:
     """The policy that stops at most `rate` of the healthy runs of the first part, and its results on the second.
 
@@ -78,19 +78,16 @@ def calibrate_policy(
             " score with --eval."
         )
     observed = [*healthy, *(run for run, _ in turned)]
-    recorded = sweep(partial(record_run, detector), observed, f"calibrating {detector.name}", jobs or cores())
+    recorded = sweep(partial(record_run, detector), observed, f"calibrating {detector.name}", jobs)
     records = {run.name: item for run, item in zip(observed, recorded, strict=True)}
-    kind = next((item.kind for item in records.values() if item.kind is not None), None)
-    if kind is None:
-        raise UnusableArguments("No run has a metric with a role of the detector; give runs that have one.")
-    highest = [records[run.name].highest for run in first]
-    threshold = calibrate_threshold(kind, highest, rate)
+    _, (threshold, to_suspect) = calibrate_thresholds(
+        [records[run.name] for run in first], (rate, min(SUSPECT_TIMES * rate, 0.5))
+    )
     if threshold.value is None:
         raise UnusableArguments(
             f"No threshold of {detector.name} is strict enough for {format_percent(rate, 2)};"
             " try another detector or parameters."
         )
-    suspect = calibrate_threshold(kind, highest, min(SUSPECT_TIMES * rate, 0.5)).value
     stopped = clopper_pearson(sum(records[run.name].highest >= threshold.value for run in second), len(second))
     caught = wilson(sum(_is_right_stop(records[run.name], threshold.value, turn) for run, turn in turned), len(turned))
     document: dict[str, Any] = {
@@ -107,10 +104,11 @@ def calibrate_policy(
         "promise": assess_claim(rate, len(first), stopped.hits, len(second)),
     }
     document["words"] = _describe(document, detector.name)
+    suspect = None if to_suspect.value == threshold.value else to_suspect.value
     member = {
         "detector": detector.name,
         "params": msgspec.to_builtins(detector),
-        "suspect_at": None if suspect == threshold.value else suspect,  # left out it would be the detector's default
+        "suspect_at": suspect,  # left out it would be the detector's default
         "stop_at": threshold.value,
     }
     policy = {"name": name, "description": " ".join(document["words"]), "members": [member]}

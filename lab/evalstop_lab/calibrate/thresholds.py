@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from evalstop_detectors import Kind
 
+from evalstop_lab.calibrate.evidence import Records
+from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.worlds.scoring import Share, clopper_pearson, find_quantile_ranks
 
 
@@ -25,6 +27,15 @@ class Threshold:
     low: float
     high: float
     stopped: Share
+
+
+def calibrate_thresholds(records: Sequence[Records], rates: Sequence[float]) -> tuple[Kind, list[Threshold]]:
+    """The kind of the evidence, and the threshold at each rate; raises UnusableArguments if there was no evidence."""
+    kind = next((item.kind for item in records if item.kind is not None), None)
+    if kind is None:
+        raise UnusableArguments("No run has a metric with a role of the detector; give runs that have one.")
+    highest = [item.highest for item in records]
+    return kind, [calibrate_threshold(kind, highest, rate) for rate in rates]
 
 
 def calibrate_threshold(kind: Kind, highest: Sequence[float], rate: float) -> Threshold:

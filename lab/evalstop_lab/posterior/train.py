@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.calibrate.command import versions
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.posterior.batches import Batch, draw_batches
 from evalstop_lab.posterior.left_out import measure_false_stops
 from evalstop_lab.posterior.picture import draw_picture
 from evalstop_lab.posterior.prior import KINDS
+from evalstop_lab.report import list_versions
 
 BATCH = 128
 DRAWN_AT_ONCE = 2048
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         "seconds": round(time.time() - started),
         "validation": dict(zip(("turned", "will_turn", "to_come"), losses, strict=True)),
         "false_stops": {name: asdict(share) for name, share in shares.items()},
-        "versions": versions() | {"torch": torch.__version__},
+        "versions": list_versions() | {"torch": torch.__version__},
     }
     args.output.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     Console().print_json(json.dumps(report))

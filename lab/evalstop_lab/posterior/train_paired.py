@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import joblib
 import numpy as np
 from evalstop_detectors.posterior.arithmetic import MANY
 from evalstop_detectors.posterior.features import FEATURES, FeatureState, advance
@@ -28,7 +29,7 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.posterior.batches import list_inputs
 from evalstop_lab.posterior.prior import DrawnRun, draw_run
 from evalstop_lab.posterior.train import encode_weights, import_torch
-from evalstop_lab.sweep import cores, sweep
+from evalstop_lab.sweep import sweep
 
 TOGETHER, DRAWN_AT_ONCE = 64, 1024
 BATCH, EPOCHS, RATE = 2048, 8, 3e-3
@@ -68,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab train-paired`; return its exit code."""
     torch = import_torch(args.seed)
     parts = math.ceil(args.runs / DRAWN_AT_ONCE)
-    drawn = sweep(draw_examples, [(args.model, args.seed, part) for part in range(parts)], "drawing", cores(), chunk=1)
+    drawn = sweep(
+        draw_examples, [(args.model, args.seed, part) for part in range(parts)], "drawing", joblib.cpu_count(), chunk=1
+    )
     validation_parts = max(1, parts // VALIDATION_SHARE)
     layer = _train(torch, join_examples(drawn[validation_parts:] or drawn))
     losses = [_compute_loss(torch, item, join_examples(drawn[:validation_parts])) for item in (None, layer)]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+import joblib
 import msgspec
 from evalstop_detectors import Call, Policy
 from rich.console import Console
@@ -18,7 +19,7 @@ from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.replay.runs import Conflict, Run
 from evalstop_lab.replay.sources import add_policy_options, add_source_parser, get_requested_roles, read_runs
 from evalstop_lab.report import new_table
-from evalstop_lab.sweep import cores, sweep_chunks
+from evalstop_lab.sweep import sweep_chunks
 
 FEW_RUNS = 500
 """Up to this many runs, a second process costs more than it saves."""
@@ -72,7 +73,7 @@ def judge_all(policy: Policy, runs: Sequence[Run], jobs: int | None = None) -> l
 
 def choose_jobs(jobs: int | None, runs: Sequence[Run]) -> int:
     """The number of processes: as requested, else one per core for many runs."""
-    return jobs or (cores() if len(runs) > FEW_RUNS else 1)
+    return jobs or (int(joblib.cpu_count()) if len(runs) > FEW_RUNS else 1)
 
 
 def report_conflicts(conflicts: Sequence[Conflict]) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 from evalstop_detectors import DETECTORS, POLICIES, Detector, Member, Policy, Thresholds
 from rich.console import Console
 
-from evalstop_lab.calibrate.command import calibrate_thresholds
 from evalstop_lab.calibrate.evidence import Records, record_evidence
+from evalstop_lab.calibrate.thresholds import calibrate_thresholds
 from evalstop_lab.report import format_percent, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw_jobs

@@ -18,7 +18,7 @@ from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.report import to_json_values
 from evalstop_lab.simulator.setting import WORLDS, Setting
 from evalstop_lab.simulator.study import REPORTING_SEED, Cell, Row, run_cell
-from evalstop_lab.sweep import BACKENDS, LOCAL, cores, sweep
+from evalstop_lab.sweep import BACKENDS, LOCAL, add_jobs_option, sweep
 from evalstop_lab.worlds.scoring import Figure, wilson
 
 Item = TypeVar("Item")
@@ -32,7 +32,7 @@ def add_common(parser: argparse.ArgumentParser, seeds: int) -> None:
     parser.add_argument("--seeds", type=positive_number, default=seeds, help=f"number of seeds (default: {seeds})")
     parser.add_argument("--first-seed", type=whole_number, help="the first seed (default: seeds not used for fitting)")
     parser.add_argument("--cluster-jobs", type=positive_number, metavar="JOBS", help="number of jobs per seed")
-    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
+    add_jobs_option(parser)
     parser.add_argument("--backend", choices=BACKENDS, default=LOCAL, help="where to compute (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 

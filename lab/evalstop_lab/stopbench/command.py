@@ -17,15 +17,14 @@ from typing import Any
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number, require_writable
-from evalstop_lab.calibrate.command import versions
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.report import to_json_values
+from evalstop_lab.report import list_versions, to_json_values
 from evalstop_lab.stopbench.judging import compute_figures, judge_run
 from evalstop_lab.stopbench.recording import FIRST_SEED, record_runs
 from evalstop_lab.stopbench.report import draw_runs, draw_scatter, print_suite
 from evalstop_lab.stopbench.rules import BUILT_IN, is_installed, load_rule
 from evalstop_lab.stopbench.suites import SEEDS, SUITES
-from evalstop_lab.sweep import cores, sweep
+from evalstop_lab.sweep import add_jobs_option, sweep
 
 EXAMPLES = """examples:
   evalstop-lab stopbench run --rule my_rule.py:MyRule
@@ -58,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     judging.add_argument(
         "--folder", type=Path, default=Path("stopbench"), help="folder for report and plots (default: %(default)s)"
     )
-    judging.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
+    add_jobs_option(judging)
     judging.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     judging.set_defaults(run=run_rules)
     showing = commands.add_parser("show", help="plot runs of a suite and where rules stop them")
@@ -75,7 +74,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--runs", type=positive_number, default=400, help="number of runs, two seconds of a core each (default: 400)"
     )
     recording.add_argument("--first-seed", type=positive_number, default=FIRST_SEED, help="(default: %(default)s)")
-    recording.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
+    add_jobs_option(recording)
     recording.set_defaults(run=run_recording)
     language = commands.add_parser("record-language", help="train a language model on a GPU and record the runs")
     language.add_argument(
@@ -95,9 +94,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="settings that should stay healthy: KL penalties, and reward models of more and better comparisons",
     )
     language.add_argument("--first-seed", type=positive_number, default=7_000_000, help="(default: %(default)s)")
-    language.add_argument(
-        "--jobs", type=positive_number, default=cores(), help="processes that score texts (default: one per core)"
-    )
+    add_jobs_option(language, "processes that score texts")
     language.set_defaults(run=run_language_recording)
     parser.set_defaults(run=run)
 
@@ -139,7 +136,7 @@ def run_rules(args: argparse.Namespace) -> int:
         names = ", ".join(args.suite)
         raise UnusableArguments(f"There are no held-out seeds of {names}; leave out --seeds held-out.")
     results = {name: _judge_suite(rules, name, args.seeds, args.runs, args.jobs) for name in suites}
-    report = {"suites": results, "seeds": args.seeds, "not_installed": missing, "versions": versions()}
+    report = {"suites": results, "seeds": args.seeds, "not_installed": missing, "versions": list_versions()}
     args.folder.mkdir(parents=True, exist_ok=True)
     document = json.dumps(to_json_values(report))
     (args.folder / "report.json").write_text(document + "\n", encoding="utf-8")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from evalstop_detectors import Kind, MetricRole, Observation, policy_from_document, replay
 from evalstop_detectors.detectors.k_decline import KDecline
-from evalstop_lab.calibrate.command import HEALTHY, calibrate_thresholds, record_worlds
+from evalstop_lab.calibrate.command import HEALTHY, record_worlds
 from evalstop_lab.calibrate.evidence import Records, read_healthy_runs, record_evidence, record_run
-from evalstop_lab.calibrate.thresholds import calibrate_threshold
+from evalstop_lab.calibrate.thresholds import calibrate_threshold, calibrate_thresholds
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import Run, judge_runs

@@ -34,10 +34,10 @@ from evalstop_lab.benchmarks.detection.scoring import (
     find_operating_points,
     score_runs,
 )
-from evalstop_lab.calibrate.command import HEALTHY, PLANNED_SHARE, versions
+from evalstop_lab.calibrate.command import HEALTHY, PLANNED_SHARE
 from evalstop_lab.calibrate.evidence import Records
-from evalstop_lab.report import to_json_values
-from evalstop_lab.sweep import cores, sweep
+from evalstop_lab.report import list_versions, to_json_values
+from evalstop_lab.sweep import add_jobs_option, sweep
 from evalstop_lab.worlds import (
     HELD_OUT,
     LEVELS,
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--recorded", type=Path, default=RECORDED, metavar="FILE", help=f"recorded runs ({RECORDED})")
     parser.add_argument("--folder", type=Path, default=Path("bench-detection"), help="folder for plots (%(default)s)")
-    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
+    add_jobs_option(parser)
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_RUNS} runs of each kind; the figures are not representative"
     )
@@ -143,7 +143,7 @@ def measure_contenders(
         },
         "checkpoints": compute_checkpoint_losses(worlds),
         "setting": setting | {"held_out": sorted(HELD_OUT), "recorded_runs": len(recorded)},
-        "versions": versions(),
+        "versions": list_versions(),
     }
     return report, curves
 

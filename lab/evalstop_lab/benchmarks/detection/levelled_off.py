@@ -19,7 +19,7 @@ from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_detectors.policy.policy import LEVELLED_OFF_AT
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.sweep import cores, sweep
+from evalstop_lab.sweep import add_jobs_option, sweep
 from evalstop_lab.worlds import CALIBRATION_SEED, REPORTING, REPORTING_SEED, add_planned_steps, draw_world, plan_worlds
 
 NOTABLE = 0.05
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--at", type=float, default=LEVELLED_OFF_AT, help="threshold (default: %(default)s)")
     parser.add_argument("--calibration", action="store_true", help="use calibration seeds and families")
     parser.add_argument("--unplanned", action="store_true", help="use runs that do not report their planned length")
-    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
+    add_jobs_option(parser)
     options = parser.parse_args(arguments)
     recipes = (
         plan_worlds(options.runs, CALIBRATION_SEED)

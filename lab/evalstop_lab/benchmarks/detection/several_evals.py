@@ -27,7 +27,7 @@ from evalstop_detectors import (
 from msgspec.structs import replace
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.sweep import cores, sweep
+from evalstop_lab.sweep import add_jobs_option, sweep
 from evalstop_lab.worlds import (
     REPORTING,
     REPORTING_SEED,
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--runs", type=positive_number, default=1000, help="number of runs, half hacking (default: 1000)"
     )
-    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one per core)")
+    add_jobs_option(parser)
     options = parser.parse_args(arguments)
     recipes = plan_worlds(options.runs, SEED, REPORTING)
     results = sweep(_judge_run, recipes, "several evals", options.jobs)
