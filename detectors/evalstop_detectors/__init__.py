@@ -38,7 +38,7 @@ from evalstop_detectors.policy.policy import NOTHING_SEEN, Finding, Member, Poli
 from evalstop_detectors.policy.shipped import POLICIES
 from evalstop_detectors.roles.meanings import RoleOrigin
 from evalstop_detectors.roles.planned_length import derive_total_steps, find_total_steps
-from evalstop_detectors.roles.recognition import RecognizedRoles, Role, match_role, recognize_roles
+from evalstop_detectors.roles.recognition import RecognizedRoles, Role, choose_direction, match_role, recognize_roles
 
 __all__ = [
     "DETECTORS",
@@ -81,6 +81,7 @@ __all__ = [
     "Verdict",
     "advance",
     "advance_parts",
+    "choose_direction",
     "combine_values",
     "derive_total_steps",
     "describe_document",

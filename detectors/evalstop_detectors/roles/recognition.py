@@ -22,6 +22,7 @@ from evalstop_detectors.roles.known_names import KNOWN_HELD_OUT, KNOWN_NAMES
 from evalstop_detectors.roles.meanings import Meaning, RoleOrigin, Trainer
 from evalstop_detectors.roles.reinforcement import REINFORCEMENT
 from evalstop_detectors.roles.supervised import SUPERVISED
+from evalstop_detectors.roles.words import Reading, read_words, split_words
 
 TRAINERS = (*REINFORCEMENT, *SUPERVISED)
 """Trainers whose marks are present, in this order: those that build on others come after them."""
@@ -39,11 +40,14 @@ _HELD_OUT = ("eval/", "eval_", "val/", "val_", "valid/", "valid_", "validation/"
 _BEHIND_TRAINERS = len([meaning for trainer in TRAINERS for meaning in trainer.meanings])
 
 
+Direction = Literal["maximize", "minimize"]
+
+
 class Role(Struct, frozen=True):
     """The part that a metric plays for a run, and whether higher or lower is better."""
 
     role: MetricRole
-    direction: Literal["maximize", "minimize"]
+    direction: Direction
 
 
 class RecognizedRoles(Struct, frozen=True):
@@ -109,16 +113,34 @@ def match_role(patterns: Sequence[Mapping[str, str]], name: str) -> Role | None:
     """The role of a metric by the first matching pattern, None when none matches.
 
     A pattern is `{"pattern": "val-core/*/mean@*", "role": "eval", "direction": "maximize"}`, fnmatch-style and
-    case-sensitive; the direction may be omitted. MLflow's `_at_` is read as `@`.
+    case-sensitive; without a direction it is chosen by the name. MLflow's `_at_` is read as `@`.
 
     Raises:
         KeyError, ValueError: the pattern that fits lacks a key or names an unknown role.
     """
     for pattern in patterns:
         if fnmatchcase(_with_at(name), _with_at(pattern["pattern"])):
-            direction = pattern.get("direction")
-            return _role(MetricRole(pattern["role"]), None if direction is None else direction == "minimize")
+            role = MetricRole(pattern["role"])
+            minimize = (pattern.get("direction") or choose_direction(role, name)) == "minimize"
+            return _role(role, minimize)
     return None
+
+
+def choose_direction(role: MetricRole, metric: str) -> Direction:
+    """The direction of a metric whose role was given without one: KL, losses and known errors are minimized.
+
+    >>> [choose_direction(MetricRole.EVAL, name) for name in ("gsm8k", "val_loss", "test/mae", "neg_loss")]
+    ['maximize', 'minimize', 'minimize', 'maximize']
+    """
+    if role in (MetricRole.KL, MetricRole.LOSS):
+        return "minimize"
+    for name in (metric, f"eval_{metric}"):
+        found = recognize_roles([name])
+        if found.origins.get(name) is RoleOrigin.RECOGNIZED and found.roles[name].role is MetricRole.EVAL:
+            return found.roles[name].direction
+    last_word = KNOWN_HELD_OUT.get("".join(split_words(metric)[-1:]))
+    is_error = last_word is not None and last_word.minimize and read_words(metric) is not Reading.SCORE
+    return "minimize" if is_error else "maximize"
 
 
 def read_metrics(names: Collection[str], trainers: Sequence[Trainer]) -> list[Candidate]:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from evalstop_detectors import MetricRole
+from evalstop_detectors import MetricRole, choose_direction
 from evalstop_detectors.roles.recognition import RecognizedRoles, recognize_roles
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -193,11 +193,9 @@ def choose_roles(
         if chosen is None or chosen in other_columns:
             continue
         columns[role] = chosen
-        if (
-            role not in requested.named
-            and chosen == recognised_name
-            and recognised.roles[recognised_name].direction == "minimize"
-        ):
+        by_name = chosen == recognised_name and role not in requested.named
+        direction = recognised.roles[chosen].direction if by_name else choose_direction(role, chosen)
+        if chosen != declared and direction == "minimize":
             minimized.add(chosen)
     if MetricRole.LOSS in columns:
         minimized.add(columns[MetricRole.LOSS])

@@ -79,5 +79,6 @@ class Role(Body):
         "the distance to the initial policy; loss: what training minimizes"
     )
     direction: Literal["maximize", "minimize"] | None = Field(
-        None, description="which direction is better; by default eval and proxy are maximized, kl and loss minimized"
+        None,
+        description="which direction is better; by default kl, loss and known errors such as eval_loss are minimized, others maximized",
     )

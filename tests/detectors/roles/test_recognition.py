@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from evalstop_detectors import MetricRole, Role, match_role, recognize_roles
+from evalstop_detectors import MetricRole, Role, choose_direction, match_role, recognize_roles
 from evalstop_detectors.roles.recognition import NO_EVAL
 from hypothesis import given
 from hypothesis import strategies as st
@@ -234,6 +234,22 @@ def test_first_matching_project_pattern_gives_the_role() -> None:
     assert match_role(patterns, "val-core/x") == Role(MetricRole.PROXY, "maximize")
     assert match_role(patterns, "drift") == Role(MetricRole.KL, "minimize")
     assert match_role(patterns, "reward") is None
+
+
+@pytest.mark.parametrize(
+    ("direction", "names"),
+    [
+        (MIN, "val_loss eval/loss held_out_loss eval_gsm8k_loss loss test_wer perplexity mean_squared_error"),
+        (MAX, "gsm8k eval_accuracy neg_loss neg_mse loss_free eval_drop failure_recovery metrics/mAP50-95(B)"),
+    ],
+)
+def test_eval_given_without_a_direction(direction: str, names: str) -> None:
+    """An eval that is a known error, or whose last word is one, is minimized, by a pattern too; others are maximized."""
+    for name in names.split():
+        assert choose_direction(MetricRole.EVAL, name) == direction, name
+        role = match_role([{"pattern": "*", "role": "eval"}], name)
+        assert role is not None
+        assert role.direction == direction
 
 
 KNOWN = sorted({name for names, _ in LOGS.values() for name in names.split()})

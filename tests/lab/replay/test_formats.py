@@ -91,11 +91,9 @@ def test_trainer_state_is_read(tmp_path: Path, replay: Replay) -> None:
     file = tmp_path / "checkpoint-70" / "trainer_state.json"
     file.parent.mkdir()
     file.write_text(json.dumps({"max_steps": 140, "log_history": history}))
-    for path in (file, tmp_path):
-        (result,) = replay(path, "--eval", "eval_loss", "--minimize", "eval_loss")
+    for path, options in ((file, ["--minimize", "eval_loss"]), (tmp_path, [])):  # a known loss needs no option
+        (result,) = replay(path, "--eval", "eval_loss", *options)
         assert (result["run"], select_verdict(result)) == (str(file.parent), STOPPED)
-    (maximized,) = replay(file, "--eval", "eval_loss")
-    assert maximized["stop_step"] == 30  # the loss declines while the model improves
 
 
 def test_detectors_get_the_planned_length(tmp_path: Path, replay: Replay) -> None:

@@ -45,6 +45,13 @@ def test_options_override_roles(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "Warning: No metric is the eval score" in capsys.readouterr().out
 
 
+def test_loss_named_as_the_eval_is_minimized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An eval that an option names without `--minimize` has the direction of its name, as in the service."""
+    file = write_jsonl(tmp_path / "a.jsonl", [{"step": 1, "test_loss": 1.0, "eval_accuracy": 0.5}])
+    assert main(["roles", str(file), "--eval", "test_loss", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["roles"]["test_loss"]["direction"] == "minimize"
+
+
 def test_unreadable_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The exit code is 1, and the message has the name of the file."""
     assert main(["roles", str(tmp_path / "absent.jsonl")]) == 1

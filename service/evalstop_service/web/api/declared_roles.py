@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self, TypeVar
 
+from evalstop_detectors import MetricRole, choose_direction
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic.config import JsonDict
 
@@ -88,11 +89,11 @@ Watched = Annotated[
 
 
 def complete_directions(metrics: Mapping[str, WeighedRole]) -> dict[str, MetricFields]:
-    """Fill in missing directions: minimize for KL and loss."""
+    """Fill in missing directions: KL, losses and known errors are minimized."""
     completed: dict[str, MetricFields] = {}
     for metric, role in metrics.items():
-        lower = role.role in ("kl", "loss")
-        completed[metric] = {"role": role.role, "direction": role.direction or ("minimize" if lower else "maximize")}
+        direction = role.direction or choose_direction(MetricRole(role.role), metric)
+        completed[metric] = {"role": role.role, "direction": direction}
         if role.weight is not None:
             completed[metric]["weight"] = role.weight
         if role.critical:

@@ -37,10 +37,12 @@ def test_params_are_fixed_when_the_run_is_opened(admin: httpx.Client) -> None:
 
 
 def test_default_direction_of_each_role_is_shown(admin: httpx.Client) -> None:
-    """A metric without a direction gets the default of its role."""
-    run = open_run(admin, metrics={"a/gold": {"role": "eval"}, "b": {"role": "kl"}, "c": {"role": "loss"}})
+    """A metric without a direction gets the default of its role; an eval called a loss is minimized."""
+    roles = {"a/gold": "eval", "val_loss": "eval", "b": "kl", "c": "loss"}
+    run = open_run(admin, metrics={metric: {"role": role} for metric, role in roles.items()})
     assert {name: role["direction"] for name, role in run["metrics"].items()} == {
         "a/gold": "maximize",
+        "val_loss": "minimize",
         "b": "minimize",
         "c": "minimize",
     }
