@@ -244,7 +244,7 @@ def test_first_matching_project_pattern_gives_the_role() -> None:
     ],
 )
 def test_eval_given_without_a_direction(direction: str, names: str) -> None:
-    """An eval that is a known error, or whose last word is one, is minimized, by a pattern too; others are maximized."""
+    """An eval that is a known error, or whose last word is one, is minimized, by a pattern too; others are not."""
     for name in names.split():
         assert choose_direction(MetricRole.EVAL, name) == direction, name
         role = match_role([{"pattern": "*", "role": "eval"}], name)
