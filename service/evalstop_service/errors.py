@@ -9,7 +9,6 @@ ServiceError
 ├── TooOften
 ├── QuotaReached
 ├── Overloaded
-├── Behind
 ├── UnreadableRow
 └── Closed
 """
@@ -73,11 +72,7 @@ class Overloaded(ServiceError):
     """Too much data waits to be stored. Nothing of this request was stored. Send the same request again in a second."""
 
 
-class Behind(ServiceError):
-    """A later release stored this run's policy, which this release cannot read. Nothing was stored: retry later."""
-
-
-class UnreadableRow(ServiceError, ValueError):
+class UnreadableRow(ServiceError):
     """A later release wrote a row, or it is damaged; the message says what cannot be read."""
 
 

@@ -20,6 +20,7 @@ from evalstop_detectors import Policy
 from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import commands, guards, transitions
+from evalstop_service.errors import UnreadableRow
 from evalstop_service.projects import policies
 from evalstop_service.rules import liveness, metric_health
 from evalstop_service.rules.decision_lifecycle import DecisionState, GuardKind
@@ -89,7 +90,7 @@ def _find_unchanged(
     """
     try:
         return _find_next_checks(tx, due, known_policies, now)
-    except ValueError:
+    except UnreadableRow:
         if len(due) == 1:
             return {}
         middle = len(due) // 2

@@ -225,7 +225,7 @@ def _carry_out(
     for instruction in instructions:
         match instruction:
             case decision_lifecycle.Record():
-                decisions.add_change(tx, decision, instruction, now)
+                decisions.add_change(tx, decision.run_id, decision.id, instruction, now)
             case decision_lifecycle.Cancel(why):
                 outbox.cancel_stop(tx, run.id, decision.id, now, why)
             case decision_lifecycle.Announce(event_type, data, due_at):

@@ -71,11 +71,13 @@ def judge_outcome(run_outcome: RunOutcome, turn_step: int | None, decision: Deci
 def _list_curves(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> list[tuple[Run, Decision | None]]:
     """The runs of the newest cases that can show their whole last attempt, with its decision."""
     listed = case_counts.list_cases(tx, project_id, case_filter, limit=_EXAMINED)
-    present = runs.load_runs(tx, [case.run_id for case in listed])
-    decided = decisions.load_decisions(tx, present)
+    present = runs.load_runs(tx, [case.run_id for case in listed], skip_unreadable=True)
+    decided = decisions.load_decisions(tx, present, skip_unreadable=True)
     curves = []
     for case in listed:
-        run, decision = present[case.run_id], decided.get(case.run_id)
+        run, decision = present.get(case.run_id), decided.get(case.run_id)
+        if run is None or (case.decision_id is not None and decision is None):
+            continue  # its row or its decision cannot be read
         whole = run.attempt == case.attempt and run.pruned_at is None and run.last_step is not None
         ordered = decision is not None and decision.ordered
         if whole and not ordered and watched_metrics.find_eval_metric(run) is not None:

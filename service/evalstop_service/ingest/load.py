@@ -9,7 +9,7 @@ from uuid import UUID
 from evalstop_detectors import MonitorState, Policy, StaleState, advance, find_request, start, state_from_json
 from msgspec.structs import replace
 
-from evalstop_service.errors import Behind, ServiceError
+from evalstop_service.errors import ServiceError, UnreadableRow
 from evalstop_service.ingest.messages import CheckpointSaved, Message, Observations
 from evalstop_service.ingest.monitor_moves import move_monitor, observations_past
 from evalstop_service.ingest.run_state import (
@@ -125,7 +125,7 @@ def _restore_states(
     for run_id, (run, _, _) in rows.items():
         policy = _find_policy(tx, run.policy_id, used)
         if policy is None:
-            restored[run_id] = Behind()
+            restored[run_id] = UnreadableRow("a later release stored the run's policy, or it is damaged")
             continue
         state, source = _restore_state(run, policy, cached.get(run_id), stored.get(run_id))
         counts[source] += 1

@@ -111,4 +111,4 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 Answer = Receipt | ServiceError
-"""The receipt, or why the message was refused (NotFound, Conflict, Behind). A refused message stores nothing."""
+"""The receipt, or why the message was refused (NotFound, Conflict, UnreadableRow). A refused message stores nothing."""

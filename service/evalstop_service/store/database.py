@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import threading
@@ -16,6 +17,10 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from evalstop_service.errors import UnreadableRow
+
+_log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 1.0
 
@@ -50,6 +55,9 @@ _LIBPQ_ONLY = (
 
 Transaction = sa.Connection
 """The first argument of every query."""
+
+Row = sa.Row[*tuple[Any, ...]]
+"""A row of any columns."""
 
 
 class Database:
@@ -256,6 +264,39 @@ def insert_if_new(
     statement = insert(table).values(**values).on_conflict_do_nothing(index_elements=unique)
     # Not `rowcount`: not every driver reports it for an INSERT.
     return tx.execute(statement.returning(sa.literal_column("1"))).first() is not None
+
+
+def read_rows(result: sa.Result[Any], *, skip_unreadable: bool = True) -> list[Row]:
+    """All rows; those that would raise UnreadableRow are left out and logged, or raise it if not `skip_unreadable`."""
+    rows, faults = _read_rows(result)
+    if faults and not skip_unreadable:
+        raise faults[0]
+    return rows
+
+
+def read_page(tx: Transaction, select: Callable[[int], sa.Select[Any]], limit: int) -> list[Row]:
+    """The first `limit` rows that can be read. `select`: the query for this many rows."""
+    unreadable = 0
+    while True:
+        rows, faults = _read_rows(tx.execute(select(limit + unreadable)))
+        if len(faults) == unreadable:
+            return rows
+        unreadable = len(faults)
+
+
+def _read_rows(result: sa.Result[Any]) -> tuple[list[Row], list[UnreadableRow]]:
+    rows: list[Row] = []
+    faults: list[UnreadableRow] = []
+    while True:
+        try:
+            row = result.fetchone()
+        except UnreadableRow as fault:
+            _log.warning("%s", fault)
+            faults.append(fault)
+        else:
+            if row is None:
+                return rows, faults
+            rows.append(row)
 
 
 def read_columns(row: sa.RowMapping, columns: Iterable[sa.ColumnElement[Any]]) -> dict[str, Any]:

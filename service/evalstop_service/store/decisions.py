@@ -22,7 +22,7 @@ from evalstop_service.rules.decision_lifecycle import (
 )
 from evalstop_service.rules.run_results import BestCheckpoint, Call, Verdict
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.store.database import Transaction, read_columns
+from evalstop_service.store.database import Transaction, read_columns, read_page, read_rows
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import decision_changes, decisions, policies, projects, runs
@@ -169,11 +169,11 @@ def carry_to_attempt(tx: Transaction, decision: Decision, attempt: int) -> Decis
     return replace(decision, attempt=attempt)
 
 
-def add_change(tx: Transaction, decision: Decision, entry: Record, now: datetime) -> None:
+def add_change(tx: Transaction, run_id: UUID, decision_id: UUID, entry: Record, now: datetime) -> None:
     """Append to the history of a decision that this transaction changed or created."""
-    row = {"run_id": decision.run_id, "decision_id": decision.id, "at": now}
+    row = {"run_id": run_id, "decision_id": decision_id, "at": now}
     row |= {"state": entry.state, "actor": entry.actor, "reason": entry.reason, "details": entry.details}
-    tx.execute(_ADD_CHANGE, row | {"of_run": decision.run_id, "of_id": decision.id})
+    tx.execute(_ADD_CHANGE, row | {"of_run": run_id, "of_id": decision_id})
 
 
 def list_pending_runs(tx: Transaction, project_id: UUID) -> list[UUID]:
@@ -195,10 +195,12 @@ def find_decision_of_attempt(tx: Transaction, run_id: UUID, attempt: int) -> Dec
     return _load_one(tx, (decisions.c.run_id == run_id) & (decisions.c.attempt == attempt))
 
 
-def load_decisions(tx: Transaction, run_ids: Iterable[UUID]) -> dict[UUID, Decision]:
-    """The decision on the current attempt of each of these runs that has one."""
+def load_decisions(tx: Transaction, run_ids: Iterable[UUID], *, skip_unreadable: bool = False) -> dict[UUID, Decision]:
+    """The decision on the current attempt of each of these runs that has one; with `skip_unreadable`, that can be
+    read."""
     query = SELECT.where(decisions.c.run_id.in_(list(run_ids)), decisions.c.attempt == runs.c.attempt)
-    return {row["run_id"]: Decision(**row) for row in tx.execute(query).mappings()}
+    rows = read_rows(tx.execute(query), skip_unreadable=skip_unreadable)
+    return {row.run_id: Decision(**row._mapping) for row in rows}
 
 
 def count_issued_stops(
@@ -233,9 +235,9 @@ def list_decisions(
     before: UUID | None = None,
     limit: int = 50,
 ) -> list[Decision]:
-    """A project's decisions, newest first, older than the decision `before`.
+    """A project's decisions that can be read, newest first, older than the decision `before`.
 
-    `since`, `until`: created at or after, and before.
+    `run_id`: on this run; raises UnreadableRow. `since`, `until`: created at or after, and before.
     """
     query = SELECT.where(decisions.c.project_id == project_id)
     if state is not None:
@@ -250,7 +252,9 @@ def list_decisions(
         query = query.where(decisions.c.created_at < until)
     if before is not None:
         query = query.where(decisions.c.id < before)
-    return [Decision(**row) for row in tx.execute(query.order_by(decisions.c.id.desc()).limit(limit)).mappings()]
+    query = query.order_by(decisions.c.id.desc())
+    rows = read_page(tx, query.limit, limit) if run_id is None else tx.execute(query.limit(limit)).all()
+    return [Decision(**row._mapping) for row in rows]
 
 
 def list_changes(tx: Transaction, decision: Decision) -> list[DecisionChange]:
@@ -258,13 +262,16 @@ def list_changes(tx: Transaction, decision: Decision) -> list[DecisionChange]:
     return load_changes(tx, [decision])[decision.id]
 
 
-def load_changes(tx: Transaction, of_decisions: Sequence[Decision]) -> dict[UUID, list[DecisionChange]]:
-    """All changes of each of these decisions, oldest first."""
+def load_changes(
+    tx: Transaction, of_decisions: Sequence[Decision], *, skip_unreadable: bool = False
+) -> dict[UUID, list[DecisionChange]]:
+    """All changes of each of these decisions, oldest first; with `skip_unreadable`, those that can be read."""
     changes: dict[UUID, list[DecisionChange]] = {decision.id: [] for decision in of_decisions}
     if not changes:
         return changes
     run_ids = list({decision.run_id for decision in of_decisions})
-    for decision_id, *columns in tx.execute(_LOAD_CHANGES, {"of_runs": run_ids, "of_ids": list(changes)}):
+    result = tx.execute(_LOAD_CHANGES, {"of_runs": run_ids, "of_ids": list(changes)})
+    for decision_id, *columns in read_rows(result, skip_unreadable=skip_unreadable):
         changes[decision_id].append(DecisionChange(*columns))
     return changes
 

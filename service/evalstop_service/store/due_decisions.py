@@ -12,7 +12,7 @@ from evalstop_service.rules import decision_transitions
 from evalstop_service.rules.decision_lifecycle import DecisionState, Record, Timeouts, TimePassed
 from evalstop_service.rules.event_types import REQUEST_EVENTS
 from evalstop_service.rules.statuses import DeliveryState
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, read_rows
 from evalstop_service.store.decisions import PENDING, SELECT, Decision, add_change, update_decision
 from evalstop_service.store.tables import decisions, deliveries, endpoints, events, projects
 
@@ -31,13 +31,14 @@ class OverdueDecision:
 
 
 def request_due_decisions(tx: Transaction, now: datetime) -> int:
-    """Move the decisions whose veto window is over from pending to requested; returns their number."""
+    """Move the decisions whose veto window is over from pending to requested, except unreadable ones; returns
+    their number."""
     # In a fixed order, so that two workers cannot deadlock.
     query = SELECT.add_columns(projects.c.confirm_seconds).join(projects, projects.c.id == decisions.c.project_id)
     due = query.where(_is_due(now)).order_by(decisions.c.due_at, decisions.c.id)
     count = 0
-    for row in tx.execute(due).mappings().all():
-        fields = dict(row)
+    for row in read_rows(tx.execute(due)):
+        fields = row._asdict()
         terms = Timeouts(veto_window_seconds=0.0, confirm_seconds=fields.pop("confirm_seconds"))
         decision = Decision(**fields)
         life, instructions = decision_transitions.apply_event(decision.life, TimePassed(now), terms)
@@ -46,7 +47,7 @@ def request_due_decisions(tx: Transaction, now: datetime) -> int:
         if update_decision(tx, decision, decision.moved(life, entries)):
             count += 1
             for entry in entries:
-                add_change(tx, decision, entry, now)
+                add_change(tx, decision.run_id, decision.id, entry, now)
     return count
 
 

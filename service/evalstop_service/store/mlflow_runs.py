@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction, insert_if_new
-from evalstop_service.store.runs import Run, read_runs
+from evalstop_service.store.runs import Run, load_runs
 from evalstop_service.store.tables import logged_models, mlflow_runs, runs
 
 
@@ -70,7 +70,7 @@ def load_mlflow_runs(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, M
 def list_runs_of_experiments(
     tx: Transaction, project_id: UUID, experiment_ids: Sequence[UUID | None], limit: int
 ) -> list[Run]:
-    """The newest runs of these experiments of a project."""
+    """The newest runs of these experiments of a project that can be read."""
     query = sa.select(runs.c.id).outerjoin(mlflow_runs, mlflow_runs.c.run_id == runs.c.id)
     query = (
         query.where(runs.c.project_id == project_id, _is_of(mlflow_runs, experiment_ids))
@@ -78,8 +78,8 @@ def list_runs_of_experiments(
         .limit(limit)
     )
     chosen = list(tx.execute(query).scalars())
-    loaded = read_runs(tx, chosen)
-    return [loaded[run_id] for run_id in chosen]
+    loaded = load_runs(tx, chosen, skip_unreadable=True)
+    return [loaded[run_id] for run_id in chosen if run_id in loaded]
 
 
 def add_logged_model(tx: Transaction, model: LoggedModel) -> None:

@@ -15,7 +15,7 @@ from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.metric_health import MetricFault
 from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import OPEN, RunStatus
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, read_page
 from evalstop_service.store.tables import decisions, run_health, runs
 
 TO_DECIDE = (
@@ -88,7 +88,7 @@ def list_stops_to_decide(tx: Transaction, project_id: UUID, limit: int) -> Excer
     )
     urgency = sa.case({state: rank for rank, state in enumerate(TO_DECIDE)}, value=decisions.c.state)
     rows, count = _first(tx, _of_running_runs(query, project_id, TO_DECIDE), (urgency, decisions.c.due_at), limit)
-    return Excerpt([WaitingStop(**row) for row in rows], count)
+    return Excerpt([WaitingStop(**row._mapping) for row in rows], count)
 
 
 def count_awaited_stops(tx: Transaction, project_id: UUID) -> int:
@@ -113,15 +113,14 @@ def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[Ru
     heard_at = sa.case((heartbeat_at > runs.c.updated_at, heartbeat_at), else_=runs.c.updated_at)
     query = _select_alerts(project_id, sa.literal("silent"), heard_at)
     rows, count = _first(tx, query.where(run_health.c.state == Liveness.STALE), _NEWEST, limit)
-    return Excerpt([RunAlert(**row) for row in rows], count)
+    return Excerpt([RunAlert(*row) for row in rows], count)
 
 
 def list_runs_without_data(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunAlert]:
     """Running runs that had a watched metric without data at their last check."""
     query = _select_alerts(project_id, run_health.c.metric_faults, run_health.c.changed_at)
     rows, count = _first(tx, query.where(sa.cast(run_health.c.metric_faults, sa.Text) != "[]"), _NEWEST, limit)
-    alerts = [dict(row) for row in rows]
-    return Excerpt([RunAlert(**row | {"why": _join_reasons(row["why"])}) for row in alerts], count)
+    return Excerpt([RunAlert(row.id, row.name, _join_reasons(row.why), row.since) for row in rows], count)
 
 
 def _join_reasons(faults: Sequence[MetricFault]) -> str:
@@ -151,7 +150,7 @@ def _of_running_runs(query: sa.Select[Any], project_id: UUID, states: Sequence[D
 def _first(
     tx: Transaction, query: sa.Select[Any], order: Sequence[sa.ColumnElement[Any]], limit: int
 ) -> tuple[Sequence[Any], int]:
-    rows = tx.execute(query.order_by(*order).limit(limit)).mappings().all()
+    rows = read_page(tx, query.order_by(*order).limit, limit)
     if len(rows) < limit:
         return rows, len(rows)
     return rows, tx.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()

@@ -15,11 +15,10 @@ from evalstop_service.errors import NotFound
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.eval_changes import EvalChange, find_version
 from evalstop_service.rules.role_recognition import MetricFields, Recognition
-from evalstop_service.rules.run_results import BestCheckpoint, Call, ChangePoint, RawMaximum, Verdict
+from evalstop_service.rules.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
 from evalstop_service.rules.statuses import OPEN, RunStatus
-from evalstop_service.store.database import Transaction, insert_if_new
+from evalstop_service.store.database import Transaction, insert_if_new, read_rows
 from evalstop_service.store.tables import LIVE, attempts, checkpoints, decisions, policies, runs
-from evalstop_service.store.tables.columns import StructJson
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -209,39 +208,10 @@ def load_versions(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:
     return {row.id: row.version for row in tx.execute(query)}
 
 
-def load_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Run]:
-    """Those of these runs that exist."""
-    return {row["id"]: Run(**row) for row in tx.execute(_SELECT.where(runs.c.id.in_(run_ids))).mappings()}
-
-
-def read_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Run]:
-    """Those of these runs that exist, to be shown: one that cannot be read hides no other, and must not be saved.
-
-    Its columns that cannot be read are empty; the verdict's reason and `detector_failure` name them.
-    """
-    try:
-        return load_runs(tx, run_ids)
-    except ValueError:
-        if len(run_ids) == 1:
-            return {run_ids[0]: _read_damaged_run(tx, run_ids[0])}
-        return {key: run for run_id in run_ids for key, run in read_runs(tx, [run_id]).items()}
-
-
-def _read_damaged_run(tx: Transaction, run_id: UUID) -> Run:
-    documents = [column for column in runs.c if isinstance(column.type, (sa.JSON, StructJson))]
-    others = [column for column in runs.c if column not in set(documents)]
-    query = sa.select(*others, *POLICY_COLUMNS).join(policies, policies.c.id == runs.c.policy_id)
-    columns: dict[str, Any] = dict(tx.execute(query.where(runs.c.id == run_id)).mappings().one())
-    faults = []
-    for column in documents:
-        try:
-            columns[column.name] = tx.execute(sa.select(column).where(runs.c.id == run_id)).scalar_one()
-        except ValueError as error:
-            columns[column.name] = _EMPTY.get(column.name)
-            faults.append(f"{column.name}: {error.__cause__ or error}")
-    problem = f"a later release wrote its row, or it is damaged: {'; '.join(faults)}"
-    verdict = msgspec.structs.replace(columns["verdict"], reason=problem)
-    return Run(**columns | {"verdict": verdict, "detector_failure": problem})
+def load_runs(tx: Transaction, run_ids: Sequence[UUID], *, skip_unreadable: bool = False) -> dict[UUID, Run]:
+    """Those of these runs that exist; with `skip_unreadable`, without those whose row cannot be read."""
+    rows = read_rows(tx.execute(_SELECT.where(runs.c.id.in_(run_ids))), skip_unreadable=skip_unreadable)
+    return {row.id: Run(**row._mapping) for row in rows}
 
 
 class RunWithCounts(NamedTuple):
@@ -287,9 +257,6 @@ _SELECT_WITH_COUNTS = _SELECT.add_columns(
     .scalar_subquery()
     .label("checkpoint_count"),
 )
-
-_EMPTY = {"metrics": {}, "labels": {}, "verdict": Verdict(Call.CONTINUE, None, None, ""), "eval_changes": ()}
-"""What stands for a column that cannot be read; None for all others."""
 
 _INGESTED = (
     *("status", "attempt", "metrics", "recognition", "eval_changes", "rewritten_version", "last_step"),

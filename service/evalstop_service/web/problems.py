@@ -20,7 +20,6 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from evalstop_service.errors import (
-    Behind,
     Closed,
     Conflict,
     Invalid,
@@ -296,7 +295,6 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     ),
     QuotaReached: _quota_reached,
     Overloaded: _ask_again(ProblemKind.OVERLOADED, 1),
-    Behind: _ask_again(ProblemKind.SERVICE_TOO_OLD, 60),
     UnreadableRow: _ask_again(ProblemKind.SERVICE_TOO_OLD, 60),
     Closed: _ask_again(ProblemKind.OVERLOADED, 1),
     UnreadableSecret: _ask_again(ProblemKind.UNREADABLE_SECRET, 60),

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from evalstop_service import background
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, deadlines, pause
+from evalstop_service.errors import UnreadableRow
 from evalstop_service.ingest import Resumed
 from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
 from evalstop_service.store import due_decisions, endpoints, tables
@@ -148,7 +149,7 @@ def test_unreadable_decision_does_not_block_others(project: ProjectFixture) -> N
     with project.database.transaction() as tx:
         update = sa.update(tables.decisions).where(tables.decisions.c.run_id == runs[1].id)
         tx.execute(update.values(state="nonsense"))
-    with pytest.raises(ValueError, match="nonsense"):
+    with pytest.raises(UnreadableRow, match="nonsense"):
         deadlines.process_overdue(project.database, NOW + CONFIRM_TIME)
     assert [len(load_stop_events(project, run)) for run in runs] == [2, 1, 2]
 
@@ -176,7 +177,7 @@ def test_unreadable_decision_does_not_keep_others_from_a_pause(database: Databas
     with database.transaction() as tx:
         update = sa.update(tables.decisions).where(tables.decisions.c.run_id == runs[0].id)
         tx.execute(update.values(action="nonsense"))
-    with pytest.raises(ValueError, match="nonsense"):
+    with pytest.raises(UnreadableRow, match="nonsense"):
         pause.pause_project(database, project.id, "dana", "a broken grader", NOW)
     assert [project.load_decision_states(run)[-1] for run in runs] == ["pending", "on_hold", "on_hold"]
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from evalstop_service.decisions import commands, pause, stale_runs, transitions
+from evalstop_service.errors import UnreadableRow
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
 from evalstop_service.store import run_health, runs, tables
 from evalstop_service.store.database import Database
@@ -132,12 +133,12 @@ def test_unreadable_row_does_not_delay_the_check_of_others(
     change = sa.update(table).where(key == opened[2].id)
     with project.database.transaction() as tx:
         tx.execute(change.values({sa.type_coerce(table.c[column], sa.JSON): value}))
-    with pytest.raises(ValueError, match="while handling"):
+    with pytest.raises(UnreadableRow, match="while handling"):
         stale_runs.check_due_runs(project.database, at(300))
     assert check_until_done(project, at(359)) == 0
     others = [run for run in opened if run is not opened[2]]
     assert [load_health_events(project, run) for run in others] == [["run.stale"]] * 4
-    with pytest.raises(ValueError, match="while handling"):
+    with pytest.raises(UnreadableRow, match="while handling"):
         stale_runs.check_due_runs(project.database, at(360))
 
 

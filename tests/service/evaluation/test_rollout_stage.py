@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from evalstop_service.decisions import second_person
-from evalstop_service.errors import Conflict
+from evalstop_service.errors import Conflict, UnreadableRow
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import choose_move, share_enforced
 from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, StageNumbers, Stratum, estimate_precision
@@ -282,7 +282,7 @@ def test_policy_that_cannot_be_reviewed_does_not_delay_others(project: ProjectFi
     with project.database.transaction() as tx:
         tx.execute(sa.text("UPDATE proposals SET state = 'unheard-of' WHERE subject = 'a-broken'"))
     job = rollout_stage.create_job(project.database, lambda: LATER)
-    with pytest.raises(ValueError, match="unheard-of"):
+    with pytest.raises(UnreadableRow, match="unheard-of"):
         job.do(lambda _seconds: False)
     assert list_proposals(project)
     with project.database.transaction() as tx:

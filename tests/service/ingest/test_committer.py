@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
-from evalstop_service.errors import Behind, Closed, Conflict, NotFound, Overloaded
+from evalstop_service.errors import Closed, Conflict, NotFound, Overloaded, UnreadableRow
 from evalstop_service.ingest import (
     CheckpointSaved,
     Committer,
@@ -119,7 +119,7 @@ def test_unreadable_policy_is_refused_with_503(project: ProjectFixture, committe
         return await asyncio.gather(*map(committer.submit, messages), return_exceptions=True)
 
     refused, accepted = run_on_loop(submit_together())
-    assert isinstance(refused, Behind)
+    assert isinstance(refused, UnreadableRow)
     assert problem_of(refused).status == 503
     assert isinstance(accepted, Receipt)
     assert accepted.accepted == 1

@@ -42,18 +42,18 @@ def extend_windows(
         return 0
     run_rows.lock_runs(tx, run_ids)
     query = (
-        sa.select(decisions, projects.c.veto_window_seconds)
+        sa.select(decisions.c.run_id, decisions.c.id, decisions.c.due_at, projects.c.veto_window_seconds)
         .join(projects, projects.c.id == decisions.c.project_id)
         .where(is_extended, decisions.c.run_id.in_(run_ids))
         .order_by(decisions.c.run_id, decisions.c.id)
     )
     extended: list[UUID] = []
-    for row in tx.execute(query).mappings().all():
-        due_at = now + timedelta(seconds=min(EXTENSION_SECONDS, row["veto_window_seconds"]))
-        if due_at > row["due_at"] and _extend_window(tx, row["run_id"], row["id"], due_at):
-            decision = decision_rows.load_decision(tx, row["project_id"], row["id"])
-            decision_rows.add_change(tx, decision, Record(DecisionState.PENDING, "service", reason), now)
-            extended.append(row["run_id"])
+    for run_id, decision_id, ends_at, window_seconds in tx.execute(query).all():
+        due_at = now + timedelta(seconds=min(EXTENSION_SECONDS, window_seconds))
+        if due_at > ends_at and _extend_window(tx, run_id, decision_id, due_at):
+            entry = Record(DecisionState.PENDING, "service", reason)
+            decision_rows.add_change(tx, run_id, decision_id, entry, now)
+            extended.append(run_id)
     # Processes that cache these runs reload their decisions.
     tx.execute(sa.update(runs).where(runs.c.id.in_(extended)).values(version=runs.c.version + 1))
     return len(extended)

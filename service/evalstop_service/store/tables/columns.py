@@ -43,7 +43,23 @@ def moment_text(moment: datetime) -> str:
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
-class EnumText(sa.TypeDecorator[StrEnum]):
+class _CheckedColumn(sa.TypeDecorator[Any]):
+    """A column whose values are converted on reading, which raises UnreadableRow."""
+
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Callable[[Any], Any]:
+        """A reader of the column; raises UnreadableRow."""
+        convert = super().result_processor(dialect, coltype) or (lambda value: value)
+
+        def read(value: Any) -> Any:
+            try:
+                return convert(value)
+            except ValueError as error:
+                raise UnreadableRow(f"a later release wrote a row, or it is damaged: {error}") from error
+
+        return read
+
+
+class EnumText(_CheckedColumn):
     """A text column with the values of an enum."""
 
     impl = sa.Text
@@ -60,8 +76,8 @@ class EnumText(sa.TypeDecorator[StrEnum]):
         return None if value is None else self.kind(value)
 
 
-class StructJson(sa.TypeDecorator[Any]):
-    """A struct as a JSON document; None is NULL. On reading, unknown fields are skipped; raises UnreadableRow."""
+class StructJson(_CheckedColumn):
+    """A value as a JSON document; None is NULL. Unknown fields of structs are skipped on reading."""
 
     impl = sa.JSON
     cache_ok = True
@@ -79,18 +95,6 @@ class StructJson(sa.TypeDecorator[Any]):
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
         return None if value is None else msgspec.convert(value, self.kind)
-
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Callable[[Any], Any]:
-        """A reader of the column; raises UnreadableRow."""
-        decode = super().result_processor(dialect, coltype) or (lambda value: value)
-
-        def read(value: Any) -> Any:
-            try:
-                return decode(value)
-            except ValueError as error:
-                raise UnreadableRow(f"a later release wrote a row, or it is damaged: {error}") from error
-
-        return read
 
 
 class Real(sa.TypeDecorator[float]):

@@ -29,7 +29,7 @@ decisions = sa.Table(
     sa.Column("action", EnumText(Action), nullable=False, server_default="stop"),
     sa.Column("state", EnumText(DecisionState), nullable=False),
     sa.Column("state_reason", sa.Text, nullable=False, server_default=""),  # of its last transition
-    sa.Column("guard_kinds", sa.JSON, nullable=False, server_default="[]"),  # while it is on hold
+    sa.Column("guard_kinds", StructJson(list[str]), nullable=False, server_default="[]"),  # while it is on hold
     sa.Column("step", sa.BigInteger, nullable=False),
     sa.Column("verdict", StructJson(Verdict), nullable=False),
     sa.Column("best_checkpoint", StructJson(BestCheckpoint)),

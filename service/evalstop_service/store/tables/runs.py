@@ -8,7 +8,7 @@ from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.eval_changes import EvalChange
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.metric_health import MetricFault
-from evalstop_service.rules.role_recognition import Recognition
+from evalstop_service.rules.role_recognition import MetricFields, Recognition
 from evalstop_service.rules.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.tables.columns import (
@@ -30,8 +30,8 @@ runs = sa.Table(
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("status", EnumText(RunStatus), nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("metrics", sa.JSON, nullable=False),
-    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Column("metrics", StructJson(dict[str, MetricFields]), nullable=False),
+    sa.Column("labels", StructJson(dict[str, str]), nullable=False),
     sa.Column("policy_id", sa.Uuid, sa.ForeignKey("policies.id"), nullable=False),
     sa.Column("mode", EnumText(Mode), nullable=False),
     sa.Column("total_steps", sa.BigInteger),

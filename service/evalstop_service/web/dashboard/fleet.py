@@ -19,7 +19,7 @@ from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import run_lists
 from evalstop_service.store.run_lists import ListedVerdict, RunFilter
-from evalstop_service.store.runs import Run, read_runs
+from evalstop_service.store.runs import Run, load_runs
 from evalstop_service.store.sparklines import Segment
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
@@ -73,7 +73,7 @@ def show_fleet(
     with site.database.reading() as tx:
         running = run_lists.list_verdicts(tx, visitor.project.id, RunFilter(status=RunStatus.RUNNING), MOST_RUNS + 1)
         ranked = sorted(running[:MOST_RUNS], key=_rank_run)
-        loaded = read_runs(tx, [verdict.run_id for verdict in ranked[:shown]])
+        loaded = load_runs(tx, [verdict.run_id for verdict in ranked[:shown]], skip_unreadable=True)
         runs = [run for verdict in ranked if (run := loaded.get(verdict.run_id)) is not None]
         segments = load_eval_segments(tx, runs, CELLS)
     return render_page(

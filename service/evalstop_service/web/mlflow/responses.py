@@ -99,7 +99,7 @@ def load_recorded(tx: Transaction, page: Sequence[Run], artifacts: ArtifactFolde
 
 def run_documents(tx: Transaction, page: Sequence[RecordedRun], context: Context) -> Iterator[Document]:
     """Runs with the newest value of each metric; verdict and best checkpoint are tags."""
-    on_record = decisions.load_decisions(tx, [recorded.run.id for recorded in page])
+    on_record = decisions.load_decisions(tx, [recorded.run.id for recorded in page], skip_unreadable=True)
     for recorded in page:
         run = recorded.run
         decision = on_record.get(run.id)
