@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
-from typing import Protocol, cast
 
 from evalstop_client import ConfigurationError, EvalStopError
 
@@ -26,20 +25,11 @@ SUBCOMMANDS = {
     "train-posterior": "evalstop_lab.posterior.train",
     "train-paired": "evalstop_lab.posterior.train_paired",
 }
-"""The module of each subcommand. Only the requested one is imported: all of them, with SciPy, pandas, Matplotlib and
-the service, take five seconds instead of one."""
+"""The module of each subcommand; its `add_parser` sets the function that runs the subcommand as the default of `run`.
 
-
-class Subcommand(Protocol):
-    """The interface of a subcommand's module; `add_parser` sets `run` as the parser's default."""
-
-    @property
-    def add_parser(self) -> Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None]:
-        """Adds the subcommand's parser."""
-
-    @property
-    def run(self) -> Callable[[argparse.Namespace], int]:
-        """Runs the subcommand and returns its exit code: 0 success, 1 failure, 2 unusable arguments."""
+Only the requested one is imported: all of them, with SciPy, pandas, Matplotlib and the service, take five seconds
+instead of one.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"evalstop-lab {version('evalstop-lab')}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in [arguments[0]] if arguments and arguments[0] in SUBCOMMANDS else SUBCOMMANDS:
-        cast(Subcommand, import_module(SUBCOMMANDS[name])).add_parser(subparsers)
+        import_module(SUBCOMMANDS[name]).add_parser(subparsers)
     args = parser.parse_args(arguments)
     try:
         return int(args.run(args))

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from evalstop_lab.errors import ServiceUnavailable
 
 STOP_SECONDS = 15
@@ -29,6 +31,11 @@ class Service:
     key: str
     sign_in: str
 
+    def connect(self) -> httpx.Client:
+        """An HTTP client of its API that sends the key."""
+        headers = {"Authorization": f"Bearer {self.key}"}
+        return httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=30, trust_env=False)
+
 
 @contextmanager
 def running_service(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Service]:
@@ -38,17 +45,8 @@ def running_service(folder: Path, environment: Mapping[str, str] | None = None) 
     """
     folder.mkdir(parents=True, exist_ok=True)
     log_path = folder / "service.log"
-    command = [
-        sys.executable,
-        "-m",
-        "evalstop_service.cli",
-        "up",
-        "--json",
-        "--port",
-        "0",
-        "--data-folder",
-        str(folder),
-    ]
+    command = [sys.executable, "-m", "evalstop_service.cli", "up", "--json", "--port", "0"]
+    command += ["--data-folder", str(folder)]
     environment = {**os.environ, **HERE, **(environment or {})}
     with log_path.open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)

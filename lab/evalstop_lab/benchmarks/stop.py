@@ -17,7 +17,6 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 from rich.console import Console
 from rich.progress import Progress
 
@@ -58,7 +57,7 @@ def main() -> int:
             "PostgreSQL": stack.enter_context(running_service(folder / "postgres", {"EVALSTOP_DATABASE_URL": url})),
         }
         for service in services.values():
-            with _connect(service) as api:
+            with service.connect() as api:
                 no_limits = {"stops_per_hour": None, "stops_share": None}
                 api.patch("/project", json=no_limits).raise_for_status()
                 api.post("/policies", json=PARKS).raise_for_status()
@@ -107,13 +106,9 @@ def _time_stop(service: Service, action: str, folder: Path) -> float:
     environment |= {"EVALSTOP_SPOOL": str(folder / "spool"), "EVALSTOP_RUN_NAME": f"ended-{time.time_ns()}"}
     environment |= {"EVALSTOP_POLICY": POLICIES[action]}
     log = folder / "receiver.log"
-    with log.open("w") as log_file, _connect(service) as api:
+    with log.open("w") as log_file, service.connect() as api:
         process = subprocess.Popen(
-            [*receiver, "--", *trainer],
-            stdout=subprocess.PIPE,
-            stderr=log_file,
-            text=True,
-            env=environment,
+            [*receiver, "--", *trainer], stdout=subprocess.PIPE, stderr=log_file, text=True, env=environment
         )
         try:
             _wait_until_ready(ready, process, log)
@@ -140,11 +135,6 @@ def _wait_until_ready(ready: Path, process: subprocess.Popen[str], log: Path) ->
         if process.poll() is not None or time.monotonic() > deadline:
             raise ServiceUnavailable(f"The receiver does not start; its log ends with: {log.read_text()[-500:]}")
         time.sleep(0.01)
-
-
-def _connect(service: Service) -> httpx.Client:
-    headers = {"Authorization": f"Bearer {service.key}"}
-    return httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=30, trust_env=False)
 
 
 if __name__ == "__main__":

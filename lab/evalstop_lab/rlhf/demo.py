@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab demo`; return 0 if the run that over-optimizes was stopped, or the healthy one completed."""
     console = Console(stderr=args.json, highlight=False)
     folder = (args.folder or _make_folder()).resolve()
-    with running_service(folder / "service") as service, _connect(service) as api:
+    with running_service(folder / "service") as service, service.connect() as api:
         settings = {"default_mode": "enforce", "max_mode": "enforce", "held_out_share": 0}
         api.patch("/project", json=settings).raise_for_status()
         console.print("The demo carries out every stop; by default a tenth is held out to measure the precision.")
@@ -95,11 +95,7 @@ def _start_training(args: argparse.Namespace, service: Service, folder: Path) ->
     environment = os.environ | {"EVALSTOP_URL": service.url, "EVALSTOP_KEY": service.key}
     with (folder / "receiver.log").open("w") as log:
         process = subprocess.Popen(
-            [*receiver, "--", *trainer],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=environment,
+            [*receiver, "--", *trainer], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
         )
     try:
         yield process
@@ -219,11 +215,6 @@ def _print_summary(console: Console, summary: dict[str, Any]) -> None:
         )
         console.print(f"  saved       {100 * summary['share_of_steps_saved']:.0f} % of the steps")
         console.print(f"  picture     {summary['folder']}/demo.png", soft_wrap=True)
-
-
-def _connect(service: Service) -> httpx.Client:
-    headers = {"Authorization": f"Bearer {service.key}"}
-    return httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=10)
 
 
 def _get_run(api: httpx.Client) -> dict[str, Any]:

@@ -29,9 +29,3 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (reproduce, frontier, actions, cadence, cost, rollback, population, trace):
         module.add_parser(commands)
-    parser.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; its parser overrides this default."""
-    return int(args.run(args))

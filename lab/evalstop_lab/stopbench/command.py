@@ -96,12 +96,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     language.add_argument("--first-seed", type=positive_number, default=7_000_000, help="(default: %(default)s)")
     add_jobs_option(language, "processes that score texts")
     language.set_defaults(run=run_language_recording)
-    parser.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run the subcommand; its parser overrides this default."""
-    return int(args.run(args))
 
 
 def run_recording(args: argparse.Namespace) -> int:
