@@ -49,7 +49,7 @@ class Case:
 
     run: Run
     assessment: RunAssessment
-    passed: Mapping[str, PolicyOutcome]
+    outcomes: Mapping[str, PolicyOutcome]
 
     @property
     def turn_step(self) -> int | None:

@@ -178,7 +178,7 @@ def _encode_case(case: Case) -> dict[str, Any]:
             "turn_step": case.turn_step,
             "last_step": case.run.last_step,
             "gpu_hours": case.run.gpu_hours,
-            "policies": {label: _encode_outcome(item) for label, item in case.passed.items()},
+            "policies": {label: _encode_outcome(item) for label, item in case.outcomes.items()},
         }
     )
     return document

@@ -52,17 +52,22 @@ class Difference:
 def summarize_policy(cases: Sequence[Case], label: str) -> Summary:
     """Compute the figures of one policy."""
     healthy, turned = _select(cases, RunOutcome.HEALTHY), _select(cases, RunOutcome.TURNED)
-    stops = {outcome: sum(_is_stop(case.passed[label], outcome) for case in cases) for outcome in DecisionOutcome}
+    results = [case.outcomes[label] for case in cases]
+
+    def count_stops(among: Sequence[Case], outcome: DecisionOutcome) -> int:
+        return sum(_is_stop(case.outcomes[label], outcome) for case in among)
+
+    stops = {outcome: count_stops(cases, outcome) for outcome in DecisionOutcome}
     return Summary(
         label,
         stops,
         wilson(stops[DecisionOutcome.RIGHT], stops[DecisionOutcome.RIGHT] + stops[DecisionOutcome.WRONG]),
-        clopper_pearson(sum(_is_stop(case.passed[label], DecisionOutcome.WRONG) for case in healthy), len(healthy)),
-        wilson(sum(_is_stop(case.passed[label], DecisionOutcome.RIGHT) for case in turned), len(turned)),
-        estimate_mean([_get_saved_share(case.passed[label], DecisionOutcome.RIGHT) for case in cases]),
-        estimate_mean([_get_saved_share(case.passed[label], DecisionOutcome.WRONG) for case in cases]),
+        clopper_pearson(count_stops(healthy, DecisionOutcome.WRONG), len(healthy)),
+        wilson(count_stops(turned, DecisionOutcome.RIGHT), len(turned)),
+        estimate_mean([_get_saved_share(result, DecisionOutcome.RIGHT) for result in results]),
+        estimate_mean([_get_saved_share(result, DecisionOutcome.WRONG) for result in results]),
         {
-            outcome: sum(case.passed[label].gpu_hours or 0.0 for case in cases if _is_stop(case.passed[label], outcome))
+            outcome: sum(result.gpu_hours or 0.0 for result in results if _is_stop(result, outcome))
             for outcome in DecisionOutcome
         },
     )
@@ -72,20 +77,17 @@ def compare_policies(cases: Sequence[Case], first: str, second: str) -> Differen
     """Compute the difference between two policies."""
 
     def estimate_difference(among: Sequence[Case], figure: Callable[[PolicyOutcome], float]) -> Figure:
-        return estimate_mean([figure(case.passed[first]) - figure(case.passed[second]) for case in among])
+        return estimate_mean([figure(case.outcomes[first]) - figure(case.outcomes[second]) for case in among])
 
-    stopped = [(case.passed[first].stop_step is not None, case.passed[second].stop_step is not None) for case in cases]
+    stopped = [tuple(case.outcomes[label].stop_step is not None for label in (first, second)) for case in cases]
+    healthy, turned = _select(cases, RunOutcome.HEALTHY), _select(cases, RunOutcome.TURNED)
     return Difference(
-        estimate_difference(
-            _select(cases, RunOutcome.HEALTHY), lambda item: float(_is_stop(item, DecisionOutcome.WRONG))
-        ),
-        estimate_difference(
-            _select(cases, RunOutcome.TURNED), lambda item: float(_is_stop(item, DecisionOutcome.RIGHT))
-        ),
-        estimate_difference(cases, lambda item: _get_saved_share(item, DecisionOutcome.RIGHT)),
-        estimate_difference(cases, lambda item: _get_saved_share(item, DecisionOutcome.WRONG)),
-        sum(by_first and not by_second for by_first, by_second in stopped),
-        sum(by_second and not by_first for by_first, by_second in stopped),
+        estimate_difference(healthy, lambda result: float(_is_stop(result, DecisionOutcome.WRONG))),
+        estimate_difference(turned, lambda result: float(_is_stop(result, DecisionOutcome.RIGHT))),
+        estimate_difference(cases, lambda result: _get_saved_share(result, DecisionOutcome.RIGHT)),
+        estimate_difference(cases, lambda result: _get_saved_share(result, DecisionOutcome.WRONG)),
+        stopped.count((True, False)),
+        stopped.count((False, True)),
     )
 
 
@@ -93,9 +95,9 @@ def _select(cases: Sequence[Case], outcome: RunOutcome) -> list[Case]:
     return [case for case in cases if case.assessment.run_outcome is outcome]
 
 
-def _is_stop(passed: PolicyOutcome, outcome: DecisionOutcome) -> bool:
-    return passed.stop_step is not None and passed.outcome is outcome
+def _is_stop(result: PolicyOutcome, outcome: DecisionOutcome) -> bool:
+    return result.stop_step is not None and result.outcome is outcome
 
 
-def _get_saved_share(passed: PolicyOutcome, outcome: DecisionOutcome) -> float:
-    return passed.saved if _is_stop(passed, outcome) else 0.0
+def _get_saved_share(result: PolicyOutcome, outcome: DecisionOutcome) -> float:
+    return result.saved if _is_stop(result, outcome) else 0.0

@@ -124,14 +124,14 @@
     const traces = [];
     labels.forEach((label, index) => {
       for (const outcome of ["right", "wrong", "unknown"]) {
-        const stopped = runs.filter((run) => run.passed[index].outcome === outcome && run.passed[index].later !== null);
+        const stopped = runs.filter((run) => run.outcomes[index].outcome === outcome && run.outcomes[index].later !== null);
         if (!stopped.length) continue;
         traces.push({
           type: runs.length > MANY ? "scattergl" : "scatter",
           mode: "markers",
           name: `${label}: ${outcome}`,
-          x: stopped.map((run) => 100 * (1 - run.passed[index].saved)),
-          y: stopped.map((run) => 100 * run.passed[index].later),
+          x: stopped.map((run) => 100 * (1 - run.outcomes[index].saved)),
+          y: stopped.map((run) => 100 * run.outcomes[index].later),
           text: stopped.map((run) => run.name.replaceAll("<", "&lt;")),
           customdata: stopped.map((run) => run.name),
           hovertemplate: "%{text}<br>stopped at %{x:.0f} % of its steps<br>change afterwards %{y:+.0f} %<extra></extra>",
@@ -179,12 +179,12 @@
     line("eval", "eval score", { mode: "lines+markers", line: { color: color("eval"), width: 2 }, marker: { size: 4 } });
     const marks = [];
     if (run.turn !== null) marks.push(upright(run.turn, "muted", "turned", "dot", 0.02));
-    run.passed.forEach((passed, index) => {
-      if (passed.stop === null) return;
+    run.outcomes.forEach((result, index) => {
+      if (result.stop === null) return;
       const text = labels[index].replaceAll("<", "&lt;");
-      marks.push(upright(passed.stop, index ? "accent" : passed.outcome, text, index ? "dash" : "solid", 0.98 - 0.12 * index));
+      marks.push(upright(result.stop, index ? "accent" : result.outcome, text, index ? "dash" : "solid", 0.98 - 0.12 * index));
     });
-    const best = run.passed[0].best;
+    const best = run.outcomes[0].best;
     if (best !== null && run.series.eval) {
       const at = run.series.eval[0].indexOf(best);
       if (at >= 0) {
@@ -215,15 +215,15 @@
     }
   }, { rootMargin: "600px" });
 
-  function describe(passed, run, label) {
-    const action = passed.stop === null ? "not stopped" : `stopped at step ${number(passed.stop)} of ${number(run.last)}`;
-    const best = passed.best !== null && passed.stop !== null ? `, best checkpoint at step ${number(passed.best)}` : "";
-    const hours = passed.hours ? `, ${passed.hours.toPrecision(3)} GPU-hours` : "";
-    const saved = passed.stop === null ? "" : `; saves ${percent(passed.saved, 0)} of its steps${hours}`;
-    const later = passed.later === null ? "" : passed.later > 0
-      ? `; its scores improved afterwards by ${percent(passed.later, 0)} of their range`
+  function describe(result, run, label) {
+    const action = result.stop === null ? "not stopped" : `stopped at step ${number(result.stop)} of ${number(run.last)}`;
+    const best = result.best !== null && result.stop !== null ? `, best checkpoint at step ${number(result.best)}` : "";
+    const hours = result.hours ? `, ${result.hours.toPrecision(3)} GPU-hours` : "";
+    const saved = result.stop === null ? "" : `; saves ${percent(result.saved, 0)} of its steps${hours}`;
+    const later = result.later === null ? "" : result.later > 0
+      ? `; its scores improved afterwards by ${percent(result.later, 0)} of their range`
       : `; its scores did not improve afterwards`;
-    return `${label}: ${action}${best}${saved}${later}. ${passed.reason}`;
+    return `${label}: ${action}${best}${saved}${later}. ${result.reason}`;
   }
 
   const isDrawn = (run) => Object.keys(run.series).length > 0;
@@ -231,13 +231,13 @@
 
   function card(run) {
     const article = document.createElement("article");
-    article.className = run.passed[0].outcome;
+    article.className = run.outcomes[0].outcome;
     put(article, "h3", run.name);
     put(article, "p", `${run.truth}: ${run.why}`, "muted");
-    run.passed.forEach((passed, index) => {
+    run.outcomes.forEach((result, index) => {
       const line = put(article, "p");
-      put(line, "span", passed.outcome, `outcome ${passed.outcome}`);
-      line.append(` — ${describe(passed, run, labels[index])}`);
+      put(line, "span", result.outcome, `outcome ${result.outcome}`);
+      line.append(` — ${describe(result, run, labels[index])}`);
     });
     if (!isDrawn(run)) {
       if (run.last) put(article, "p", `Only the worst ${formatRuns(drawn)} have curves.`, "muted");
@@ -253,7 +253,7 @@
   let chosen = runs;
   let put_ = 0;
 
-  const differs = (run) => labels.length > 1 && run.passed[0].stop !== run.passed[1].stop;
+  const differs = (run) => labels.length > 1 && run.outcomes[0].stop !== run.outcomes[1].stop;
   const fits = (run, which) => which === null || (which === "differ" ? differs(run) : run.group === which);
 
   function more() {

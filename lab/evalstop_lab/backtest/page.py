@@ -55,13 +55,13 @@ def rank_harm(case: Case, label: str) -> tuple[int, float]:
     Wrong stops come first, by the lost steps, then missed turns by the wasted steps, stops of unknown outcome, right
     stops by their delay, healthy runs that were not stopped, and undecided runs that were not stopped.
     """
-    passed, last = case.passed[label], case.run.last_step or 1
-    if passed.stop_step is None:
+    result, last = case.outcomes[label], case.run.last_step or 1
+    if result.stop_step is None:
         if case.assessment.run_outcome is RunOutcome.TURNED:
             return 1, (case.turn_step or 0) / last
         return (4 if case.assessment.run_outcome is RunOutcome.HEALTHY else 5), 0.0
-    order = {DecisionOutcome.WRONG: 0, DecisionOutcome.UNKNOWN: 2, DecisionOutcome.RIGHT: 3}[passed.outcome]
-    return order, passed.saved if passed.outcome is DecisionOutcome.RIGHT else -passed.saved
+    order = {DecisionOutcome.WRONG: 0, DecisionOutcome.UNKNOWN: 2, DecisionOutcome.RIGHT: 3}[result.outcome]
+    return order, result.saved if result.outcome is DecisionOutcome.RIGHT else -result.saved
 
 
 def _encode_run(case: Case, labels: Sequence[str], is_drawn: bool) -> dict[str, Any]:
@@ -80,20 +80,20 @@ def _encode_run(case: Case, labels: Sequence[str], is_drawn: bool) -> dict[str, 
         "lower": run.roles.sign(MetricRole.EVAL) < 0,
         "group": rank_harm(case, labels[0])[0],
         "series": drawn,
-        "passed": [_encode_outcome(case.passed[label]) for label in labels],
+        "outcomes": [_encode_outcome(case.outcomes[label]) for label in labels],
     }
 
 
-def _encode_outcome(passed: PolicyOutcome) -> dict[str, Any]:
+def _encode_outcome(result: PolicyOutcome) -> dict[str, Any]:
     return {
-        "stop": passed.stop_step,
-        "suspect": passed.judged.suspect_step,
-        "best": passed.judged.best_step,
-        "outcome": passed.outcome,
-        "saved": _round_value(passed.saved),
-        "hours": _round_value(passed.gpu_hours),
-        "later": _round_value(passed.later),
-        "reason": passed.judged.reason,
+        "stop": result.stop_step,
+        "suspect": result.judged.suspect_step,
+        "best": result.judged.best_step,
+        "outcome": result.outcome,
+        "saved": _round_value(result.saved),
+        "hours": _round_value(result.gpu_hours),
+        "later": _round_value(result.later),
+        "reason": result.judged.reason,
     }
 
 

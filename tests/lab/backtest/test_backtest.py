@@ -52,7 +52,7 @@ def test_figures_equal_those_computed_by_hand() -> None:
         build_run("rises", RISING),
     )
     outcomes = {
-        name: (case.assessment.run_outcome, case.passed["paper"].stop_step, case.passed["paper"].outcome)
+        name: (case.assessment.run_outcome, case.outcomes["paper"].stop_step, case.outcomes["paper"].outcome)
         for name, case in cases.items()
     }
     assert outcomes == {
@@ -61,7 +61,7 @@ def test_figures_equal_those_computed_by_hand() -> None:
         "late": (RunOutcome.TURNED, 230, DecisionOutcome.UNKNOWN),
         "rises": (RunOutcome.HEALTHY, None, DecisionOutcome.RIGHT),
     }
-    turns, dips = cases["turns"].passed["paper"], cases["dips"].passed["paper"]
+    turns, dips = cases["turns"].outcomes["paper"], cases["dips"].outcomes["paper"]
     assert turns.saved == pytest.approx(80 / 240)
     assert turns.gpu_hours == pytest.approx(8 / 3)
     assert dips.gpu_hours is None
@@ -95,7 +95,7 @@ def test_figures_add_up(walks: list[list[int]]) -> None:
     cases = judge_cases(runs, {name: POLICIES[name] for name in ("paper", "default")})
     paper, default = summarize_policy(cases, "paper"), summarize_policy(cases, "default")
     for figures, name in ((paper, "paper"), (default, "default")):
-        assert figures.stopped == sum(case.passed[name].stop_step is not None for case in cases)
+        assert figures.stopped == sum(case.outcomes[name].stop_step is not None for case in cases)
         assert 0 <= figures.saved.value + figures.cut.value <= 1
     changed = compare_policies(cases, "paper", "default")
     assert paper.saved.value > default.saved.value
