@@ -24,38 +24,32 @@ class FindJob:
 
 
 @dataclass(frozen=True)
-class RequestCheckpoint:
+class JobInstruction:
+    """The base of the instructions on a job that was found."""
+
+    job: Job
+
+
+class RequestCheckpoint(JobInstruction):
     """Request a checkpoint."""
 
-    job: Job
 
-
-@dataclass(frozen=True)
-class CancelJob:
+class CancelJob(JobInstruction):
     """Cancel the job."""
 
-    job: Job
 
-
-@dataclass(frozen=True)
-class ParkJob:
+class ParkJob(JobInstruction):
     """Park the job."""
 
-    job: Job
 
-
-@dataclass(frozen=True)
-class KillJob:
+class KillJob(JobInstruction):
     """Kill the job."""
 
-    job: Job
-
 
 @dataclass(frozen=True)
-class CheckJob:
+class CheckJob(JobInstruction):
     """Check the job; with a `known_checkpoint`, also whether a newer checkpoint exists."""
 
-    job: Job
     known_checkpoint: str | None = None
 
 
