@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from evalstop_client.receivers.command.job_control import CommandJobControl, Commands
-from evalstop_client.receivers.command.template import template
+from evalstop_client.receivers.command.template import parse_template
 from evalstop_client.receivers.process.job_control import LABEL, ChildJob, ProcessJobControl
-from evalstop_client.receivers.stop.subprocesses import environment_without
+from evalstop_client.receivers.stop.subprocesses import copy_environment
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import Conformance, StartedJob
@@ -45,7 +45,7 @@ class ProcessLauncher:
 
     def start_child(self, ignores_sigterm: bool) -> ChildJob:
         file = self.folder / f"saves-{len(self.jobs) + 1}"
-        job = ChildJob([sys.executable, "-c", JOB, str(file), str(ignores_sigterm)], environment_without())
+        job = ChildJob([sys.executable, "-c", JOB, str(file), str(ignores_sigterm)], copy_environment())
         self.jobs.append(job)
         wait_until(file.exists)
         return job
@@ -70,12 +70,12 @@ class CommandLauncher(ProcessLauncher):
             return f"bash '{script}' {verb} {{job_id}}"
 
         commands = Commands(
-            cancel=template(make_command("TERM")),
-            check=template(make_command("check")),
-            signal=template(make_command("USR1")),
-            force=template(make_command("KILL")),
+            cancel=parse_template(make_command("TERM")),
+            check=parse_template(make_command("check")),
+            signal=parse_template(make_command("USR1")),
+            force=parse_template(make_command("KILL")),
         )
-        return StartedJob(CommandJobControl(commands, environment_without()), {"job_id": str(job.pid)})
+        return StartedJob(CommandJobControl(commands, copy_environment()), {"job_id": str(job.pid)})
 
 
 SCRIPT = """

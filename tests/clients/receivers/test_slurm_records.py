@@ -10,9 +10,16 @@ from evalstop_client.errors import ConfigurationError, RequestRefused, Scheduler
 from evalstop_client.receivers import ForeignJob, Gone, Job, Present
 from evalstop_client.receivers.slurm.commands import Programs
 from evalstop_client.receivers.slurm.job_control import SlurmJobControl
-from evalstop_client.receivers.slurm.job_record import Record, details, from_rest, from_squeue, of_job, parse_gpus
+from evalstop_client.receivers.slurm.job_record import (
+    Record,
+    parse_gpus,
+    parse_rest,
+    parse_squeue,
+    select_job,
+    summarize_end,
+)
 from evalstop_client.receivers.slurm.rest import parse_token, parse_user, validate_rest_url
-from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal, checkpoint_signal, choose_signal
+from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal, choose_signal, parse_checkpoint_signal
 
 from tests.clients.receivers.conformance import find_job, make_stop_request
 
@@ -41,9 +48,9 @@ def test_gpus_are_counted(allocated: str, per_job: str, per_node: str, nodes: in
 def test_squeue_line_is_parsed() -> None:
     """A killed array task, as squeue 22.05 prints it."""
     line = "11|6|1|N/A|CANCELLED|root|gpu|0|15|2026-11-21T16:19:12|1|cpu=1,node=1|N/A|gres:gpu:2|None|"
-    record = from_squeue(line)
+    record = parse_squeue(line)
     assert (record.name, record.state, record.gpus, record.exit_code) == ("6_1", "CANCELLED", 2, 15)
-    report = details([record])
+    report = summarize_end([record])
     assert (report["exit_code"], report["signal"], report["gpus_freed"]) == (0, 15, 2)
     assert report["ended_at"].endswith("Z")
 
@@ -74,7 +81,7 @@ def test_squeue_line_is_parsed() -> None:
 )  # fmt: skip
 def test_slurmrestd_versions_give_the_same_record(job: dict[str, object]) -> None:
     """Answers of old and new slurmrestd versions give the same record."""
-    record = from_rest(job)
+    record = parse_rest(job)
     assert (record.job_id, record.name, record.state, record.user) == ("7", "7", "CANCELLED", "ann")
     assert (record.exit_code, record.gpus, record.restarts, record.array_task_id) == (15, 4, 1, "")
     assert record.ended_at is not None
@@ -82,14 +89,14 @@ def test_slurmrestd_versions_give_the_same_record(job: dict[str, object]) -> Non
 
 def test_completing_takes_precedence_over_other_states() -> None:
     """A cancelled job that is still COMPLETING holds its GPUs, and its state is COMPLETING."""
-    assert from_rest({"job_id": 7, "job_state": ["CANCELLED", "COMPLETING"]}).state == "COMPLETING"
+    assert parse_rest({"job_id": 7, "job_state": ["CANCELLED", "COMPLETING"]}).state == "COMPLETING"
 
 
 def test_array_task_name_includes_its_index() -> None:
     """A task's own job id may be that of the whole array, so its name is array_index."""
     task = Record("6", "RUNNING", "ann", "gpu", array_job_id="6", array_task_id="0")
     assert task.name == "6_0"
-    assert of_job([task, Record("7", "RUNNING", "ann", "gpu", array_job_id="6", array_task_id="1")], "6") == [task]
+    assert select_job([task, Record("7", "RUNNING", "ann", "gpu", array_job_id="6", array_task_id="1")], "6") == [task]
 
 
 FAKE_SLURM = """#!/bin/sh
@@ -181,7 +188,7 @@ def test_checkpoint_label_overrides_the_option() -> None:
         with pytest.raises(RequestRefused, match="checkpoint"):
             choose_signal({"checkpoint_signal": bad}, default)
         with pytest.raises(ConfigurationError):
-            checkpoint_signal(bad)
+            parse_checkpoint_signal(bad)
 
 
 def test_token_and_its_user_are_parsed() -> None:

@@ -12,7 +12,7 @@ import pytest
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers import ForeignJob, Gone, Job, Present
 from evalstop_client.receivers.command.job_control import CommandJobControl, Commands
-from evalstop_client.receivers.command.template import template
+from evalstop_client.receivers.command.template import parse_template
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,13 +28,13 @@ UNSAFE_VALUES = [
 def test_unsafe_label_is_refused(value: str) -> None:
     """A value that could mean more than itself to a shell or a scheduler is refused, naming the label."""
     with pytest.raises(RequestRefused, match="job_id"):
-        template("my-cancel {job_id}").filled({"job_id": value})
+        parse_template("my-cancel {job_id}").filled({"job_id": value})
 
 
 @given(st.text(max_size=30))
 def test_any_accepted_label_is_one_argument(value: str) -> None:
     """Any text is refused, or is one unchanged argument at its position in the command."""
-    command = template("my-cancel --job={job_id} now")
+    command = parse_template("my-cancel --job={job_id} now")
     with contextlib.suppress(RequestRefused):
         assert command.filled({"job_id": value}) == ["my-cancel", f"--job={value}", "now"]
 
@@ -42,12 +42,12 @@ def test_any_accepted_label_is_one_argument(value: str) -> None:
 @pytest.mark.parametrize("value", ["7", "7_3", "ns/job-1", "a.b@c:8080", "1[3-4]"])
 def test_scheduler_job_ids_are_accepted(value: str) -> None:
     """Job ids in the formats of known schedulers are accepted."""
-    assert template("c {job_id}").filled({"job_id": value}) == ["c", value]
+    assert parse_template("c {job_id}").filled({"job_id": value}) == ["c", value]
 
 
 def test_template_is_split_before_it_is_filled() -> None:
     """Quotes group words, doubled braces are literal, and a word may have several placeholders."""
-    command = template("c '{a} and {b}' {{literal}} -x")
+    command = parse_template("c '{a} and {b}' {{literal}} -x")
     assert command.filled({"a": "1", "b": "2"}) == ["c", "1 and 2", "{literal}", "-x"]
     assert command.names == {"a", "b"}
 
@@ -56,12 +56,12 @@ def test_template_is_split_before_it_is_filled() -> None:
 def test_malformed_template_is_an_error(text: str) -> None:
     """A template that cannot be filled is a ConfigurationError when the receiver starts."""
     with pytest.raises(ConfigurationError, match="command"):
-        template(text)
+        parse_template(text)
 
 
 def make_commands(check: str) -> Commands:
     """Commands with this check."""
-    return Commands(cancel=template("true {job_id}"), check=template(check))
+    return Commands(cancel=parse_template("true {job_id}"), check=parse_template(check))
 
 
 def test_command_runs_without_a_shell(tmp_path: Path) -> None:
@@ -109,7 +109,9 @@ def test_find_job_applies_labels_and_allow_list() -> None:
 
 def test_labels_cannot_replace_run_id_and_decision_id() -> None:
     """{run_id} and {decision_id} come from the event, even if labels have those names."""
-    job_control = CommandJobControl(Commands(cancel=template("c {run_id}"), check=template("c {decision_id}")), {})
+    job_control = CommandJobControl(
+        Commands(cancel=parse_template("c {run_id}"), check=parse_template("c {decision_id}")), {}
+    )
     job = job_control.find_job(make_stop_request({"run_id": "forged", "decision_id": "forged"}))
     assert isinstance(job, Job)
     assert json.loads(json.dumps(dict(job.facts))) == {"decision_id": "decision-1", "run_id": "run-1"}

@@ -73,7 +73,7 @@ def save_changes(
     return run_on_loop(save_and_close())
 
 
-def build_change(run: Run) -> RunChange:
+def set_field(run: Run) -> RunChange:
     return RunChange(run, change_run(run), [PostedObservation("eval", 0, 1.0)])
 
 
@@ -86,7 +86,7 @@ def test_saved_values_are_read_back_unchanged(project: ProjectFixture) -> None:
     run, other = project.open_run(), project.open_run()
     many = [PostedObservation("loss", step, step / 7) for step in range(500)]
     assert save_changes(
-        project, [RunChange(run, change_run(run), [*UNUSUAL_OBSERVATIONS, *many]), build_change(other)]
+        project, [RunChange(run, change_run(run), [*UNUSUAL_OBSERVATIONS, *many]), set_field(other)]
     ) == {run.id, other.id}
     assert (project.load_run(run), project.load_run(other)) == (change_run(run), change_run(other))
     rows = project.load_rows(tables.observations, run)
@@ -108,15 +108,15 @@ def test_run_with_another_version_is_skipped(project: ProjectFixture) -> None:
         followed_up.extend(saved)
 
     outdated_changes = [
-        build_change(replace(moved_on, version=moved_on.version + 1)),
-        build_change(replace(moved_on, id=new_id())),
+        set_field(replace(moved_on, version=moved_on.version + 1)),
+        set_field(replace(moved_on, id=new_id())),
     ]
-    assert save_changes(project, [build_change(unchanged), *outdated_changes], follow_up) == {unchanged.id}
+    assert save_changes(project, [set_field(unchanged), *outdated_changes], follow_up) == {unchanged.id}
     assert followed_up == [unchanged.id]
     assert len(project.load_rows(tables.observations, unchanged)) == 1
     assert project.load_rows(tables.observations, moved_on) == []
     assert project.load_run(moved_on) == moved_on
-    assert save_changes(project, [build_change(moved_on)]) == {moved_on.id}
+    assert save_changes(project, [set_field(moved_on)]) == {moved_on.id}
 
 
 def test_failed_follow_up_undoes_the_save(project: ProjectFixture) -> None:
@@ -127,7 +127,7 @@ def test_failed_follow_up_undoes_the_save(project: ProjectFixture) -> None:
         tx.execute(sa.text("SELECT nothing FROM nowhere"))
 
     with pytest.raises(sa.exc.DBAPIError):
-        save_changes(project, [build_change(run)], follow_up)
+        save_changes(project, [set_field(run)], follow_up)
     assert project.load_rows(tables.observations, run) == []
     assert project.load_run(run) == run
 
@@ -151,7 +151,7 @@ def test_save_waits_for_a_locked_run(postgres_database: Database) -> None:
     with ThreadPoolExecutor(1) as thread:
         with postgres_database.transaction() as tx:
             runs.lock_runs(tx, [run.id])
-            saved = thread.submit(save_changes, project, [build_change(run)])
+            saved = thread.submit(save_changes, project, [set_field(run)])
             wait_for_blocked_process(postgres_database)
             runs.save_run(tx, replace(run, version=run.version + 1))
         assert saved.result(30) == set()

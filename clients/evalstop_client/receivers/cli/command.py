@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.command.job_control import GONE_EXIT_CODE, CommandJobControl, Commands
-from evalstop_client.receivers.command.template import Template, template
-from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options, pairs, seconds
+from evalstop_client.receivers.command.template import Template, parse_template
+from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options, parse_pairs, seconds
 from evalstop_client.receivers.stop.receiver import run_receiver
-from evalstop_client.receivers.stop.subprocesses import environment_without
+from evalstop_client.receivers.stop.subprocesses import copy_environment
 
 IDS = frozenset({"run_id", "decision_id"})
 """Placeholders that the receiver fills itself."""
@@ -81,11 +81,11 @@ def run(options: argparse.Namespace) -> int:
     """Run the receiver for a scheduler that is controlled by commands."""
     if options.gone_exit_code == 0:
         raise ConfigurationError("gone-exit-code: 0 means that the job exists; choose another.")
-    own_labels = {name: values[-1] for name, values in pairs(options.mine, "--mine").items()}
-    allow = {name: frozenset(values) for name, values in pairs(options.allow, "--allow").items()}
+    own_labels = {name: values[-1] for name, values in parse_pairs(options.mine, "--mine").items()}
+    allow = {name: frozenset(values) for name, values in parse_pairs(options.allow, "--allow").items()}
     commands = Commands(
-        cancel=template(options.cancel),
-        check=template(options.check),
+        cancel=parse_template(options.cancel),
+        check=parse_template(options.check),
         signal=_parse_optional(options.signal),
         force=_parse_optional(options.force),
         park=_parse_optional(options.park),
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     )
     action = CommandJobControl(
         commands,
-        environment_without(options.secret_env, options.key_env),
+        copy_environment(options.secret_env, options.key_env),
         own_labels=own_labels,
         allow=allow,
         patterns=_parse_patterns(options.pattern, commands.names - IDS),
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
 def _parse_patterns(texts: Sequence[str], labels: frozenset[str]) -> dict[str, re.Pattern[str]]:
     """The patterns by label; each label must have one."""
     try:
-        patterns = {name: re.compile(values[-1]) for name, values in pairs(texts, "--pattern").items()}
+        patterns = {name: re.compile(values[-1]) for name, values in parse_pairs(texts, "--pattern").items()}
     except re.error as error:
         raise ConfigurationError(f"--pattern: {error}.") from None
     for name in sorted(labels - patterns.keys()):
@@ -115,4 +115,4 @@ def _parse_patterns(texts: Sequence[str], labels: frozenset[str]) -> dict[str, r
 
 
 def _parse_optional(text: str | None) -> Template | None:
-    return None if text is None else template(text)
+    return None if text is None else parse_template(text)

@@ -16,7 +16,7 @@ from evalstop_client.receivers.evaluator.evaluator import Evaluator
 from evalstop_client.receivers.evaluator.kubernetes_job import JobEvaluation, load_job_manifest
 from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.stop.options import require_service, seconds
-from evalstop_client.receivers.stop.subprocesses import environment_without
+from evalstop_client.receivers.stop.subprocesses import copy_environment
 from evalstop_client.service import Service
 
 EXAMPLES = """\
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _create_evaluation(options: argparse.Namespace, ended: threading.Event) -> Evaluation:
-    environment = environment_without(options.key_env)
+    environment = copy_environment(options.key_env)
     if (options.kubernetes_job is None) == (not options.command):
         raise ConfigurationError("command: give a command after --, or --kubernetes-job.")
     if options.kubernetes_job is None:

@@ -10,7 +10,7 @@ from evalstop_client.receivers.kubernetes.job_control import KubernetesJobContro
 from evalstop_client.receivers.kubernetes.suspension import FALLBACKS, STOP_METHODS
 from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options
 from evalstop_client.receivers.stop.receiver import run_receiver
-from evalstop_client.receivers.stop.subprocesses import environment_without
+from evalstop_client.receivers.stop.subprocesses import copy_environment
 
 EXAMPLES = """\
 examples:
@@ -70,7 +70,7 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 def run_kubernetes_receiver(options: argparse.Namespace) -> int:
     """Run the receiver for a Kubernetes cluster."""
-    access = load_access(options, environment_without(options.secret_env, options.key_env))
+    access = load_access(options, copy_environment(options.secret_env, options.key_env))
     namespaces = frozenset(options.allow_namespace or [access.namespace])
     action = KubernetesJobControl(
         Api(access),
@@ -78,6 +78,6 @@ def run_kubernetes_receiver(options: argparse.Namespace) -> int:
         cluster=options.cluster,
         annotates=options.checkpoint_annotation,
         stop_by=options.stop_by,
-        instead=options.instead_of_suspend,
+        fallback=options.instead_of_suspend,
     )
     return run_receiver(action, options, "kubernetes")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.kubernetes.access import Access, direct, load_in_cluster_access
+from evalstop_client.receivers.kubernetes.access import Access, create_access, load_in_cluster_access
 from evalstop_client.receivers.kubernetes.kubeconfig import find_kubeconfig, load_kubeconfig
 
 
@@ -32,7 +32,7 @@ def load_access(options: argparse.Namespace, environment: Mapping[str, str]) -> 
     if options.api_server:
         if options.kubeconfig or options.context:
             raise ConfigurationError("api-server: it replaces a kubeconfig; set only one of them.")
-        return direct(options.api_server, options.token_file, options.ca_file)
+        return create_access(options.api_server, options.token_file, options.ca_file)
     if options.token_file or options.ca_file:
         raise ConfigurationError("token-file and ca-file: they require --api-server.")
     inside = None if options.kubeconfig or options.context else load_in_cluster_access(os.environ)

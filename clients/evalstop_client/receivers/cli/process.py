@@ -18,7 +18,7 @@ from evalstop_client.receivers.process.job_control import (
     create_receiver_id,
     label_environment,
 )
-from evalstop_client.receivers.stop.checkpoint_signal import checkpoint_signal
+from evalstop_client.receivers.stop.checkpoint_signal import parse_checkpoint_signal
 from evalstop_client.receivers.stop.execution import ReceiverContext
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.metrics import Metrics
@@ -33,7 +33,7 @@ from evalstop_client.receivers.stop.options import (
 from evalstop_client.receivers.stop.report import ReportClient, start_key_check
 from evalstop_client.receivers.stop.signals import POLL_SECONDS
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
-from evalstop_client.receivers.stop.subprocesses import environment_without
+from evalstop_client.receivers.stop.subprocesses import copy_environment
 from evalstop_client.receivers.stop.tracing import forbid_tracing
 from evalstop_client.receivers.stop.webhook_handler import Receiver
 
@@ -121,9 +121,9 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError("command: give the job's command after --, as in: -- python train.py")
     secrets = load_secrets(options.secret_env, options.secret_file, options.public_key)
     url, key = parse_service(options)
-    number = _signal_number(options.checkpoint_signal)
+    number = _parse_signal_number(options.checkpoint_signal)
     receiver_id = create_receiver_id()
-    environment = label_environment(_job_environment(options), receiver_id)
+    environment = label_environment(_build_job_environment(options), receiver_id)
     forbid_tracing()
     server = listen(options.listen, options)  # before the job, which must not start if it cannot be stopped
     forwarding = Forwarding()
@@ -157,7 +157,7 @@ def run(options: argparse.Namespace) -> int:
         ready = {"url": server.url, "host": host, "port": port, "job_pid": job.pid, "receiver": receiver_id}
         write_atomically(options.ready_file, json.dumps(ready) + "\n")
     status = await_end(control, forwarding)
-    if url is not None and not forwarding.happened:
+    if url is not None and not forwarding.is_ending:
         receiver.wait_until_stopped(options.linger_seconds)  # a job that polls may obey before the webhook arrives
     receiver.wait_idle()
     server.shutdown()
@@ -169,7 +169,7 @@ def await_end(control: ProcessJobControl, forwarding: Forwarding) -> int:
     while True:
         job = control.job
         status = job.wait(POLL_SECONDS)  # a signal that arrives just before a wait is handled between two waits
-        ends = not control.is_parked or forwarding.happened
+        ends = not control.is_parked or forwarding.is_ending
         if status is not None and ends and control.job is job:  # else it was resumed meanwhile
             return status
         if control.is_parked:
@@ -192,7 +192,7 @@ class Forwarding:
                 signal.signal(number, self._forward)
 
     @property
-    def happened(self) -> bool:
+    def is_ending(self) -> bool:
         """Whether a signal that ends the job has arrived."""
         return bool(self._ending)
 
@@ -226,13 +226,13 @@ def _choose_timeouts(options: argparse.Namespace, asks: bool) -> StopTimeouts:
     )
 
 
-def _signal_number(name: str | None) -> int | None:
-    return None if name is None else int(getattr(signal, f"SIG{checkpoint_signal(name).name}"))
+def _parse_signal_number(name: str | None) -> int | None:
+    return None if name is None else int(getattr(signal, f"SIG{parse_checkpoint_signal(name).name}"))
 
 
-def _job_environment(options: argparse.Namespace) -> dict[str, str]:
+def _build_job_environment(options: argparse.Namespace) -> dict[str, str]:
     """The environment without the receiver's own variables; EVALSTOP_KEY is the job's key, if any."""
-    environment = environment_without(options.secret_env, options.key_env)
+    environment = copy_environment(options.secret_env, options.key_env)
     if options.job_key_env is None:
         return environment
     key = os.environ.get(options.job_key_env)

@@ -13,10 +13,10 @@ from evalstop_client.errors import ConfigurationError, SchedulerUnavailable
 from evalstop_client.receivers.slurm.commands import Programs
 from evalstop_client.receivers.slurm.job_control import Cluster, SlurmJobControl
 from evalstop_client.receivers.slurm.rest import Rest, parse_token, validate_rest_url
-from evalstop_client.receivers.stop.checkpoint_signal import checkpoint_signal
+from evalstop_client.receivers.stop.checkpoint_signal import parse_checkpoint_signal
 from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options
 from evalstop_client.receivers.stop.receiver import run_receiver
-from evalstop_client.receivers.stop.subprocesses import environment_without, run
+from evalstop_client.receivers.stop.subprocesses import copy_environment, run
 
 TOKEN_SECONDS = 30.0
 
@@ -82,7 +82,7 @@ def run_slurm_receiver(options: argparse.Namespace) -> int:
     """Run the receiver for a Slurm cluster."""
     users = None if options.allow_any_user else frozenset(options.allow_user or [_find_user()])
     partitions = frozenset(options.allow_partition) if options.allow_partition else None
-    signal = checkpoint_signal(options.checkpoint_signal) if options.checkpoint_signal else None
+    signal = parse_checkpoint_signal(options.checkpoint_signal) if options.checkpoint_signal else None
     if options.rest and options.park_partition:
         raise ConfigurationError("park-partition: slurmrestd can only cancel.")
     if options.rest and signal is not None and signal.where != "full":
@@ -105,7 +105,7 @@ def _find_user() -> str:
 
 
 def _create_cluster(options: argparse.Namespace) -> Cluster:
-    environment = environment_without(options.secret_env, options.key_env)
+    environment = copy_environment(options.secret_env, options.key_env)
     if not options.rest:
         programs = Programs(environment)
         if options.cluster:

@@ -13,7 +13,7 @@ from pathlib import Path
 from evalstop_client.backoff import wait_seconds
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.metric_roles import AUTO, DIRECTIONS, METRIC_ROLES
-from evalstop_client.receivers.stop.options import choose_state_folder, pairs, require_service, seconds
+from evalstop_client.receivers.stop.options import choose_state_folder, parse_pairs, require_service, seconds
 from evalstop_client.receivers.stop.signals import ShutdownSignal
 from evalstop_client.service import Service
 from evalstop_client.settings import MODES, parse_labels
@@ -85,7 +85,7 @@ def watch_tensorboard(options: argparse.Namespace) -> int:
     root: Path = options.folder
     if not root.is_dir():
         raise ConfigurationError(f"folder {str(root)!r}: there is no such folder.")
-    labels = {name: values[-1] for name, values in pairs(options.label, "label").items()}
+    labels = {name: values[-1] for name, values in parse_pairs(options.label, "label").items()}
     opening = {
         "metrics": _parse_roles(options.metric) or AUTO,
         # The process receiver adds its label there for jobs that start this command beside their trainer.

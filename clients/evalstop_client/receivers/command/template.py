@@ -36,7 +36,7 @@ class Template:
         return [PLACE.sub(fill, argument) for argument in self.arguments]
 
 
-def template(text: str) -> Template:
+def parse_template(text: str) -> Template:
     """Split a command as a shell does; raises ConfigurationError."""
     try:
         arguments = tuple(shlex.split(text))

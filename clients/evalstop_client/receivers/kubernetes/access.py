@@ -37,7 +37,7 @@ def load_in_cluster_access(environment: Mapping[str, str], folder: Path = SERVIC
     return Access(url, namespace, read_token_from(folder / "token"), create_tls_context(folder / "ca.crt"))
 
 
-def direct(url: str, token_file: Path | None, ca_file: Path | None) -> Access:
+def create_access(url: str, token_file: Path | None, ca_file: Path | None) -> Access:
     """A server at an explicit URL, such as `kubectl proxy`."""
     if not url.startswith(("http://", "https://")):
         raise ConfigurationError(f"api-server {url!r}: write it like https://10.0.0.1:6443 or http://127.0.0.1:8001.")

@@ -22,7 +22,7 @@ from evalstop_client.receivers.kubernetes.kinds import POD, POD_LOG, Kind, Objec
 from evalstop_client.service import object_in, trusted_certificates
 
 MERGE_PATCH = "application/merge-patch+json"
-MOST_PATIENCE_SECONDS = 300.0
+MAX_RETRY_AFTER_SECONDS = 300.0
 REFUSALS = frozenset({codes.BAD_REQUEST, codes.METHOD_NOT_ALLOWED, codes.GONE, codes.UNPROCESSABLE_ENTITY})
 
 
@@ -36,7 +36,7 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Happened:
+class WatchEvent:
     """One event of a watch: ADDED, MODIFIED, DELETED or BOOKMARK."""
 
     type: str
@@ -68,7 +68,7 @@ class Api:
         trusted = access.tls or trusted_certificates()
         self._client = httpx.Client(base_url=access.url, verify=trusted, timeout=timeout_seconds)
         self._versions: dict[Kind, str] = {}
-        self._quiet_until = 0.0
+        self._retry_at = 0.0
 
     def close(self) -> None:
         """Close the connections."""
@@ -84,11 +84,12 @@ class Api:
         body = _read_answer(response, "list", kind)
         if isinstance(body, Missing) or not isinstance(response, httpx.Response):
             raise SchedulerUnavailable(f"list {kind}: there is no such place")
-        return Listing(list(body.get("items") or []), str(at(body, "metadata", "resourceVersion")), _date(response))
+        version = str(at(body, "metadata", "resourceVersion"))
+        return Listing(list(body.get("items") or []), version, _read_date(response))
 
     def watch(
         self, kind: Kind, namespace: str, selector: str, version: str, seconds: int
-    ) -> Iterator[Happened | Expired]:
+    ) -> Iterator[WatchEvent | Expired]:
         """The events from a version on, for `seconds`; fewer if the connection is cut: then watch again."""
         began = False
         params = {
@@ -154,12 +155,12 @@ class Api:
         headers = {} if body is None else {"content-type": MERGE_PATCH if verb == "patch" else "application/json"}
         response = self._send_request(method, path, params, headers, body)
         if response.status_code == codes.CONFLICT:
-            return Conflict(_message_of(response))
+            return Conflict(_describe_response(response))
         if response.status_code == codes.NOT_FOUND:
             if at(object_in(response), "details", "name"):
                 return Missing()
             self._versions.pop(kind, None)  # the path is unknown: another version now serves the kind
-            raise SchedulerUnavailable(f"{verb} {kind}: {_message_of(response)}")
+            raise SchedulerUnavailable(f"{verb} {kind}: {_describe_response(response)}")
         self._raise_for_status(response, verb, kind, namespace)
         return response
 
@@ -167,7 +168,7 @@ class Api:
         """Raise the error of a response, unless it succeeded."""
         if response.is_success:
             return
-        status, message = response.status_code, _message_of(response)
+        status, message = response.status_code, _describe_response(response)
         if status == codes.FORBIDDEN:
             resource = f"{kind.resource}.{kind.group}" if kind.group else kind.resource
             raise RequestRefused(
@@ -179,7 +180,7 @@ class Api:
             raise RequestRefused(f"Kubernetes does not take it ({verb} {kind}): {message}")
         retry_after = response.headers.get("retry-after", "")
         if retry_after.isdecimal():
-            self._quiet_until = time.monotonic() + min(float(retry_after), MOST_PATIENCE_SECONDS)
+            self._retry_at = time.monotonic() + min(float(retry_after), MAX_RETRY_AFTER_SECONDS)
         raise SchedulerUnavailable(f"{verb} {kind}: {message}")
 
     def _path(self, kind: Kind, namespace: str) -> str:
@@ -210,7 +211,7 @@ class Api:
         if response.status_code == codes.NOT_FOUND:
             return {}
         if not response.is_success:
-            raise SchedulerUnavailable(f"GET {path}: {_message_of(response)}")
+            raise SchedulerUnavailable(f"GET {path}: {_describe_response(response)}")
         return object_in(response) or {}
 
     def _send_request(
@@ -230,21 +231,21 @@ class Api:
 
     def _headers(self) -> dict[str, str]:
         """The headers of a request; raises SchedulerUnavailable before the server's Retry-After is over."""
-        remaining_seconds = self._quiet_until - time.monotonic()
+        remaining_seconds = self._retry_at - time.monotonic()
         if remaining_seconds > 0:
             raise SchedulerUnavailable(f"the API server asked to retry in {remaining_seconds:.0f} s")
         token = self._access.token()
         return {"accept": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
 
 
-def _parse_events(lines: Iterator[str]) -> Iterator[Happened | Expired]:
+def _parse_events(lines: Iterator[str]) -> Iterator[WatchEvent | Expired]:
     for line in lines:
         try:
             event = json.loads(line)
         except ValueError:  # the connection was cut in the middle of a line
             return
         if event["type"] != "ERROR":
-            yield Happened(event["type"], event["object"])
+            yield WatchEvent(event["type"], event["object"])
         elif at(event, "object", "code") == codes.GONE:
             yield Expired()
         else:
@@ -260,11 +261,11 @@ def _read_answer(answer: httpx.Response | Missing | Conflict, verb: str, kind: K
     return body
 
 
-def _date(response: httpx.Response) -> datetime:
+def _read_date(response: httpx.Response) -> datetime:
     date = response.headers.get("date")
     return parsedate_to_datetime(date) if date else datetime.now(UTC)
 
 
-def _message_of(response: httpx.Response) -> str:
+def _describe_response(response: httpx.Response) -> str:
     """A short text of a response."""
     return f"{response.status_code} {at(object_in(response), 'message') or response.text[:200]}"

@@ -16,7 +16,7 @@ from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.api import Api, Conflict, Missing
 from evalstop_client.receivers.kubernetes.kinds import EVENT, KINDS, POD, Kind, Object, find_kind, find_kind_of
 from evalstop_client.receivers.kubernetes.pod_watch import PodWatch
-from evalstop_client.receivers.kubernetes.pods import details, parse_time
+from evalstop_client.receivers.kubernetes.pods import parse_time, summarize_pods
 from evalstop_client.receivers.kubernetes.suspension import TRIES, Suspension
 from evalstop_client.receivers.stop.checkpoint_signal import LABEL as CHECKPOINT_LABEL
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
@@ -35,6 +35,7 @@ class KubernetesJobControl:
 
     `cluster`: the value of the label kubernetes_cluster in runs of this cluster; None: any.
     `annotates`: whether to request a checkpoint with an annotation if the run has no label for it.
+    `stop_by`, `fallback`: see `Suspension`.
     """
 
     name = "evalstop-receiver kubernetes"
@@ -47,13 +48,13 @@ class KubernetesJobControl:
         cluster: str | None = None,
         annotates: bool = False,
         stop_by: str = "suspend",
-        instead: str = "parallelism",
+        fallback: str = "parallelism",
     ) -> None:
         self._api = api
         self._namespaces = namespaces
         self._cluster = cluster
         self._annotates = annotates
-        self._levers = Suspension(api, stop_by, instead)
+        self._suspension = Suspension(api, stop_by, fallback)
         self._followed: dict[str, PodWatch] = {}
         self._changing = threading.Lock()
 
@@ -71,20 +72,20 @@ class KubernetesJobControl:
         if item["metadata"]["uid"] != uid:
             raise RequestRefused(f"{kind} {name} in namespace {namespace} is another one of the same name: not {uid}")
         kind, item = self._find_topmost(kind, item)
-        facts = _facts(kind, item)
+        facts = _list_facts(kind, item)
         if self._cluster is not None:
             facts["cluster"] = self._cluster
         if (labels.get(CHECKPOINT_LABEL) or (ANNOTATION if self._annotates else "")) == ANNOTATION:
             facts["checkpoint_signal"] = ANNOTATION
         job = Job(f"{namespace}/{item['metadata']['name']}", facts)
-        self._pods(job).list()  # missing permission to list pods is detected now, not after the cancel
+        self._get_pods(job).list()  # missing permission to list pods is detected now, not after the cancel
         return job
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Annotate its running pods, with the same value for the same decision."""
         if job.facts.get("checkpoint_signal") != ANNOTATION:
             return False
-        pods = self._pods(job)
+        pods = self._get_pods(job)
         requested: set[str] = set()
         for _ in range(TRIES):
             pods.list()
@@ -112,7 +113,7 @@ class KubernetesJobControl:
         Force-deleting a pod frees its resources in Kubernetes' view, without waiting for its node to confirm the end.
         """
         self._stop_workload(job)
-        pods = self._pods(job)
+        pods = self._get_pods(job)
         now = pods.list()
         for pod in pods.holding:
             options: dict[str, object] = {"preconditions": {"uid": pod.uid}}
@@ -127,9 +128,9 @@ class KubernetesJobControl:
         """Suspend it; RequestRefused if it cannot be suspended."""
         logger.info("parking %s %s", job.facts["kind"], job.id)
         self._record_event(job, request)
-        kind, workload = _kind(job), self._find_workload(job)
+        kind, workload = _get_kind(job), self._find_workload(job)
         if workload is not None and not kind.list_states(workload) & kind.ended:
-            self._levers.suspend(kind, workload, request.decision_id, may_delete=False)
+            self._suspension.suspend(kind, workload, request.decision_id, may_delete=False)
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
         """Parked when it is suspended and no pod of it holds resources."""
@@ -147,17 +148,17 @@ class KubernetesJobControl:
 
     def resume_job(self, job: Job) -> None:
         """Resume a suspended workload."""
-        kind = _kind(job)
+        kind = _get_kind(job)
         workload = self._find_workload(job)
         if workload is None:
             raise RequestRefused(f"{kind} {job.id} no longer exists and cannot be resumed")
         if kind.list_states(workload) & kind.ended:
             raise RequestRefused(f"{kind} {job.id} has ended and cannot be resumed")
-        self._levers.resume(kind, workload)
+        self._suspension.resume(kind, workload)
 
     def _record_event(self, job: Job, request: StopRequest) -> None:
         """Record the reason in an event of the workload; one is enough if the stop is repeated."""
-        kind, namespace, now = _kind(job), job.facts["namespace"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        kind, namespace, now = _get_kind(job), job.facts["namespace"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         try:
             involved = {
                 "apiVersion": self._api.api_version(kind),
@@ -212,9 +213,9 @@ class KubernetesJobControl:
         return kind, item
 
     def _check_workload(self, job: Job) -> Present | Gone:
-        pods = self._pods(job)
+        pods = self._get_pods(job)
         pods.follow()
-        kind, workload = _kind(job), self._find_workload(job)
+        kind, workload = _get_kind(job), self._find_workload(job)
         if holding := pods.holding:
             return Present(f"{holding[0].state}, {len(holding)} of its pods")
         if workload is None:
@@ -223,7 +224,7 @@ class KubernetesJobControl:
             return Present("being deleted")
         elif ended := kind.list_states(workload) & kind.ended:
             state = min(ended)
-        elif self._levers.is_held(kind, workload):
+        elif self._suspension.is_held(kind, workload):
             state = SUSPENDED
         else:
             return Present("without pods, but may get some")
@@ -232,40 +233,40 @@ class KubernetesJobControl:
             return Present(f"{holding[0].state}, {len(holding)} of its pods")
         with self._changing:
             self._followed.pop(job.facts["uid"], None)
-        return Gone(state, {"scheduler_state": state, **details(pods.own)})
+        return Gone(state, {"scheduler_state": state, **summarize_pods(pods.own)})
 
     def _stop_workload(self, job: Job, decision_id: str | None = None) -> None:
-        kind, workload = _kind(job), self._find_workload(job)
+        kind, workload = _get_kind(job), self._find_workload(job)
         if workload is not None and not kind.list_states(workload) & kind.ended:
-            self._levers.stop(kind, workload, decision_id)
+            self._suspension.stop(kind, workload, decision_id)
 
     def _find_workload(self, job: Job) -> Object | None:
         """The workload that was found, by uid; None if it no longer exists."""
-        workload = self._api.get(_kind(job), job.facts["namespace"], job.facts["name"])
+        workload = self._api.get(_get_kind(job), job.facts["namespace"], job.facts["name"])
         if isinstance(workload, Missing):
             return None
         if workload["metadata"]["uid"] != job.facts["uid"]:
-            self._pods(job).successor_at = parse_time(workload["metadata"]["creationTimestamp"])
+            self._get_pods(job).successor_at = parse_time(workload["metadata"]["creationTimestamp"])
             return None
         return workload
 
-    def _pods(self, job: Job) -> PodWatch:
+    def _get_pods(self, job: Job) -> PodWatch:
         with self._changing:
             uid = job.facts["uid"]
             if uid not in self._followed:
-                owner = uid if _kind(job).owns_pods else None
+                owner = uid if _get_kind(job).owns_pods else None
                 self._followed[uid] = PodWatch(self._api, job.facts["namespace"], job.facts["selector"], owner)
             return self._followed[uid]
 
 
-def _kind(job: Job) -> Kind:
+def _get_kind(job: Job) -> Kind:
     kind = find_kind(job.facts["kind"])
     if kind is None:
         raise RequestRefused(f"this release does not support the kind {job.facts['kind']}, which an earlier one found")
     return kind
 
 
-def _facts(kind: Kind, item: Object) -> dict[str, str]:
+def _list_facts(kind: Kind, item: Object) -> dict[str, str]:
     metadata = item["metadata"]
     facts = {"kind": str(kind), "namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]}
     return {**facts, "selector": kind.selector(item)}

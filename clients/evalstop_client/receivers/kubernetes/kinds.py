@@ -14,7 +14,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """`lever`: the field that suspends it, empty if a command does. `pods`: a selector template for `selector`.
+    """`suspend_field`: the field that suspends it, empty if a command does. `pods`: a selector template for `selector`.
 
     `phase`: the status field with its state; without one, its conditions are its states.
     `owns_pods`: its pods name it as their controller, so that its name need not be trusted.
@@ -26,7 +26,7 @@ class Kind:
     pods: str
     ended: frozenset[str]
     suspended: frozenset[str] = frozenset({"Suspended"})
-    lever: tuple[str, ...] = ("spec", "suspend")
+    suspend_field: tuple[str, ...] = ("spec", "suspend")
     phase: tuple[str, ...] = ()
     owns_pods: bool = False
 
@@ -52,13 +52,13 @@ JOBSET_PODS = "jobset.sigs.k8s.io/jobset-name={name}"
 KUBEFLOW_PODS = "training.kubeflow.org/job-name={name}"
 KUBEFLOW_SUSPEND = ("spec", "runPolicy", "suspend")
 
-POD = Kind("Pod", "", "pods", "", frozenset(), lever=())
+POD = Kind("Pod", "", "pods", "", frozenset(), suspend_field=())
 """A run may name a pod; its topmost workload is stopped instead."""
 
-POD_LOG = Kind("Pod", "", "pods/log", "", frozenset(), lever=())
+POD_LOG = Kind("Pod", "", "pods/log", "", frozenset(), suspend_field=())
 """The logs of a pod's containers."""
 
-EVENT = Kind("Event", "", "events", "", frozenset(), lever=())
+EVENT = Kind("Event", "", "events", "", frozenset(), suspend_field=())
 """An event of an object, as shown by `kubectl describe`."""
 
 JOB = Kind("Job", "batch", "jobs", "controller-uid={uid}", frozenset({"Complete", "Failed"}), owns_pods=True)
@@ -70,7 +70,7 @@ PYTORCH_JOB = Kind(
     "pytorchjobs",
     KUBEFLOW_PODS,
     frozenset({"Succeeded", "Failed"}),
-    lever=KUBEFLOW_SUSPEND,
+    suspend_field=KUBEFLOW_SUSPEND,
     owns_pods=True,
 )
 MPI_JOB = Kind(
@@ -79,7 +79,7 @@ MPI_JOB = Kind(
     "mpijobs",
     KUBEFLOW_PODS,
     frozenset({"Succeeded", "Failed"}),
-    lever=KUBEFLOW_SUSPEND,  # its launcher is a batch/v1 Job in later versions: owns_pods would overlook that one
+    suspend_field=KUBEFLOW_SUSPEND,  # not owns_pods: later versions have a batch/v1 Job as launcher, which owns a pod
 )
 RAY_JOB = Kind(
     "RayJob",
@@ -106,16 +106,16 @@ VOLCANO_JOB = Kind(
     "volcano.sh/job-name={name}",
     frozenset({"Completed", "Failed", "Terminated"}),
     suspended=frozenset({"Aborted"}),
-    lever=(),
+    suspend_field=(),
     phase=("status", "state", "phase"),
     owns_pods=True,
 )
 KINDS = (JOB, JOBSET, TRAIN_JOB, PYTORCH_JOB, MPI_JOB, RAY_JOB, RAY_CLUSTER, VOLCANO_JOB)
 
-WORKLOAD = Kind("Workload", "kueue.x-k8s.io", "workloads", "", frozenset(), lever=("spec", "active"))
+WORKLOAD = Kind("Workload", "kueue.x-k8s.io", "workloads", "", frozenset(), suspend_field=("spec", "active"))
 """Kueue's object for a workload: while it exists, Kueue resumes a workload that others suspend."""
 
-COMMAND = Kind("Command", "bus.volcano.sh", "commands", "", frozenset(), lever=())
+COMMAND = Kind("Command", "bus.volcano.sh", "commands", "", frozenset(), suspend_field=())
 """A command for Volcano to act on a job."""
 
 
@@ -138,7 +138,7 @@ def at(tree: Any, *path: str) -> Any:
     return tree
 
 
-def change_at(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+def set_field(path: tuple[str, ...], value: Any) -> dict[str, Any]:
     """A merge patch that sets one field."""
     change = value
     for name in reversed(path):

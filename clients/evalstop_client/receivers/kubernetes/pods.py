@@ -64,16 +64,16 @@ def parse_pod(item: Object) -> Pod:
         controller_uid=owners[0]["uid"] if owners else "",
         created_at=parse_time(metadata.get("creationTimestamp")),
         delete_at=parse_time(metadata.get("deletionTimestamp")),
-        gpus=sum(_gpus(container) for container in at(item, "spec", "containers") or []),
+        gpus=sum(_count_gpus(container) for container in at(item, "spec", "containers") or []),
         ends=tuple(
             end
             for container_status in status.get("containerStatuses") or []
-            if (end := _end(container_status)) is not None
+            if (end := _parse_end(container_status)) is not None
         ),
     )
 
 
-def details(pods: Iterable[Pod]) -> dict[str, Any]:
+def summarize_pods(pods: Iterable[Pod]) -> dict[str, Any]:
     """The end of these pods for the report: the first nonzero exit code stands for all."""
     pods = sorted(pods, key=lambda pod: pod.name)
     ends = [end for pod in pods for end in pod.ends]
@@ -82,7 +82,7 @@ def details(pods: Iterable[Pod]) -> dict[str, Any]:
     return {
         "gpus_freed": sum(pod.gpus for pod in pods),
         "exit_code": next((code for code in codes if code), 0) if codes else None,
-        "ended_at": _text(max(times)) if times else None,
+        "ended_at": _format_time(max(times)) if times else None,
         "pods_total": len(pods),
         "pods": [_describe_pod(pod) for pod in pods[:MAX_REPORTED]],
     }
@@ -98,7 +98,7 @@ def _describe_pod(pod: Pod) -> dict[str, Any]:
     return {"name": pod.name, "node": pod.node, "phase": pod.phase, "ends": ends}
 
 
-def _end(status: Mapping[str, Any]) -> End | None:
+def _parse_end(status: Mapping[str, Any]) -> End | None:
     ended = at(status, "state", "terminated")
     if not isinstance(ended, Mapping):
         return None
@@ -106,10 +106,10 @@ def _end(status: Mapping[str, Any]) -> End | None:
     return End(status.get("name", ""), code, ended.get("reason") or "", parse_time(ended.get("finishedAt")))
 
 
-def _gpus(container: Mapping[str, Any]) -> int:
+def _count_gpus(container: Mapping[str, Any]) -> int:
     limits = at(container, "resources", "limits") or {}
     return sum(int(count) for name, count in limits.items() if "gpu" in name and str(count).isdecimal())
 
 
-def _text(moment: datetime) -> str:
+def _format_time(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -11,7 +11,7 @@ from typing import Any
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.api import Api, Conflict, Missing
-from evalstop_client.receivers.kubernetes.kinds import COMMAND, JOB, VOLCANO_JOB, WORKLOAD, Kind, Object, at, change_at
+from evalstop_client.receivers.kubernetes.kinds import COMMAND, JOB, VOLCANO_JOB, WORKLOAD, Kind, Object, at, set_field
 
 logger = logging.getLogger("evalstop_client.receivers")
 
@@ -25,7 +25,7 @@ TRIES = 5
 
 
 class Suspension:
-    """`instead`: what to do with a batch/v1 Job if the API server has no spec.suspend (before Kubernetes 1.21)."""
+    """`fallback`: what to do with a batch/v1 Job if the API server has no spec.suspend (before Kubernetes 1.21)."""
 
     def __init__(self, api: Api, stop_by: str, fallback: str) -> None:
         self._api = api
@@ -49,7 +49,7 @@ class Suspension:
                 self._set_suspend(WORKLOAD, queued_workload, False, note)
         else:
             changed = self._set_suspend(kind, workload, True, note)
-            if changed is not None and at(changed, *kind.lever) is not True:
+            if changed is not None and at(changed, *kind.suspend_field) is not True:
                 self._stop_without_suspend(kind, changed, may_delete)
 
     def resume(self, kind: Kind, workload: Object) -> None:
@@ -59,7 +59,7 @@ class Suspension:
         elif queued := self._list_queued(workload):
             for queued_workload in queued:
                 self._set_suspend(WORKLOAD, queued_workload, True, {STOPPED_BY: None})
-        elif (before := _parallelism_before(workload)) is not None:
+        elif (before := _read_parallelism_before(workload)) is not None:
             annotations = {PARALLELISM: None, STOPPED_BY: None}
             change = {"spec": {"parallelism": before}, "metadata": {"annotations": annotations}}
             self._merge_change(kind, workload, lambda _: change)
@@ -68,11 +68,12 @@ class Suspension:
 
     def is_held(self, kind: Kind, workload: Object) -> bool:
         """Whether it is stopped, confirmed by its controller, and will not restart by itself."""
-        if _parallelism_before(workload) is not None:
+        if _read_parallelism_before(workload) is not None:
             return at(workload, "spec", "parallelism") == 0 and not at(workload, "status", "active")
-        if not kind.list_states(workload) & kind.suspended or (kind.lever and at(workload, *kind.lever) is not True):
+        is_asked = not kind.suspend_field or at(workload, *kind.suspend_field) is True
+        if not is_asked or not kind.list_states(workload) & kind.suspended:
             return False
-        return all(at(queued_workload, *WORKLOAD.lever) is False for queued_workload in self._list_queued(workload))
+        return all(at(queued, *WORKLOAD.suspend_field) is False for queued in self._list_queued(workload))
 
     def _list_queued(self, workload: Object) -> list[Object]:
         """Kueue's objects for it: none if Kueue does not manage it."""
@@ -80,26 +81,22 @@ class Suspension:
         if QUEUE_LABEL not in (metadata.get("labels") or {}):
             return []
         queued = self._api.list(WORKLOAD, metadata["namespace"], f"{JOB_UID_LABEL}={metadata['uid']}").items
-        return [
-            queued_workload
-            for queued_workload in queued
-            if any(owner["uid"] == metadata["uid"] for owner in _owners(queued_workload))
-        ]
+        return [item for item in queued if any(owner["uid"] == metadata["uid"] for owner in _list_owners(item))]
 
     def _set_suspend(self, kind: Kind, item: Object, value: bool, annotations: Object) -> Object | None:
         """Set its suspend field; returns the resulting object, None if it is gone."""
-        change = {**change_at(kind.lever, value), "metadata": {"annotations": annotations}}
+        change = {**set_field(kind.suspend_field, value), "metadata": {"annotations": annotations}}
         return self._merge_change(kind, item, lambda _: change)
 
     def _stop_without_suspend(self, kind: Kind, workload: Object, may_delete: bool) -> None:
         description = f"{kind} {workload['metadata']['name']}"
-        field = ".".join(kind.lever)
+        field = ".".join(kind.suspend_field)
         if self._fallback == "delete" and may_delete:
             logger.warning("%s: the API server dropped %s; deleting it instead", description, field)
             self._delete_workload(kind, workload)
         elif self._fallback == "parallelism" and kind is JOB:
             logger.warning("%s: the API server dropped %s; setting its parallelism to 0 instead", description, field)
-            self._merge_change(kind, workload, _without_pods)
+            self._merge_change(kind, workload, _remove_pods)
         else:
             raise RequestRefused(
                 f"the API server accepted {field} of {description} but dropped it: this cluster cannot suspend it; "
@@ -143,17 +140,17 @@ class Suspension:
         self._api.create(COMMAND, metadata["namespace"], command)
 
 
-def _without_pods(workload: Object) -> dict[str, Any]:
+def _remove_pods(workload: Object) -> dict[str, Any]:
     """Set parallelism to 0, and annotate the previous value."""
-    before = _parallelism_before(workload)
+    before = _read_parallelism_before(workload)
     noted = str(at(workload, "spec", "parallelism") if before is None else before)
     return {"spec": {"parallelism": 0}, "metadata": {"annotations": {PARALLELISM: noted}}}
 
 
-def _parallelism_before(workload: Object) -> int | None:
+def _read_parallelism_before(workload: Object) -> int | None:
     noted = at(workload, "metadata", "annotations", PARALLELISM)
     return int(noted) if isinstance(noted, str) and noted.isdecimal() else None
 
 
-def _owners(item: Object) -> list[Object]:
+def _list_owners(item: Object) -> list[Object]:
     return list(item["metadata"].get("ownerReferences") or [])

@@ -108,11 +108,11 @@ class ProcessJobControl:
     ) -> None:
         self._job = job
         self._receiver_id = receiver_id
-        self._adopter = ancestor
+        self._ancestor = ancestor
         self._checkpoint_signal = checkpoint_signal
         self._restart = restart
         self._parked = False
-        self._resumes = False  # a parked job that is still ending is started again once it has ended
+        self._resume_requested = False  # a parked job that is still ending is started again once it has ended
         self._gone: ChildJob | None = None  # the job of which no process was left: its ids may belong to others now
         self._changing = threading.Lock()
 
@@ -131,7 +131,7 @@ class ProcessJobControl:
         if request.labels.get(LABEL) != self._receiver_id:
             return ForeignJob()
         if not request.parks:
-            self._parked = self._resumes = False
+            self._parked = self._resume_requested = False
         return Job(str(self._job.pid))
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
@@ -147,7 +147,7 @@ class ProcessJobControl:
     def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Send SIGTERM to the whole group."""
         logger.info("SIGTERM to process group %d", self._job.pid)
-        if any(process.group == self._job.pid for process in self._living()):
+        if any(process.group == self._job.pid for process in self._list_living()):
             self._job.signal(signal.SIGTERM)
         else:  # the group is gone, and its id may be reused: only descendants are left
             self._signal_each(signal.SIGTERM)
@@ -156,21 +156,21 @@ class ProcessJobControl:
         """Send SIGKILL to every remaining process, repeatedly: they may be forking."""
         until = time.monotonic() + FORCE_SECONDS
         while not self._is_gone() and time.monotonic() < until:
-            logger.info("SIGKILL to %s", [process.pid for process in self._living()])
+            logger.info("SIGKILL to %s", [process.pid for process in self._list_living()])
             self._signal_each(signal.SIGKILL)
             time.sleep(POLL_SECONDS)
 
     def check_job(self, job: Job) -> Present | Gone:
         """Whether the job, or any process that it left, is alive."""
         if not self._is_gone():
-            return Present("running" if self._job.exit_status is None else f"survived by {len(self._living())}")
+            return Present("running" if self._job.exit_status is None else f"survived by {len(self._list_living())}")
         status = self._job.exit_status
         assert status is not None
         details = {
             "pid": self._job.pid,
             "exit_status": status,
-            "signal": _signal_name(-status) if status < 0 else None,
-            "ended_at": _text(self._job.ended_at) if self._job.ended_at else None,
+            "signal": _name_signal(-status) if status < 0 else None,
+            "ended_at": _format_time(self._job.ended_at) if self._job.ended_at else None,
         }
         return Gone("ended", details)
 
@@ -178,7 +178,7 @@ class ProcessJobControl:
         """End it as a stop does; RequestRefused if it is not restartable."""
         if self._restart is None:
             raise RequestRefused("the job cannot be parked: this receiver runs without --restartable")
-        self._parked, self._resumes = True, False
+        self._parked, self._resume_requested = True, False
         self.cancel_job(job, request)
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
@@ -196,7 +196,7 @@ class ProcessJobControl:
         with self._changing:
             is_gone = self._is_gone()
             if self._parked:
-                self._resumes = True
+                self._resume_requested = True
                 if is_gone:
                     self._start_again()
             elif is_gone:
@@ -205,7 +205,7 @@ class ProcessJobControl:
     def restart_resumed_job(self) -> None:
         """Restart a parked job that was still ending when it was resumed, if it has ended by now."""
         with self._changing:
-            if self._resumes and self._is_gone():
+            if self._resume_requested and self._is_gone():
                 try:
                     self._start_again()
                 except SchedulerUnavailable as error:
@@ -217,26 +217,26 @@ class ProcessJobControl:
             self._job = self._restart()
         except OSError as error:
             raise SchedulerUnavailable(f"the job cannot be started again: {error}") from None
-        self._parked = self._resumes = False
+        self._parked = self._resume_requested = False
 
     def _signal_each(self, number: int) -> None:
-        for process in self._living():
+        for process in self._list_living():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
 
     def _is_gone(self) -> bool:
-        if self._adopter == os.getpid():
+        if self._ancestor == os.getpid():
             reap_orphans(self._job.pid)
         job = self._job
-        if job.exit_status is None or self._living():
+        if job.exit_status is None or self._list_living():
             return False
         self._gone = job
         return True
 
-    def _living(self) -> list[Any]:
+    def _list_living(self) -> list[Any]:
         if self._gone is self._job:
             return []
-        return find_living_processes(self._job.pid, self._job.pid if self._adopter is None else self._adopter)
+        return find_living_processes(self._job.pid, self._job.pid if self._ancestor is None else self._ancestor)
 
 
 def create_receiver_id() -> str:
@@ -244,12 +244,12 @@ def create_receiver_id() -> str:
     return str(uuid.uuid4())
 
 
-def _signal_name(number: int) -> str:
+def _name_signal(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # real-time signals have no names
         return f"signal {number}"
 
 
-def _text(moment: datetime) -> str:
+def _format_time(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.slurm.job_record import SQUEUE_FORMAT, Record, from_squeue
+from evalstop_client.receivers.slurm.job_record import SQUEUE_FORMAT, Record, parse_squeue
 from evalstop_client.receivers.stop.subprocesses import Done, run
 
 TIMEOUT_SECONDS = 30.0
@@ -48,7 +48,7 @@ class Programs:
             if UNKNOWN in result.errors:
                 return []
             raise SchedulerUnavailable(f"squeue: {result.last_line}")
-        return [from_squeue(line) for line in result.output.splitlines() if line.strip()]
+        return [parse_squeue(line) for line in result.output.splitlines() if line.strip()]
 
     def past(self, job_id: str) -> list[Record]:
         """From sacct; empty if accounting is not stored."""
@@ -63,7 +63,7 @@ class Programs:
                 self._has_accounting = False
                 return []
             raise SchedulerUnavailable(f"sacct: {result.last_line}")
-        return [_from_sacct(line) for line in result.output.splitlines() if line.count("|") >= len(SACCT_FIELDS) - 1]
+        return [_parse_sacct(line) for line in result.output.splitlines() if line.count("|") >= len(SACCT_FIELDS) - 1]
 
     def signal(self, job: str, user: str, name: str, where: str) -> bool:
         """`scancel --signal`, with --batch or --full as wanted."""
@@ -140,7 +140,7 @@ class Programs:
         return run(command, self._environment, TIMEOUT_SECONDS)
 
 
-def _from_sacct(line: str) -> Record:
+def _parse_sacct(line: str) -> Record:
     """One line; the name may read `6_1` or `6+1`, the state `CANCELLED by 1000`, the exit code `0:15`."""
     job_id, name, state, user, partition, exit_code, allocated = line.split("|")[: len(SACCT_FIELDS)]
     array, _, array_task = name.partition("_")

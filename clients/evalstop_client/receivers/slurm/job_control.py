@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.slurm.job_record import ENDED, WAITING, Record, details, of_job
-from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal, checkpoint_signal, choose_signal
+from evalstop_client.receivers.slurm.job_record import ENDED, WAITING, Record, select_job, summarize_end
+from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal, choose_signal, parse_checkpoint_signal
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -84,7 +84,7 @@ class SlurmJobControl:
             record.state in WAITING for record in self._find_records(job.facts["job_id"])
         ):  # scancel would retry for minutes
             return False
-        signal = checkpoint_signal(job.facts["checkpoint_signal"])
+        signal = parse_checkpoint_signal(job.facts["checkpoint_signal"])
         logger.info("SIG%s to %s of job %s", signal.name, signal.where, job.id)
         return self._cluster.signal(job.id, job.facts["user"], signal.name, signal.where)
 
@@ -122,7 +122,7 @@ class SlurmJobControl:
         if not records:  # this receiver saw it before, or sees all jobs: slurmctld has dropped it
             return Gone("UNKNOWN", {"scheduler_state": "UNKNOWN", "note": "Slurm no longer knows the job"})
         if all(record.state in ENDED for record in records):
-            return Gone(records[0].state, details(records))
+            return Gone(records[0].state, summarize_end(records))
         is_parked = records[0].is_held or records[0].partition == self._park_partition
         if _was_started_again(records, job.facts) and not is_parked:
             return Gone("REQUEUED", {"scheduler_state": records[0].state, "note": "the job has been requeued since"})
@@ -134,10 +134,10 @@ class SlurmJobControl:
         if not records or all(record.state in ENDED for record in records):
             return self.check_job(job)
         if self._park_partition is None and all(record.is_held for record in records):
-            return Parked("held", {**details(records), "scheduler_state": "REQUEUE_HOLD", "parked_as": "held"})
+            return Parked("held", {**summarize_end(records), "scheduler_state": "REQUEUE_HOLD", "parked_as": "held"})
         if self._park_partition is not None and all(record.partition == self._park_partition for record in records):
             where = {"parked_as": "requeued", "partition": self._park_partition}
-            return Parked(f"in partition {self._park_partition}", {**details(records), **where})
+            return Parked(f"in partition {self._park_partition}", {**summarize_end(records), **where})
         return Present(next(record.state for record in records if record.state not in ENDED))
 
     def resume_job(self, job: Job) -> None:
@@ -185,7 +185,7 @@ class SlurmJobControl:
 
     def _find_records(self, job_id: str) -> list[Record]:
         """The records from slurmctld, or from the accounting once slurmctld has dropped the job."""
-        return of_job(self._cluster.jobs(job_id), job_id) or of_job(self._cluster.past(job_id), job_id)
+        return select_job(self._cluster.jobs(job_id), job_id) or select_job(self._cluster.past(job_id), job_id)
 
     def _load_records(self, job: Job) -> list[Record]:
         records = self._find_records(job.facts["job_id"])

@@ -57,7 +57,7 @@ class Record:
         return self.state in WAITING and "held" in self.reason.lower()
 
 
-def of_job(records: Iterable[Record], job_id: str) -> list[Record]:
+def select_job(records: Iterable[Record], job_id: str) -> list[Record]:
     """The records of the job with this id: itself, and the other components if it is heterogeneous."""
     records = list(records)
     own_records = [record for record in records if record.job_id == job_id]
@@ -65,7 +65,7 @@ def of_job(records: Iterable[Record], job_id: str) -> list[Record]:
     return own_records + [record for record in records if record.het_job_id in leaders and record.job_id != job_id]
 
 
-def details(records: Iterable[Record]) -> dict[str, Any]:
+def summarize_end(records: Iterable[Record]) -> dict[str, Any]:
     """The details of a job's end for the report."""
     records = list(records)
     ends = [record.ended_at for record in records if record.ended_at is not None]
@@ -96,7 +96,7 @@ def _count(pattern: str, parts: Iterable[str]) -> int:
     return sum(int(match[1] or 1) for match in matches if match)
 
 
-def from_squeue(line: str) -> Record:
+def parse_squeue(line: str) -> Record:
     """From a line of `squeue` in the format of `FIELDS`."""
     values = dict(zip(FIELDS, line.split(SEPARATOR), strict=False))
     fields = {name: "" if value in ("N/A", "(null)", "None") else value for name, value in values.items()}
@@ -111,11 +111,11 @@ def from_squeue(line: str) -> Record:
         het_job_id=fields["HetJobID"],
         reason=fields["Reason"],
         exit_code=int(fields["exit_code"]) if fields["exit_code"].isdecimal() else None,
-        ended_at=_local_time(fields["EndTime"]) if fields["State"] in ENDED else None,
+        ended_at=_parse_local_time(fields["EndTime"]) if fields["State"] in ENDED else None,
         gpus=parse_gpus(
-            fields["tres-alloc"], fields["tres-per-job"], fields["tres-per-node"], _number(fields["NumNodes"])
+            fields["tres-alloc"], fields["tres-per-job"], fields["tres-per-node"], _parse_number(fields["NumNodes"])
         ),
-        restarts=_number(fields["RestartCnt"]),
+        restarts=_parse_number(fields["RestartCnt"]),
     )
 
 
@@ -140,55 +140,55 @@ FIELDS = (
 SQUEUE_FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in FIELDS)
 
 
-def from_rest(job: Mapping[str, Any]) -> Record:
+def parse_rest(job: Mapping[str, Any]) -> Record:
     """From an element of `jobs` in a response of slurmrestd, of version 0.0.38 or later."""
     states = job.get("job_state")
     state_names = [str(state) for state in states] if isinstance(states, list) else [str(states)]
     state = "COMPLETING" if "COMPLETING" in state_names else (state_names[0] if state_names else "")
-    array_task = _rest_number(job.get("array_task_id"))
-    ended_at = _rest_number(job.get("end_time"))
+    array_task = _parse_rest_number(job.get("array_task_id"))
+    ended_at = _parse_rest_number(job.get("end_time"))
     return Record(
         job_id=str(job.get("job_id", "")),
         state=state,
         user=str(job.get("user_name", "")),
         partition=str(job.get("partition", "")),
-        array_job_id="" if array_task is None else str(_rest_number(job.get("array_job_id")) or ""),
+        array_job_id="" if array_task is None else str(_parse_rest_number(job.get("array_job_id")) or ""),
         array_task_id="" if array_task is None else str(array_task),
-        het_job_id=str(_rest_number(job.get("het_job_id")) or ""),
+        het_job_id=str(_parse_rest_number(job.get("het_job_id")) or ""),
         reason=str(job.get("state_reason", "")),
-        exit_code=_rest_exit_code(job.get("exit_code")),
+        exit_code=_parse_rest_exit_code(job.get("exit_code")),
         ended_at=datetime.fromtimestamp(ended_at, UTC) if ended_at and state in ENDED else None,
         gpus=parse_gpus(
             str(job.get("tres_alloc_str") or ""),
             str(job.get("tres_per_job") or ""),
             str(job.get("tres_per_node") or ""),
-            _rest_number(job.get("node_count")) or 1,
+            _parse_rest_number(job.get("node_count")) or 1,
         ),
-        restarts=_rest_number(job.get("restart_cnt")) or 0,
+        restarts=_parse_rest_number(job.get("restart_cnt")) or 0,
     )
 
 
-def _rest_number(value: Any) -> int | None:
+def _parse_rest_number(value: Any) -> int | None:
     """A number, which later versions wrap as `{"set": true, "infinite": false, "number": 5}`."""
     if isinstance(value, Mapping):
         return int(value["number"]) if value.get("set") and isinstance(value.get("number"), int | float) else None
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _rest_exit_code(value: Any) -> int | None:
+def _parse_rest_exit_code(value: Any) -> int | None:
     """The status as from wait(); later versions split it."""
     if isinstance(value, Mapping) and "return_code" in value:
         signal = value.get("signal")
-        number = _rest_number(signal.get("signal_id", signal.get("id"))) if isinstance(signal, Mapping) else None
-        return ((_rest_number(value["return_code"]) or 0) << 8) | (number or 0)
-    return _rest_number(value)
+        number = _parse_rest_number(signal.get("signal_id", signal.get("id"))) if isinstance(signal, Mapping) else None
+        return ((_parse_rest_number(value["return_code"]) or 0) << 8) | (number or 0)
+    return _parse_rest_number(value)
 
 
-def _number(text: str) -> int:
+def _parse_number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _local_time(text: str) -> datetime | None:
+def _parse_local_time(text: str) -> datetime | None:
     """A local time; Slurm's commands write it without an offset."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)

@@ -2,8 +2,7 @@
 response.
 
 The HTTP status is not enough: version 0.0.38 returns 500 for a missing job, another user's job and an expired token,
-and
-200 for a failed update.
+and 200 for a failed update.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import httpx
 
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.slurm.job_record import Record, from_rest
+from evalstop_client.receivers.slurm.job_record import Record, parse_rest
 from evalstop_client.service import object_in
 
 TIMEOUT_SECONDS = 30.0
@@ -56,7 +55,7 @@ class Rest:
     def jobs(self, job_id: str) -> list[Record]:
         """From slurmctld."""
         body = self._request_object("GET", f"job/{job_id}")
-        return [from_rest(job) for job in body.get("jobs") or [] if isinstance(job, Mapping)]
+        return [parse_rest(job) for job in body.get("jobs") or [] if isinstance(job, Mapping)]
 
     def past(self, job_id: str) -> list[Record]:
         """Empty: accounting is not queried."""

@@ -26,7 +26,7 @@ class CheckpointSignal:
         return f"{self.name}@{self.where}"
 
 
-def checkpoint_signal(text: str) -> CheckpointSignal:
+def parse_checkpoint_signal(text: str) -> CheckpointSignal:
     """Parse `USR1` or `USR1@steps`; raises ConfigurationError."""
     name, _, where = text.removeprefix("SIG").partition("@")
     if name not in NAMES or (where or "batch") not in WHERE:
@@ -44,6 +44,6 @@ def choose_signal(labels: Mapping[str, str], default: CheckpointSignal | None) -
     if text == "none":
         return None
     try:
-        return checkpoint_signal(text)
+        return parse_checkpoint_signal(text)
     except ConfigurationError as error:
         raise RequestRefused(f"label {error.detail}") from None

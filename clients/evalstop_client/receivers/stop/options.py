@@ -182,7 +182,7 @@ def choose_state_folder(chosen: Path | None, scheduler: str) -> Path:
     return root / "evalstop" / f"receiver-{scheduler}"
 
 
-def pairs(texts: Sequence[str], option: str) -> dict[str, list[str]]:
+def parse_pairs(texts: Sequence[str], option: str) -> dict[str, list[str]]:
     """Parse repeated `name=value` options into the values of each name."""
     values: dict[str, list[str]] = {}
     for text in texts:

@@ -51,6 +51,6 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout_seconds:
     return Done(completed.returncode, output, errors)
 
 
-def environment_without(*private: str) -> dict[str, str]:
+def copy_environment(*private: str) -> dict[str, str]:
     """The environment without variables that a scheduler's program does not need."""
     return {name: value for name, value in os.environ.items() if name not in private}

@@ -26,8 +26,8 @@ from evalstop_client.receivers.kubernetes.kinds import (
     WORKLOAD,
     Kind,
     at,
-    change_at,
     find_kind_of,
+    set_field,
 )
 
 from tests.clients.receivers.kubernetes.admin import Admin, Json, api_version
@@ -104,7 +104,7 @@ class Controllers:
     def _is_suspended(self, kind: Kind, item: Json) -> bool:
         if kind is VOLCANO_JOB:
             return bool(kind.list_states(item) & kind.suspended)
-        return at(item, *kind.lever) is True or (kind is JOB and at(item, "spec", "parallelism") == 0)
+        return at(item, *kind.suspend_field) is True or (kind is JOB and at(item, "spec", "parallelism") == 0)
 
     def _set_state(self, kind: Kind, item: Json, state: str, active: int) -> None:
         """Set the status of a workload to one state: a phase, or conditions."""
@@ -112,7 +112,7 @@ class Controllers:
             state = ""
         status: Json = {"active": active} if kind is JOB else {}
         if kind.phase and kind is not VOLCANO_JOB:
-            status = {**status, **change_at(kind.phase[1:], state or "Running")}
+            status = {**status, **set_field(kind.phase[1:], state or "Running")}
         elif not kind.phase:
             types = sorted(kind.suspended | ({state} if state else frozenset()))
             status["conditions"] = [{"type": name, "status": "True" if name == state else "False"} for name in types]
@@ -139,8 +139,8 @@ class Controllers:
         assert kind is not None
         job = self._admin.get(kind, workload["metadata"]["namespace"], owner["name"])
         suspended = workload["spec"].get("active", True) is False
-        if job is not None and bool(at(job, *kind.lever)) is not suspended:
-            self._admin.patch(kind, job, change_at(kind.lever, suspended))
+        if job is not None and bool(at(job, *kind.suspend_field)) is not suspended:
+            self._admin.patch(kind, job, set_field(kind.suspend_field, suspended))
 
     def _list_owned(self, kind: Kind, item: Json) -> list[Json]:
         items = self._admin.list(kind, item["metadata"]["namespace"])

@@ -22,7 +22,7 @@ from evalstop_client.receivers.kubernetes.kinds import (
     WORKLOAD,
     Kind,
     at,
-    change_at,
+    set_field,
 )
 
 from tests.acceptance.docs.connect_pages import read_block
@@ -95,7 +95,7 @@ def test_queued_workload_is_deactivated_in_kueue(kubernetes: KubernetesCluster, 
     assert current["spec"]["active"] is False
     assert current["metadata"]["annotations"] == {"evalstop.io/decision": "decision-9"}
     job_control.resume_job(job)
-    wait_until(lambda: at(kubernetes.read_object(kind, item), *kind.lever) is False)
+    wait_until(lambda: at(kubernetes.read_object(kind, item), *kind.suspend_field) is False)
     assert kubernetes.read_object(WORKLOAD, workload)["spec"]["active"] is True
 
 
@@ -202,7 +202,7 @@ def test_recreated_workload_is_left_alone(kubernetes: KubernetesCluster, kind: K
     assert wait_until_gone(job_control, job).state == "Deleted"
     with pytest.raises(RequestRefused, match="no longer exists"):
         job_control.resume_job(job)
-    assert at(kubernetes.read_object(kind, recreated), *kind.lever) is not True
+    assert at(kubernetes.read_object(kind, recreated), *kind.suspend_field) is not True
     assert kubernetes.node.count_running() == 1
 
 
@@ -211,7 +211,7 @@ def test_job_without_spec_suspend_is_stopped_otherwise(kubernetes: KubernetesClu
     """Before Kubernetes 1.21 a Job is scaled to 0, deleted, or refused, as configured."""
     item = kubernetes.start_workload(parallelism=2)
     labels = kubernetes.get_run_labels(item)
-    job_control = kubernetes.job_control(instead="refuse")
+    job_control = kubernetes.job_control(fallback="refuse")
     job = find_job(job_control, labels)
     with pytest.raises(RequestRefused, match=r"accepted spec\.suspend of Job train-1 but dropped it"):
         job_control.cancel_job(job, make_stop_request(labels))
@@ -223,7 +223,7 @@ def test_job_without_spec_suspend_is_stopped_otherwise(kubernetes: KubernetesClu
     current = kubernetes.read_object(JOB, item)
     assert (current["spec"]["parallelism"], current["metadata"]["annotations"]) == (2, {})
     kubernetes.grant_verbs("batch", "jobs", "delete")
-    job_control = kubernetes.job_control(instead="delete")
+    job_control = kubernetes.job_control(fallback="delete")
     job_control.cancel_job(job, make_stop_request(labels))
     assert wait_until_gone(job_control, job).state == "Deleted"
 
@@ -314,7 +314,7 @@ def test_externally_resumed_workload_is_present_again(kubernetes: KubernetesClus
     job = find_job(job_control, labels)
     job_control.cancel_job(job, make_stop_request(labels))
     assert isinstance(wait_until_gone(job_control, job), Gone)
-    kubernetes.admin.patch(PYTORCH_JOB, item, change_at(PYTORCH_JOB.lever, False))
+    kubernetes.admin.patch(PYTORCH_JOB, item, set_field(PYTORCH_JOB.suspend_field, False))
     assert isinstance(job_control.check_job(job), Present)
 
 

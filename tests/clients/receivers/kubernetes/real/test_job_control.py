@@ -47,7 +47,7 @@ def test_real_server_without_spec_suspend(kubernetes: KubernetesCluster) -> None
     """Kubernetes 1.20 accepts and drops spec.suspend: the Job is scaled to 0, deleted or refused, as configured."""
     item = kubernetes.start_workload(parallelism=2)
     labels = kubernetes.get_run_labels(item)
-    job_control = kubernetes.job_control(instead="refuse")
+    job_control = kubernetes.job_control(fallback="refuse")
     job = find_job(job_control, labels)
     with pytest.raises(RequestRefused, match="dropped it"):
         job_control.cancel_job(job, make_stop_request(labels))
@@ -58,7 +58,7 @@ def test_real_server_without_spec_suspend(kubernetes: KubernetesCluster) -> None
     job_control.resume_job(job)
     assert kubernetes.read_object(JOB, item)["spec"]["parallelism"] == 2
     kubernetes.grant_verbs("batch", "jobs", "delete")
-    job_control = kubernetes.job_control(instead="delete")
+    job_control = kubernetes.job_control(fallback="delete")
     job_control.cancel_job(job, make_stop_request(labels))
     assert wait_until_gone(job_control, job).state == "Deleted"
 
