@@ -169,7 +169,7 @@ class ProcessJobControl:
         details = {
             "pid": self._job.pid,
             "exit_status": status,
-            "signal": _name_signal(-status) if status < 0 else None,
+            "signal": _signal_name(-status) if status < 0 else None,
             "ended_at": _format_time(self._job.ended_at) if self._job.ended_at else None,
         }
         return Gone("ended", details)
@@ -244,7 +244,7 @@ def create_receiver_id() -> str:
     return str(uuid.uuid4())
 
 
-def _name_signal(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # real-time signals have no names
