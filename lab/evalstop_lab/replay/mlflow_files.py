@@ -59,8 +59,8 @@ def read_runs(folder: Path, name: str, runs: Runs, roles: Roles, errors: ReadErr
 
 
 def name_run(name: object, run_id: str) -> str:
-    """The unique name of an MLflow run: its name and the start of its id."""
-    return f"{name} ({run_id[:8]})" if name else run_id
+    """The unique name of an MLflow run: its name and the end of its id, which EvalStop begins with the time."""
+    return f"{name} ({run_id[-8:]})" if name else run_id
 
 
 def set_cost(run: Run, started: object, ended: object, gpus: str) -> None:

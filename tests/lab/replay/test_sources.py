@@ -138,7 +138,7 @@ def test_several_evals_of_the_service_are_read_as_their_mean() -> None:
 @pytest.mark.real
 def test_runs_of_a_service_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a service have their declared roles, without observations of superseded attempts; as runs of MLflow
-    they have their planned length, too."""
+    they have their planned length, too, and runs of one name remain apart."""
     with running_service(tmp_path) as service:
         with httpx.Client(
             base_url=f"{service.url}/api/v1", headers={"Authorization": f"Bearer {service.key}"}, timeout=60
@@ -150,15 +150,21 @@ def test_runs_of_a_service_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             late = [{"metric": "odd", "step": 80, "value": 9.0}, {"metric": "odd", "step": 90, "value": "NaN"}]
             client.post(f"/runs/{run_id}/observations", json={"observations": points + late}).raise_for_status()
             client.post(f"/runs/{run_id}/resume", json={"step": 70}).raise_for_status()
+            mlflow = f"{service.url}/mlflow/api/2.0/mlflow/runs"
+            for _ in range(3):  # a sweep that gives its runs one name
+                created = client.post(f"{mlflow}/create", json={"experiment_id": "0", "run_name": "sweep"})
+                value = {"run_id": created.json()["run"]["info"]["run_id"], "key": "odd", "value": 0.5, "timestamp": 1}
+                client.post(f"{mlflow}/log-metric", json=value).raise_for_status()
         monkeypatch.delenv("EVALSTOP_KEY", raising=False)
         with pytest.raises(UnusableArguments, match="EVALSTOP_KEY"):
             read_runs([f"evalstop+{service.url}"])
         monkeypatch.setenv("EVALSTOP_KEY", service.key)
-        (run,) = read_runs([f"evalstop+{service.url}"]).by_name.values()
+        run = read_runs([f"evalstop+{service.url}"]).by_name["a"]
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", service.key)
         requested = RequestedRoles({MetricRole.EVAL: "odd"})
-        (as_mlflow,) = read_runs([f"mlflow+{service.url}/mlflow"], requested).by_name.values()
-    assert as_mlflow.total_steps == 200
+        as_mlflow = list(read_runs([f"mlflow+{service.url}/mlflow"], requested).by_name.values())
+    assert [run.name.split()[0] for run in as_mlflow] == ["sweep", "sweep", "sweep", "a"]
+    assert as_mlflow[-1].total_steps == 200
     assert [(score.step, score.value, score.stderr) for score in run.scores()] == [(*point, 0.1) for point in TURNED]
     assert (run.gpus, run.total_steps) == (4.0, 200)
 
