@@ -122,6 +122,7 @@ class Run:
         self._declared_eval = _find_declared_eval(metrics)
         self._evals: deque[tuple[int, float]] = deque(maxlen=EVALS_SHOWN)
         self._answered_requests: set[str] = set()
+        self._last_checkpoint: tuple[int, str] | None = None
         self._pid = os.getpid()
         self._reporter: Reporter | None = None
         if self._settings.url is None:
@@ -230,6 +231,10 @@ class Run:
             reason = "checkpoint: step %.80r must be a non-negative integer, and uri %.80r a text or a path"
             self._warnings.count_dropped("checkpoint", 1, reason, step, uri)
         else:
+            before, self._last_checkpoint = self._last_checkpoint, (whole_step, path)
+            if before is not None and before[1] == path and before[0] != whole_step:
+                reason = "checkpoint: steps %d and %d have one uri, %s: give each its own, or the best is overwritten"
+                self._warnings.warn_once("overwritten", reason, before[0], whole_step, path)
             self._put_entry(Entry("checkpoints", {"step": whole_step, "uri": path}))
 
     def resume(self, *, step: int) -> None:

@@ -8,6 +8,7 @@ trainer. Only rank 0 talks to the service; all ranks stop at the same step.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any, Unpack
@@ -19,6 +20,8 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, open_run, repeats_steps, to_uri
 from evalstop_client.eval_request import Evaluate, answer_requests
 from evalstop_client.run import Run
+
+logger = logging.getLogger("evalstop_client")
 
 AGREE_EVERY_STEPS = 10
 
@@ -54,6 +57,13 @@ class EvalStopCallback(Callback):
             run = open_run(filled(self._arguments, total_steps=total_steps, resumes=resumes))
             if repeats_steps(trainer.global_step):
                 run.resume(step=trainer.global_step)
+            kept = [getattr(callback, "save_top_k", -1) for callback in trainer.checkpoint_callbacks]
+            if any(count > 0 for count in kept):
+                logger.warning(
+                    "evalstop: ModelCheckpoint(save_top_k=%d) may delete the checkpoint that EvalStop calls the best; "
+                    "save_top_k=-1 keeps all",
+                    max(kept),
+                )
             self._logger = _RunLogger(run, trainer, self._evaluate)
             trainer.loggers = [*trainer.loggers, self._logger]  # added late, so that no folder is named after it
 
