@@ -29,7 +29,7 @@ def train(rank: int, ranks: int) -> None:
     folder = Path("checkpoints")
     folder.mkdir(exist_ok=True)
 
-    with DistributedRun(name="pytorch-ddp", metrics=METRICS, policy="paper", mode="enforce") as run:
+    with DistributedRun(name="pytorch-ddp", metrics=METRICS, total_steps=STEPS, policy="paper", mode="enforce") as run:
         for step in range(STEPS):
             loss = torch.nn.functional.mse_loss(parallel(points[mine]), targets[mine])
             optimizer.zero_grad()

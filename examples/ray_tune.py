@@ -22,7 +22,9 @@ def train(config: dict[str, float]) -> None:
         time.sleep(0.05)
 
 
-watch = EvalStop(name="ray-tune", metrics={"score": {"role": "eval"}}, policy="paper", mode="enforce")
+watch = EvalStop(
+    name="ray-tune", metrics={"score": {"role": "eval"}}, total_steps=STEPS, policy="paper", mode="enforce"
+)
 init(num_cpus=1, object_store_memory=100_000_000, include_dashboard=False, log_to_driver=False)
 tuner = tune.Tuner(
     train,

@@ -60,17 +60,19 @@ def test_trial_that_goes_back_resumes(server: FakeServer, service: FakeService) 
 def test_trial_without_a_step_does_not_end_the_search(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A result that lacks the step, or whose step Tune has filled in as None, is dropped with a warning."""
+    """A result that lacks the step, or whose step Tune has filled in as None, is dropped with a warning; what Tune adds
+    to each result is no metric."""
     from evalstop_client.callbacks.ray_tune import EvalStop
 
     watch = EvalStop(step_key="timesteps_total", name="tune", url=server.url, key=KEY, limits=FAST_LIMITS)
     trial: Any = SimpleNamespace(trial_id="t1", last_result={"training_iteration": 5})
     watch.on_trial_result(0, [trial], trial, {"training_iteration": 6, "score": 0.5, "timesteps_total": None})
     watch.on_trial_result(0, [trial], trial, {"training_iteration": 7, "score": 0.5})
-    watch.on_trial_result(0, [trial], trial, {"training_iteration": 8, "score": 0.5, "timesteps_total": 80})
+    automatic = {"training_iteration": 8, "timesteps_total": 80, "pid": 4711, "time_total_s": 0.5}
+    watch.on_trial_result(0, [trial], trial, {"score": 0.5, **automatic})
     watch.on_trial_complete(0, [trial], trial)
     watch.on_experiment_end([trial])
-    assert {step for _, _, step in service.find_run("tune-t1").observations} == {80}
+    assert service.find_run("tune-t1").observations == {(2, "score", 80): 0.5}
     assert len([message for message in list_messages(caplog) if "step None" in message]) == 1
 
 
@@ -222,8 +224,11 @@ def test_training_after_a_failed_one_is_another_run(
 
 
 @pytest.mark.filterwarnings("ignore")  # advice of Lightning's on workers and srun
-def test_each_save_registers_the_file_that_it_wrote(server: FakeServer, service: FakeService, tmp_path: Path) -> None:
-    """A file that Lightning overwrites is registered at each step; after a resume, older files are not registered."""
+def test_each_save_registers_the_file_that_it_wrote(
+    server: FakeServer, service: FakeService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that Lightning overwrites is registered at each step; after a resume, older files are not registered. The
+    client warns where files are deleted or overwritten."""
     import torch
     from evalstop_client.callbacks.lightning import EvalStopCallback
     from lightning.pytorch import LightningModule, Trainer
@@ -254,8 +259,13 @@ def test_each_save_registers_the_file_that_it_wrote(server: FakeServer, service:
 
     fit(3, "best", 1)
     assert list_checkpoints("best") == [(1, "best.ckpt"), (2, "best.ckpt"), (3, "best.ckpt")]
-    fit(2, "{step}", 5)
-    fit(3, "{step}", 5, tmp_path / "step=2.ckpt")
+    deletes, overwrites = list_messages(caplog)
+    assert "save_top_k=1" in deletes
+    assert "steps 1 and 2 have one uri" in overwrites
+    caplog.clear()
+    fit(2, "{step}", -1)
+    fit(3, "{step}", -1, tmp_path / "step=2.ckpt")
+    assert list_messages(caplog) == []
     assert list_checkpoints("{step}") == [(step, f"step={step}.ckpt") for step in (1, 2, 3)]
 
 

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 from ray.air.constants import TRAINING_ITERATION
 from ray.tune import Callback, Stopper
 from ray.tune.experiment import Trial
+from ray.tune.result import AUTO_RESULT_KEYS
 
 from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers
 from evalstop_client.observations import parse_step
@@ -51,7 +52,8 @@ class EvalStop(Callback):
         if (restored or iteration <= reported) and (whole_step := parse_step(step)) is not None:
             run.resume(step=max(0, whole_step - 1))
         self._iterations[trial.trial_id] = iteration
-        run.log(keep_numbers(result), step=step)  # without a step it is dropped with a warning
+        reported_values = {name: value for name, value in result.items() if name not in AUTO_RESULT_KEYS}
+        run.log(keep_numbers(reported_values), step=step)  # without a step it is dropped with a warning
 
     def on_checkpoint(self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: Any, **info: Any) -> None:
         """Register a checkpoint, which belongs to the latest result."""
