@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Form, Request, Response
+from fastapi import APIRouter, Depends, Form, Request, Response
 
 from evalstop_service.decisions import commands, second_person
 from evalstop_service.errors import Invalid
@@ -18,7 +17,6 @@ from evalstop_service.rules.run_descriptions import DescriptionIn
 from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store import decisions
-from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import forms
 from evalstop_service.web.dashboard.notices import add_notice
 from evalstop_service.web.dashboard.responses import PageRoute
@@ -26,17 +24,31 @@ from evalstop_service.web.dashboard.visitor import Operator, Site, SiteOf, Visit
 
 router = APIRouter(route_class=PageRoute)
 
-Reason = Annotated[str, Form()]
-Note = Annotated[str, Form()]
+Text = Annotated[str, Form()]
 Next = Annotated[str, Form(alias="next")]
 """The page to return to; by default the run's."""
 
-Outcome = Annotated[DecisionOutcome, Form()]
+
+class LabelForm:
+    """The fields of a label: the outcome, the step of the turn and a note, and the page to return to."""
+
+    def __init__(
+        self, outcome: Annotated[DecisionOutcome, Form()], turn_step: Text = "", note: Text = "", target: Next = ""
+    ) -> None:
+        self.outcome, self.turn_step, self.note, self.target = outcome, turn_step, note, target
+
+    def read_label(self, site: Site, visitor: Visitor) -> commands.Label:
+        """The label, given now by this visitor; raises Invalid for a turn that is no step."""
+        turn_step = forms.parse_step(self.turn_step)
+        return commands.Label(self.outcome, turn_step, forms.parse_note(self.note), visitor.actor, site.clock())
+
+
+LabelFields = Annotated[LabelForm, Depends()]
 
 
 @router.post("/decisions/{decision_id}/veto")
 def veto_stop(
-    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = ""
+    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
 ) -> Response:
     """Cancel a stop that is on hold or pending."""
     return add_notice(_apply_command(Vetoed, decision_id, site, visitor, reason, target), request, "vetoed")
@@ -44,7 +56,7 @@ def veto_stop(
 
 @router.post("/decisions/{decision_id}/release")
 def release_stop(
-    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = ""
+    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
 ) -> Response:
     """Carry out a stop that is on hold."""
     now = site.clock()
@@ -57,7 +69,7 @@ def release_stop(
 
 @router.post("/decisions/{decision_id}/undo")
 def undo_stop(
-    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = ""
+    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
 ) -> Response:
     """Undo a requested stop."""
     return add_notice(_apply_command(Undone, decision_id, site, visitor, reason, target), request, "undone")
@@ -65,7 +77,7 @@ def undo_stop(
 
 @router.post("/runs/{run_id}/stop")
 def stop_run(
-    request: Request, run_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = ""
+    request: Request, run_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
 ) -> Response:
     """Stop a run now."""
     now = site.clock()
@@ -75,41 +87,18 @@ def stop_run(
 
 
 @router.post("/runs/{run_id}/outcome")
-def label_run(
-    request: Request,
-    run_id: UUID,
-    site: SiteOf,
-    visitor: Operator,
-    outcome: Outcome,
-    turn_step: Annotated[str, Form()] = "",
-    note: Note = "",
-    target: Next = "",
-) -> Response:
+def label_run(request: Request, run_id: UUID, site: SiteOf, visitor: Operator, form: LabelFields) -> Response:
     """Label whether letting a run continue that was never flagged was right."""
-    label = _read_label(site, visitor, outcome, turn_step, note)
-    commands.label_run(site.database, visitor.project.id, run_id, label)
-    return add_notice(forms.redirect_back(run_id, target), request, "labeled")
+    commands.label_run(site.database, visitor.project.id, run_id, form.read_label(site, visitor))
+    return add_notice(forms.redirect_back(run_id, form.target), request, "labeled")
 
 
 @router.post("/decisions/{decision_id}/outcome")
-def label_decision(
-    request: Request,
-    decision_id: UUID,
-    site: SiteOf,
-    visitor: Operator,
-    outcome: Outcome,
-    turn_step: Annotated[str, Form()] = "",
-    note: Note = "",
-    target: Next = "",
-) -> Response:
+def label_decision(request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, form: LabelFields) -> Response:
     """Label whether a decision was right."""
-    label = _read_label(site, visitor, outcome, turn_step, note)
+    label = form.read_label(site, visitor)
     decision = commands.label_decision(site.database, visitor.project.id, decision_id, label)
-    return add_notice(forms.redirect_back(decision.run_id, target), request, "labeled")
-
-
-def _read_label(site: Site, visitor: Visitor, outcome: DecisionOutcome, turn_step: str, note: str) -> commands.Label:
-    return commands.Label(outcome, forms.parse_step(turn_step), forms.parse_note(note), visitor.actor, site.clock())
+    return add_notice(forms.redirect_back(decision.run_id, form.target), request, "labeled")
 
 
 def _apply_command(
@@ -118,9 +107,6 @@ def _apply_command(
     action = command(site.clock(), visitor.actor, forms.parse_reason(reason))
     decision = commands.apply_command(site.database, visitor.project.id, decision_id, action)
     return forms.redirect_back(decision.run_id, target)
-
-
-Text = Annotated[str, Form()]
 
 
 @router.post("/runs/{run_id}/description")
@@ -137,8 +123,6 @@ def describe(
     describe_run(site.database, visitor.author(site.clock()), run_id, parse_form(DescriptionIn, fields))
     return forms.redirect_back(run_id, "")
 
-
-MOST_CHOICES = 500
 
 Metric = Annotated[str, Form(max_length=256)]
 LowerIsBetter = Annotated[bool, Form()]
@@ -169,8 +153,3 @@ def correct_roles(
         visitor.load_run(tx, run_id)
     site.context.committer.submit_and_wait(Message(visitor.project.id, run_id, RolesCorrected(metrics, visitor.actor)))
     return forms.redirect_back(run_id, "")
-
-
-def metric_choices(run: Run, metrics: Iterable[str]) -> list[str]:
-    """The metrics to choose from: those that were logged, and those with a role but no value yet."""
-    return sorted({*metrics, *run.metrics})[:MOST_CHOICES]

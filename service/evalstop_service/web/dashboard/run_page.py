@@ -37,7 +37,7 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import LatestObservation, PostedObservation
 from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
-from evalstop_service.web.dashboard import charted_series, curve_drawing, decision_lanes, formatting, run_actions
+from evalstop_service.web.dashboard import charted_series, curve_drawing, decision_lanes, formatting
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
@@ -47,6 +47,9 @@ router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
 MOST_POINTS = 2000
 MOST_METRICS = 12
 """Maximum number of metrics in the table; those not in the main chart have small charts."""
+
+MOST_CHOICES = 500
+"""Maximum number of metrics to choose from for a role."""
 
 MOST_VERDICTS = 20
 
@@ -100,7 +103,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         lanes=lanes,
         outcomes={decision.id: judged.get((run.id, decision.attempt)) for decision in on_record},
         name_state=formatting.name_state,
-        can=_allowed_actions(run, current, site.clock()),
+        can=_find_actions(run, current, site.clock()),
         changes=changes,
         eval_requests=requests[::-1],
         curves=curves,
@@ -108,8 +111,9 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         paired_metric=watched_metrics.PAIRED_METRIC,
         eval_shares=shares,
         recognition=metric_roles.describe_roles(run),
-        sources=lambda metric: _role_source(run, metric),
-        choices=run_actions.metric_choices(run, [item.metric for item, _ in metrics]),
+        sources=lambda metric: _describe_role_source(run, metric),
+        # With a role but no value yet, too.
+        choices=sorted({*run.metrics, *(item.metric for item, _ in metrics)})[:MOST_CHOICES],
         has_others=not charted_series.list_charted(run).keys() >= {item.metric for item, _ in metrics},
         # Its own version first.
         tried=list(dict.fromkeys([f"{run.policy_name}@{run.policy_version}", *latest_policies])),
@@ -120,7 +124,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         link=make_link,
         turn_step=charted_series.find_turn_step(run, current),
         roles={role["role"]: metric for metric, role in run.metrics.items()},
-        summary=formatting.run_summary(run, current, site.clock()),
+        summary=formatting.describe_run(run, current, site.clock()),
         reason=(current or run).verdict.reason,
     )
 
@@ -136,11 +140,11 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         {
             # A list, because a metric may be named __proto__.
             "series": [{"metric": item.metric, "role": item.role, **_to_columns(item.drawn)} for item in charted],
-            "best_checkpoint": _mark(run.best_checkpoint),
-            "raw_maximum": _mark(run.raw_maximum),
+            "best_checkpoint": _encode_mark(run.best_checkpoint),
+            "raw_maximum": _encode_mark(run.raw_maximum),
             "turn_step": charted_series.find_turn_step(run, decision),
             "last_step": run.last_step,
-            "planned_end": _planned_end(run),
+            "planned_end": _find_planned_end(run),
             "eval_changes": [{"step": change.step, "reason": change.reason} for change in run.eval_changes],
             "decision": decision
             and {"step": decision.step, "state": formatting.name_state(decision.state, decision.action)},
@@ -160,7 +164,7 @@ def follow_run(
     )
 
 
-def _allowed_actions(run: Run, decision: Decision | None, now: datetime) -> dict[str, bool]:
+def _find_actions(run: Run, decision: Decision | None, now: datetime) -> dict[str, bool]:
     """Which actions the run allows now."""
     state = DecisionState(decision.state) if decision else None
     is_carried_out = decision is not None and decision.is_carried_out(now)
@@ -173,7 +177,7 @@ def _allowed_actions(run: Run, decision: Decision | None, now: datetime) -> dict
     }
 
 
-def _planned_end(run: Run) -> int | None:
+def _find_planned_end(run: Run) -> int | None:
     """The planned length of a run that was stopped or parked before it."""
     is_cut = run.status in (RunStatus.STOPPED, RunStatus.PARKED) and run.total_steps is not None
     return run.total_steps if is_cut and run.length_known else None
@@ -190,10 +194,10 @@ def _find_silence(run: Run, record: RunHealth | None, stale_seconds: float, now:
     )
 
 
-def _role_source(run: Run, metric: str) -> str:
+def _describe_role_source(run: Run, metric: str) -> str:
     if metric == COMBINED_METRIC and metric not in run.metrics:
         return "the weighted mean of the evals"
-    return formatting.role_source(metric_roles.describe_roles(run).sources.get(metric, ""))
+    return formatting.describe_role_source(metric_roles.describe_roles(run).sources.get(metric, ""))
 
 
 def _load_shares(tx: Transaction, run: Run) -> list[EvalShare]:
@@ -220,5 +224,5 @@ def _to_columns(points: Sequence[PostedObservation]) -> dict[str, list[Any]]:
     }
 
 
-def _mark(best: BestCheckpoint | RawMaximum | None) -> dict[str, float] | None:
+def _encode_mark(best: BestCheckpoint | RawMaximum | None) -> dict[str, float] | None:
     return {"step": best.step, "score": best.score} if best else None
