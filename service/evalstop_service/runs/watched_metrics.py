@@ -174,6 +174,12 @@ def select_scores(run: Run, points: Iterable[PostedObservation]) -> list[Score]:
     return [score for score in select_evals(run, points) if math.isfinite(score.value)]
 
 
+def find_eval_sign(run: Run) -> float:
+    """The factor that makes higher evals better; 1 for a run without an eval."""
+    metric = find_eval_metric(run)
+    return 1.0 if metric is None else metric_sign(run.metrics, metric)
+
+
 def metric_sign(metrics: Mapping[str, MetricFields], metric: str) -> float:
     """The factor that turns a metric so that higher is better. KL is a distance, not a quality: it is not turned."""
     if metric == COMBINED_METRIC:

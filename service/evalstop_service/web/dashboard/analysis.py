@@ -46,7 +46,7 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
         policy = policies.read_policy(tx, run.policy_id)
-        paired = _paired_metrics(run)
+        paired = _find_paired_metrics(run)
         long = {metric for metric in {*run.metrics, *paired} if series.is_long_series(tx, run.id, metric)}
     for metric in long & set(paired):
         series.catch_up_summaries(site.database, run.id, metric)
@@ -55,13 +55,13 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         chart = gao_chart.build_chart(_load_pairs(tx, run, paired, long)) if len(paired) == 2 else None
     return JSONResponse(
         {
-            "evidence": {"note": note, "tracks": [_track_document(track) for track in tracks if track.has_evidence]},
-            "gao": None if chart is None else _chart_document(chart, _eval_sign(run)),
+            "evidence": {"note": note, "tracks": [_encode_track(track) for track in tracks if track.has_evidence]},
+            "gao": None if chart is None else _encode_chart(chart, watched_metrics.find_eval_sign(run)),
         }
     )
 
 
-def _paired_metrics(run: Run) -> list[str]:
+def _find_paired_metrics(run: Run) -> list[str]:
     """The metrics with the roles eval and KL."""
     kl = [metric for metric, role in run.metrics.items() if role["role"] == MetricRole.KL]
     return [metric for metric in (watched_metrics.find_eval_metric(run), *kl) if metric is not None]
@@ -106,12 +106,7 @@ def _load_pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str
     return sorted(paired, key=lambda item: item.order)
 
 
-def _eval_sign(run: Run) -> float:
-    metric = watched_metrics.find_eval_metric(run)
-    return 1.0 if metric is None else watched_metrics.metric_sign(run.metrics, metric)
-
-
-def _track_document(track: Track) -> dict[str, Any]:
+def _encode_track(track: Track) -> dict[str, Any]:
     points = downsample(track.points, MOST_POINTS)
     covered = track.covered[:: -(-len(track.covered) // MOST_POINTS) or 1]
     return {
@@ -131,7 +126,7 @@ def _track_document(track: Track) -> dict[str, Any]:
     }
 
 
-def _chart_document(chart: GaoChart, sign: float) -> dict[str, Any]:
+def _encode_chart(chart: GaoChart, sign: float) -> dict[str, Any]:
     """The chart in the eval's own direction."""
     line = chart.line
     sides = (line.low, line.high) if line is not None else ([], [])

@@ -110,7 +110,7 @@ def show_series(site: SiteOf, visitor: SignedIn, comparison: ComparisonQuery) ->
     charted = charted_series.load_charted(site.database, runs, MOST_POINTS)
     with site.database.reading() as tx:
         documents = [
-            _run_document(tx, run, charted[run.id], charted_series.find_turn_step(run, decided.get(run.id)))
+            _encode_run(tx, run, charted[run.id], charted_series.find_turn_step(run, decided.get(run.id)))
             for run in runs
         ]
     return JSONResponse({"runs": documents})
@@ -166,7 +166,7 @@ def _find_differing(fields: Sequence[Mapping[tuple[str, str], str]]) -> list[tup
     return [field for field in every if len({run_fields.get(field) for run_fields in fields}) > 1]
 
 
-def _run_document(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], turn_step: int | None) -> dict[str, Any]:
+def _encode_run(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], turn_step: int | None) -> dict[str, Any]:
     by_role = {item.role: item for item in reversed(charted)}  # the first of several with one role
     times = {role: _load_times(tx, run, item) for role, item in by_role.items()}
     first = min((time for times_of_role in times.values() for time in times_of_role.values()), default=None)
@@ -179,7 +179,7 @@ def _run_document(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], t
                 "role": role,
                 "steps": _list_steps(item.drawn),
                 "seconds": [None if time is None or first is None else (time - first).total_seconds() for time in at],
-                "kl": _kl_at(kl, _list_steps(item.drawn)),
+                "kl": _find_kl(kl, _list_steps(item.drawn)),
                 "values": [finite_or_none(point.value) for point in item.drawn],
             }
         )
@@ -206,10 +206,10 @@ def _find_place(
     evals = next((line for line in lines if line["role"] == MetricRole.EVAL), None)
     if step is None or evals is None or not (before := bisect_right(evals["steps"], step)):
         return None
-    return {"step": step, "seconds": evals["seconds"][before - 1], "kl": _kl_at(kl, [step])[0]}
+    return {"step": step, "seconds": evals["seconds"][before - 1], "kl": _find_kl(kl, [step])[0]}
 
 
-def _kl_at(kl: Sequence[PostedObservation], steps: Sequence[int]) -> list[float | None]:
+def _find_kl(kl: Sequence[PostedObservation], steps: Sequence[int]) -> list[float | None]:
     """The last KL up to each step."""
     kl_steps = _list_steps(kl)
     positions = [bisect_right(kl_steps, step) - 1 for step in steps]

@@ -77,7 +77,7 @@ def draw_lanes(decision: Decision, changes: Sequence[DecisionChange], now: datet
                 seconds=None if is_last else (ended - change.at).total_seconds(),
                 is_open=is_last and is_open,
                 until=until if is_last else None,
-                details=formatting.change_details(change),
+                details=formatting.list_change_details(change),
             )
         )
     return DecisionLanes(lanes, seconds)

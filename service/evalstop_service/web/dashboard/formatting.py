@@ -103,11 +103,11 @@ def format_duration(seconds: float) -> str:
     """
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:
-            return f"{_rounded(seconds / size)} {unit}"
-    return f"{_rounded(seconds)} s"
+            return f"{_round(seconds / size)} {unit}"
+    return f"{_round(seconds)} s"
 
 
-def _rounded(value: float) -> str:
+def _round(value: float) -> str:
     return f"{round(value, 1):g}" if value < 10 else f"{value:.0f}"
 
 
@@ -121,7 +121,7 @@ def format_iso(at: datetime) -> str:
     return rfc3339(at.replace(microsecond=0))
 
 
-def change_details(change: DecisionChange) -> dict[str, Any]:
+def list_change_details(change: DecisionChange) -> dict[str, Any]:
     """The details of a change of state: guards by kind and reason, a random draw and its limit in percent."""
     if change.state in (DecisionState.SHADOW, DecisionState.HELD_OUT):
         return {_DRAWS.get(name, name): format_percent(share) for name, share in change.details.items()}
@@ -130,10 +130,10 @@ def change_details(change: DecisionChange) -> dict[str, Any]:
     return {guard["kind"]: guard["reason"] for guard in change.details.get("guards", ())}
 
 
-def run_summary(run: Run, decision: Decision | None, now: datetime) -> str:
+def describe_run(run: Run, decision: Decision | None, now: datetime) -> str:
     """The state of a run in one sentence."""
     if decision is not None:
-        return _decision_summary(run, decision, now)
+        return _describe_decision(run, decision, now)
     verdict = run.verdict
     if run.last_step is None:
         return "No observations yet." if run.status == RunStatus.RUNNING else "The run ended without observations."
@@ -152,7 +152,7 @@ def run_summary(run: Run, decision: Decision | None, now: datetime) -> str:
     return f"{status}The eval {'has levelled off' if levelled_off else 'shows no turn'}."
 
 
-def _decision_summary(run: Run, decision: Decision, now: datetime) -> str:
+def _describe_decision(run: Run, decision: Decision, now: datetime) -> str:
     at = format_step(decision.step)
     going_on = "The run may continue." if decision.state is DecisionState.UNDONE else "The run continues."
     status = _STATUSES.get(run.status, going_on)
@@ -163,7 +163,7 @@ def _decision_summary(run: Run, decision: Decision, now: datetime) -> str:
             limit = "The project's highest mode or the policy's rollout stage limits it"
         return f"Would have been {done} at step {at}. {limit}: recorded, not carried out."
     if decision.action is Action.PARK:
-        return _parking_summary(decision, at, status, now)
+        return _describe_parking(decision, at, status, now)
     match DecisionState(decision.state):
         case DecisionState.HELD_OUT:
             return f"The stop at step {at} is held out at random, to measure whether it is right. {status}"
@@ -192,7 +192,7 @@ def _decision_summary(run: Run, decision: Decision, now: datetime) -> str:
     return f"The stop at step {at} was undone. {status}"
 
 
-def _parking_summary(decision: Decision, at: str, status: str, now: datetime) -> str:
+def _describe_parking(decision: Decision, at: str, status: str, now: datetime) -> str:
     match decision.state:
         case DecisionState.HELD_OUT:
             return f"Not parked at step {at}, by random assignment, to measure whether it is right. {status}"
@@ -216,7 +216,7 @@ def _parking_summary(decision: Decision, at: str, status: str, now: datetime) ->
     return f"To be parked since step {at}. No scheduler has confirmed yet that the job is set aside."
 
 
-def role_source(source: str) -> str:
+def describe_role_source(source: str) -> str:
     """Where the role of a metric comes from."""
     kind, _, name = source.partition(" ")
     match kind:

@@ -21,7 +21,6 @@ from evalstop_service.rules.statuses import RunOutcome
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import case_counts, decisions
 from evalstop_service.store.case_counts import CaseFilter
-from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import curve_drawing, formatting, forms
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import Operator, SiteOf
@@ -87,7 +86,7 @@ def show_case(
         number=len(cases),
         done=len(cases) - len(unlabeled),
         curves=curves,
-        lower_is_better=shown is not None and _is_lower_better(shown.run),
+        lower_is_better=shown is not None and watched_metrics.find_eval_sign(shown.run) < 0,
         own_label=shown.labels.get(visitor.actor) if shown else None,
         following=visitor.link(choice.link(at=following)),
         agreements=_measure_labels(cases),
@@ -115,11 +114,6 @@ def label_case(
     label = commands.Label(outcome, step, "", visitor.actor, site.clock())
     commands.label_run(site.database, visitor.project.id, run.id, label)
     return RedirectResponse(visitor.link(choice.link(at=at)), 303)
-
-
-def _is_lower_better(run: Run) -> bool:
-    metric = watched_metrics.find_eval_metric(run)
-    return metric is not None and watched_metrics.metric_sign(run.metrics, metric) < 0
 
 
 def _measure_labels(cases: Sequence[LabeledCase]) -> list[Agreement]:

@@ -70,20 +70,20 @@ def export_csv(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
 
-    def csv_parts() -> Iterator[str]:
+    def write_csv() -> Iterator[str]:
         buffer = io.StringIO()
         writer = csv.writer(buffer)
         writer.writerow(COLUMNS)
         for point in _read_all(site, run):
             name = f"'{point.metric}" if point.metric.startswith(_FORMULA_STARTS) else point.metric
-            writer.writerow([name, *("" if value is None else str(value) for value in _row_values(point)[1:])])
+            writer.writerow([name, *("" if value is None else str(value) for value in _list_values(point)[1:])])
             if buffer.tell() > 1 << 16:
                 yield buffer.getvalue()
                 buffer.seek(0)
                 buffer.truncate()
         yield buffer.getvalue()
 
-    return _attachment(csv_parts(), run, "csv", "text/csv; charset=utf-8")
+    return _send_file(write_csv(), run, "csv", "text/csv; charset=utf-8")
 
 
 @router.get("/export.json")
@@ -107,15 +107,15 @@ def export_json(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         "columns": COLUMNS,
     }
 
-    def json_parts() -> Iterator[str]:
+    def write_json() -> Iterator[str]:
         yield json.dumps(head)[:-1] + ', "observations": ['
         comma = ""
         for point in _read_all(site, run):
-            yield f"{comma}\n{json.dumps(_row_values(point))}"
+            yield f"{comma}\n{json.dumps(_list_values(point))}"
             comma = ","
         yield "\n]}\n"
 
-    return _attachment(json_parts(), run, "json", "application/json")
+    return _send_file(write_json(), run, "json", "application/json")
 
 
 def _read_all(site: Site, run: Run) -> Iterator[StoredObservation]:
@@ -136,7 +136,7 @@ def _read_all(site: Site, run: Run) -> Iterator[StoredObservation]:
             after = (batch[-1].step, batch[-1].superseded_by)
 
 
-def _row_values(point: StoredObservation) -> list[str | int | float | None]:
+def _list_values(point: StoredObservation) -> list[str | int | float | None]:
     return [
         point.metric,
         point.step,
@@ -149,7 +149,7 @@ def _row_values(point: StoredObservation) -> list[str | int | float | None]:
     ]
 
 
-def _attachment(parts: Iterator[str], run: Run, suffix: str, media_type: str) -> Response:
+def _send_file(parts: Iterator[str], run: Run, suffix: str, media_type: str) -> Response:
     ascii_name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-.")[:80] or "run"
     full_name = quote(run.name[:80] + "." + suffix, safe="")
     return StreamingResponse(

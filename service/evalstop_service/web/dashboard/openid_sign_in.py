@@ -20,7 +20,7 @@ from evalstop_service.web.dashboard.cookies import FLOW, PROJECT, SESSION, delet
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.sessions import FLOW_SECONDS
 from evalstop_service.web.dashboard.sign_in import render_login_form, safe_path
-from evalstop_service.web.dashboard.visitor import OpenId, SignedIn, Site, SiteOf, load_granted_projects, user_actor
+from evalstop_service.web.dashboard.visitor import OpenId, SignedIn, Site, SiteOf, load_granted_projects, name_user
 
 router = APIRouter(route_class=PageRoute)
 
@@ -120,7 +120,7 @@ def switch_project(request: Request, site: SiteOf, visitor: SignedIn, project: A
 
 def _record_session(tx: Transaction, session: Session, project: Project, site: Site) -> None:
     details = {"issuer": session.issuer, "subject": session.subject, "role": find_role(session.grants, project.name)}
-    name = user_actor(session)
+    name = name_user(session)
     audit.record_action(tx, project.id, name, "session.opened", name, details, site.clock())
 
 

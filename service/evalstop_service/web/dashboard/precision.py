@@ -83,7 +83,7 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         rollout_stages=stages,
         any_case=any(sum(cells.values()) for cells in whole.counts.values()),
         cases=lambda group, by, row=None, outcome=None: visitor.link(
-            _cases_link(filters.case_filter, group, by, row, outcome)
+            _link_cases(filters.case_filter, group, by, row, outcome)
         ),
         price=visitor.project.price_per_gpu_hour,
         currency=visitor.project.currency,
@@ -99,14 +99,14 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> JSONR
     by_week = regroup(counts, lambda key: [key[2:]])
     return JSONResponse(
         {
-            "running": [_week_document(group) for group in figures.compute_running_figures(by_week)],
-            "weeks": [_week_document(group) for group in figures.compute_figures(by_week, ())],
-            "delays": _delay_histogram(late),
+            "running": [_encode_week(group) for group in figures.compute_running_figures(by_week)],
+            "weeks": [_encode_week(group) for group in figures.compute_figures(by_week, ())],
+            "delays": _build_histogram(late),
             "calibration": [
                 {
                     "label": f"{group.key[0]} v{group.key[1]}",
                     "stated": group.stated_risk,
-                    **_estimate_document(group.false_stops),
+                    **_encode_estimate(group.false_stops),
                 }
                 for group in figures.compute_figures(regroup(counts, _policy_key), ())
                 if group.stated_risk is not None and group.false_stops is not None and group.false_stops.decided
@@ -143,7 +143,7 @@ def show_cases(site: SiteOf, visitor: SignedIn, case_filter: ListedCases, cursor
     )
 
 
-def _cases_link(
+def _link_cases(
     case_filter: CaseFilter,
     group: GroupFigures,
     by: tuple[Grouping, ...],
@@ -166,18 +166,18 @@ def _detector_keys(key: Key) -> list[Key]:
     return [(name,) for name in key[2]]
 
 
-def _week_document(group: GroupFigures) -> dict[str, Any]:
+def _encode_week(group: GroupFigures) -> dict[str, Any]:
     estimates = {"precision": group.precision, "recall": group.recall, "false_stops": group.false_stops}
     return {"week": group.key[0]} | {
-        name: _estimate_document(estimate) for name, estimate in estimates.items() if estimate is not None
+        name: _encode_estimate(estimate) for name, estimate in estimates.items() if estimate is not None
     }
 
 
-def _estimate_document(estimate: Estimate) -> dict[str, float | int | None]:
+def _encode_estimate(estimate: Estimate) -> dict[str, float | int | None]:
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "decided": estimate.decided}
 
 
-def _delay_histogram(late: Sequence[Delay]) -> dict[str, list[float]]:
+def _build_histogram(late: Sequence[Delay]) -> dict[str, list[float]]:
     """A histogram: the lower end, the width and the share of the total weight of each bin."""
     if not late:
         return {"from": [], "width": [], "share": []}

@@ -115,7 +115,7 @@ class PageRoute(APIRoute):
             try:
                 response = await handle(request)
             except Exception as error:
-                response = _error_response(request, error)
+                response = _answer_error(request, error)
             notices.clear_notice(response, request)
             for name, value in HEADERS.items():
                 response.headers[name] = value
@@ -125,7 +125,7 @@ class PageRoute(APIRoute):
         return handle_page
 
 
-def _error_response(request: Request, error: Exception) -> Response:
+def _answer_error(request: Request, error: Exception) -> Response:
     match error:
         case SignInRequired():
             if request.method != "GET":  # the form is not sent again after signing in
@@ -136,48 +136,48 @@ def _error_response(request: Request, error: Exception) -> Response:
             page = "/".join(str(error).split("/")[:2])
             return RedirectResponse(f"/login?{urlencode({'next': page, 'again': '1'})}", 303)
         case Forbidden():
-            return _error_page(403, "Not allowed", str(error))
+            return _render_error(403, "Not allowed", str(error))
         case InvalidFormToken():
-            return _error_page(403, "Nothing was changed", str(error))
+            return _render_error(403, "Nothing was changed", str(error))
         case Conflict():
-            return _error_page(409, "Nothing was changed", _sentence(error))
+            return _render_error(409, "Nothing was changed", _to_sentence(error))
         case Invalid() | AddressRefused():
-            return _error_page(
-                422, "Nothing to show" if request.method == "GET" else "Nothing was changed", _sentence(error)
+            return _render_error(
+                422, "Nothing to show" if request.method == "GET" else "Nothing was changed", _to_sentence(error)
             )
         case RequestValidationError() if all(item["loc"][0] != "path" for item in error.errors()):
             if request.method == "GET":
-                return _error_page(422, "Nothing to show", _name_faults(error))
-            return _error_page(422, "Nothing was changed", f"{_name_faults(error)} Go back to correct this.")
+                return _render_error(422, "Nothing to show", _name_faults(error))
+            return _render_error(422, "Nothing was changed", f"{_name_faults(error)} Go back to correct this.")
         case NotFound() | RequestValidationError():
-            return _error_page(404, "Not found", "Nothing here for your key. It may belong to another project.")
+            return _render_error(404, "Not found", "Nothing here for your key. It may belong to another project.")
         case ServiceError():  # a quota, a limit, or a service that cannot do this now: as the API answers it
             count_refusal(request, error)
-            return _error_page(problem_of(error).status, "Nothing was changed", _sentence(error))
+            return _render_error(problem_of(error).status, "Nothing was changed", _to_sentence(error))
         case sa.exc.DBAPIError() if lacks_schema(error):
             _log.error("the schema is missing or too old; run `evalstop migrate`", exc_info=error)
-            return _error_page(503, "The database has no schema for this release", "Run `evalstop migrate`.")
+            return _render_error(503, "The database has no schema for this release", "Run `evalstop migrate`.")
         case sa.exc.OperationalError() | sa.exc.TimeoutError():
             _log.error("database not available: %s", error)
-            return _error_page(503, "Database not available", "Reload the page in a moment.")
+            return _render_error(503, "Database not available", "Reload the page in a moment.")
         case _:
             _log.error("page failed", exc_info=error)
-            return _error_page(500, "Internal error", "The service failed; see its log.")
+            return _render_error(500, "Internal error", "The service failed; see its log.")
 
 
 def _name_faults(error: RequestValidationError) -> str:
     """A sentence for each field that is wrong, a few at most: its name, and what is wrong with it."""
-    return " ".join(_sentence(f"{_field_name(item['loc'])}: {describe_fault(item)}") for item in error.errors()[:3])
+    return " ".join(_to_sentence(f"{_field_name(item['loc'])}: {describe_fault(item)}") for item in error.errors()[:3])
 
 
 def _field_name(location: Sequence[int | str]) -> str:
     return next((str(part)[:80] for part in location[1:] if isinstance(part, str)), "the form").replace("_", " ")
 
 
-def _sentence(error: object) -> str:
+def _to_sentence(error: object) -> str:
     text = str(error)
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
-def _error_page(status: int, title: str, detail: str) -> HTMLResponse:
+def _render_error(status: int, title: str, detail: str) -> HTMLResponse:
     return render_page("error.html", status, visitor=None, title=title, detail=detail)

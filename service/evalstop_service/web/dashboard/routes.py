@@ -53,11 +53,11 @@ def install(app: FastAPI, context: Context, session_secret: str, openid: OpenId 
     """Add the pages to an app. Replicas of one service need the same `session_secret`."""
     app.state.pages = Site(context, Sessions(session_secret, context.clock), Streams(context.shares), openid)
     documentation.install(app)
-    app.router.routes.extend(_page_routes())
+    app.router.routes.extend(_build_routes())
 
 
 @cache
-def _page_routes() -> list[BaseRoute]:
+def _build_routes() -> list[BaseRoute]:
     """The routes of all pages, built once per process, because that takes FastAPI long."""
     router = APIRouter(include_in_schema=False)
     for page in PAGES:

@@ -24,9 +24,9 @@ class Sessions:
     """Signs and verifies values. A value signed for one purpose is invalid for every other."""
 
     def __init__(self, secret: str, clock: Clock) -> None:
-        self._flow = _serializer(secret, "evalstop.openid", clock)
+        self._flow = _create_serializer(secret, "evalstop.openid", clock)
         self._form = Signer(secret, salt="evalstop.form", key_derivation="hmac", digest_method=hashlib.sha256)
-        self._link = _serializer(secret, "evalstop.link", clock)
+        self._link = _create_serializer(secret, "evalstop.link", clock)
 
     def sign_link(self, key_id: UUID) -> str:
         """The token of a sign-in link, valid for twelve hours."""
@@ -72,5 +72,5 @@ class _ClockedSigner(TimestampSigner):
         return int(self._clock().timestamp())
 
 
-def _serializer(secret: str, purpose: str, clock: Clock) -> URLSafeTimedSerializer:
+def _create_serializer(secret: str, purpose: str, clock: Clock) -> URLSafeTimedSerializer:
     return URLSafeTimedSerializer(secret, salt=purpose, signer=_ClockedSigner, signer_kwargs={"clock": clock})

@@ -264,7 +264,7 @@ def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overr
         here="settings",
         project=project,
         groups=[
-            (title, [(setting, _field_value(project, setting, values["written"])) for setting in settings])
+            (title, [(setting, _format_field(project, setting, values["written"])) for setting in settings])
             for title, settings in GROUPS
         ],
         quotas=used,
@@ -278,7 +278,7 @@ def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overr
     )
 
 
-def _field_value(project: Project, setting: Setting, written: dict[str, str]) -> str:
+def _format_field(project: Project, setting: Setting, written: dict[str, str]) -> str:
     value = getattr(project, setting.name)
     if isinstance(value, list):
         value = ", ".join(value) or NONE

@@ -142,12 +142,12 @@ def find_visitor(tx: Transaction, site: Site, request: Request) -> Visitor | Non
         if key is None or project is None or role is None:
             return None
         return Visitor(project, role, f"key {key.name}", form_token, session)
-    project = _selected_project(tx, session, read_cookie(request, PROJECT))
+    project = _find_project(tx, session, read_cookie(request, PROJECT))
     role = find_role(session.grants, project.name) if project else None
-    return Visitor(project, role, user_actor(session), form_token, session) if project and role else None
+    return Visitor(project, role, name_user(session), form_token, session) if project and role else None
 
 
-def user_actor(session: Session) -> str:
+def name_user(session: Session) -> str:
     """The name in the audit log of a person who signed in with OpenID."""
     return f"user {session.name}"
 
@@ -159,7 +159,7 @@ def load_granted_projects(tx: Transaction, grants: Mapping[str, str]) -> list[Pr
     return [project for name in sorted(grants) if (project := projects.find_project_by_name(tx, name)) is not None]
 
 
-def _selected_project(tx: Transaction, session: Session, chosen: str) -> Project | None:
+def _find_project(tx: Transaction, session: Session, chosen: str) -> Project | None:
     """The project that the visitor selected, if they have a role in it, else the first one in which they do."""
     try:
         project = projects.find_project(tx, UUID(chosen))

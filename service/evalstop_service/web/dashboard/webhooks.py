@@ -61,7 +61,7 @@ def show_delivery(delivery_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
         visitor=visitor,
         here="webhooks",
         delivery=delivery,
-        host=_host(delivery),
+        host=_name_host(delivery),
         attempts=attempts,
         body=_indent(render_body(content.format, add_url(content.body, site.context.public_url, delivery.run_id))),
     )
@@ -201,11 +201,9 @@ def _render_webhooks(
         status,
         visitor=visitor,
         here="webhooks",
-        endpoints=[
-            (endpoint, _health_badge(endpoint, now), _visible_address(endpoint, visitor)) for endpoint in listed
-        ],
+        endpoints=[(endpoint, _choose_badge(endpoint, now), _show_address(endpoint, visitor)) for endpoint in listed],
         deliveries=newest[:PAGE],
-        hosts={endpoint.id: _host(endpoint) for endpoint in listed},
+        hosts={endpoint.id: _name_host(endpoint) for endpoint in listed},
         state=state,
         chosen=endpoint,
         next_page=make_link(_PATH, {**query, "cursor": newest[PAGE - 1].id}) if len(newest) > PAGE else None,
@@ -242,10 +240,10 @@ def _indent(body: str) -> str:
 
 
 def _reveal_secret(site: Site, endpoint: Endpoint) -> tuple[str, str, str]:
-    return _host(endpoint), site.context.encryption.decrypt(endpoint.secret, endpoint.id), endpoint.public_key
+    return _name_host(endpoint), site.context.encryption.decrypt(endpoint.secret, endpoint.id), endpoint.public_key
 
 
-def _health_badge(endpoint: Endpoint, now: datetime) -> tuple[str, str]:
+def _choose_badge(endpoint: Endpoint, now: datetime) -> tuple[str, str]:
     """The health of an endpoint: a CSS class and a label."""
     if not endpoint.enabled:
         return "plain", "disabled"
@@ -256,12 +254,12 @@ def _health_badge(endpoint: Endpoint, now: datetime) -> tuple[str, str]:
     return "outcome-right", "healthy"
 
 
-def _visible_address(endpoint: Endpoint, visitor: Visitor) -> str:
+def _show_address(endpoint: Endpoint, visitor: Visitor) -> str:
     # The path of a URL may be a secret, as with Slack.
-    return endpoint.url if visitor.may("admin") else _host(endpoint)
+    return endpoint.url if visitor.may("admin") else _name_host(endpoint)
 
 
-def _host(target: Endpoint | Delivery) -> str:
+def _name_host(target: Endpoint | Delivery) -> str:
     return webhooks.name_host(target.url)
 
 

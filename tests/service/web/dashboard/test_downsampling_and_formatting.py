@@ -95,7 +95,7 @@ def test_random_draw_is_shown_in_percent() -> None:
         DecisionChange(0, DecisionState.HELD_OUT, "evalstop", "", details, datetime(2026, 3, 1, tzinfo=UTC))
         for details in ({"held_out_share": 0.2, "drawn": 0.0734}, {"enforced_share": 0.0, "drawn": 0.5}, {})
     ]
-    assert [formatting.change_details(change) for change in changes] == [
+    assert [formatting.list_change_details(change) for change in changes] == [
         {"share held out": "20.0 %", "drawn": "7.3 %"},
         {"share carried out": "0.0 %", "drawn": "50.0 %"},
         {},
