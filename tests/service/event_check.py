@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.store.database import Database
 from evalstop_service.store.tables import events
-from evalstop_service.webhooks.events import event_schema
+from evalstop_service.webhooks.events import build_schema
 
 
 def check_events(database: Database) -> None:
@@ -23,4 +23,4 @@ def check_events(database: Database) -> None:
 
 @cache
 def _schema_validator(event_type: str) -> jsonschema_rs.Draft202012Validator:
-    return jsonschema_rs.Draft202012Validator(event_schema(EventType(event_type)), validate_formats=True)
+    return jsonschema_rs.Draft202012Validator(build_schema(EventType(event_type)), validate_formats=True)

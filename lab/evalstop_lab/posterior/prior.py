@@ -1,8 +1,8 @@
 """The prior over runs on which the posterior detectors are trained.
 
-A run is drawn in four parts: its trend (`_trend`), falls that heal (`_dips`), the measurement (`_measure`), and what is
-logged beside the score (proxy, KL, the planned length). Half of the runs turn: they end more than a tenth of their gain
-below their peak.
+A run is drawn in four parts: its trend (`_draw_trend`), falls that heal (`_draw_dips`), the measurement
+(`_measure_scores`), and what is logged beside the score (proxy, KL, the planned length). Half of the runs turn: they
+end more than a tenth of their gain below their peak.
 
 Source      Original. Rises are integrals of exp(Gaussian process), so that they slow down, speed up and pause anywhere.
             Falls begin at any time and have nine shapes. 95 % of the dips are sharp but short, or long but shallow;
@@ -54,15 +54,15 @@ def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = (
     n = evals or int(np.exp(rng.uniform(np.log(SHORTEST), np.log(LONGEST + 1))))
     while True:
         wants_turn = rng.random() < TURNED_SHARE
-        trend = _trend(rng, n, wants_turn)
-        loss, in_proxy = _dips(rng, n, trend) if "dips" not in without else (np.zeros(n), np.zeros(n))
+        trend = _draw_trend(rng, n, wants_turn)
+        loss, in_proxy = _draw_dips(rng, n, trend) if "dips" not in without else (np.zeros(n), np.zeros(n))
         truth = trend - loss
-        turned, peak, unit = _judge(truth)
+        turned, peak, unit = _judge_curve(truth)
         if turned == wants_turn and unit > 0:
             break
-    proxy = _proxy(rng, n, trend, in_proxy, turned)
+    proxy = _draw_proxy(rng, n, trend, in_proxy, turned)
     common = rng.standard_normal(n)
-    scores, stderrs, kinds = _measure(rng, truth, unit, common, without)
+    scores, stderrs, kinds = _measure_scores(rng, truth, unit, common, without)
     if loss.any():
         kinds.add("dips")
     measured_proxy = np.full(n, np.nan)
@@ -70,7 +70,7 @@ def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = (
         shared = rng.choice([0.0, 0.0, rng.uniform(0.2, 0.8)])
         level = np.exp(rng.uniform(np.log(0.003), np.log(0.3))) * max(float(np.ptp(proxy)), 1e-9)
         measured_proxy = proxy + level * (shared * common + np.sqrt(1 - shared**2) * rng.standard_normal(n))
-    kl = _kl(rng, n) if rng.random() < 2 / 3 else np.full(n, np.nan)
+    kl = _draw_kl(rng, n) if rng.random() < 2 / 3 else np.full(n, np.nan)
     progress = np.full(n, np.nan)
     if rng.random() < 0.5:
         wrong = np.exp(rng.uniform(np.log(0.75), np.log(2.5))) if rng.random() < 0.15 else 1.0
@@ -88,7 +88,7 @@ def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = (
     return DrawnRun(scores, stderrs, measured_proxy, kl, progress, truth, turned, peak, frozenset(kinds))
 
 
-def _judge(truth: Floats) -> tuple[bool, int, float]:
+def _judge_curve(truth: Floats) -> tuple[bool, int, float]:
     """Whether the run turned, the index of its peak, and the unit of its falls: its gain, or its range if it never
     rose."""
     span = float(np.ptp(truth))
@@ -99,7 +99,7 @@ def _judge(truth: Floats) -> tuple[bool, int, float]:
     return highest - float(truth[-1]) > LEAST_FALL * unit, peak, unit
 
 
-def _smooth(rng: Rng, n: int, roughness: float) -> Floats:
+def _draw_process(rng: Rng, n: int, roughness: float) -> Floats:
     """A Gaussian process of unit variance on n points: a few cosines of falling size with random phases."""
     t = np.linspace(0, 1, n)
     waves = np.arange(1, 9)
@@ -108,7 +108,7 @@ def _smooth(rng: Rng, n: int, roughness: float) -> Floats:
     return np.asarray(process / max(float(np.sqrt(np.sum(np.exp(-2 * waves / roughness)) / 2)), 1e-9))
 
 
-def _monotone(rng: Rng, n: int) -> Floats:
+def _draw_growth(rng: Rng, n: int) -> Floats:
     """A non-decreasing curve from 0 to 1: mostly an integral of exp(Gaussian process), with jumps and pauses; sometimes
     a simple formula."""
     t = np.linspace(0, 1, n)
@@ -122,7 +122,7 @@ def _monotone(rng: Rng, n: int) -> Floats:
         middle, width = rng.uniform(0.05, 0.95), np.exp(rng.uniform(np.log(0.01), np.log(0.3)))
         step = 1 / (1 + np.exp(-np.clip((t - middle) / width, -40, 40)))
         return np.asarray((step - step[0]) / max(float(step[-1] - step[0]), 1e-9))
-    speed = np.exp(rng.uniform(0.3, 2.0) * _smooth(rng, n, rng.uniform(0.8, 5)))
+    speed = np.exp(rng.uniform(0.3, 2.0) * _draw_process(rng, n, rng.uniform(0.8, 5)))
     if rng.random() < 0.6:  # learning slows down
         speed = speed * np.exp(-rng.uniform(0, 8) * t)
     if rng.random() < 0.3:  # pauses
@@ -135,20 +135,20 @@ def _monotone(rng: Rng, n: int) -> Floats:
     return np.asarray(risen / risen[-1])
 
 
-def _trend(rng: Rng, n: int, turns: bool) -> Floats:
+def _draw_trend(rng: Rng, n: int, turns: bool) -> Floats:
     """The score without dips, with a gain of about 1."""
     if not turns:
-        return _healthy_trend(rng, n)
+        return _draw_healthy_trend(rng, n)
     start = 0 if rng.random() < 0.08 else int(np.clip(round(rng.uniform(0.02, 0.97) * (n - 1)), 0, n - 2))
     trend = np.empty(n)
     rises = start
     if start > 2 and rng.random() < 0.35:  # stays at its best for a while
         rises = max(1, int(start * rng.uniform(0.1, 0.95)))
-    trend[: rises + 1] = _monotone(rng, rises + 1) if rises > 0 else 0.0
+    trend[: rises + 1] = _draw_growth(rng, rises + 1) if rises > 0 else 0.0
     trend[rises : start + 1] = trend[rises]
     remaining = n - 1 - start
     depth = float(np.exp(rng.uniform(np.log(0.105), np.log(2.0))))
-    trend[start:] = trend[start] - depth * _fall(rng, remaining + 1)
+    trend[start:] = trend[start] - depth * _draw_fall(rng, remaining + 1)
     if start > 5 and rng.random() < 0.3:  # rounds the peak, as in Gao's formula
         width = max(1, int(rng.uniform(0.02, 0.2) * n))
         kernel = np.ones(2 * width + 1) / (2 * width + 1)
@@ -156,14 +156,14 @@ def _trend(rng: Rng, n: int, turns: bool) -> Floats:
     return trend
 
 
-def _healthy_trend(rng: Rng, n: int) -> Floats:
-    trend = _monotone(rng, n)
+def _draw_healthy_trend(rng: Rng, n: int) -> Floats:
+    trend = _draw_growth(rng, n)
     shape = rng.random()
     if shape < 0.25:  # levels off
         at = rng.uniform(0.05, 0.9)
         trend = np.interp(np.linspace(0, 1, n), np.linspace(0, at, n), trend)
     elif shape < 0.4:  # wanders within the tolerance
-        trend = trend + rng.uniform(0.01, 0.06) * _smooth(rng, n, rng.uniform(1, 6))
+        trend = trend + rng.uniform(0.01, 0.06) * _draw_process(rng, n, rng.uniform(1, 6))
     elif shape < 0.5:  # sags within the tolerance
         begin = rng.uniform(0.1, 0.9)
         t = np.linspace(0, 1, n)
@@ -172,7 +172,7 @@ def _healthy_trend(rng: Rng, n: int) -> Floats:
     return np.asarray(trend)
 
 
-def _fall(rng: Rng, n: int) -> Floats:
+def _draw_fall(rng: Rng, n: int) -> Floats:
     """From 0 at its first point to about 1 at its last; nine shapes."""
     t = np.linspace(0, 1, n)
     shape = int(rng.integers(9))
@@ -187,7 +187,7 @@ def _fall(rng: Rng, n: int) -> Floats:
         falls_within = int(rng.integers(1, 5))
         return np.asarray(np.minimum(np.arange(n) / falls_within, 1.0))
     if shape == 4:  # in steps
-        return _monotone(rng, n) if n > 2 else t
+        return _draw_growth(rng, n) if n > 2 else t
     if shape == 5:  # in waves
         waves = rng.integers(1, 8)
         swing = rng.uniform(0.05, 0.5)
@@ -208,7 +208,7 @@ def _fall(rng: Rng, n: int) -> Floats:
     return np.asarray(np.interp(t, [0, begin, begin + hold_share, 1], [0, level, level, 1]))
 
 
-def _dips(rng: Rng, n: int, trend: Floats) -> tuple[Floats, Floats]:
+def _draw_dips(rng: Rng, n: int, trend: Floats) -> tuple[Floats, Floats]:
     """The losses that heal, of the score and of the proxy, as shares of the gain."""
     loss, in_proxy = np.zeros(n), np.zeros(n)
     draw = rng.random()
@@ -241,14 +241,14 @@ def _dips(rng: Rng, n: int, trend: Floats) -> tuple[Floats, Floats]:
         depth = deepest * rng.uniform(0.1, 1.0)
         evals = max(2, round(width * n))
         begin = int(rng.integers(0, max(1, n - evals - 1)))
-        shape = _dip(rng, evals + 1)
+        shape = _draw_dip(rng, evals + 1)
         end = min(n, begin + evals + 1)
         shape = depth * shape[: end - begin]
         loss[begin:end] = np.maximum(loss[begin:end], shape)
     return loss, common * loss
 
 
-def _dip(rng: Rng, n: int) -> Floats:
+def _draw_dip(rng: Rng, n: int) -> Floats:
     """A dip of depth 1 that has healed at its last point."""
     t = np.linspace(0, 1, n)
     shape = int(rng.integers(5))
@@ -266,11 +266,11 @@ def _dip(rng: Rng, n: int) -> Floats:
     return np.interp(t, [0, 1 / max(n - 1, 1), max(hold_share, 1.5 / max(n - 1, 1)), 1], [0, 1, 1, 0])
 
 
-def _proxy(rng: Rng, n: int, trend: Floats, in_proxy: Floats, turned: bool) -> Floats:
+def _draw_proxy(rng: Rng, n: int, trend: Floats, in_proxy: Floats, turned: bool) -> Floats:
     """A proxy that rises independently, with the score, or both."""
     risen = np.maximum.accumulate(trend)
     risen = risen / max(float(np.ptp(risen)), 1e-9)
-    proxy = rng.uniform(0, 1) * risen + rng.uniform(0, 1) * _monotone(rng, n)
+    proxy = rng.uniform(0, 1) * risen + rng.uniform(0, 1) * _draw_growth(rng, n)
     if turned and rng.random() < 0.12:
         proxy = proxy - rng.uniform(0.3, 1.0) * (np.maximum.accumulate(trend) - trend)
     elif not turned and rng.random() < 0.08:  # falls while the score does not
@@ -281,14 +281,14 @@ def _proxy(rng: Rng, n: int, trend: Floats, in_proxy: Floats, turned: bool) -> F
     return proxy - in_proxy
 
 
-def _kl(rng: Rng, n: int) -> Floats:
+def _draw_kl(rng: Rng, n: int) -> Floats:
     t = np.linspace(0, 1, n)
-    distance = rng.uniform(0.3, 6) * _monotone(rng, n) if rng.random() < 0.7 else t ** rng.uniform(0.3, 2)
+    distance = rng.uniform(0.3, 6) * _draw_growth(rng, n) if rng.random() < 0.7 else t ** rng.uniform(0.3, 2)
     kl = distance**2 * (1 + rng.uniform(0, 0.1) * rng.standard_normal(n))
     return np.maximum(kl, 0.0)
 
 
-def _measure(
+def _measure_scores(
     rng: Rng, truth: Floats, unit: float, common: Floats, without: tuple[str, ...]
 ) -> tuple[Floats, Floats, set[str]]:
     """Scores with noise, faults of the evaluation and changes of the measurement; their standard errors; and which of

@@ -59,7 +59,7 @@ def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Deci
     may_enforce = run.mode is Mode.ENFORCE and project.max_mode is Mode.ENFORCE
     if may_enforce:
         stage = rollout_stages.find_stage(tx, run.project_id, run.policy_name)
-        enforced_share = rollout_stage.share_enforced(stage, run.policy_version)
+        enforced_share = rollout_stage.get_enforced_share(stage, run.policy_version)
     enforcement_draw = random_assignment.draw_number(project.seed, decision_id, random_assignment.CARRIED_OUT)
     hold_out_draw = random_assignment.draw_number(project.seed, decision_id, random_assignment.HELD_OUT)
     enforced, held_out = enforcement_draw < enforced_share, hold_out_draw < project.held_out_share

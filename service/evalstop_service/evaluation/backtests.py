@@ -205,7 +205,7 @@ def _replay_run(tx: Transaction, past: PastRun, policy: Policy) -> BacktestFindi
         step=step,
         reason=verdict.reason,
         outcome=_judge_verdict(past, replay),
-        hours_after=_hours_after(past, step),
+        hours_after=_estimate_hours_after(past, step),
     )
 
 
@@ -233,7 +233,7 @@ def _judge_stop(past: PastRun, step: int | None) -> DecisionOutcome:
     return judge_decision(past.run_outcome, step, turn)
 
 
-def _hours_after(past: PastRun, step: int | None) -> float | None:
+def _estimate_hours_after(past: PastRun, step: int | None) -> float | None:
     """The GPU-hours that the attempt spent after this step, by its share of the steps."""
     last = past.run.last_step
     if step is None or past.gpu_hours is None or last is None or last <= past.began_at_step:

@@ -100,7 +100,7 @@ def _derive_outcome(
         note=assessment.reason,
         now=now,
         derived=True,
-        assessment=_turn_means(assessment, sign),
+        assessment=_orient_means(assessment, sign),
     )
     return outcomes.find_outcome(tx, run.id, run.attempt)
 
@@ -123,7 +123,7 @@ def _find_turn(tx: Transaction, run: Run, assessment: RunAssessment, critical: s
     return Turn(turn.step, turn.low_step)
 
 
-def _turn_means(assessment: RunAssessment, sign: float) -> RunAssessment:
+def _orient_means(assessment: RunAssessment, sign: float) -> RunAssessment:
     """The assessment with its means in the metric's own direction."""
     best, last = (
         window and structs.replace(window, mean=sign * window.mean) for window in (assessment.best, assessment.last)

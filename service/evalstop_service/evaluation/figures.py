@@ -228,7 +228,7 @@ def select_group(case_filter: CaseFilter, by: Sequence[Grouping], key: Key) -> C
     key_parts = name_key_parts(key, by)
     period = next((grouping for grouping in by if grouping in _PERIODS), None)
     if period is not None:
-        since, until = _period(period, key_parts.pop("begins"))
+        since, until = _find_period(period, key_parts.pop("begins"))
         key_parts["since"], key_parts["until"] = (
             max(since, case_filter.since or since),
             min(until, case_filter.until or until),
@@ -238,7 +238,7 @@ def select_group(case_filter: CaseFilter, by: Sequence[Grouping], key: Key) -> C
     return replace(case_filter, **key_parts)
 
 
-def _period(grouping: Grouping, first: str) -> tuple[datetime, datetime]:
+def _find_period(grouping: Grouping, first: str) -> tuple[datetime, datetime]:
     begin = date.fromisoformat(first)
     end = begin + timedelta(days={"day": 1, "week": 7}.get(grouping, 31))
     if grouping == "month":
@@ -253,7 +253,7 @@ def _compute_group(key: Key, sums: _Totals, delays: Sequence[Delay], *, whole: b
         confidence_sequences.estimate_precision(flagged),
         confidence_sequences.estimate_recall(flagged, passed) if whole else None,
         confidence_sequences.estimate_false_stops(flagged, passed) if whole else None,
-        _quartiles(delays),
+        _compute_quartiles(delays),
         Hours(since=sums.since, **sums.hours, without_gpus=sums.without_gpus),
         sums.parks,
         deepcopy(sums.cells),
@@ -261,7 +261,7 @@ def _compute_group(key: Key, sums: _Totals, delays: Sequence[Delay], *, whole: b
     )
 
 
-def _quartiles(delays: Sequence[Delay]) -> Delays | None:
+def _compute_quartiles(delays: Sequence[Delay]) -> Delays | None:
     ordered = sorted((delay.steps, delay.cases / delay.probability) for delay in delays)
     if not ordered:
         return None

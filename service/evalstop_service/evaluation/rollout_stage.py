@@ -89,7 +89,7 @@ class StageTerms(msgspec.Struct, frozen=True):
 _NEXT = {Stage.SHADOW: Stage.CANARY, Stage.CANARY: Stage.ENFORCE}
 
 
-def share_enforced(stage: RolloutStage | None, version: int) -> float:
+def get_enforced_share(stage: RolloutStage | None, version: int) -> float:
     """The share of the stops of this version of a policy to carry out, in runs whose mode is enforce."""
     if stage is None:
         return 1.0

@@ -259,7 +259,7 @@ def build_data(event_type: EventType, fields: Mapping[str, object]) -> dict[str,
 
 
 @cache
-def event_schema(event_type: EventType) -> dict[str, Any]:
+def build_schema(event_type: EventType) -> dict[str, Any]:
     """The JSON Schema (2020-12) of one type of event, with an example."""
     declaration = DECLARATIONS[event_type]
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [
@@ -270,10 +270,10 @@ def event_schema(event_type: EventType) -> dict[str, Any]:
     event = msgspec.defstruct("Event", fields, tag_field="type", tag=str(event_type), kw_only=True)
     _, parts = msgspec.json.schema_components([event], ref_template="#/$defs/{name}")
     schema = parts.pop("Event") | {"title": event_type, "description": declaration.sentence}
-    return {"$schema": DIALECT, **schema, "$defs": parts, "examples": [example_event(event_type)]}
+    return {"$schema": DIALECT, **schema, "$defs": parts, "examples": [build_example(event_type)]}
 
 
-def example_event(event_type: EventType) -> dict[str, Any]:
+def build_example(event_type: EventType) -> dict[str, Any]:
     """An example of an event as it is sent."""
     document = {"type": event_type, "timestamp": _AT, "data": DECLARATIONS[event_type].example}
     example: dict[str, Any] = json.loads(msgspec.json.encode(document))

@@ -26,7 +26,7 @@ def retry_delivery(database: Database, author: Author, delivery_id: UUID) -> Del
     with database.transaction() as tx:
         dead = deliveries.load_delivery(tx, author.project_id, delivery_id)
         if not replays.may_replay(tx, author.project_id, dead.event_id):
-            raise _outdated(dead)
+            raise _build_conflict(dead)
         endpoint = endpoints.find_endpoint(tx, author.project_id, dead.endpoint_id)
         if endpoint is not None:
             _require_wanted(endpoint, dead)
@@ -47,7 +47,7 @@ def replay_delivery(database: Database, author: Author, delivery_id: UUID) -> De
         _require_wanted(require_enabled(tx, author.project_id, earlier.endpoint_id), earlier)
         new_delivery_id = replays.replay_event(tx, author.project_id, earlier.endpoint_id, earlier.event_id, author.at)
         if new_delivery_id is None:
-            raise _outdated(earlier)
+            raise _build_conflict(earlier)
         _record_delivery(tx, author, "delivery.replayed", earlier)
         return deliveries.load_delivery(tx, author.project_id, new_delivery_id)
 
@@ -101,7 +101,7 @@ def _require_wanted(endpoint: Endpoint, delivery: Delivery) -> None:
         raise Conflict(f"the endpoint does not subscribe to {delivery.event_type}")
 
 
-def _outdated(delivery: Delivery) -> Conflict:
+def _build_conflict(delivery: Delivery) -> Conflict:
     return Conflict(f"the {delivery.event_type} no longer holds: its decision or its run has since changed")
 
 

@@ -26,8 +26,8 @@ def sign_body(secret: str, webhook_id: str, timestamp: int, body: bytes) -> str:
     """
     content = f"{webhook_id}.{timestamp}.".encode() + body
     if secret.startswith(SIGNING_PREFIX):
-        return "v1a," + base64.b64encode(_signing_key(secret).sign(content)).decode()
-    return "v1," + base64.b64encode(hmac.digest(_key(secret), content, "sha256")).decode()
+        return "v1a," + base64.b64encode(_load_signing_key(secret).sign(content)).decode()
+    return "v1," + base64.b64encode(hmac.digest(_decode_key(secret), content, "sha256")).decode()
 
 
 def sign_headers(secrets: Sequence[str], webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:
@@ -40,7 +40,7 @@ def sign_headers(secrets: Sequence[str], webhook_id: str, timestamp: int, body: 
 
 
 @lru_cache(maxsize=1024)  # a busy endpoint uses the same key many times
-def _key(secret: str) -> bytes:
+def _decode_key(secret: str) -> bytes:
     try:
         key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
     except binascii.Error as error:
@@ -51,5 +51,5 @@ def _key(secret: str) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def _signing_key(text: str) -> Ed25519PrivateKey:
+def _load_signing_key(text: str) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(base64.b64decode(text.removeprefix(SIGNING_PREFIX)))

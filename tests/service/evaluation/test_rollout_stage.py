@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from evalstop_service.decisions import second_person
 from evalstop_service.errors import Conflict, UnreadableRow
 from evalstop_service.evaluation import rollout_stage
-from evalstop_service.evaluation.rollout_stage import choose_move, share_enforced
+from evalstop_service.evaluation.rollout_stage import choose_move, get_enforced_share
 from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, StageNumbers, Stratum, estimate_precision
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import Stage
@@ -125,9 +125,9 @@ def test_cases_are_needed_while_the_bound_is_below(strata: list[Stratum]) -> Non
 def test_enforced_share_follows_stage_and_version() -> None:
     """Without a rollout stage the share is 1; a version without cases has 0."""
     loaded_stage = RolloutStage(UUID(int=1), "paper", Stage.CANARY, MIN_PRECISION, 0.25, NOW, StageNumbers(), 2)
-    assert share_enforced(None, 1) == 1
-    assert share_enforced(loaded_stage, 2) == 0.25
-    assert share_enforced(loaded_stage, 1) == share_enforced(loaded_stage, 3) == 0
+    assert get_enforced_share(None, 1) == 1
+    assert get_enforced_share(loaded_stage, 2) == 0.25
+    assert get_enforced_share(loaded_stage, 1) == get_enforced_share(loaded_stage, 3) == 0
 
 
 def find_target(move: rollout_stage.Move | None) -> Stage | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jsonschema_rs
 import pytest
 from evalstop_service.rules.event_types import EventType
-from evalstop_service.webhooks.events import DECLARATIONS, event_schema
+from evalstop_service.webhooks.events import DECLARATIONS, build_schema
 
 from tests.generated_docs import DOCS, GENERATED, replace_part
 
@@ -18,7 +18,7 @@ def test_every_type_is_declared() -> None:
 @pytest.mark.parametrize("event_type", EventType)
 def test_schema_accepts_only_its_event_type(event_type: EventType) -> None:
     """A schema is valid in its dialect, accepts its example, and rejects events of another type."""
-    schema = event_schema(event_type)
+    schema = build_schema(event_type)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     jsonschema_rs.meta.validate(schema)
     checker = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)

@@ -11,7 +11,7 @@ from evalstop_service.errors import NotFound
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.context import Read
-from evalstop_service.webhooks.events import event_schema
+from evalstop_service.webhooks.events import build_schema
 
 router = APIRouter(prefix="/events", tags=["webhooks"], route_class=JsonRoute)
 
@@ -27,7 +27,7 @@ class EventSchemas(RootModel[dict[str, EventSchema]]):
 @router.get("/schemas")
 def list_event_schemas(caller: Read) -> EventSchemas:
     """The JSON Schemas (2020-12) of all event types, by type, each with an example."""
-    return EventSchemas({event_type: EventSchema(event_schema(event_type)) for event_type in EventType})
+    return EventSchemas({event_type: EventSchema(build_schema(event_type)) for event_type in EventType})
 
 
 @router.get("/schemas/{event_type}")
@@ -35,4 +35,4 @@ def get_event_schema(event_type: Annotated[str, Path(description="such as run.st
     """The JSON Schema (2020-12) of one type of event, with an example."""
     if event_type not in list(EventType):
         raise NotFound(f"there is no event {event_type!r}; the types are {', '.join(EventType)}")
-    return EventSchema(event_schema(EventType(event_type)))
+    return EventSchema(build_schema(EventType(event_type)))

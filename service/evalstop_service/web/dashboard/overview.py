@@ -191,6 +191,6 @@ def _select_enforced(by_policy: Sequence[GroupFigures], stages: dict[str, Rollou
         if earned is None:
             if sum(group.counts[Treatment.STOPPED].values()):
                 enforced.append(EnforcedPolicy(name, version, None, group))
-        elif rollout_stage.share_enforced(earned, version) > 0:
+        elif rollout_stage.get_enforced_share(earned, version) > 0:
             enforced.append(EnforcedPolicy(name, version, earned.stage, group))
     return sorted(enforced, key=lambda policy: (policy.name, -policy.version))

@@ -58,18 +58,18 @@ class Message:
 def read_message(body: str) -> Message:
     """The message for an event, given in the standard format."""
     event = msgspec.json.decode(body, type=_Event)
-    before, name, after = _headline(event)
+    before, name, after = _write_headline(event)
     return Message(
         before,
-        _one_line(name),
+        _to_one_line(name),
         after,
-        tuple((title, _one_line(detail)) for title, detail in _details(event.data)),
-        tuple(map(_one_line, _context(event))),
+        tuple((title, _to_one_line(detail)) for title, detail in _list_details(event.data)),
+        tuple(map(_to_one_line, _list_context(event))),
         event.url,
     )
 
 
-def _headline(event: _Event) -> tuple[str, str, str]:
+def _write_headline(event: _Event) -> tuple[str, str, str]:
     data, headline = event.data, DECLARATIONS[event.type].headline
     if data.run is not None:
         return "", data.run.name, f" {headline}"
@@ -79,7 +79,7 @@ def _headline(event: _Event) -> tuple[str, str, str]:
     return f"EvalStop can reach this channel ({event.type})", "", ""
 
 
-def _details(data: _Data) -> list[tuple[str, str]]:
+def _list_details(data: _Data) -> list[tuple[str, str]]:
     details = []
     cause = data.verdict or data.rollout_stage
     if cause is not None and cause.reason:
@@ -91,12 +91,12 @@ def _details(data: _Data) -> list[tuple[str, str]]:
     return details
 
 
-def _context(event: _Event) -> list[str]:
+def _list_context(event: _Event) -> list[str]:
     parts = [str(event.type), f"project {event.data.project.name}", event.timestamp]
     return parts + ([f"decision {event.data.decision.id}"] if event.data.decision else [])
 
 
-def _one_line(text: str) -> str:
+def _to_one_line(text: str) -> str:
     """Untrusted text as one line of bounded length."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_TEXT_CHARACTERS else line[: MAX_TEXT_CHARACTERS - 1] + "…"

@@ -18,18 +18,18 @@ def render_message(body: str) -> str:
     message = read_message(body)
     name = f"*{_escape(message.name)}*" if message.name else ""
     text = f"{message.before}{name}{message.after}"
-    blocks = [_section(text)]
-    blocks += [_section(f"*{title}*: {_escape(detail)}") for title, detail in message.details]
+    blocks = [_build_section(text)]
+    blocks += [_build_section(f"*{title}*: {_escape(detail)}") for title, detail in message.details]
     context = [*map(_escape, message.context), *([f"<{message.url}|Open in EvalStop>"] if message.url else [])]
-    blocks.append({"type": "context", "elements": [_mrkdwn(" · ".join(context))]})
+    blocks.append({"type": "context", "elements": [_build_text(" · ".join(context))]})
     return msgspec.json.encode({"text": text, "blocks": blocks}).decode()
 
 
-def _section(text: str) -> dict[str, Any]:
-    return {"type": "section", "text": _mrkdwn(text)}
+def _build_section(text: str) -> dict[str, Any]:
+    return {"type": "section", "text": _build_text(text)}
 
 
-def _mrkdwn(text: str) -> dict[str, str]:
+def _build_text(text: str) -> dict[str, str]:
     return {"type": "mrkdwn", "text": text}
 
 

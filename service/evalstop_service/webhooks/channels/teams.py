@@ -17,9 +17,9 @@ def render_message(body: str) -> str:
     """Render an event, given in the standard format, as a Teams message; both are JSON."""
     message = read_message(body)
     headline = [_run(message.before), _run(message.name, weight="Bolder"), _run(message.after)]
-    blocks = [_block([run for run in headline if run["text"]])]
-    blocks += [_block([_run(f"{title}: ", weight="Bolder"), _run(detail)]) for title, detail in message.details]
-    blocks.append(_block([_run(" · ".join(message.context), isSubtle=True, size="Small")]))
+    blocks = [_build_block([run for run in headline if run["text"]])]
+    blocks += [_build_block([_run(f"{title}: ", weight="Bolder"), _run(detail)]) for title, detail in message.details]
+    blocks.append(_build_block([_run(" · ".join(message.context), isSubtle=True, size="Small")]))
     card: dict[str, Any] = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
         "type": "AdaptiveCard",
@@ -32,7 +32,7 @@ def render_message(body: str) -> str:
     return msgspec.json.encode({"type": "message", "attachments": [attachment]}).decode()
 
 
-def _block(runs: list[dict[str, Any]]) -> dict[str, Any]:
+def _build_block(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "RichTextBlock", "inlines": runs}
 
 

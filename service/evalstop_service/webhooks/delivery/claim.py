@@ -74,7 +74,7 @@ def settle_and_claim(
         claimed = leases.claim_deliveries(
             tx, now, limits.lease_seconds, limits.limit, limits.per_endpoint, limits.room, rules.encryption
         )
-        return ClaimResult(now, settled, claimed, _next_due(tx, now, claimed))
+        return ClaimResult(now, settled, claimed, _find_next_due(tx, now, claimed))
 
 
 def extend_unseen_windows(database: Database, clock: Clock) -> None:
@@ -104,8 +104,8 @@ def _check_idle(database: Database, clock: Clock, limits: ClaimLimits) -> ClaimR
         )
         if due or any_over:
             return None
-        return ClaimResult(now, NOTHING_SETTLED, (), _next_due(tx, now, ()))
+        return ClaimResult(now, NOTHING_SETTLED, (), _find_next_due(tx, now, ()))
 
 
-def _next_due(tx: Transaction, now: datetime, claimed: Sequence[ClaimedDelivery]) -> datetime | None:
+def _find_next_due(tx: Transaction, now: datetime, claimed: Sequence[ClaimedDelivery]) -> datetime | None:
     return None if claimed else queues.find_next_due(tx, now)

@@ -100,7 +100,7 @@ class Sender:
             async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
                 code = response.status
                 if not response.content.at_eof():
-                    text = await _excerpt(response)  # to its end if it is short, so that the connection can be reused
+                    text = await _read_excerpt(response)  # a short one to its end: the connection can be reused
                 if not 200 <= code < 300:
                     retry_after = response.headers.get("Retry-After")
                     error = f"HTTP {code}: {text[:ERROR_SIGNS]}" if text else f"HTTP {code}"
@@ -109,9 +109,9 @@ class Sender:
         except TimeoutError:
             error = f"no answer within {self.timeout_seconds:g} s"
         except aiohttp.ClientConnectorError as failure:
-            error = _printable(_describe_failure(failure))
+            error = _to_printable(_describe_failure(failure))
         except (aiohttp.ClientError, OSError, ValueError) as failure:
-            error = _printable(f"{type(failure).__name__}: {failure}")
+            error = _to_printable(f"{type(failure).__name__}: {failure}")
         return Answer(code, error, retry_after, (time.perf_counter() - started) * 1000, text)
 
     def _socket(self, target: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
@@ -134,7 +134,7 @@ def _describe_failure(failure: aiohttp.ClientConnectorError) -> str:
     return f"cannot connect to {failure.host}:{failure.port}: {reason}"
 
 
-async def _excerpt(response: aiohttp.ClientResponse) -> str:
+async def _read_excerpt(response: aiohttp.ClientResponse) -> str:
     """The start of the body. A body that is long, slow or broken does not invalidate the status that preceded it."""
     read = bytearray()
     try:
@@ -142,16 +142,16 @@ async def _excerpt(response: aiohttp.ClientResponse) -> str:
             while len(read) < BODY_LIMIT_BYTES:
                 chunk = await response.content.read(BODY_LIMIT_BYTES - len(read))
                 if not chunk:
-                    return _printable(
+                    return _to_printable(
                         read.decode(errors="replace"), BODY_LIMIT_BYTES
                     )  # read to its end: the connection can be reused
                 read += chunk
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
         pass
     response.close()  # do not wait for the rest
-    return _printable(read.decode(errors="replace"), BODY_LIMIT_BYTES)
+    return _to_printable(read.decode(errors="replace"), BODY_LIMIT_BYTES)
 
 
-def _printable(text: str, most: int = ERROR_SIGNS) -> str:
+def _to_printable(text: str, most: int = ERROR_SIGNS) -> str:
     """One short line of printable text, which any database can store."""
     return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())[:most]

@@ -10,7 +10,7 @@ import pytest
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.webhooks.channels import Format, render_body
 from evalstop_service.webhooks.delivery.mail import write_message
-from evalstop_service.webhooks.events import DECLARATIONS, example_event
+from evalstop_service.webhooks.events import DECLARATIONS, build_example
 from evalstop_service.webhooks.links import add_url
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ def parse_card(body: str) -> dict[str, Any]:
 @pytest.mark.parametrize("event_type", EventType)
 def test_every_event_has_a_card_and_a_mail(event_type: EventType) -> None:
     """A card and a mail start with what happened to which run, name the event type, and link to its page."""
-    plain = json.dumps(example_event(event_type), separators=(",", ":"))
+    plain = json.dumps(build_example(event_type), separators=(",", ":"))
     headline = DECLARATIONS[event_type].headline or "EvalStop can reach this channel"
     card, mail = parse_card(plain), render_body(Format.EMAIL, plain)
     texts = ["".join(run["text"] for run in block["inlines"]) for block in card["body"]]
@@ -47,7 +47,7 @@ def test_every_event_has_a_card_and_a_mail(event_type: EventType) -> None:
 @given(name=st.text(max_size=2000), reason=st.text(max_size=5000))
 def test_user_text_is_never_interpreted(name: str, reason: str) -> None:
     """Whatever a run is called, a card shows it as text of bounded length, and a mail gets no header from it."""
-    event: dict[str, Any] = example_event(EventType.STOP_REQUESTED)
+    event: dict[str, Any] = build_example(EventType.STOP_REQUESTED)
     data = event["data"] | {"run": event["data"]["run"] | {"name": name}}
     data["verdict"] = data["verdict"] | {"reason": reason}
     body = json.dumps(event | {"data": data})

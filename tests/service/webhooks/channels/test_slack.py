@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.webhooks.channels.slack import render_message
-from evalstop_service.webhooks.events import DECLARATIONS, example_event
+from evalstop_service.webhooks.events import DECLARATIONS, build_example
 from evalstop_service.webhooks.links import add_url
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 @pytest.mark.parametrize("event_type", EventType)
 def test_every_event_has_a_message(event_type: EventType) -> None:
     """A message has a text and blocks within Slack's limits, and names its run or other subject."""
-    message = json.loads(render_message(json.dumps(example_event(event_type))))
+    message = json.loads(render_message(json.dumps(build_example(event_type))))
     assert set(message) == {"text", "blocks"}
     about_no_run = (EventType.ENDPOINT_TEST, EventType.ROLLOUT_STAGE_PROPOSED, EventType.ROLLOUT_STAGE_CHANGED)
     assert event_type in about_no_run or message["text"] == f"*ppo-7b-seed3* {DECLARATIONS[event_type].headline}"
@@ -32,7 +32,7 @@ def test_message_links_to_the_page_of_its_run() -> None:
     run_id = UUID("0199aa0d-1111-7e22-8f33-445566778899")
     pages = {}
     for event_type in (EventType.STOPPED, EventType.ROLLOUT_STAGE_CHANGED):
-        plain = json.dumps(example_event(event_type), separators=(",", ":"))
+        plain = json.dumps(build_example(event_type), separators=(",", ":"))
         assert add_url(plain, None, run_id) == plain
         sent = add_url(plain, "https://evalstop.example", run_id)
         assert json.loads(sent) == json.loads(plain) | {"url": json.loads(sent)["url"]}
@@ -46,7 +46,7 @@ def test_message_links_to_the_page_of_its_run() -> None:
 @given(name=st.text(max_size=2000), reason=st.text(max_size=5000))
 def test_user_text_is_never_interpreted(name: str, reason: str) -> None:
     """Whatever a run is called, a message has no mentions and no links, and stays within Slack's limits."""
-    event: dict[str, Any] = example_event(EventType.STOP_REQUESTED)
+    event: dict[str, Any] = build_example(EventType.STOP_REQUESTED)
     data = event["data"] | {"run": event["data"]["run"] | {"name": name}}
     data["verdict"] = data["verdict"] | {"reason": reason}
     message = json.loads(render_message(json.dumps(event | {"data": data})))
