@@ -313,6 +313,31 @@ def test_earlier_runs_spool_does_not_stop_the_next_run(server: FakeServer, servi
         assert (second.should_stop, second.name) == (False, "a run-2")
 
 
+@pytest.mark.parametrize(("job", "order"), [("2", ["new", "new", "old", "old"]), ("1", ["old", "old", "new", "new"])])
+def test_new_run_does_not_wait_for_what_an_earlier_run_left(
+    server: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch, job: str, order: list[str]
+) -> None:
+    """What a run of another job left is sent last, after that run was opened; of the same job, it is sent first."""
+    limits = Limits(flush_seconds=0.2, batch_observations=2)
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    service.scripted_answers = [answer_on_path("", Answer(503, {}))] * 1000
+    first = open_run(server, limits=limits)
+    for step in range(4):
+        first.log({"old": 1.0}, step=step)
+    first._close_run()
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    second = open_run(server, limits=limits)
+    for step in range(4):
+        second.log({"new": 1.0}, step=step)
+    second.flush()
+    service.scripted_answers = []
+    assert second.flush(30)
+    assert second.name == ("a run" if job == "1" else "a run-2")
+    posted = [body["observations"] for path, body in service.posts if path.endswith("/observations")]
+    assert [points[0]["metric"] for points in posted] == order
+    second.finish()
+
+
 def test_log_is_thread_safe(server: FakeServer, service: FakeService) -> None:
     """What eight threads log at once all arrives."""
     with open_run(server) as run:

@@ -69,8 +69,10 @@ class Batch:
 
 
 class Segment(Protocol):
-    """The interface of segments on disk and in memory."""
+    """The interface of segments on disk and in memory. `opening`: the body that opens the run."""
 
+    @property
+    def opening(self) -> Mapping[str, Any]: ...
     @property
     def is_sent(self) -> bool: ...
     @property
@@ -86,7 +88,7 @@ class MemorySegment:
     """A segment in memory, used when the disk cannot be written; lost with the process."""
 
     def __init__(self, opening: Mapping[str, Any]) -> None:
-        self._opening = opening
+        self.opening = opening
         self._entries: deque[Entry] = deque()
 
     @property
@@ -110,7 +112,7 @@ class MemorySegment:
             if not _fits(chosen, entry, batch_observations):
                 break
             chosen.append(entry)
-        return Batch(self, self._opening, tuple(chosen), end=len(chosen)) if chosen else None
+        return Batch(self, self.opening, tuple(chosen), end=len(chosen)) if chosen else None
 
     def advance(self, batch: Batch) -> None:
         for _ in range(batch.end):
@@ -130,7 +132,7 @@ class FileSegment:
         self._path = path
         self._descriptor = descriptor
         self._marker = os.open(path.with_suffix(".sent"), os.O_RDWR | os.O_CREAT, 0o600)
-        self._opening = opening
+        self.opening = opening
         self._sent = sent
         self._size = size
 
@@ -200,7 +202,7 @@ class FileSegment:
                 break
             chosen.append(entry)
             end += len(line)
-        return Batch(self, self._opening, tuple(chosen), end, unreadable) if end > self._sent else None
+        return Batch(self, self.opening, tuple(chosen), end, unreadable) if end > self._sent else None
 
     def advance(self, batch: Batch) -> None:
         self._sent = batch.end

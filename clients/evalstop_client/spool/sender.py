@@ -1,7 +1,8 @@
-"""Sends the spool to the service, in order, for as long as it takes."""
+"""Sends the spool to the service, for as long as it takes."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import random
@@ -36,9 +37,8 @@ class Sender:
         self._opening = opening
         self._limits = limits
         self._warnings = warnings
-        self._opened: Mapping[str, Any] | None = None  # the last opening that the service accepted
-        self._refusal: tuple[Mapping[str, Any], Refused] | None = None
-        self._run_id = ""
+        self._current = opening  # of the run that is being opened or posted to
+        self._opened: dict[str, str | Refused] = {}  # by opening: the run's id, or why the service refuses it
         self._reopened = False  # because the service no longer knew the run
         self._failures = 0
         self._is_unauthorized = False
@@ -71,8 +71,7 @@ class Sender:
     @property
     def is_idle(self) -> bool:
         """Whether the run is open (or refused) and nothing is left to send."""
-        settled = self._opened == self._opening or self._is_refused(self._opening)
-        return settled and self._spool.is_empty
+        return self._find_opened(self._opening) is not None and self._spool.is_empty
 
     @property
     def is_unauthorized(self) -> bool:
@@ -96,21 +95,26 @@ class Sender:
         self._service.close()
 
     def _send_next(self) -> Answer | None:
-        """Send the oldest batch; None if there was nothing to send."""
+        """Send the next batch; None if there was nothing to send.
+
+        Earlier runs are opened before the trainer's, so that the service numbers runs of one name by their age.
+        """
         batch = self._spool.head()
-        opening = self._opening if batch is None else batch.opening
-        if self._opened != opening and not self._is_refused(opening):
-            return self._open_run(opening)
+        openings = [*self._spool.list_earlier_openings(), self._opening if batch is None else batch.opening]
+        for self._current in openings:
+            if self._find_opened(self._current) is None:
+                return self._open_run(self._current)
+        opened = self._opened[_key_of(self._current)]
         if batch is None:
-            return self._wait_or_send_heartbeat()
+            return self._wait_or_send_heartbeat(opened)
         if not batch.entries:  # damaged lines only
             self._spool.advance(batch)
             return None
-        if self._refusal is not None and self._is_refused(opening):
-            self._reject_entries(batch.entries, self._refusal[1])
+        if isinstance(opened, Refused):
+            self._reject_entries(batch.entries, opened)
             self._spool.advance(batch)
             return None
-        answer = self._send_entry(_merge_entries(batch.entries))
+        answer = self._send_entry(opened, _merge_entries(batch.entries))
         if isinstance(answer, Accepted):
             self._spool.advance(batch)
         return answer
@@ -120,9 +124,8 @@ class Sender:
         if isinstance(answer, Accepted):
             if not isinstance(answer.body.get("id"), str):
                 return Unavailable(f"POST /runs answered without a run: {answer.body!r:.200}")
-            self._run_id = answer.body["id"]
-            self._opened = opening
-            page = answer.body.get("url") or self._service.page_of(self._run_id)
+            run_id = self._opened[_key_of(opening)] = answer.body["id"]
+            page = answer.body.get("url") or self._service.page_of(run_id)
             self._update_latest_answer(answer.body | {"url": page})
             if self._is_own:
                 run_log.describe_opening(answer.body, self.latest_answer, self._warnings)
@@ -141,17 +144,17 @@ class Sender:
                 "next run of this name with a key of that project sends it",
                 opening.get("name"),
             )
-            self._spool.leave_head()
+            self._spool.leave(opening)
         elif isinstance(answer, Refused):
-            self._refusal = (opening, answer)
+            self._opened[_key_of(opening)] = answer
             self._spool.wake()
             self._warnings.say_error_once(f"open {opening}", "the run is NOT being watched; %s", answer.reason)
         return answer
 
-    def _is_refused(self, opening: Mapping[str, Any]) -> bool:
-        return self._refusal is not None and self._refusal[0] == opening
+    def _find_opened(self, opening: Mapping[str, Any]) -> str | Refused | None:
+        return self._opened.get(_key_of(opening))
 
-    def _send_entry(self, entry: Entry) -> Answer:
+    def _send_entry(self, run_id: str, entry: Entry) -> Answer:
         """Post `entry`; parts that the service refuses are rejected, and the rest is posted again."""
         if entry.to == "resume" and self._is_renamed and entry.body.get("step") != 0:
             self._warnings.say_error_once(
@@ -165,7 +168,7 @@ class Sender:
         waiting = [entry]
         while waiting:
             part = waiting.pop()
-            answer = self._service.post(f"/runs/{self._run_id}/{part.to}", dict(part.body))
+            answer = self._service.post(f"/runs/{run_id}/{part.to}", dict(part.body))
             if isinstance(answer, Accepted):
                 self._reopened = False
                 self._update_latest_answer(answer.body)
@@ -175,7 +178,8 @@ class Sender:
                     run_log.warn_without_eval(answer.body, self._warnings)
             elif isinstance(answer, Refused):
                 if answer.status == 404 and not self._reopened:  # the service does not know the run: reopen it, once
-                    self._opened, self._reopened = None, True
+                    del self._opened[_key_of(self._current)]
+                    self._reopened = True
                     return answer
                 bad, valid = split_rejected(part, answer)
                 if bad is not None:
@@ -189,25 +193,25 @@ class Sender:
         path = self._spool.reject(entries, refused.reason)
         self._warnings.warn_once("refused", "the service refused data, which is kept in %s: %s", path, refused.reason)
 
-    def _wait_or_send_heartbeat(self) -> Answer | None:
+    def _wait_or_send_heartbeat(self, opened: str | Refused) -> Answer | None:
         def has_work() -> bool:
             return self._closed.is_set() or not self._spool.is_empty
 
         self._spool.wake()  # wakes a waiting flush
-        if self._spool.wait(has_work, self._limits.poll_seconds) or not self._is_own:
-            return None  # an earlier run, whose spool was sent, is not kept alive in place of a refused one
-        answer = self._service.post(f"/runs/{self._run_id}/heartbeat", {})  # its answer also tells whether to stop
+        if self._spool.wait(has_work, self._limits.poll_seconds) or isinstance(opened, Refused):
+            return None
+        answer = self._service.post(f"/runs/{opened}/heartbeat", {})  # its answer also tells whether to stop
         if isinstance(answer, Accepted):
             self._update_latest_answer(answer.body)
             self._say_if_ended()
         elif isinstance(answer, Refused) and answer.status == 404:  # the service does not know the run: reopen it
-            self._opened = None
+            del self._opened[_key_of(self._opening)]
         return answer
 
     @property
     def _is_own(self) -> bool:
-        """Whether the open run is the trainer's, not an earlier one with unsent data in the spool."""
-        return self._opened == self._opening
+        """Whether the current run is the trainer's, not an earlier one with unsent data in the spool."""
+        return self._current == self._opening
 
     @property
     def _is_renamed(self) -> bool:
@@ -266,6 +270,10 @@ class Sender:
         if self._flushing.wait(seconds):
             remaining_seconds = seconds - (time.monotonic() - began)
             self._closed.wait(max(0.0, min(remaining_seconds, FLUSH_RETRY_SECONDS)))
+
+
+def _key_of(opening: Mapping[str, Any]) -> str:
+    return json.dumps(opening, sort_keys=True)
 
 
 def _merge_entries(entries: Sequence[Entry]) -> Entry:

@@ -1,7 +1,8 @@
 """The on-disk queue of a run's unsent entries: it survives the process and outages of the service.
 
 Each run name has a folder. Each process writes its own segments there; the next process of that name adopts those
-whose process has died and sends them first. A segment is deleted once all of it is sent.
+whose process has died. It sends them first if they may belong to its own run, else whenever it has nothing else to
+send. A segment is deleted once all of it is sent.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Spool:
                     continue
                 if segment is not None:
                     adopted.append(segment)
-            self._segments.extendleft(reversed(adopted))  # before what this process may already have recorded
+            self._segments.extendleft(reversed(adopted))
         self.wake()
         return len(adopted)
 
@@ -68,18 +69,25 @@ class Spool:
         self.wake()
 
     def head(self) -> Batch | None:
-        """The oldest entries that fit in one request, or None if everything was sent."""
+        """The next entries that fit in one request, or None if everything was sent."""
         with self._disk:
-            while self._segments and not self._closed:
-                segment = self._segments[0]
+            # The sort is stable: what earlier runs left comes last, everything else stays in the order of recording.
+            for segment in [] if self._closed else sorted(self._segments, key=self._is_of_earlier_run):
                 batch = segment.head(self._limits.batch_observations)
                 if batch is not None:
                     return batch
-                if segment is self._owned:
-                    return None
-                self._segments.popleft()
-                segment.delete()
+                if segment is not self._owned:
+                    self._segments.remove(segment)
+                    segment.delete()
             return None
+
+    def list_earlier_openings(self) -> list[Mapping[str, Any]]:
+        """What opens the earlier runs whose entries are sent last, oldest first."""
+        return [segment.opening for segment in list(self._segments) if self._is_of_earlier_run(segment)]
+
+    def _is_of_earlier_run(self, segment: Segment) -> bool:
+        """Whether the service keeps the segment's run apart: only a resumed run, or one of the same job, goes on."""
+        return "resume" not in self._opening and segment.opening.get("job") != self._opening.get("job")
 
     def advance(self, batch: Batch) -> None:
         """Mark `batch` as sent."""
@@ -92,11 +100,12 @@ class Spool:
                     )
         self.wake()
 
-    def leave_head(self) -> None:
-        """Leave the oldest segment, which was adopted, to a process whose key may send it."""
+    def leave(self, opening: Mapping[str, Any]) -> None:
+        """Leave the adopted segments of a run to a process whose key may send them."""
         with self._disk:
-            if not self._closed:
-                self._segments.popleft().close()
+            for segment in [] if self._closed else [item for item in self._segments if item.opening == opening]:
+                self._segments.remove(segment)
+                segment.close()
         self.wake()
 
     def reject(self, entries: Sequence[Entry], reason: str) -> Path:
