@@ -76,6 +76,7 @@ class Environment:
         """Post to these runs: a number of requests per client, or for a number of seconds."""
         job = Job(
             addresses=(server.address,),
+            format="evalstop",
             runs=tuple(runs),
             clients=clients,
             batch=batch,

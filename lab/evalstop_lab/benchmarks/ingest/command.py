@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> Report:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="evalstop-bench-")))
         progress = ends.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
         task = progress.add_task("starting the servers", total=None)
-        lineup = Lineup(ends, options.database_url, folder, is_wanted, options.against)
+        lineup = Lineup(ends, options.database_url, folder, is_wanted, options.against, options.mlflow)
         contenders = lineup.start()
         for contender in contenders:
             with suppress(JobFailed):  # the first requests warm up; a failure is recorded when it occurs again
@@ -265,6 +265,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--loads", nargs="+", metavar="PATTERN", help="such as '100 x 8': observations per request x clients"
     )
     parser.add_argument("--against", metavar="PYTHON", help="the Python of another checkout to compare with")
+    parser.add_argument("--mlflow", metavar="PYTHON", help="a Python with mlflow and psycopg2 to compare with")
     parser.add_argument("--quick", action="store_true", help="one short round of two loads; not representative")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return parser
