@@ -174,21 +174,19 @@ def compare_with_bound(pairs: Sequence[tuple[Outcome, Truth]], alpha: float) -> 
 
 def wilson(hits: int, n: int) -> Share:
     """A share with Wilson's score interval."""
-    if n == 0:
-        return Share(0, 0, 0.0, 1.0)
-    z = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
-    center, spread = hits + z * z / 2, z * math.sqrt(hits * (n - hits) / n + z * z / 4)
-    low = 0.0 if hits == 0 else (center - spread) / (n + z * z)
-    high = 1.0 if hits == n else (center + spread) / (n + z * z)
-    return Share(hits, n, low, high)
+    return _estimate_share(hits, n, "wilson")
 
 
 def clopper_pearson(hits: int, n: int) -> Share:
     """A share with the exact interval of Clopper and Pearson, whose coverage is at least that stated."""
-    tail = (1 - CONFIDENCE) / 2
-    low = 0.0 if hits == 0 else float(stats.beta.ppf(tail, hits, n - hits + 1))
-    high = 1.0 if hits == n else float(stats.beta.ppf(1 - tail, hits + 1, n - hits))
-    return Share(hits, n, low, high)
+    return _estimate_share(hits, n, "exact")
+
+
+def _estimate_share(hits: int, n: int, method: str) -> Share:
+    if n == 0:
+        return Share(0, 0, 0.0, 1.0)
+    interval = stats.binomtest(hits, n).proportion_ci(CONFIDENCE, method)
+    return Share(hits, n, float(interval.low), float(interval.high))
 
 
 def estimate_quantile(numbers: Sequence[float], q: float) -> Figure:
