@@ -38,11 +38,13 @@ def format_interval(low: float, high: float, digits: int = 1, *, sign: bool = Fa
     return f"[{', '.join(ends)}]"
 
 
-def format_change(change: Figure | Mapping[str, float]) -> str:
-    """Format a relative change with its interval, in percent with sign."""
-    figure = vars(change) if isinstance(change, Figure) else change
-    interval = format_interval(figure["low"], figure["high"], sign=True)
-    return f"{format_percent(figure['value'], sign=True)} {interval}"
+def format_figure(figure: Figure | Mapping[str, float], digits: int = 1, *, sign: bool = False) -> str:
+    """Format a share or a relative change with its interval, in percent: `47.0 % [44.8, 49.3]`; NaN is `-`."""
+    values = vars(figure) if isinstance(figure, Figure) else figure
+    if math.isnan(values["value"]):
+        return "-"
+    interval = format_interval(values["low"], values["high"], digits, sign=sign)
+    return f"{format_percent(values['value'], digits, sign=sign)} {interval}"
 
 
 def list_versions() -> dict[str, str]:

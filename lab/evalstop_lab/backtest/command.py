@@ -25,7 +25,7 @@ from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import ReadErrors, Run, Runs, load_policy, read_runs
 from evalstop_lab.replay.command import report_conflicts
 from evalstop_lab.replay.sources import add_policy_options, add_source_parser, get_requested_roles
-from evalstop_lab.report import format_interval, format_percent, new_table, to_json_values
+from evalstop_lab.report import format_figure, format_percent, new_table, to_json_values
 
 MOST_ERRORS_SHOWN = 20
 
@@ -230,4 +230,4 @@ def _format_interval(cell: Mapping[str, Any]) -> str:
         return "-"
     if cell["low"] == cell["high"]:  # there is no interval for one run, nor for identical ones
         return format_percent(cell["value"])
-    return f"{format_percent(cell['value'])} {format_interval(cell['low'], cell['high'])}"
+    return format_figure(cell)

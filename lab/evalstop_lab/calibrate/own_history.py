@@ -27,7 +27,7 @@ from evalstop_lab.calibrate.evidence import Records, record_run
 from evalstop_lab.calibrate.thresholds import calibrate_thresholds
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay import Run
-from evalstop_lab.report import format_interval, format_percent, to_json_values
+from evalstop_lab.report import format_figure, format_percent, to_json_values
 from evalstop_lab.sweep import sweep
 from evalstop_lab.worlds.scoring import CONFIDENCE, clopper_pearson, wilson
 
@@ -147,14 +147,11 @@ def _describe(document: dict[str, Any], detector: str) -> list[str]:
     sentences = [
         f"{detector} stops at {document['threshold']:.6g}, calibrated on {document['calibrated_on']:,} healthy runs to"
         f" stop at most {rate} of them (95 % interval of the threshold: {low:.4g} to {high:.4g}).",
-        f"Of {document['reported_on']:,} other healthy runs it stops {stopped['hits']:,}:"
-        f" {format_percent(stopped['value'], 2)}"
-        f" {format_interval(stopped['low'], stopped['high'], 2)}.",
+        f"Of {document['reported_on']:,} other healthy runs it stops {stopped['hits']:,}: {format_figure(stopped, 2)}.",
     ]
     if caught["n"]:
         sentences.append(
-            f"Of {caught['n']:,} turned runs it stops {caught['hits']:,} rightly: {format_percent(caught['value'])}"
-            f" {format_interval(caught['low'], caught['high'])}."
+            f"Of {caught['n']:,} turned runs it stops {caught['hits']:,} rightly: {format_figure(caught)}."
         )
     sentences.append(
         {

@@ -173,7 +173,7 @@ def list_logs(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
         for path in _list_paths(Path(text)):
             module = choose_reader(path)
             tags = mlflow_files.read_tags(path) if module is mlflow_files else {}
-            yield Log(path, partial(module.list_metrics, path), partial(_read_path, module, path, name_run(path)), tags)
+            yield Log(path, partial(module.list_metrics, path), partial(module.read_runs, path, name_run(path)), tags)
 
 
 def choose_roles(
@@ -278,10 +278,6 @@ def _check_columns(requested: RequestedRoles, everywhere: set[str]) -> None:
 
 def _get_metrics(metrics: frozenset[str], errors: ReadErrors) -> set[str]:
     return set(metrics)
-
-
-def _read_path(module: ModuleType, path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
-    module.read_runs(path, name, runs, roles, errors)
 
 
 def choose_reader(path: Path) -> ModuleType:

@@ -19,7 +19,7 @@ from evalstop_detectors.policy.calibration import find_threshold
 from rich.console import Console
 
 from evalstop_lab.replay import Run
-from evalstop_lab.report import format_change, format_percent, new_table
+from evalstop_lab.report import format_figure, format_percent, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster, Schedule, simulate_cluster
@@ -222,6 +222,6 @@ def _print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
             format_percent(item.lost.value),
             format_percent(item.set_aside.value),
             f"{item.delay_hours.value:+.2f} h",
-            format_change(item.healthy_time),
+            format_figure(item.healthy_time, sign=True),
         )
     console.print(table)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.report import format_change, new_table
+from evalstop_lab.report import format_figure, new_table
 from evalstop_lab.simulator import options
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster, Schedule, simulate_cluster
@@ -159,9 +159,9 @@ def _print_table(console: Console, report: dict[str, Any]) -> None:
     for name, figures in report["policies"].items():
         table.add_row(
             name,
-            format_change(figures["gpu_hours"]),
+            format_figure(figures["gpu_hours"], sign=True),
             f"{figures['gpu_hours_a_month']:,.0f}",
             *(f"{dollars:,.0f}" for dollars in figures["dollars_a_month"].values()),
-            format_change(figures["time"]),
+            format_figure(figures["time"], sign=True),
         )
     console.print(table)

@@ -116,9 +116,9 @@ def measure_operating_point(rows: Rows, world: str, policy: Policy) -> Operating
         rule=policy.name,
         threshold=limits[0] if policy.name not in SHIPPED else None,
         saved=_estimate_share(rows, world, policy.name, BASELINE, lambda figures: figures.wasted),
-        false_stops=options.estimate_share(counts.wrong, counts.healthy),
+        false_stops=counts.false_stops(late=False),
         premature=counts.premature / counts.hacking,
-        recall=counts.recall(late=False),
+        recall=counts.recall(late=False).value,
         time={
             name: _estimate_share(rows, world, policy.name, name, lambda figures: figures.jct) for name in SCHEDULERS
         },

@@ -19,7 +19,6 @@ from evalstop_lab.report import to_json_values
 from evalstop_lab.simulator.setting import WORLDS, Setting
 from evalstop_lab.simulator.study import REPORTING_SEED, Cell, Row, run_cell
 from evalstop_lab.sweep import BACKENDS, LOCAL, add_jobs_option, sweep
-from evalstop_lab.worlds.scoring import Figure, wilson
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -99,12 +98,6 @@ def print_report(
     else:
         show(Console() if sys.stdout.isatty() else Console(width=180))
     return 0
-
-
-def estimate_share(hits: int, n: int) -> Figure:
-    """A share with Wilson's interval."""
-    share = wilson(hits, n)
-    return Figure(share.value, share.low, share.high, n)
 
 
 def encode_setting(setting: Setting, seeds: Sequence[int]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.report import format_interval, format_percent, new_table
+from evalstop_lab.report import format_figure, new_table
 from evalstop_lab.simulator import options
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Kind, Workload
 from evalstop_lab.simulator.stopping import decide_stops
@@ -164,6 +164,6 @@ def _print_table(console: Console, outcomes: Sequence[Outcome], setting: Sweep) 
         figures = (outcome.gpu_hours, outcome.kept, outcome.at_the_end)
         table.add_row(
             outcome.strategy,
-            *(f"{format_percent(item.value)} {format_interval(item.low, item.high)}" for item in figures),
+            *map(format_figure, figures),
         )
     console.print(table)

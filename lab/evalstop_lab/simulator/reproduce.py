@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from evalstop_lab.report import format_change, format_percent, new_table
+from evalstop_lab.report import format_figure, format_percent, new_table
 from evalstop_lab.simulator import options, plots
-from evalstop_lab.simulator.metrics import Counts, Figures
+from evalstop_lab.simulator.metrics import Figures
 from evalstop_lab.simulator.paired import Change, compare_paired, correct_p_values
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import PAPER, Setting
@@ -103,9 +103,9 @@ def build_lines(rows: Rows) -> list[Line]:
         quantity: _compare_paper(rows, BASELINE, CHANGES[quantity]).change for quantity in ("mean time", "wasted")
     }
     return [
-        Line("precision", 0.98, "=", _estimate_precision(counts)),
-        Line("recall", 0.99, "=", _estimate_recall(counts)),
-        Line("false stops of healthy jobs", 0.015, "=", _estimate_false_stops(counts)),
+        Line("precision", 0.98, "=", counts.precision()),
+        Line("recall", 0.99, "=", counts.recall()),
+        Line("false stops of healthy jobs", 0.015, "=", counts.false_stops()),
         Line(f"mean time to completion, {BASELINE}", -0.09, "=", baseline["mean time"]),
         Line(f"wasted GPU-hours, {BASELINE}", -0.22, "=", baseline["wasted"]),
         Line("mean time, scheduler with the smallest gain", -0.09, "=", max(changes, key=lambda item: item.value)),
@@ -114,8 +114,8 @@ def build_lines(rows: Rows) -> list[Line]:
         Line(
             "lowest precision, 20 to 80 % hacking", 0.89, ">=", _find_least_precision(rows, map(_name_share, HACKING))
         ),
-        Line("fixed progress: false stops", 0.65, "=", _estimate_false_stops(fixed)),
-        Line("loss plateau: recall", 0.5, "<", _estimate_recall(loss)),
+        Line("fixed progress: false stops", 0.65, "=", fixed.false_stops()),
+        Line("loss plateau: recall", 0.5, "<", loss.recall()),
     ]
 
 
@@ -152,21 +152,8 @@ def _compare_paper(rows: Rows, scheduler: str, figure: Callable[[Figures], float
     return compare_paired(before, after)
 
 
-def _estimate_precision(counts: Counts) -> Figure:
-    right = counts.right + counts.premature + counts.late_hacking
-    return options.estimate_share(right, right + counts.wrong + counts.late_healthy)
-
-
-def _estimate_recall(counts: Counts) -> Figure:
-    return options.estimate_share(round(counts.recall() * counts.hacking), counts.hacking)
-
-
-def _estimate_false_stops(counts: Counts) -> Figure:
-    return options.estimate_share(counts.wrong + counts.late_healthy, counts.healthy)
-
-
 def _find_least_precision(rows: Rows, worlds: Iterable[str]) -> Figure:
-    return min((_estimate_precision(rows.counts(world, "paper")) for world in worlds), key=lambda item: item.value)
+    return min((rows.counts(world, "paper").precision() for world in worlds), key=lambda item: item.value)
 
 
 def _compute_shares(rows: Rows, rule: str) -> dict[str, float]:
@@ -215,7 +202,7 @@ def _build_rules_table(rows: Rows) -> Table:
     for rule in STOPPING:
         counts = rows.counts("paper", rule)
         both = [
-            f"{format_percent(share())} / {format_percent(share(late=False))}" if not math.isnan(share()) else "-"
+            f"{format_percent(share().value)} / {format_percent(share(late=False).value)}"
             for share in (counts.precision, counts.recall, counts.false_stops)
         ]
         table.add_row(
@@ -251,6 +238,6 @@ def _build_changes_table(changes: Mapping[str, Mapping[str, Change]]) -> Table:
         "p, mean time",
     )
     for name, by_figure in changes.items():
-        cells = [format_change(change.change) for change in by_figure.values()]
+        cells = [format_figure(change.change, sign=True) for change in by_figure.values()]
         table.add_row(name, *cells, f"{by_figure['mean time'].p_value:.1g}")
     return table

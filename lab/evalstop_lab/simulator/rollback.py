@@ -18,7 +18,7 @@ import numpy as np
 from evalstop_detectors import Policy
 from rich.console import Console
 
-from evalstop_lab.report import format_change, format_percent, new_table
+from evalstop_lab.report import format_figure, format_percent, new_table
 from evalstop_lab.simulator import options
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
@@ -135,6 +135,6 @@ def _print_table(console: Console, outcomes: Sequence[Outcome], frontier_gain: f
         left=2,
     )
     for outcome in outcomes:
-        changes = (format_change(item) for item in (outcome.gpu_hours, outcome.time))
+        changes = (format_figure(item, sign=True) for item in (outcome.gpu_hours, outcome.time))
         table.add_row(outcome.policy, outcome.action, *changes, format_percent(outcome.eval_kept.value))
     console.print(table)

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.report import format_change, format_percent, new_table
+from evalstop_lab.report import format_figure, format_percent, new_table
 from evalstop_lab.simulator import options
 from evalstop_lab.simulator.drawing import Requests, add_evals, draw_estimates, draw_kinds
 from evalstop_lab.simulator.paired import compare_paired
@@ -106,12 +106,11 @@ def _summarize(rows: Rows, rule: str, scheduler: str) -> dict[str, Any]:
     saved: Figure = estimate_mean(
         [1 - (new.gpu_hours + new.again) / old.gpu_hours for old, new in zip(before, after, strict=True)]
     )
-    counts = rows.counts("trace", rule)
     return {
         "mean_hours_before": sum(item.jct for item in before) / len(before),
         "time": asdict(times.change),
         "gpu_hours_saved": asdict(saved),
-        "false_stops": asdict(options.estimate_share(counts.wrong, counts.healthy)),
+        "false_stops": asdict(rows.counts("trace", rule).false_stops(late=False)),
     }
 
 
@@ -124,7 +123,7 @@ def _print_table(console: Console, report: dict[str, Any]) -> None:
     table = new_table(title, "scheduler", "rule", *headings, left=2)
     for scheduler, rules in report["results"].items():
         for rule, figures in rules.items():
-            cells = [format_change(figures[name]) for name in ("time", "gpu_hours_saved")]
+            cells = [format_figure(figures[name], sign=True) for name in ("time", "gpu_hours_saved")]
             before, wrong = f"{figures['mean_hours_before']:.2f}", format_percent(figures["false_stops"]["value"])
             table.add_row(scheduler, rule, before, *cells, wrong)
     console.print(table)

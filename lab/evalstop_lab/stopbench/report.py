@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from evalstop_lab.figure import save_figure, show_percent
-from evalstop_lab.report import format_number, format_percent, new_table
+from evalstop_lab.report import format_figure, format_number, format_percent, new_table
 from evalstop_lab.worlds import World
 
 MARKERS = "osD^vP*X<>h"
@@ -30,12 +30,12 @@ def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
     for rule, figures in sorted(result.items(), key=lambda item: -_get_sort_value(item[1]["saved"]["value"])):
         table.add_row(
             rule,
-            _format_share(figures["recall"]),
-            _format_share(figures["false_stops"]),
+            format_figure(figures["recall"]),
+            format_figure(figures["false_stops"]),
             format_percent(figures["premature"]["value"]),
             format_number(figures["delay"]["value"], 0),
             format_number(figures["delay_to_bound"]["value"], 1),
-            _format_share(figures["saved"]),
+            format_figure(figures["saved"]),
             format_percent(figures["eval_lost"]["value"]),
             format_number(figures["microseconds"], 0),
         )
@@ -106,9 +106,3 @@ def _compute_errors(figure: Mapping[str, float]) -> list[list[float]]:
 
 def _get_sort_value(value: float) -> float:
     return -math.inf if math.isnan(value) else value
-
-
-def _format_share(share: Mapping[str, float]) -> str:
-    if math.isnan(share["value"]):
-        return "-"
-    return f"{format_percent(share['value'])} [{100 * share['low']:.1f}, {100 * share['high']:.1f}]"

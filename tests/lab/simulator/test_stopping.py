@@ -36,7 +36,7 @@ def test_oracle_leaves_no_waste() -> None:
     figures = measure_schedule(workload, hidden, stops, schedule)
     assert figures.wasted == pytest.approx(0.0, abs=1e-6)
     counts = count_flags(workload, hidden, stops)
-    assert (counts.recall(), counts.false_stops(), counts.premature) == (1.0, 0.0, 0)
+    assert (counts.recall().value, counts.false_stops().value, counts.premature) == (1.0, 0.0, 0)
 
 
 def test_false_stop_repeats_the_whole_job() -> None:
@@ -62,9 +62,9 @@ def test_gpu_hours_add_up() -> None:
 def test_flags_at_the_last_eval_can_be_excluded() -> None:
     """With `late=False` flags at the last eval count in no share."""
     counts = Counts(hacking=10, healthy=10, right=5, premature=1, wrong=1, late_hacking=2, late_healthy=3)
-    assert (counts.recall(), counts.recall(late=False)) == (0.8, 0.6)
-    assert (counts.precision(), counts.precision(late=False)) == (8 / 12, 6 / 7)
-    assert (counts.false_stops(), counts.false_stops(late=False)) == (0.4, 0.1)
+    assert (counts.recall().value, counts.recall(late=False).value) == (0.8, 0.6)
+    assert (counts.precision().value, counts.precision(late=False).value) == (8 / 12, 6 / 7)
+    assert (counts.false_stops().value, counts.false_stops(late=False).value) == (0.4, 0.1)
 
 
 @pytest.mark.parametrize("setting", WORLDS.values(), ids=WORLDS)
