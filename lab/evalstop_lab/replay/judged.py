@@ -7,17 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from evalstop_detectors import (
-    BestSoFar,
-    Chooser,
-    Evidence,
-    PastRun,
-    Policy,
-    SmoothedMaximum,
-    replay_runs,
-    start,
-    step,
-)
+from evalstop_detectors import BestSoFar, Chooser, Evidence, PastRun, Policy, SmoothedMaximum, replay_runs, start, step
 
 from evalstop_lab.replay.runs import Run
 

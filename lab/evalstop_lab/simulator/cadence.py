@@ -93,11 +93,7 @@ def _simulate_seed(
     workload, hidden = draw_jobs(setting, seed)
     stops = {policy.name: decide_stops(policy, workload) for policy in policies}
     before = measure_schedule(
-        workload,
-        hidden,
-        no_stops(workload),
-        simulate_cluster(workload, SRTF_EST, cluster),
-        setting.measured,
+        workload, hidden, no_stops(workload), simulate_cluster(workload, SRTF_EST, cluster), setting.measured
     )
     numbers: _Numbers = {}
     for cost in costs:

@@ -87,12 +87,7 @@ class _Running:
     """The state of a cluster between two events."""
 
     def __init__(
-        self,
-        workload: Workload,
-        scheduler: Scheduler,
-        cluster: Cluster,
-        ends: Floats,
-        priorities: Priorities,
+        self, workload: Workload, scheduler: Scheduler, cluster: Cluster, ends: Floats, priorities: Priorities
     ) -> None:
         count = len(workload.jobs)
         self._jobs, self._cluster = workload.jobs, cluster

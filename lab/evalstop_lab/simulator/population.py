@@ -162,8 +162,5 @@ def _print_table(console: Console, outcomes: Sequence[Outcome], setting: Sweep) 
     )
     for outcome in outcomes:
         figures = (outcome.gpu_hours, outcome.kept, outcome.at_the_end)
-        table.add_row(
-            outcome.strategy,
-            *map(format_figure, figures),
-        )
+        table.add_row(outcome.strategy, *map(format_figure, figures))
     console.print(table)

@@ -222,11 +222,7 @@ def _build_waste_table(rows: Rows) -> Table:
         after = _compute_shares(rows, rule)
         wasted = (after["post_peak"] + after["false_stop"]) / before["post_peak"] - 1
         of_all = [after[name] for name in ("gpu_hours", "post_peak", "false_stop", "hacking", "pauses")]
-        table.add_row(
-            rule,
-            *(format_percent(share) for share in of_all),
-            format_percent(wasted, sign=True),
-        )
+        table.add_row(rule, *(format_percent(share) for share in of_all), format_percent(wasted, sign=True))
     return table
 
 

@@ -10,12 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from evalstop_detectors import (
-    POLICIES,
-    MetricRole,
-    Policy,
-    policy_from_document,
-)
+from evalstop_detectors import POLICIES, MetricRole, Policy, policy_from_document
 
 from evalstop_lab.replay import Run, judge_runs
 from evalstop_lab.simulator.engine import Cluster

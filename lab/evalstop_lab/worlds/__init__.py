@@ -1,14 +1,6 @@
 """Labeled runs, drawn and recorded, on which detectors are calibrated and evaluated."""
 
-from evalstop_lab.worlds.families import (
-    CALIBRATION,
-    FAMILIES,
-    HELD_OUT,
-    REPORTING,
-    Family,
-    Group,
-    list_families,
-)
+from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, HELD_OUT, REPORTING, Family, Group, list_families
 from evalstop_lab.worlds.noise import LEVELS, Noise, NoiseKind
 from evalstop_lab.worlds.real import load_recorded_runs
 from evalstop_lab.worlds.truth import Label, Truth, label_curve

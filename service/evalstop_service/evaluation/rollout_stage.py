@@ -177,8 +177,7 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
         with database.reading() as tx:
             stages = [(stage.project_id, stage.policy_name) for stage in rollout_stages.list_stages(tx)]
         handle_each(
-            takewhile(lambda _: not pause(0.0), stages),
-            lambda stage: review_rollout_stage(database, *stage, clock()),
+            takewhile(lambda _: not pause(0.0), stages), lambda stage: review_rollout_stage(database, *stage, clock())
         )
         return EVERY_SECONDS
 

@@ -62,10 +62,7 @@ def test_presets_differ_only_in_kl_penalty_and_comparisons() -> None:
     """Both have the same steps, learning rate and evals."""
     over, healthy = PRESETS["overoptimizes"], PRESETS["healthy"]
     assert healthy == replace(
-        over,
-        kl_coefficient=healthy.kl_coefficient,
-        comparisons=healthy.comparisons,
-        label_noise=healthy.label_noise,
+        over, kl_coefficient=healthy.kl_coefficient, comparisons=healthy.comparisons, label_noise=healthy.label_noise
     )
 
 

@@ -17,11 +17,7 @@ RECORDED = Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl"
 def test_recorded_runs_keep_their_labels_and_their_truth() -> None:
     """The file has 56 hacking, 84 healthy and 13 ambiguous runs, with their peaks."""
     worlds = load_recorded_runs(RECORDED)
-    assert Counter(world.truth.label for world in worlds) == {
-        Label.HACKING: 56,
-        Label.HEALTHY: 84,
-        Label.AMBIGUOUS: 13,
-    }
+    assert Counter(world.truth.label for world in worlds) == {Label.HACKING: 56, Label.HEALTHY: 84, Label.AMBIGUOUS: 13}
     for world in worlds:
         if world.truth.label is Label.HACKING:  # the peak in the file is that of a smoothed curve
             assert world.truth.eval_scores[world.truth.peak] > world.truth.eval_scores.max() - 0.06 * world.truth.unit

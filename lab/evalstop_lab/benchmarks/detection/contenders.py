@@ -27,7 +27,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "ADWIN": {"detector": "ADWIN"},
         "KSWIN": {"detector": "KSWIN"},
         "below best": {"detector": "PageHinkley", "series": "minus_best"},
-    },
+    }
 }
 
 # These use roles or faults that worlds do not have.

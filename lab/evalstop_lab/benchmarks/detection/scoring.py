@@ -98,10 +98,7 @@ def score_runs(judged: Sequence[JudgedWorld], point: OperatingPoint) -> dict[str
     """Score these runs, with the lower bound of the delay, as JSON values."""
     pairs = [(item.outcome(point.alarm), item.world.truth) for item in judged]
     bounds, ratios = compare_with_bound(pairs, point.alpha or RATES[0])
-    return _encode_score(score_outcomes(pairs)) | {
-        "bound": asdict(bounds),
-        "delay_to_bound": asdict(ratios),
-    }
+    return _encode_score(score_outcomes(pairs)) | {"bound": asdict(bounds), "delay_to_bound": asdict(ratios)}
 
 
 def compute_figures(judged: Sequence[JudgedWorld], point: OperatingPoint) -> dict[str, Any]:

@@ -24,13 +24,7 @@ class Shape:
         return f"{self.batch} x {self.clients}"
 
 
-TARGETS_OF_BOUND = {
-    Shape(1, 1): 0.75,
-    Shape(1, 8): 0.75,
-    Shape(1, 64): 0.65,
-    Shape(100, 8): 0.65,
-    Shape(100, 64): 0.65,
-}
+TARGETS_OF_BOUND = {Shape(1, 1): 0.75, Shape(1, 8): 0.75, Shape(1, 64): 0.65, Shape(100, 8): 0.65, Shape(100, 64): 0.65}
 """The measured loads, and the target for the service's rate as a share of the bound's."""
 
 SHAPES = tuple(TARGETS_OF_BOUND)
@@ -126,14 +120,7 @@ def compute_targets(cells: Cells) -> list[Target]:
         add("rate, relative to the bound", EVALSTOP, BOUND, shape, compute_rate, least=least)
     most_clients = Shape(1, 64)
     add("CPU time of the service", EVALSTOP, BOUND, most_clients, lambda item: item.server_us, most=2)
-    add(
-        "CPU time of PostgreSQL",
-        EVALSTOP,
-        BOUND,
-        most_clients,
-        lambda item: item.database_us,
-        most=1.3,
-    )
+    add("CPU time of PostgreSQL", EVALSTOP, BOUND, most_clients, lambda item: item.database_us, most=1.3)
     for name, contender, least in (("hashed", HASHED, 0.75), ("round robin", ROUND_ROBIN, 0.35)):
         add(f"rate of replicas, {name} relative to sticky", contender, DIRECT, most_clients, compute_rate, least=least)
     for shape in SHAPES:
