@@ -75,6 +75,7 @@ class FakeService:
         self.accepts_acknowledgements.set()
         self.heartbeats = 0
         self.stop_at_step: int | None = None
+        self.best_checkpoint: Json | None = None
         self.guessed: list[str] = []
         self.missing: dict[str, str] = {}
         self.unwatched: list[str] = []
@@ -227,7 +228,7 @@ class FakeService:
             "conflicts": conflicts,
             "conflict_count": len(conflicts),
             "superseded": 0,
-            "best_checkpoint": None,
+            "best_checkpoint": self.best_checkpoint,
             "guessed": self.guessed,
             "missing": self.missing,
             "unwatched": self.unwatched,
@@ -293,7 +294,7 @@ class FakeService:
             "status": run.status,
             "attempt": run.attempt,
             "labels": run.opening.get("labels", {}),
-            "best_checkpoint": None,
+            "best_checkpoint": self.best_checkpoint,
             "length_known": "total_steps" in run.opening,
             "mode": run.opening.get("mode", "shadow"),
             "policy": {"name": "default", "version": 1},

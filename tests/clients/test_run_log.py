@@ -49,9 +49,10 @@ def test_undone_stop_is_not_obeyed(server: FakeServer, service: FakeService) -> 
 def test_decision_changes_are_logged(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The decision has state, reason and guards; the start and each change of state are logged."""
+    """The decision has state, reason and guards; the start and each change of state are logged, as a warning if the
+    stop waits or ends the run."""
     caplog.set_level(logging.INFO, "evalstop_client")
-    service.stop_at_step, service.decision_state = 1, "on_hold"
+    service.stop_at_step, service.decision_state, service.best_checkpoint = 1, "on_hold", {"uri": "file:///1"}
     with open_run(server, mode="enforce") as run:
         assert run.decision is None
         run.log({"score": 1.0}, step=1)
@@ -66,15 +67,17 @@ def test_decision_changes_are_logged(
     assert list_messages(caplog)[:3] == [
         f"evalstop: a run: enforce, policy default@1, {page}",
         f"evalstop: a run: the stop is on_hold: the fake decided it; {page}",
-        f"evalstop: a run: the stop is requested: the fake decided it; {page}",
+        f"evalstop: a run: the stop is requested: the fake decided it; {page}; best checkpoint: file:///1",
     ]
+    assert [record.levelname for record in caplog.records][:3] == ["INFO", "WARNING", "WARNING"]
 
 
 def test_mistyped_metric_is_logged_once(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A metric name close to a declared one without values is suggested once; other unwatched metrics are not."""
-    service.missing, service.unwatched = {"score": "eval"}, ["scroe", "learning_rate"]
+    service.missing = {"score": "eval", "eval_loss": "eval", "val_accuracy": "eval"}
+    service.unwatched = ["scroe", "learning_rate", "loss", "train_loss", "train_accuracy"]
     with open_run(server, metrics=METRICS) as run:
         for step in range(3):
             run.log({"scroe": 1.0, "learning_rate": 0.1}, step=step)

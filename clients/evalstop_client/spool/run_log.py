@@ -15,6 +15,9 @@ logger = logging.getLogger("evalstop_client")
 DEFAULT_ROLES = {"eval", "proxy", "kl", "loss"}
 """The roles of a run whose trainer declares none; each metric has the name of its role."""
 
+MISTYPED = 0.8
+"""The similarity above which a name counts as a mistyped one; `train_loss`, logged first, is none of `val_loss`."""
+
 ANSWERS_WITHOUT_EVAL = 20
 """After this many answers without an eval, the eval may be among the unwatched metrics; before, it is rarely due."""
 
@@ -33,10 +36,15 @@ def describe_opening(body: Mapping[str, Any], latest: LatestAnswer, warnings: Wa
 
 
 def describe_change(before: LatestAnswer, after: LatestAnswer) -> None:
-    """Log when a decision is made and when its state changes."""
+    """Log when a decision is made and when its state changes: as a warning if it ends the run or waits for somebody."""
     decision = after.decision
     if decision is not None and (before.decision is None or before.decision.state != decision.state):
-        logger.info("evalstop: %s: the stop is %s: %s; %s", after.name, decision.state, decision.reason, after.url)
+        ends = after.should_stop and not before.should_stop
+        level = logging.WARNING if ends or decision.state == "on_hold" else logging.INFO
+        best = after.best_checkpoint if ends else None
+        told = f"; best checkpoint: {best.get('uri')}" if isinstance(best, Mapping) else ""
+        text = "evalstop: %s: the stop is %s: %s; %s%s"
+        logger.log(level, text, after.name, decision.state, decision.reason, after.url, told)
 
 
 def warn_of_metrics(latest: LatestAnswer, warnings: WarningLog, *, declared: bool) -> None:
@@ -49,7 +57,7 @@ def warn_of_metrics(latest: LatestAnswer, warnings: WarningLog, *, declared: boo
             names,
         )
     for name in latest.unwatched if latest.missing else ():
-        for metric in difflib.get_close_matches(name, latest.missing, n=1):
+        for metric in difflib.get_close_matches(name, latest.missing, n=1, cutoff=MISTYPED):
             warnings.warn_once(
                 f"mistyped {name}",
                 "%r is not declared; %r (%s) has no value yet. Did you mean %r?",
