@@ -7,12 +7,19 @@ import json
 
 from evalstop_client.cli.command import OK, Subcommands, add_command, add_group, connect, parse_pairs, show_result
 from evalstop_client.cli.output import Shown, print_facts, print_json
+from evalstop_client.errors import ConfigurationError
 from evalstop_client.service import Json
 
 LISTS = ("allowed_policies",)
 LIST_WORDS: dict[str, list[str] | None] = {"any": None, "none": []}
 """For a list null is no bound, and so the opposite of an empty one."""
 WORDS = {"none": None, "yes": True, "no": False}
+SET_ELSEWHERE = {
+    "role_patterns": "on the settings page of the dashboard, or by PUT /api/v1/project/role-patterns",
+    "quotas": "by `evalstop admin project quotas`, on the service's machine",
+    "paused_at": "by `evalstop project pause` and `evalstop project resume`",
+}
+"""How to change what `show` prints and `set` does not take."""
 
 
 def add_to(commands: Subcommands, text: str) -> None:
@@ -39,6 +46,8 @@ def show_project(options: argparse.Namespace) -> int:
 def set_project(options: argparse.Namespace) -> int:
     """Change settings of the project; requires the scope admin."""
     written = parse_pairs(options.settings, "setting")
+    for name in written.keys() & SET_ELSEWHERE.keys():
+        raise ConfigurationError(f"{name}: change it {SET_ELSEWHERE[name]}.")
     changes = {name: parse_setting(name, text) for name, text in written.items()}
     changed = connect(options).connection.patch("/project", changes)
     return _print_settings(changed if options.json else {name: changed[name] for name in changes}, options)
