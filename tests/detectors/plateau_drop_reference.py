@@ -151,7 +151,9 @@ def compute_evidence(
     if value == 0:
         return Evidence(Kind.STATISTIC, 0.0, None, "the eval score is not below its best by more than its noise")
     if is_rising(g, 2 * inflation * sd / math.sqrt(size)):
-        return Evidence(Kind.STATISTIC, 0.0, None, "the eval score is below its best and rising")
+        return Evidence(
+            Kind.STATISTIC, 0.0, None, "the eval score is below its best, but a span of last evals slopes up"
+        )
     proxy = "not seen" if not proxy_seen else "rising" if rises > 0 else "not falling alike"
     note = (
         f"the last {-length * size} of {len(g) * size} evals lie below the best by at least"

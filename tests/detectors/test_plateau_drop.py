@@ -267,7 +267,15 @@ def test_recovery_resets_the_value() -> None:
     evidence = run_detector(add_noise(np.interp(t, [0, 0.3, 0.6, 0.8], [0, 1, 0.4, 0.8]), 3, 0.02))
     assert max(item.value for item in evidence[:121]) > 0.1
     assert all(item.value == 0 for item in evidence[130:158])
-    assert evidence[150].note == "the eval score is below its best and rising"
+    assert evidence[150].note == "the eval score is below its best, but a span of last evals slopes up"
+
+
+def test_fall_after_a_sharp_peak_is_not_called_a_rise() -> None:
+    """While the rise to the peak outweighs the fall since, the note does not say that the eval rises."""
+    scores = [float(step) for step in range(21)] + [20 * 0.9**step for step in range(1, 6)]
+    evidence = run_detector(add_noise(scores, 1, 0.2))
+    assert "slopes up" in evidence[24].note
+    assert not any("rising" in item.note for item in evidence)
 
 
 def test_state_stays_small() -> None:

@@ -17,7 +17,8 @@ Length      A dip that heals is short relative to the whole run. Where the plann
 Proxy       What lowers both scores is not over-optimization: three times the proxy's own fall, in its standard
             deviations, is subtracted. A proxy that keeps rising over the same windows raises the number up to
             threefold. Without a proxy neither happens.
-Recovery    While the last blocks show a significant upward slope the number is 0.
+Recovery    While any span of 3 to 32 last blocks has a significant upward slope the number is 0: also shortly after a
+            sharp peak, for as long as the rise to it outweighs the fall since.
 Blocks      Up to 128 evals each is a block of its own. Then blocks are joined in pairs, and so on: a run always
             consists of 64 to 128 blocks, and the number changes when a block is full. A stop needs a fall that has
             lasted for several hundredths of the run, so the only cost is a delay of less than a 64th of the run.
@@ -70,7 +71,7 @@ _UNKNOWN = Noise(0.0, 1.0)
 _NO_VALUES = Column((), ())
 UNMOVED = Evidence(Kind.STATISTIC, 0.0, None, "the eval score has not moved yet")
 NO_FALL = Evidence(Kind.STATISTIC, 0.0, None, "the eval score is not below its best by more than its noise")
-_RISING = Evidence(Kind.STATISTIC, 0.0, None, "the eval score is below its best and rising")
+_RISING = Evidence(Kind.STATISTIC, 0.0, None, "the eval score is below its best, but a span of last evals slopes up")
 
 
 class Best(Struct, frozen=True):
