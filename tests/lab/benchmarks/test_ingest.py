@@ -17,10 +17,20 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 from evalstop_lab.benchmarks.ingest import payloads
-from evalstop_lab.benchmarks.ingest.command import build_parser, main, measure_in_turns, print_report, run
+from evalstop_lab.benchmarks.ingest.command import build_parser, is_wanted, main, measure_in_turns, print_report, run
 from evalstop_lab.benchmarks.ingest.contenders import Contender
 from evalstop_lab.benchmarks.ingest.load_generator import Job, Load, LoadRefused, find_percentile, generate_load
-from evalstop_lab.benchmarks.ingest.results import BOUND, EVALSTOP, Cell, Measurement, Shape, compute_targets, rotate
+from evalstop_lab.benchmarks.ingest.results import (
+    AGAINST,
+    BOUND,
+    EVALSTOP,
+    ON_SQLITE,
+    Cell,
+    Measurement,
+    Shape,
+    compute_targets,
+    rotate,
+)
 from evalstop_lab.benchmarks.processes import JobFailed, Server, Worker
 from hypothesis import given
 from hypothesis import strategies as st
@@ -218,6 +228,22 @@ def test_benchmark_runs_on_both_databases(postgres_url: str, capsys: pytest.Capt
         assert (measured["database_us"] is None) == cell["contender"].endswith("SQLite")
     print_report(Console(width=160), measured_report)
     assert "of the bound" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("only", "wanted"),
+    [
+        (None, {EVALSTOP, EVALSTOP + ON_SQLITE, BOUND, AGAINST, AGAINST + ON_SQLITE}),
+        ([EVALSTOP], {EVALSTOP, AGAINST}),
+        (["* on SQLite"], {EVALSTOP + ON_SQLITE, AGAINST + ON_SQLITE}),
+        ([AGAINST], {AGAINST}),
+        ([BOUND], {BOUND}),
+    ],
+)
+def test_other_checkout_is_measured_with_this_one(only: list[str] | None, wanted: set[str]) -> None:
+    """A selection of this checkout includes the other one on the same database, which is there on request only."""
+    names = (EVALSTOP, EVALSTOP + ON_SQLITE, BOUND, AGAINST, AGAINST + ON_SQLITE)
+    assert {name for name in names if is_wanted(only, name)} == wanted
 
 
 def test_missing_database_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

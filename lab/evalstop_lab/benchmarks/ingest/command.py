@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.databases import add_database_option, libpq_url, parse_with_database
 from evalstop_lab.benchmarks.ingest.contenders import Lineup
 from evalstop_lab.benchmarks.ingest.results import (
+    AGAINST,
     BOUND,
     EVALSTOP,
     ON_SQLITE,
@@ -93,12 +95,14 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if report.failures else 0
 
 
+def is_wanted(only: Sequence[str] | None, name: str) -> bool:
+    """Whether a contender matches a pattern, or all are wanted; another checkout is if this one is."""
+    names = {name, name.replace(AGAINST, EVALSTOP)}
+    return not only or any(fnmatchcase(item, pattern) for item in names for pattern in only)
+
+
 def run(options: argparse.Namespace) -> Report:
     """Start the contenders and measure them."""
-
-    def is_wanted(name: str) -> bool:
-        return not options.only or any(fnmatchcase(name, pattern) for pattern in options.only)
-
     started_at, machine = datetime.now(UTC), describe_machine(*PACKAGES)
     shapes = [
         shape
@@ -110,7 +114,8 @@ def run(options: argparse.Namespace) -> Report:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="evalstop-bench-")))
         progress = ends.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
         task = progress.add_task("starting the servers", total=None)
-        lineup = Lineup(ends, options.database_url, folder, is_wanted, options.against, options.mlflow)
+        wants = partial(is_wanted, options.only)
+        lineup = Lineup(ends, options.database_url, folder, wants, options.against, options.mlflow)
         contenders = lineup.start()
         for contender in contenders:
             with suppress(JobFailed):  # the first requests warm up; a failure is recorded when it occurs again
