@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from multiprocessing.connection import Connection
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -27,12 +29,13 @@ def run_evalstop(environment: dict[str, str], *arguments: str) -> CompletedProce
         return CompletedProcess(arguments, command.wait(TIMEOUT_SECONDS), printed, errors.read_text())
 
 
-def send_switch_intervals(
-    commands: Sequence[Sequence[str]], environment: Mapping[str, str], answer: Connection
-) -> None:
-    """Run commands in this process and send the interpreter's switch interval after each."""
+def send_switch_interval(arguments: Sequence[str], environment: Mapping[str, str], answer: Connection) -> None:
+    """Run a server in this process, and send the interpreter's switch interval when it prints its address."""
     os.environ.update(environment)
-    for arguments in commands:
-        sys.setswitchinterval(0.005)  # Python's default
-        cli.main(arguments)
-        answer.send(sys.getswitchinterval())
+
+    class Printed(StringIO):
+        def flush(self) -> None:
+            answer.send(sys.getswitchinterval())
+
+    with redirect_stdout(Printed()):
+        cli.main([*arguments, "--json"])

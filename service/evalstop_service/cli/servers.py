@@ -65,7 +65,6 @@ def add_to(commands: Subcommands, add: Add) -> None:
 
 def up(settings: Settings, options: argparse.Namespace) -> int:
     """Migrate the schema, serve HTTP and deliver webhooks, in one process."""
-    sys.setswitchinterval(SWITCH_SECONDS)
     os.umask(0o077)  # artifacts too are readable only by their owner
     with ExitStack() as stack:
         if settings.database_url is None:
@@ -104,7 +103,6 @@ def _set_up_and_serve(settings: Settings, options: argparse.Namespace, listening
 
 def serve(settings: Settings, options: argparse.Namespace) -> int:
     """Serve HTTP without delivering webhooks; requires `evalstop migrate`."""
-    sys.setswitchinterval(SWITCH_SECONDS)
     database = open_database(settings)
     _tell_of_secrets(settings)
 
@@ -191,6 +189,7 @@ def _serve(
     )
     server = _Server(config, ready, application.state.context.shutdown)
     faulthandler.enable()  # a crash in C code leaves a traceback in the log
+    sys.setswitchinterval(SWITCH_SECONDS)
     # Objects of a request end with it, and cached runs hold no cycles: a full collection would find nothing.
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)

@@ -27,7 +27,7 @@ from evalstop_service.store.database import Database
 
 from tests.fixtures.forked_commands import FORKSERVER, ForkedCommand
 from tests.fixtures.projects import create_project
-from tests.service.commands import run_evalstop, send_switch_intervals
+from tests.service.commands import run_evalstop, send_switch_interval
 
 TIMEOUT_SECONDS = 60
 
@@ -186,14 +186,15 @@ def test_commands_need_a_migrated_database(environment: dict[str, str], command:
 
 def test_servers_switch_threads_every_millisecond(environment: dict[str, str]) -> None:
     """`up` and `serve` let other threads run after 1 ms, so that a busy event loop delays no other request."""
-    reader, writer = FORKSERVER.Pipe(duplex=False)
-    with socket.create_server(("127.0.0.1", 0)) as other, reader, writer:
-        port = str(other.getsockname()[1])  # is in use, so that the commands end
-        commands = [[name, "--port", port] for name in ("up", "serve")]
-        process = FORKSERVER.Process(target=send_switch_intervals, args=(commands, environment, writer))
-        process.start()
-        assert [reader.recv(), reader.recv()] == [0.001, 0.001]
-        process.join()
+    for command in ("up", "serve"):
+        reader, writer = FORKSERVER.Pipe(duplex=False)
+        with reader, writer:
+            arguments = (command, "--port", "0")
+            process = FORKSERVER.Process(target=send_switch_interval, args=(arguments, environment, writer))
+            process.start()
+            assert reader.recv() == 0.001
+            process.terminate()
+            process.join()
 
 
 @pytest.mark.parametrize(
