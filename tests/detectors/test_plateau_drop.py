@@ -272,7 +272,7 @@ def test_recovery_resets_the_value() -> None:
 
 def test_fall_after_a_sharp_peak_is_not_called_a_rise() -> None:
     """While the rise to the peak outweighs the fall since, the note does not say that the eval rises."""
-    scores = [float(step) for step in range(21)] + [20 * 0.9**step for step in range(1, 6)]
+    scores = np.array([float(step) for step in range(21)] + [20 * 0.9**step for step in range(1, 6)])
     evidence = run_detector(add_noise(scores, 1, 0.2))
     assert "slopes up" in evidence[24].note
     assert not any("rising" in item.note for item in evidence)
