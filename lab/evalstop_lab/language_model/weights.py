@@ -43,7 +43,7 @@ class Model:
         return b"".join(self.vocabulary[token] for token in tokens).decode("utf-8", errors="replace")
 
 
-def read_model(path: Path, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Model:
+def read_model(path: Path, device: torch.device, dtype: torch.dtype) -> Model:
     """Read the model; raises UnusableArguments if the file does not hold a Llama with a byte-level vocabulary."""
     try:
         reader = GGUFReader(path)

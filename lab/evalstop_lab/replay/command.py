@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def judge_all(policy: Policy, runs: Sequence[Run], jobs: int | None = None) -> list[Judged]:
+def judge_all(policy: Policy, runs: Sequence[Run], jobs: int | None) -> list[Judged]:
     """The policy's verdicts on these settled runs, with a progress bar."""
     return sweep_chunks(
         partial(judge_runs, policy), runs, f"replaying under {policy.name}", choose_jobs(jobs, runs), CHUNK

@@ -98,7 +98,7 @@ def record_run(seed: int) -> dict[str, Any]:
         trainer.train_step()
 
 
-def record_runs(path: Path, runs: int, jobs: int, first_seed: int = FIRST_SEED) -> None:
+def record_runs(path: Path, runs: int, jobs: int, first_seed: int) -> None:
     """Train runs of consecutive seeds on all cores and write them to a gzipped file of JSON lines."""
     records = sweep(record_run, range(first_seed, first_seed + runs), "training", jobs, chunk=1)
     with path.open("wb") as file, gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed:

@@ -38,7 +38,7 @@ def draw_rise(rng: np.random.Generator) -> Growth:
     return lambda t: (logistic((np.clip(t, 0, 1) - middle) / width) - low) / (high - low)
 
 
-def draw_saturation(rng: np.random.Generator, slowest: float = 2.0, fastest: float = 12.0) -> Growth:
+def draw_saturation(rng: np.random.Generator, slowest: float, fastest: float) -> Growth:
     """Growth from 0 to 1 that slows down exponentially."""
     rate = rng.uniform(slowest, fastest)
     return lambda t: (1 - np.exp(-rate * t)) / (1 - np.exp(-rate))

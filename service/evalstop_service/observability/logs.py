@@ -41,7 +41,7 @@ _CONTROLS = {code: f"\\u{code:04x}" for code in (*range(32), *range(127, 160), 0
 _about: ContextVar[dict[str, Any] | None] = ContextVar("evalstop_about", default=None)
 
 
-def configure_logging(level: str, form: Format = "text", stream: TextIO | None = None) -> None:
+def configure_logging(level: str, form: Format, stream: TextIO | None = None) -> None:
     """Send every record of this process, including those of libraries, to `stream` (default standard error).
 
     Calling it again replaces its own handler; other handlers stay.

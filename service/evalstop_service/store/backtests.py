@@ -107,7 +107,7 @@ def read_revision(tx: Transaction, project_id: UUID, backtest_id: UUID) -> str |
     return "-".join(map(str, row)) if row else None
 
 
-def list_backtests(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int = 20) -> list[Backtest]:
+def list_backtests(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int) -> list[Backtest]:
     """A project's backtests, newest first, without their findings."""
     columns = [column for column in backtests.c if column.name != "findings"]
     query = sa.select(*columns).where(backtests.c.project_id == project_id)

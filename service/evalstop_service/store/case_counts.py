@@ -135,9 +135,7 @@ def count_cases(
     return counts + count_unflagged(tx, project_id, case_filter, by)
 
 
-def count_flagged(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Split] = ()
-) -> list[CaseCount]:
+def count_flagged(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Split]) -> list[CaseCount]:
     """Count the cases with a decision to stop by group, treatment and outcome."""
     keys = [_key_column(tx, split) for split in by]
     kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome]
@@ -234,7 +232,7 @@ def read_revision(tx: Transaction, project_id: UUID) -> str:
 
 
 def list_cases(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, *, before: Place | None = None, limit: int = 50
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, *, before: Place | None = None, limit: int
 ) -> list[ListedCase]:
     """The cases behind a count, those that ended last first, after the position `before`."""
     columns = [

@@ -118,7 +118,7 @@ def mark_runs(tx: Transaction, run_ids: Sequence[UUID], ended_before: datetime, 
     return len(marked_ids)
 
 
-def delete_details(tx: Transaction, limit: int, since: DeletePosition | None = None) -> DeletedRows:
+def delete_details(tx: Transaction, limit: int, since: DeletePosition | None) -> DeletedRows:
     """Remove up to `limit` rows of marked runs.
 
     `since`: where the previous transaction stopped, so that the rows that it removed are not scanned again: the index

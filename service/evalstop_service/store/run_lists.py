@@ -93,7 +93,7 @@ def read_run_revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:
     return _digest_rows(tx, _REVISION.where(runs.c.project_id == project_id, runs.c.id == run_id))
 
 
-def read_list_revision(tx: Transaction, project_id: UUID, run_filter: RunFilter = RunFilter(), limit: int = 50) -> str:
+def read_list_revision(tx: Transaction, project_id: UUID, run_filter: RunFilter, limit: int) -> str:
     """A value that changes whenever the result of `list_runs` for the same arguments, or a decision on it, changes."""
     return _digest_rows(tx, _select_page(tx, _REVISION, project_id, run_filter, limit))
 

@@ -46,7 +46,7 @@ def send_test_event(
     address_policy: AddressPolicy,
     encryption: Encryption,
     timeout_seconds: float,
-    mail: MailSettings | None = None,
+    mail: MailSettings | None,
     now: datetime,
 ) -> TestResult:
     """Send the event from this thread, which must not run an event loop; it is not a delivery and is not retried.

@@ -147,8 +147,8 @@ def _link_cases(
     case_filter: CaseFilter,
     group: GroupFigures,
     by: tuple[Grouping, ...],
-    row: str | None = None,
-    outcome: DecisionOutcome | None = None,
+    row: str | None,
+    outcome: DecisionOutcome | None,
 ) -> str:
     group_filter = figures.select_group(case_filter, by, group.key)
     if row is not None and outcome is not None:

@@ -107,9 +107,7 @@ def safe_path(text: str) -> str:
     return text if plain and all(" " < character != "\x7f" for character in text) else "/"
 
 
-def render_login_form(
-    request: Request, site: Site, target: str, problem: str | None = None, status: int = 200
-) -> Response:
+def render_login_form(request: Request, site: Site, target: str, problem: str | None, status: int = 200) -> Response:
     """The sign-in form, whose token is valid in this browser only."""
     form_id = read_cookie(request, SIGN_IN_FORM) or secrets.token_urlsafe(16)
     response = render_page(

@@ -27,7 +27,7 @@ class RequestLog:
     A request is timed until its answer begins: a stream may last for hours.
     """
 
-    def __init__(self, app: ASGIApp, service_metrics: ServiceMetrics, tracer: Tracer, access_log: bool = False) -> None:
+    def __init__(self, app: ASGIApp, service_metrics: ServiceMetrics, tracer: Tracer, access_log: bool) -> None:
         self._app = app
         self._seconds = service_metrics.request_seconds
         self._tracer = tracer
