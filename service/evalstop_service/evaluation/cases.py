@@ -89,7 +89,7 @@ def _derive_outcome(
         recorded = (before.outcome, before.turn_step, _find_run_outcome(before))
         if recorded == (derived, turn_step, assessment.run_outcome):
             return before
-    sign = watched_metrics.metric_sign(run.metrics, metric) if metric is not None else 1.0
+    sign = watched_metrics.find_sign(run, metric)
     outcomes.add_outcome(
         tx,
         run.id,

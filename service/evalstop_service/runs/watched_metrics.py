@@ -44,18 +44,18 @@ class WatchedMetrics:
     def __init__(self, run: Run, policy: Policy) -> None:
         self.combined = find_combined_evals(run)
         self._roles = {
-            metric: (MetricRole(role["role"]), metric_sign(run.metrics, metric))
+            metric: (MetricRole(role["role"]), find_sign(run, metric))
             for metric, role in run.metrics.items()
             if role["role"] in policy.roles and metric not in self.combined
         }
         self._critical = {metric: number for number, metric in enumerate(policy.critical, start=1)}
         if self.combined:
             self._roles[COMBINED_METRIC] = (MetricRole.EVAL, 1.0)
-            self._roles |= {metric: (MetricRole.EVAL, metric_sign(run.metrics, metric)) for metric in self._critical}
+            self._roles |= {metric: (MetricRole.EVAL, find_sign(run, metric)) for metric in self._critical}
         self._total_steps = run.total_steps
         self._eval_changes = run.eval_changes
         self.eval_metric = find_eval_metric(run)
-        self.eval_sign = metric_sign(run.metrics, self.eval_metric) if self.eval_metric is not None else 1.0
+        self.eval_sign = find_sign(run, self.eval_metric)
         if self.eval_metric is not None and MetricRole.PAIRED in policy.roles:
             self._roles[PAIRED_METRIC] = (MetricRole.PAIRED, self.eval_sign)
 
@@ -139,7 +139,7 @@ def list_watched(run: Run) -> dict[str, MetricFields]:
 def select_eval_values(run: Run, points: Iterable[PostedObservation]) -> list[EvalValue]:
     """The values of the combined evals among points, by ascending step."""
     positions = {metric: position for position, metric in enumerate(find_combined_evals(run))}
-    signs = {metric: metric_sign(run.metrics, metric) for metric in positions}
+    signs = {metric: find_sign(run, metric) for metric in positions}
     changes = run.eval_changes
     return sorted(
         EvalValue(
@@ -160,7 +160,7 @@ def select_evals(run: Run, points: Iterable[PostedObservation], metric: str | No
     return [
         Score(
             point.step,
-            metric_sign(run.metrics, point.metric) * point.value,
+            find_sign(run, point.metric) * point.value,
             point.stderr,
             find_version(run.eval_changes, point.step),
         )
@@ -176,13 +176,12 @@ def select_scores(run: Run, points: Iterable[PostedObservation]) -> list[Score]:
 
 def find_eval_sign(run: Run) -> float:
     """The factor that makes higher evals better; 1 for a run without an eval."""
-    metric = find_eval_metric(run)
-    return 1.0 if metric is None else metric_sign(run.metrics, metric)
+    return find_sign(run, find_eval_metric(run))
 
 
-def metric_sign(metrics: Mapping[str, MetricFields], metric: str) -> float:
-    """The factor that turns a metric so that higher is better. KL is a distance, not a quality: it is not turned."""
-    if metric == COMBINED_METRIC:
+def find_sign(run: Run, metric: str | None) -> float:
+    """The factor that makes higher values of a metric better, 1 without one. A KL is a distance: it stays unchanged."""
+    if metric is None or metric == COMBINED_METRIC:
         return 1.0
-    role = metrics[metric]
+    role = run.metrics[metric]
     return -1.0 if role["direction"] == "minimize" and role["role"] != MetricRole.KL else 1.0

@@ -97,7 +97,7 @@ def _load_pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str
         Observation(
             MetricRole.EVAL if point.metric == eval_metric else MetricRole.KL,
             point.step,
-            watched_metrics.metric_sign(run.metrics, point.metric) * point.value,
+            watched_metrics.find_sign(run, point.metric) * point.value,
             point.stderr,
         )
         for point in points

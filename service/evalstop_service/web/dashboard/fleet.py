@@ -119,7 +119,7 @@ def _measure_distances(run: Run, segments: Sequence[Segment]) -> list[float]:
     metric = watched_metrics.find_eval_metric(run)
     if metric is None or not segments:
         return []
-    sign = watched_metrics.metric_sign(run.metrics, metric)
+    sign = watched_metrics.find_sign(run, metric)
     values = [noise.clipped(sign * (item.lowest / 2 + item.highest / 2)) for item in segments]
     sd = noise.estimate(noise.take_values(values)).sd
     bests = list(accumulate(values, max))
