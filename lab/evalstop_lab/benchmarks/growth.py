@@ -24,18 +24,17 @@ from evalstop_lab.benchmarks import inserted_data
 from evalstop_lab.benchmarks.databases import add_database_option, parse_with_database, temporary_database
 from evalstop_lab.benchmarks.ingest.contenders import open_run
 from evalstop_lab.benchmarks.ingest.load_generator import Job, Load
+from evalstop_lab.benchmarks.ingest.load_process import LoadGenerator, start_load_generator
 from evalstop_lab.benchmarks.ingest.payloads import METRICS, compute_value
 from evalstop_lab.benchmarks.ingest.results import rotate
 from evalstop_lab.benchmarks.machine import describe_machine, format_machine
 from evalstop_lab.benchmarks.processes import (
     JobFailed,
     Server,
-    Worker,
     find_free_port,
     measure_memory,
     prepare_service,
     run_service,
-    start_worker,
 )
 from evalstop_lab.report import new_table
 
@@ -60,7 +59,7 @@ class Environment:
     key: str
     variables: Mapping[str, str]
     folder: Path
-    generator: Worker
+    generator: LoadGenerator
 
     def post(
         self,
@@ -85,7 +84,7 @@ class Environment:
             first_step=first_step,
             requests=requests,
         )
-        return self.generator.ask(job, Load)
+        return self.generator.generate(job)
 
     def warm_up(self, server: Server, name: str) -> None:
         """Post once to each of `WARM_UP_RUNS` other runs, which are not measured."""
@@ -272,10 +271,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.quick:
         options.rounds = 1
     machine, tables = describe_machine(*PACKAGES), {}
-    with (
-        tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder,
-        start_worker("evalstop_lab.benchmarks.ingest.load_generator") as generator,
-    ):
+    with tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder, start_load_generator() as generator:
         for section in options.only:
             with temporary_database(options.database_url, "growth") as url:
                 variables = {"EVALSTOP_DATABASE_URL": url}

@@ -1,4 +1,4 @@
-"""Starts the measured processes: servers on free ports of this machine, and workers that run jobs."""
+"""Starts the measured processes, servers on free ports of this machine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import httpx
-import msgspec
 import psutil
 
 from evalstop_lab.errors import LabError, ServiceUnavailable
 from evalstop_lab.service_process import end
 
 START_SECONDS = 90.0
-_T = TypeVar("_T")
 
 
 class JobFailed(LabError):
@@ -149,36 +146,3 @@ def measure_cpu_seconds(pid: int) -> float:
     process = psutil.Process(pid)
     processes = [process, *process.children(recursive=True)]
     return float(sum(sum(item.cpu_times()[:4]) for item in processes))  # [2:4] are of children that have exited
-
-
-class Worker:
-    """A process that reads jobs, one per line of JSON, and answers each with one line of JSON."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def ask(self, job: Any, answer: type[_T]) -> _T:
-        """Run a job and wait for its result; raises JobFailed if it is an error."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(msgspec.json.encode(job).decode() + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise JobFailed(f"The worker exited with {self._process.wait()}.")
-        if line.startswith('{"error"'):
-            raise JobFailed(msgspec.json.decode(line)["error"])
-        return msgspec.json.decode(line, type=answer)
-
-
-@contextmanager
-def start_worker(module: str) -> Iterator[Worker]:
-    """Run a module of this package as a worker within the block."""
-    command = [sys.executable, "-m", module]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        yield Worker(process)
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        end(process)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
-from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -20,6 +19,7 @@ from evalstop_lab.benchmarks.ingest import payloads
 from evalstop_lab.benchmarks.ingest.command import build_parser, is_wanted, main, measure_in_turns, print_report, run
 from evalstop_lab.benchmarks.ingest.contenders import Contender
 from evalstop_lab.benchmarks.ingest.load_generator import Job, Load, LoadRefused, find_percentile, generate_load
+from evalstop_lab.benchmarks.ingest.load_process import LoadGenerator
 from evalstop_lab.benchmarks.ingest.results import (
     AGAINST,
     BOUND,
@@ -31,14 +31,12 @@ from evalstop_lab.benchmarks.ingest.results import (
     compute_targets,
     rotate,
 )
-from evalstop_lab.benchmarks.processes import JobFailed, Server, Worker
+from evalstop_lab.benchmarks.processes import JobFailed, Server
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.fixtures.http_handler import serve_handler
-
-T = TypeVar("T")
 
 LONG_SECONDS = 600.0  # loads end much earlier, after their requests
 
@@ -89,15 +87,14 @@ def test_contenders_take_turns_and_a_failure_costs_one_cell() -> None:
     assert len(progress) == 12
 
 
-class FakeWorker(Worker):
-    """Returns a prepared answer."""
+class FakeLoadGenerator(LoadGenerator):
+    """Returns a prepared result."""
 
-    def __init__(self, answer: object) -> None:
-        self._answer = answer
+    def __init__(self, result: Load) -> None:
+        self._result = result
 
-    def ask(self, job: Any, answer: type[T]) -> T:
-        assert isinstance(self._answer, answer)
-        return self._answer
+    def generate(self, job: Job) -> Load:
+        return self._result
 
 
 class FakeRunServer(BaseHTTPRequestHandler):
@@ -115,7 +112,7 @@ def test_load_fails_unless_acknowledged_observations_are_stored(stored: int) -> 
     """The number of stored observations must equal the number of acknowledged ones."""
     with serve(FakeRunServer) as address:
         server = Server(address, 1)
-        contender = Contender("x", FakeWorker(build_measurement(100).load), (), server, lambda _: stored)
+        contender = Contender("x", FakeLoadGenerator(build_measurement(100).load), (), server, lambda _: stored)
         if stored == 100:
             assert contender.measure(Shape(100, 8), 0.1).load.observations == 100
         else:

@@ -21,7 +21,8 @@ import psycopg
 import sqlalchemy as sa
 
 from evalstop_lab.benchmarks.databases import libpq_url, temporary_database
-from evalstop_lab.benchmarks.ingest.load_generator import Job, Load
+from evalstop_lab.benchmarks.ingest.load_generator import Job
+from evalstop_lab.benchmarks.ingest.load_process import LoadGenerator, start_load_generator
 from evalstop_lab.benchmarks.ingest.results import (
     AGAINST,
     BOUND,
@@ -39,14 +40,12 @@ from evalstop_lab.benchmarks.ingest.results import (
 from evalstop_lab.benchmarks.processes import (
     JobFailed,
     Server,
-    Worker,
     find_free_port,
     measure_cpu_seconds,
     prepare_service,
     run_announced,
     run_logged,
     run_service,
-    start_worker,
     wait_until_answers,
 )
 
@@ -69,7 +68,7 @@ class Contender:
     """
 
     name: str
-    generator: Worker
+    generator: LoadGenerator
     servers: tuple[Server, ...]
     opener: Server
     count_rows: CountRows
@@ -94,7 +93,7 @@ class Contender:
         )
         before = self._read_cpu()
         try:
-            load = self.generator.ask(job, Load)
+            load = self.generator.generate(job)
         except JobFailed as error:
             raise JobFailed(f"{self.name} at {shape}: {error.detail}") from error
         server, database = (after - start for after, start in zip(self._read_cpu(), before, strict=True))
@@ -178,7 +177,7 @@ class Lineup:
 
     def start(self) -> list[Contender]:
         """Start and return the selected contenders."""
-        self.generator = self.ends.enter_context(start_worker("evalstop_lab.benchmarks.ingest.load_generator"))
+        self.generator = self.ends.enter_context(start_load_generator())
         self.database_pid = find_postgres_pid(self.server_url)
         if self.database_pid is None:
             self.notes.append("PostgreSQL runs on another machine: its CPU time is not measured")
