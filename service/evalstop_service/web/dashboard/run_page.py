@@ -105,6 +105,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         name_state=formatting.name_state,
         can=_find_actions(run, current, site.clock()),
         changes=changes,
+        evidence=formatting.merge_alike(run.verdict.evidence),
         eval_requests=requests[::-1],
         curves=curves,
         metrics=metrics[:MOST_METRICS],

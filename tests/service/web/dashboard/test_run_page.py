@@ -211,6 +211,23 @@ def test_other_metrics_have_small_charts(
     assert (both_pages.count("<li "), "data-more" in both_pages) == (27, False)
 
 
+def test_evidence_that_differs_in_the_role_only_is_one_row(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Metrics without NaN share a row of the table; one with NaN has its own."""
+    run = open_run(database, tenant, now, "ppo")
+    post_evals(database, tenant, run.id, HACKING[:3], now)
+
+    def list_rows() -> list[tuple[str, str]]:
+        table = get_html(visitor, f"/runs/{run.id}").partition('aria-label="Evidence"')[2].partition("</table>")[0]
+        return re.findall(r'class="sub">([^·<]*) · <bdi>NaN or infinite: ([^<]*)</bdi>', table)
+
+    assert list_rows() == [("eval, proxy, kl", "0 consecutive values")]
+    nan = PostedObservation("policy/kl", HACKING[3].step, float("nan"))
+    submit_message(database, tenant.project.id, run.id, Observations((nan,)), now)
+    assert list_rows() == [("eval, proxy", "0 consecutive values"), ("kl", "1 consecutive value")]
+
+
 def test_page_and_api_say_that_a_run_is_not_judged(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
