@@ -90,7 +90,8 @@ class HttpSettings(_Group):
     it. None adds no links; `evalstop up` uses the address it listens on."""
 
     trusted_proxies: str = "127.0.0.1"
-    """Addresses, separated by commas, whose `X-Forwarded-For` and `X-Forwarded-Proto` are trusted."""
+    """Addresses and networks of proxies, separated by commas, whose `X-Forwarded-For` and `X-Forwarded-Proto` are
+    trusted; `*` trusts all."""
 
     connections: Count = 10_000
     """Maximum number of open connections, as far as the system's limit on open files allows."""

@@ -78,7 +78,7 @@ def warn_of_metrics(latest: LatestAnswer, warnings: WarningLog, *, declared: boo
             ANSWERS_WITHOUT_EVAL,
             "no eval recognized",
             "no eval has come yet, without which nothing is stopped: none of %s is known as one; if one of them is, "
-            "name it by evalstop.init(eval=...)",
+            'declare it, by evalstop.init(eval=NAME) or metrics={NAME: {"role": "eval"}}',
             ", ".join(latest.unwatched),
         )
 

@@ -66,7 +66,7 @@ TESTED_BLOCKS = {
     "outside a cluster": BlockUnderTest("docs/kubernetes", "--kubeconfig", KUBERNETES_END_TO_END),
     "asked to save": BlockUnderTest("docs/kubernetes", "def is_asked_to_save", CONNECT_PAGES),
     "unit": BlockUnderTest("docs/slurm", "[Service]", DEPLOYMENT),
-    "kubectl secret": BlockUnderTest("docs/kubernetes", "kubectl create namespace", DEPLOYMENT),
+    "kubectl secret": BlockUnderTest("docs/kubernetes", "generic evalstop-receiver", DEPLOYMENT),
     "kubectl apply": BlockUnderTest("docs/kubernetes", "kubectl apply", DEPLOYMENT),
     "helm receiver": BlockUnderTest("docs/kubernetes", "--set receiver.enabled", DEPLOYMENT),
     "service in a cluster": BlockUnderTest("docs/kubernetes", "--set service.database", DEPLOYMENT),

@@ -77,7 +77,7 @@ def test_documented_kubectl_commands_are_valid() -> None:
         elif "apply" in words:
             applied = {ROOT / name for option, name in itertools.pairwise(words) if option == "-f"}
             assert applied <= {*MANIFESTS}
-    assert created == ["namespace/evalstop", "secret/evalstop-receiver", "secret/evalstop"]
+    assert created == ["namespace/evalstop", "secret/evalstop-receiver", "namespace/evalstop", "secret/evalstop"]
 
 
 def test_first_key_can_be_created_in_a_new_database(tmp_path: Path) -> None:
