@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from evalstop_service import background
-from evalstop_service.clock import Clock, utc_now
+from evalstop_service.clock import Clock, CorrectedClock, utc_now
 from evalstop_service.configuration import (
     create_address_policy,
     create_encryption,
@@ -123,6 +123,7 @@ def create_app(
 
     `service_metrics` and `tracer` are created if None; the tracer is configured by the environment.
     """
+    machine_clock, clock = clock, CorrectedClock(clock)
     service_metrics = service_metrics or create_service_metrics(database, clock)
     tracer = tracer or tracing.create_tracer(os.environ)
     committer = Committer(database, RunCache(settings.cached_runs), clock, service_metrics, _limits(settings), tracer)
@@ -130,7 +131,7 @@ def create_app(
     context = _create_context(settings, database, clock, committer, key_cache, service_metrics)
     forwarder = _create_forwarder(settings, database, clock, service_metrics)
     app = _App(
-        lifespan=_living(settings, database, committer, service_metrics, tracer, forwarder, deliver=deliver),
+        lifespan=_living(settings, database, clock, committer, service_metrics, tracer, forwarder, deliver=deliver),
         title="EvalStop",
         version="0.1.0",
         summary="Stops training jobs that no longer improve, and keeps their best checkpoints.",
@@ -143,7 +144,7 @@ def create_app(
     )
     app.state.context = context
     _add_routes(app, settings, service_metrics)
-    dashboard.install(app, context, session_secret, _openid(settings, clock))
+    dashboard.install(app, context, session_secret, _openid(settings, machine_clock))
     held_bodies = _limit_bodies(app, settings, RefusedVetoes(database, clock))
     app.add_middleware(SecurityHeaders)
     artifacts = ArtifactFolder(settings.artifact_folder, settings.mlflow_artifact_root, settings.mlflow_artifact_bytes)
@@ -344,6 +345,7 @@ def _limits(settings: Settings) -> Limits:
 def _living(
     settings: Settings,
     database: Database,
+    clock: CorrectedClock,
     committer: Committer,
     service_metrics: ServiceMetrics,
     tracer: Tracer,
@@ -356,7 +358,7 @@ def _living(
         _import_in_background()
         delivering = _delivering(settings, database, service_metrics, tracer) if deliver else nullcontext()
         # The embedded database has no clock of its own.
-        jobs = () if database.embedded else (clock_check.create_job(database, utc_now, service_metrics),)
+        jobs = () if database.embedded else (clock_check.create_job(database, clock, service_metrics),)
         with background.run_jobs(*jobs):
             async with committer.run(), delivering:
                 yield
