@@ -216,16 +216,16 @@ def _describe_parking(decision: Decision, at: str, status: str, now: datetime) -
         case DecisionState.PARKED:
             return f"Parked at step {at}: the job is set aside and can return. It returns by itself once it recovers."
         case DecisionState.CONFIRMED:
-            return f"The job ended while it was to be parked, at step {at}."
+            return f"The job ended before it was parked. Parking was called for at step {at}."
         case DecisionState.FAILED:
             return f"The job could not be parked at step {at}: {decision.state_reason}. It may still be running."
         case DecisionState.VETOED:
-            return f"To park it at step {at} was vetoed. {status}"
+            return f"Parking at step {at} was vetoed. {status}"
         case DecisionState.MOOT:
             return f"Not parked at step {at} after all: {decision.state_reason}."
         case DecisionState.UNDONE:
             return f"Was to be parked at step {at}; that was undone: {decision.state_reason}. {status}"
-    return f"To be parked since step {at}. No scheduler has confirmed yet that the job is set aside."
+    return f"Parking requested at step {at}. No scheduler has confirmed yet that the job is set aside."
 
 
 def describe_role_source(source: str) -> str:
