@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import Annotated, Any
 from uuid import UUID
@@ -21,6 +22,8 @@ from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.sessions import FLOW_SECONDS
 from evalstop_service.web.dashboard.sign_in import render_login_form, safe_path
 from evalstop_service.web.dashboard.visitor import OpenId, SignedIn, Site, SiteOf, load_granted_projects, name_user
+
+_log = logging.getLogger(__name__)
 
 router = APIRouter(route_class=PageRoute)
 
@@ -83,6 +86,8 @@ def _start_session(request: Request, site: Site, openid: OpenId, flow: dict[str,
     with site.database.transaction() as tx:
         granted = load_granted_projects(tx, session.grants)
         if not granted:
+            groups = claims.get(openid.grants.groups_claim)
+            _log.warning("%s has no role in an existing project; groups: %r", session.name, groups)
             return render_login_form(request, site, target, _NO_GRANTS, 403)
         token = sessions.create_session(tx, session)
         _record_session(tx, session, granted[0], site)

@@ -169,13 +169,14 @@ def test_visitor_switches_between_projects(service: OpenIdService) -> None:
         assert "admin" in projects_page
 
 
-def test_visitor_without_a_role_is_refused(service: OpenIdService) -> None:
-    """An unverified address and no group give no role: 403, and no session."""
+def test_visitor_without_a_role_is_refused(service: OpenIdService, caplog: pytest.LogCaptureFixture) -> None:
+    """An unverified address and no group give no role: 403, and no session. The log has the groups."""
     with service.open_browser() as browser:
         answer = browser.get(sign_in_at_provider(browser, "mallory"))
         assert answer.status_code == 403
         assert "no role in any project" in answer.text
         assert SESSION not in browser.cookies
+    assert "Mallory has no role in an existing project; groups: []" in caplog.messages
 
 
 def test_callback_works_once_and_in_one_browser(service: OpenIdService) -> None:
