@@ -50,7 +50,7 @@ def test_decision_changes_are_logged(
     server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The decision has state, reason and guards; the start and each change of state are logged, as a warning if the
-    stop waits or ends the run."""
+    stop waits, or ends the run, and then with the reason of the verdict."""
     caplog.set_level(logging.INFO, "evalstop_client")
     service.stop_at_step, service.decision_state, service.best_checkpoint = 1, "on_hold", {"uri": "file:///1"}
     with open_run(server, mode="enforce") as run:
@@ -67,7 +67,7 @@ def test_decision_changes_are_logged(
     assert list_messages(caplog)[:3] == [
         f"evalstop: a run: enforce, policy default@1, {page}",
         f"evalstop: a run: the stop is on_hold: the fake decided it; {page}",
-        f"evalstop: a run: the stop is requested: the fake decided it; {page}; best checkpoint: file:///1",
+        f"evalstop: a run: the stop is requested: the fake says so; {page}; best checkpoint: file:///1",
     ]
     assert [record.levelname for record in caplog.records][:3] == ["INFO", "WARNING", "WARNING"]
 

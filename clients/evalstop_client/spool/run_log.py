@@ -43,8 +43,10 @@ def describe_change(before: LatestAnswer, after: LatestAnswer) -> None:
         level = logging.WARNING if ends or decision.state == "on_hold" else logging.INFO
         best = after.best_checkpoint if ends else None
         told = f"; best checkpoint: {best.get('uri')}" if isinstance(best, Mapping) else ""
+        # At the end of a veto window the decision's reason is the window.
+        why = after.verdict.reason if ends and after.verdict and after.verdict.verdict == "stop" else decision.reason
         text = "evalstop: %s: the stop is %s: %s; %s%s"
-        logger.log(level, text, after.name, decision.state, decision.reason, after.url, told)
+        logger.log(level, text, after.name, decision.state, why, after.url, told)
 
 
 def warn_of_metrics(latest: LatestAnswer, warnings: WarningLog, *, declared: bool) -> None:
