@@ -33,30 +33,20 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
         ("unknown length: the same runs without planned lengths", "unplanned"),
         ("second suite: runs by an author who knew neither detectors nor families", "second_suite"),
     ):
-        part_rows = [row | row[part] for row in rows if row[part]]
-        console.print(
-            _build_table(title, part_rows, (*_SHORT, _number_column("delay", 0), _number_column("delay_to_bound", 2)))
-        )
+        columns = (*_SHARES, *_number_columns(premature=3, delay=0, delay_to_bound=2))
+        console.print(_build_table(title, [row | row[part] for row in rows if row[part]], columns))
     console.print(_build_checkpoints_table(report["checkpoints"]))
     if setting["recorded_runs"]:
         title = f"{setting['recorded_runs']} recorded runs, without ambiguous ones"
-        console.print(_build_recorded_table(title, [row | row["recorded"] for row in rows]))
+        columns = (*_SHARES, *_number_columns(precision=2, premature=2, delay=0, eval_lost=3))
+        console.print(_build_table(title, [row | row["recorded"] for row in rows], columns))
 
 
 def _build_summary_table(title: str, rows: Sequence[Row]) -> Table:
     columns = (
-        *(
-            _share_column("recall"),
-            _share_column("false stops", "false_stops"),
-            _share_column("in held-out families", "false_stops_held_out"),
-        ),
-        *(
-            _number_column("precision", 2),
-            _number_column("premature", 3),
-            _number_column("delay", 0),
-            _number_column("delay_p90", 0),
-        ),
-        *(_number_column("delay_to_bound", 2), _number_column("eval_lost", 3)),
+        *_SHARES,
+        _share_column("false_stops_held_out", "in held-out families"),
+        *_number_columns(precision=2, premature=3, delay=0, delay_p90=0, delay_to_bound=2, eval_lost=3),
         ("us/eval", lambda row: f"{row['microseconds']:.0f}"),
     )
     return _build_table(title, rows, columns)
@@ -67,14 +57,6 @@ def _build_noise_table(rows: Sequence[Row]) -> Table:
     table = _build_table("by noise as a share of the gain", rows, columns)
     table.caption = "recall, median delay in evals (90th percentile) / median lower bound"
     return table
-
-
-def _build_recorded_table(title: str, rows: Sequence[Row]) -> Table:
-    columns = (
-        *(_share_column("recall"), _share_column("false stops", "false_stops"), _number_column("precision", 2)),
-        *(_number_column("premature", 2), _number_column("delay", 0), _number_column("eval_lost", 3)),
-    )
-    return _build_table(title, rows, columns)
 
 
 def _build_table(title: str, rows: Sequence[Row], columns: Sequence[Column]) -> Table:
@@ -96,19 +78,24 @@ def _build_checkpoints_table(losses: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
+def _number_columns(**digits: int) -> list[Column]:
+    """A column for each field, with this number of digits."""
+    return [_number_column(field, count) for field, count in digits.items()]
+
+
 def _number_column(field: str, digits: int) -> Column:
     return field.replace("_", " "), lambda row: format_number(row[field]["value"], digits)
 
 
-def _share_column(heading: str, field: str | None = None) -> Column:
+def _share_column(field: str, heading: str | None = None) -> Column:
     def write(row: Row) -> str:
-        share = row[field or heading]
+        share = row[field]
         return f"{share['value']:.3f} [{share['low']:.3f}, {share['high']:.3f}]" if share["n"] else "-"
 
-    return heading, write
+    return heading or field.replace("_", " "), write
 
 
-_SHORT = (_share_column("recall"), _share_column("false stops", "false_stops"), _number_column("premature", 3))
+_SHARES = (_share_column("recall"), _share_column("false_stops"))
 
 
 def _format_noise(cell: dict[str, Any]) -> str:
