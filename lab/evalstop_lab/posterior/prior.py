@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from evalstop_lab.worlds.noise import correlate
+
 Floats = NDArray[np.float64]
 Rng = np.random.Generator
 
@@ -307,12 +309,7 @@ def _measure_scores(
         noise = common / np.sqrt(rng.chisquare(3, n))
     elif noise_kind < 0.4 and "autocorrelation" not in without:
         kinds.add("autocorrelation")
-        phi = rng.uniform(-0.3, 0.85)
-        noise = np.empty(n)
-        noise[0] = common[0]
-        scale = np.sqrt(1 - phi**2)
-        for index in range(1, n):
-            noise[index] = phi * noise[index - 1] + scale * common[index]
+        noise = correlate(common, rng.uniform(-0.3, 0.85))
     scores = truth + sd * noise
     if rng.random() < 0.12:  # outliers, both ways or one
         far = rng.uniform(3, 12, n) * (rng.choice([-1.0, 1.0], n) if rng.random() < 0.6 else rng.choice([-1.0, 1.0]))

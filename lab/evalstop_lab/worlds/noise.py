@@ -62,7 +62,7 @@ def add_noise(rng: np.random.Generator, kind: NoiseKind, clean: Floats, sd: floa
             scale = np.sqrt(rng.chisquare(3, len(clean)))  # sd of the quotient is 1 for 3 degrees of freedom
             return NoisyScores(clean + sd * common / scale, stderrs)
         case NoiseKind.AR1:
-            return NoisyScores(clean + sd * _correlate(common, rng.uniform(0.3, 0.7)), stderrs)
+            return NoisyScores(clean + sd * correlate(common, rng.uniform(0.3, 0.7)), stderrs)
         case NoiseKind.HETEROSCEDASTIC:
             stderrs = sd * _draw_spread(rng, len(clean))
             return NoisyScores(clean + stderrs * common, stderrs)
@@ -77,17 +77,18 @@ def add_noise(rng: np.random.Generator, kind: NoiseKind, clean: Floats, sd: floa
             return NoisyScores(clean + sd * common, stderrs)
 
 
+def correlate(innovations: Floats, phi: float) -> Floats:
+    """AR(1) noise from independent noise of the same variance; `phi`: the correlation of successive values."""
+    series, scale = np.empty_like(innovations), np.sqrt(1 - phi**2)
+    series[0] = innovations[0]
+    for index in range(1, len(series)):
+        series[index] = phi * series[index - 1] + scale * innovations[index]
+    return series
+
+
 def count_prompts(shares: Floats, sd: float) -> int:
     """The number of prompts at which these shares have the root mean square error `sd`."""
     return max(1, round(float(np.mean(shares * (1 - shares))) / sd**2))
-
-
-def _correlate(innovations: Floats, phi: float) -> Floats:
-    series = np.empty_like(innovations)
-    series[0] = innovations[0]
-    for index in range(1, len(series)):
-        series[index] = phi * series[index - 1] + np.sqrt(1 - phi**2) * innovations[index]
-    return series
 
 
 def _draw_spread(rng: np.random.Generator, n: int) -> Floats:

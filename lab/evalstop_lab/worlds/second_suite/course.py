@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike
 
-from evalstop_lab.worlds.noise import NoiseKind
+from evalstop_lab.worlds.noise import NoiseKind, correlate
 from evalstop_lab.worlds.truth import Floats
 
 
@@ -130,12 +130,7 @@ def draw_log_uniform(rng: Generator, low: float, high: float) -> float:
 
 def draw_ar1(rng: Generator, count: int, memory: float) -> Floats:
     """Stationary AR(1) noise of standard deviation 1; `memory` is the correlation of successive values."""
-    steps = rng.standard_normal(count)
-    values = np.empty(count)
-    values[0] = steps[0]
-    for index in range(1, count):
-        values[index] = memory * values[index - 1] + np.sqrt(1 - memory**2) * steps[index]
-    return values
+    return correlate(rng.standard_normal(count), memory)
 
 
 def draw_rising_proxy(rng: Generator, x: Floats) -> Floats:
