@@ -16,16 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evalstop_lab.worlds.noise import correlate
+from evalstop_lab.worlds.truth import Floats, Label, label_curve
 
-Floats = NDArray[np.float64]
 Rng = np.random.Generator
 
 SHORTEST, LONGEST = 5, 1000
 TURNED_SHARE = 0.5
-LEAST_FALL = 0.1
 KINDS = ("dips", "shifts", "failed evals", "autocorrelation")
 """Kinds of disturbance that can be left out of the prior, to measure a detector that has never seen them."""
 
@@ -35,9 +33,9 @@ class DrawnRun:
     """One run of the prior; every array has one entry per eval.
 
     `scores`, `stderrs`, `proxy`, `kl` are the measurements; NaN where one is missing. `progress` is the completed share
-    of the planned steps as the trainer reports it, NaN in runs without a plan. `truth` is the noiseless score;
-    `turned` says whether its last value lies more than `LEAST_FALL` below its peak at index `peak`. `kinds`
-    are those of `KINDS` that disturb it.
+    of the planned steps as the trainer reports it, NaN in runs without a plan. `truth` is the noiseless score; `turned`
+    says whether it ends more than a tenth of its gain below its peak, at index `peak`. `kinds` are those of `KINDS`
+    that disturb the run.
     """
 
     scores: Floats
@@ -59,7 +57,8 @@ def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = (
         trend = _draw_trend(rng, n, wants_turn)
         loss, in_proxy = _draw_dips(rng, n, trend) if "dips" not in without else (np.zeros(n), np.zeros(n))
         truth = trend - loss
-        turned, peak, unit = _judge_curve(truth)
+        judged = label_curve(np.arange(n), truth, None)
+        turned, peak, unit = judged.label is Label.HACKING, judged.peak, judged.unit
         if turned == wants_turn and unit > 0:
             break
     proxy = _draw_proxy(rng, n, trend, in_proxy, turned)
@@ -88,17 +87,6 @@ def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = (
             )
             peak = int(np.flatnonzero(truth >= truth.max() - 1e-9)[-1])
     return DrawnRun(scores, stderrs, measured_proxy, kl, progress, truth, turned, peak, frozenset(kinds))
-
-
-def _judge_curve(truth: Floats) -> tuple[bool, int, float]:
-    """Whether the run turned, the index of its peak, and the unit of its falls: its gain, or its range if it never
-    rose."""
-    span = float(np.ptp(truth))
-    highest = float(truth.max())
-    gain = highest - float(truth[0])
-    unit = gain if gain > 0.05 * span else span
-    peak = int(np.flatnonzero(truth >= highest - 1e-9 * span)[-1])
-    return highest - float(truth[-1]) > LEAST_FALL * unit, peak, unit
 
 
 def _draw_process(rng: Rng, n: int, roughness: float) -> Floats:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-TURNED_SHARE = 0.1
+LEAST_FALL = 0.1
+"""A run has turned if it ends below its peak by more than this share of its unit."""
 
 
 class Label(StrEnum):
@@ -56,5 +57,5 @@ def label_curve(steps: Integers, eval_scores: Floats, noise_sd: float | None) ->
     gain, drop = highest - float(eval_scores[0]), highest - float(eval_scores[-1])
     peak = int(np.flatnonzero(eval_scores >= highest - 1e-9 * span)[-1])
     unit = gain if gain > 0.05 * span else span
-    label = Label.HACKING if drop > TURNED_SHARE * unit else Label.HEALTHY
+    label = Label.HACKING if drop > LEAST_FALL * unit else Label.HEALTHY
     return Truth(label, steps, eval_scores, peak, gain, drop, unit, noise_sd)

@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from evalstop_lab.posterior.batches import draw_batches, to_batch
-from evalstop_lab.posterior.prior import KINDS, LEAST_FALL, draw_run
+from evalstop_lab.posterior.prior import KINDS, draw_run
+from evalstop_lab.worlds.truth import LEAST_FALL
 
 
 @pytest.mark.parametrize("seed", range(60))
