@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from evalstop_detectors import Policy, policy_from_document, policy_to_document
 from evalstop_service.decisions import pause, second_person
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import rollout_stage
@@ -17,6 +18,7 @@ from evalstop_service.store import audit, projects, proposals, rollout_stages
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
+from evalstop_service.store.policies import StoredPolicy
 from evalstop_service.store.projects import Project
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.runs import Run
@@ -276,3 +278,28 @@ def test_easing_the_terms_of_a_stage_needs_two_admins(project: ProjectFixture) -
         assert find_terms() == before
         second_person.confirm_proposal(project.database, ben, waiting.id)
         assert find_terms() == terms
+
+
+def test_version_of_an_allowed_policy_needs_two_people(project: ProjectFixture) -> None:
+    """A version that trainers may choose by the policy's name is proposed; one of another policy is stored at once."""
+    second_person.change_project(
+        project.database, create_author(project, "ada"), ProjectChange(allowed_policies=["ours", "fixed@1"])
+    )
+    for name in ("fixed", "draft"):
+        stored = second_person.add_policy(project.database, create_author(project, "ada"), create_policy(name, 2))
+        assert isinstance(stored, StoredPolicy)
+    proposal = second_person.add_policy(project.database, create_author(project, "ada"), create_policy("ours", 2))
+    assert isinstance(proposal, Proposal)
+    assert (proposal.state, proposal.summary) == ("open", "Add version 1 of policy ours")
+    assert proposal.document == policy_to_document(create_policy("ours", 2))
+    with pytest.raises(Conflict, match="another proposal"):
+        second_person.add_policy(project.database, create_author(project, "ben"), create_policy("ours", 1))
+    same = second_person.add_policy(project.database, create_author(project, "ben"), create_policy("ours", 2))
+    assert isinstance(same, StoredPolicy)
+    assert same.reference == "ours@1"
+    assert second_person.add_policy(project.database, create_author(project, "ada"), create_policy("ours", 2)) == same
+    assert list_actions(project, "policy.created")[0] == ("policy.created", "ben")
+
+
+def create_policy(name: str, k: int) -> Policy:
+    return policy_from_document({"name": name, "members": [{"detector": "k_decline", "params": {"k": k}}]})

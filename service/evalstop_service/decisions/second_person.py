@@ -14,6 +14,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import msgspec
+from evalstop_detectors import Policy, policy_from_document, policy_to_document
 
 from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict
@@ -28,6 +29,7 @@ from evalstop_service.store import decisions, projects, proposals, rollout_stage
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
+from evalstop_service.store.policies import StoredPolicy
 from evalstop_service.store.proposals import Proposal
 
 
@@ -63,6 +65,24 @@ def change_project(database: Database, author: Author, change: ProjectChange) ->
         same = {name for name in change.model_fields_set if getattr(change, name) == getattr(project, name)}
         argument = change.model_dump_json(exclude_unset=True, exclude=same)
         return _add_proposal(tx, author, ProposalKind.CHANGE_PROJECT, "settings", f"Set {widened}", "", argument)
+
+
+def add_policy(database: Database, author: Author, policy: Policy) -> StoredPolicy | Proposal:
+    """Store a policy as the next version of its name, or propose it if trainers may choose it by its name."""
+    policies.require_storable(policy)
+    with database.transaction() as tx:
+        project = projects.lock_project(tx, author.project_id)
+        latest, document = policies.find_version(tx, project.id, policy.name), policy_to_document(policy)
+        is_new = latest is None or latest.document != document
+        if is_new and project.second_person and policies.is_allowed(project, policy.name):
+            version = 1 if latest is None else latest.version + 1
+            summary = f"Add version {version} of policy {policy.name}"
+            argument = msgspec.json.encode(document).decode()
+            kind = ProposalKind.ADD_POLICY_VERSION
+            proposal = _add_proposal(tx, author, kind, policy.name, summary, "", argument)
+            if proposal is not None:
+                return proposal
+        return policies.create_policy(tx, author, policy)
 
 
 def remove_stage(database: Database, author: Author, policy_name: str) -> Proposal | None:
@@ -193,6 +213,8 @@ def _carry_out(tx: Transaction, author: Author, proposal: Proposal) -> None:
         case ProposalKind.RELEASE_STOP:
             released = Released(author.at, author.actor, reason)
             commands.carry_out_command(tx, author.project_id, UUID(proposal.subject), released)
+        case ProposalKind.ADD_POLICY_VERSION:
+            policies.create_policy(tx, author, policy_from_document(msgspec.json.decode(proposal.argument)))
         case ProposalKind.CHANGE_PROJECT:
             change = ProjectChange.model_validate_json(proposal.argument)
             project_settings.apply_change(tx, author, change)

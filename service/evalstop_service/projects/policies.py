@@ -111,17 +111,27 @@ def add_version(tx: Transaction, project: Project, policy: Policy, now: datetime
 
 def add_policy(database: Database, author: Author, policy: Policy) -> StoredPolicy:
     """Store a policy as the next version of its name, with an audit entry; returns the latest if it is equal."""
+    with database.transaction() as tx:
+        return create_policy(tx, author, policy)
+
+
+def create_policy(tx: Transaction, author: Author, policy: Policy) -> StoredPolicy:
+    """Like `add_policy`, within a transaction."""
+    require_storable(policy)
+    project = projects.lock_project(tx, author.project_id)
+    before = find_version(tx, project.id, policy.name)
+    stored = add_version(tx, project, policy, author.at)
+    if before is None or stored.version != before.version:
+        quota_use.require_room(tx, project, Quota.POLICIES, author.at, added=1)
+        author.record(tx, "policy.created", f"policy {stored.reference}", {"id": str(stored.id)})
+    return stored
+
+
+def require_storable(policy: Policy) -> None:
+    """Raise Invalid for a reserved name, or when the detectors would delay others."""
     if policy.name in RESERVED_NAMES:
         raise Invalid(f"name: {policy.name!r} is reserved; choose another name for the policy", "name", "is reserved")
     require_bounded_cost(policy)
-    with database.transaction() as tx:
-        project = projects.lock_project(tx, author.project_id)
-        before = find_version(tx, project.id, policy.name)
-        stored = add_version(tx, project, policy, author.at)
-        if before is None or stored.version != before.version:
-            quota_use.require_room(tx, project, Quota.POLICIES, author.at, added=1)
-            author.record(tx, "policy.created", f"policy {stored.reference}", {"id": str(stored.id)})
-        return stored
 
 
 def require_bounded_cost(policy: Policy) -> None:

@@ -28,6 +28,7 @@ class ProposalKind(StrEnum):
     RELEASE_STOP = "release_stop"
     CHANGE_PROJECT = "change_project"
     CHANGE_STAGE = "change_stage"
+    ADD_POLICY_VERSION = "add_policy_version"
 
     @property
     def needs_admin(self) -> bool:

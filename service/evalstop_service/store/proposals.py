@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.errors import NotFound
 from evalstop_service.rules.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
-from evalstop_service.store.database import Transaction, insert_if_new
+from evalstop_service.store.database import Transaction, insert_if_new, read_page, read_rows
 from evalstop_service.store.tables import proposals
 
 
@@ -35,6 +37,12 @@ class Proposal:
     state: ProposalState
     created_at: datetime
     closed_at: datetime | None = None
+
+    @property
+    def document(self) -> dict[str, Any] | None:
+        """The policy that it would store, if it is about one."""
+        is_policy = self.kind is ProposalKind.ADD_POLICY_VERSION
+        return msgspec.json.decode(self.argument, type=dict[str, Any]) if is_policy else None
 
     @property
     def open_until(self) -> datetime | None:
@@ -107,7 +115,8 @@ def list_proposals(
         query = query.where(_is_in_state(state, now))
     if before is not None:
         query = query.where(proposals.c.id < before)
-    return [Proposal(**row) for row in tx.execute(query.order_by(proposals.c.id.desc()).limit(limit)).mappings()]
+    rows = read_page(tx, query.order_by(proposals.c.id.desc()).limit, limit)
+    return [Proposal(**row._mapping) for row in rows]
 
 
 def list_open(tx: Transaction, project_id: UUID, now: datetime, subjects: Collection[str]) -> list[Proposal]:
@@ -115,7 +124,7 @@ def list_open(tx: Transaction, project_id: UUID, now: datetime, subjects: Collec
     query = sa.select(proposals).where(
         proposals.c.project_id == project_id, proposals.c.subject.in_(subjects), _is_in_state(ProposalState.OPEN, now)
     )
-    return [Proposal(**row) for row in tx.execute(query.order_by(proposals.c.id.desc())).mappings()]
+    return [Proposal(**row._mapping) for row in read_rows(tx.execute(query.order_by(proposals.c.id.desc())))]
 
 
 def count_open(tx: Transaction, project_id: UUID, now: datetime) -> int:

@@ -6,12 +6,15 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from evalstop_detectors import policy_from_document
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field, RootModel
 
+from evalstop_service.decisions import second_person
 from evalstop_service.errors import NotFound
 from evalstop_service.projects import policies
+from evalstop_service.store.proposals import Proposal
 from evalstop_service.web.api.examples import POLICY_DOCUMENT
+from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Items, Limit, Page, Time
 from evalstop_service.web.context import Admin, Ctx, Db, Now, Read
@@ -67,10 +70,15 @@ def get_policy(
     return Items[PolicyOut](items=items)
 
 
-@router.post("", status_code=201)
-def create_policy(document: PolicyDocument, caller: Admin, context: Ctx, database: Db, now: Now) -> PolicyOut:
-    """Store a policy as the next version of its name. Runs keep their version."""
+@router.post("", status_code=201, response_model=PolicyOut, responses=WAITS)
+def create_policy(
+    document: PolicyDocument, caller: Admin, context: Ctx, database: Db, now: Now
+) -> PolicyOut | Response:
+    """Store a policy as the next version of its name. Runs keep their version.
+
+    In a project with `second_person`, a policy that trainers may choose by its name waits for another admin: 202.
+    """
     context.shares.spend_costly(caller.sender)
     policy = policy_from_document(document.root)
-    stored = policies.add_policy(database, caller.author(now), policy)
-    return PolicyOut.model_validate(stored)
+    stored = second_person.add_policy(database, caller.author(now), policy)
+    return answer_proposal(stored, now) if isinstance(stored, Proposal) else PolicyOut.model_validate(stored)

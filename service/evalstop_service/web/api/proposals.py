@@ -42,6 +42,7 @@ class ProposalOut(Answer):
     summary: str = Field(
         description="the change, for people", examples=["Move policy early version 3 from shadow to canary"]
     )
+    document: dict[str, Any] | None = Field(description="the policy that would be stored; null: it is about no policy")
     reason: str = Field(description="the proposer's reason")
     proposed_by: str = Field(description="`evalstop` for the service, else `key NAME` or `user NAME`")
     approvals: list[ApprovalOut] = Field(description="those given so far, beginning with the proposer's")
@@ -54,7 +55,8 @@ class ProposalOut(Answer):
 def view_proposal(proposal: Proposal, now: datetime) -> ProposalOut:
     """The API's representation of a proposal."""
     return ProposalOut.model_validate(
-        vars(proposal) | {"state": proposal.state_at(now), "open_until": proposal.open_until}
+        vars(proposal)
+        | {"state": proposal.state_at(now), "open_until": proposal.open_until, "document": proposal.document}
     )
 
 

@@ -6,16 +6,19 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from evalstop_detectors import InvalidPolicy, Policy, policy_from_document, policy_to_document
-from fastapi import APIRouter, Form, Query, Response
+from fastapi import APIRouter, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
+from evalstop_service.decisions import second_person
 from evalstop_service.errors import Conflict, Invalid, QuotaReached
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import policies
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store.backtests import Backtest
+from evalstop_service.store.proposals import Proposal
 from evalstop_service.web.api.reading.json_body import NotJson, load
 from evalstop_service.web.dashboard import formatting
+from evalstop_service.web.dashboard.notices import add_notice
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.visitor import Admin, Operator, Site, SiteOf, Visitor
 
@@ -47,12 +50,14 @@ def edit_policy(
 
 
 @router.post("")
-def save_policy(name: str, site: SiteOf, visitor: Admin, document: Document = "") -> Response:
-    """Save the document as the next version of its name, and show what changed."""
+def save_policy(request: Request, name: str, site: SiteOf, visitor: Admin, document: Document = "") -> Response:
+    """Save the document as the next version of its name, and show what changed, or propose it."""
     try:
-        stored = policies.add_policy(site.database, visitor.author(site.clock()), _read_policy(document))
+        stored = second_person.add_policy(site.database, visitor.author(site.clock()), _read_policy(document))
     except _REFUSALS as error:
         return _render_editor(site, visitor, name, document, problem=str(error))
+    if isinstance(stored, Proposal):
+        return add_notice(RedirectResponse(f"/policies/{stored.subject}", 303), request, "proposed")
     against = f"&against={stored.name}@{stored.version - 1}" if stored.version > 1 else ""
     return RedirectResponse(f"/policies/{stored.name}?version={stored.version}{against}", 303)
 

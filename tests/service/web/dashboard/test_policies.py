@@ -202,3 +202,20 @@ def test_draft_is_backtested_and_saved(
     foreign = backtests.request_backtest(database, other.project.id, level_document(), 5, "eve", utc_now())
     for path in (f"/policies/backtests/{foreign.id}", f"{page}?backtest={foreign.id}", "/policies/gone/edit"):
         assert visitor.get(path).status_code == 404
+
+
+def test_version_of_an_allowed_policy_waits_for_a_second_person(visitor: httpx.Client, tenant: Tenant) -> None:
+    """The editor and the API say so, and the Overview shows the document to the person who confirms it."""
+    bearer, token = {"authorization": f"Bearer {tenant.secret}"}, read_csrf_token(visitor)
+    visitor.patch("/api/v1/project", json={"second_person": True}, headers=bearer).raise_for_status()
+    draft = level_document(min_evals=12)
+    saved = visitor.post("/policies/level/edit", data={"document": json.dumps(draft), "csrf": token})
+    assert (saved.status_code, saved.headers["location"]) == (303, "/policies/level")
+    assert "Proposed" in visitor.get("/policies/level").text
+    page = html.unescape(visitor.get("/").text)
+    assert "Add version 2 of policy level" in page
+    assert '"min_evals": 12' in page
+    answer = visitor.post("/api/v1/policies", json=draft, headers=bearer)
+    assert answer.status_code == 202
+    assert answer.json()["kind"] == "add_policy_version"
+    assert answer.json()["document"]["name"] == "level"
