@@ -21,7 +21,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from evalstop_lab.stopbench.recording import read_runs
-from evalstop_lab.worlds import REPORTING, World, add_planned_steps, draw_world, plan_worlds, second_suite
+from evalstop_lab.worlds import World, add_planned_steps, draw_world, plan_worlds, second_suite
 
 SEEDS = {"public": 40_000_000, "held-out": 60_000_000}
 TRAINED = Path(__file__).with_name("runs-1.jsonl.gz")
@@ -42,7 +42,7 @@ class Suite:
 
 @lru_cache(maxsize=2)
 def _plan_runs(seeds: str) -> Sequence[tuple[str, int]]:
-    return plan_worlds(DRAWN_RUNS, SEEDS[seeds], REPORTING)
+    return plan_worlds(DRAWN_RUNS, SEEDS[seeds])
 
 
 def _draw_first(seeds: str, number: int) -> World:

@@ -41,7 +41,6 @@ from evalstop_lab.sweep import add_jobs_option, sweep
 from evalstop_lab.worlds import (
     HELD_OUT,
     LEVELS,
-    REPORTING,
     REPORTING_SEED,
     World,
     add_planned_steps,
@@ -104,7 +103,7 @@ def measure_contenders(
     ]
     calibration = plan_worlds(options.calibration_runs, families=HEALTHY)
     calibrating = _judge_worlds(contenders, calibration, _make_half_planned, "calibrating", options.jobs)
-    reported = plan_worlds(options.runs, REPORTING_SEED, REPORTING)
+    reported = plan_worlds(options.runs, REPORTING_SEED)
     reporting = _judge_worlds(contenders, reported, _make_planned, "reporting", options.jobs)
     compared = [item for item in contenders if item.compared]
     unplanned = _judge_worlds(compared, reported, draw_world, "unknown length", options.jobs)

@@ -20,7 +20,7 @@ from evalstop_detectors.policy.policy import LEVELLED_OFF_AT
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.sweep import add_jobs_option, sweep
-from evalstop_lab.worlds import CALIBRATION_SEED, REPORTING, REPORTING_SEED, add_planned_steps, draw_world, plan_worlds
+from evalstop_lab.worlds import CALIBRATION_SEED, REPORTING_SEED, add_planned_steps, draw_world, plan_worlds
 
 NOTABLE = 0.05
 """Losses above this share of a run's unit are counted."""
@@ -37,21 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--unplanned", action="store_true", help="use runs that do not report their planned length")
     add_jobs_option(parser)
     options = parser.parse_args(arguments)
-    recipes = (
-        plan_worlds(options.runs, CALIBRATION_SEED)
-        if options.calibration
-        else plan_worlds(options.runs, REPORTING_SEED, REPORTING)
-    )
+    recipes = plan_worlds(options.runs, CALIBRATION_SEED if options.calibration else REPORTING_SEED)
     results = sweep(partial(_stop_run, options.at, not options.unplanned), recipes, "stopping runs", options.jobs)
     for label in sorted({label for label, _, _ in results}):
         of_label = [(lost, saved) for other, lost, saved in results if other == label]
-        stopped = [(lost, saved) for lost, saved in of_label if lost is not None]
-        losses = [lost for lost, _ in stopped]
+        losses = [lost for lost, _ in of_label if lost is not None]
         row = {
             "runs": label,
             "n": len(of_label),
-            "stopped": len(stopped) / len(of_label),
-            "saved_a_run": sum(saved for _, saved in stopped) / len(of_label),
+            "stopped": len(losses) / len(of_label),
+            "saved_a_run": sum(saved for _, saved in of_label) / len(of_label),
             "lost_a_stop": float(np.mean(losses)) if losses else None,
             "stops_that_lost_more": sum(lost > NOTABLE for lost in losses) / len(losses) if losses else None,
             "worst": max(losses, default=None),

@@ -29,7 +29,6 @@ from msgspec.structs import replace
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.sweep import add_jobs_option, sweep
 from evalstop_lab.worlds import (
-    REPORTING,
     REPORTING_SEED,
     Group,
     Label,
@@ -70,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add_jobs_option(parser)
     options = parser.parse_args(arguments)
-    recipes = plan_worlds(options.runs, SEED, REPORTING)
+    recipes = plan_worlds(options.runs, SEED)
     results = sweep(_judge_run, recipes, "several evals", options.jobs)
     for name in SETTINGS:
         turning = [stops[name] for label, stops in results if label is Label.HACKING]
