@@ -16,7 +16,7 @@ import httpx
 from evalstop_lab.errors import ServiceUnavailable
 
 STOP_SECONDS = 15
-HERE = {
+SETTINGS = {
     "EVALSTOP_WEBHOOK_NETWORKS": "127.0.0.0/8,::1/128",
     "EVALSTOP_MAX_MODE": "enforce",
     "EVALSTOP_HELD_OUT_SHARE": "0",  # every stop is carried out
@@ -47,7 +47,7 @@ def running_service(folder: Path, environment: Mapping[str, str] | None = None) 
     log_path = folder / "service.log"
     command = [sys.executable, "-m", "evalstop_service.cli", "up", "--json", "--port", "0"]
     command += ["--data-folder", str(folder)]
-    environment = {**os.environ, **HERE, **(environment or {})}
+    environment = {**os.environ, **SETTINGS, **(environment or {})}
     with log_path.open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
     try:
@@ -58,10 +58,10 @@ def running_service(folder: Path, environment: Mapping[str, str] | None = None) 
         announcement = json.loads(line)
         yield Service(announcement["url"], announcement["key"], announcement["sign_in"])
     finally:
-        end(process)
+        end_process(process)
 
 
-def end(process: subprocess.Popen[str]) -> None:
+def end_process(process: subprocess.Popen[str]) -> None:
     """Terminate a process; kill it after `STOP_SECONDS`."""
     if process.poll() is None:
         process.terminate()

@@ -33,7 +33,7 @@ from evalstop_lab.benchmarks.flood import LATE_STEPS, Flood, Flooded
 from evalstop_lab.benchmarks.machine import describe_machine, format_machine
 from evalstop_lab.benchmarks.processes import Server, prepare_service, run_service
 from evalstop_lab.report import new_table
-from evalstop_lab.service_process import end
+from evalstop_lab.service_process import end_process
 
 TARGET = 2.0
 VERSIONS = ("evalstop-service", "uvicorn", "sqlalchemy", "asyncpg")
@@ -161,7 +161,7 @@ def flooding(flood: Flood) -> Iterator[list[Flooded]]:
         process.stdin.close()
         answered.append(msgspec.json.decode(process.stdout.readline(), type=Flooded))
     finally:
-        end(process)
+        end_process(process)
 
 
 class Victim:

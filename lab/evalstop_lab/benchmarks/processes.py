@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from evalstop_lab.errors import LabError, ServiceUnavailable
-from evalstop_lab.service_process import end
+from evalstop_lab.service_process import end_process
 
 START_SECONDS = 90.0
 
@@ -110,7 +110,7 @@ def run_logged(
     try:
         yield process
     finally:
-        end(process)
+        end_process(process)
 
 
 def wait_until_answers(url: str, process: subprocess.Popen[str], log: Path) -> None:

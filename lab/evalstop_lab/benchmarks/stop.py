@@ -25,7 +25,7 @@ from evalstop_lab.benchmarks.databases import add_database_option, parse_with_da
 from evalstop_lab.benchmarks.machine import describe_machine, format_machine
 from evalstop_lab.errors import ServiceUnavailable
 from evalstop_lab.report import new_table
-from evalstop_lab.service_process import Service, end, running_service
+from evalstop_lab.service_process import Service, end_process, running_service
 
 TARGET_MS = 250.0
 VERSIONS = ("evalstop-service", "evalstop-client", "aiohttp", "sqlalchemy", "psycopg")
@@ -126,7 +126,7 @@ def _time_stop(service: Service, action: str, folder: Path) -> float:
             api.delete(f"/endpoints/{created['id']}").raise_for_status()
             return milliseconds
         finally:
-            end(process)
+            end_process(process)
 
 
 def _wait_until_ready(ready: Path, process: subprocess.Popen[str], log: Path) -> None:

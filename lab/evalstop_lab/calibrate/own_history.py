@@ -1,7 +1,7 @@
 """`evalstop-lab calibrate SOURCE`: calibrates thresholds on your own past runs, and evaluates them on others.
 
 Runs that are healthy by their later evals are split in two by a hash of their names. The threshold is calibrated on one
-part, and false stops are counted on the other. Right stops are counted on the turned runs of the second part.
+part, and false stops are counted on the other. Right stops are counted on the turned runs among the others.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, detector: Detector[Any]) -> int:
 def calibrate_policy(
     runs: Sequence[Run], detector: Detector[Any], rate: float, jobs: int, name: str = "ours"
 ) -> dict[str, Any]:
-    """The policy that stops at most `rate` of the healthy runs of the first part, and its results on the second.
+    """The policy that stops at most `rate` of the healthy runs of the calibration part, and its results on the others.
 
     Raises UnusableArguments if there are too few runs to find a threshold.
     """
@@ -67,41 +67,41 @@ def calibrate_policy(
     turned = [
         (run, locate_turn(item))
         for run, item in zip(runs, assessments, strict=True)
-        if item.run_outcome is RunOutcome.TURNED and not is_first(run.name)
+        if item.run_outcome is RunOutcome.TURNED and not is_for_calibration(run.name)
     ]
-    first = [run for run in healthy if is_first(run.name)]
-    second = [run for run in healthy if not is_first(run.name)]
-    if min(len(first), len(second)) < LEAST_RUNS:
+    calibrating = [run for run in healthy if is_for_calibration(run.name)]
+    others = [run for run in healthy if not is_for_calibration(run.name)]
+    if min(len(calibrating), len(others)) < LEAST_RUNS:
         raise UnusableArguments(
-            f"Only {len(healthy)} of {len(runs)} runs are healthy by later evals: {len(first)} for calibration and"
-            f" {len(second)} to evaluate it; it takes {LEAST_RUNS} each. Add more runs, or set the column of the eval"
+            f"Only {len(healthy)} of {len(runs)} runs are healthy by later evals: {len(calibrating)} for calibration and"
+            f" {len(others)} to evaluate it; it takes {LEAST_RUNS} each. Add more runs, or set the column of the eval"
             " score with --eval."
         )
     observed = [*healthy, *(run for run, _ in turned)]
     recorded = sweep(partial(record_run, detector), observed, f"calibrating {detector.name}", jobs)
     records = {run.name: item for run, item in zip(observed, recorded, strict=True)}
     _, (threshold, to_suspect) = calibrate_thresholds(
-        [records[run.name] for run in first], (rate, min(SUSPECT_TIMES * rate, 0.5))
+        [records[run.name] for run in calibrating], (rate, min(SUSPECT_TIMES * rate, 0.5))
     )
     if threshold.value is None:
         raise UnusableArguments(
             f"No threshold of {detector.name} is strict enough for {format_percent(rate, 2)};"
             " try another detector or parameters."
         )
-    stopped = clopper_pearson(sum(records[run.name].highest >= threshold.value for run in second), len(second))
+    stopped = clopper_pearson(sum(records[run.name].highest >= threshold.value for run in others), len(others))
     caught = wilson(sum(_is_right_stop(records[run.name], threshold.value, turn) for run, turn in turned), len(turned))
     document: dict[str, Any] = {
         "rate": rate,
         "runs": len(runs),
         "healthy": len(healthy),
-        "calibrated_on": len(first),
-        "reported_on": len(second),
+        "calibrated_on": len(calibrating),
+        "reported_on": len(others),
         "threshold": threshold.value,
         "interval": [threshold.low, threshold.high],
         "false_stops": stopped.encode(),
         "caught": caught.encode(),
         "runs_needed": count_runs_needed(rate),
-        "promise": assess_claim(rate, len(first), stopped.hits, len(second)),
+        "promise": assess_claim(rate, len(calibrating), stopped.hits, len(others)),
     }
     document["words"] = _describe(document, detector.name)
     suspect = None if to_suspect.value == threshold.value else to_suspect.value
@@ -115,7 +115,7 @@ def calibrate_policy(
     return document | {"policy": policy_to_document(policy_from_document(policy))}
 
 
-def is_first(name: str) -> bool:
+def is_for_calibration(name: str) -> bool:
     """Whether the run of this name is in the calibration part; the same on every machine."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[0] % 2 == 0
 
@@ -125,15 +125,15 @@ def count_runs_needed(rate: float) -> int:
     return math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log(1 - rate))
 
 
-def assess_claim(rate: float, first: int, stopped: int, second: int) -> str:
+def assess_claim(rate: float, calibrating: int, stopped: int, others: int) -> str:
     """Compare the interval of false stops with the rate: `shown` if it is below, `broken` if above, `open` if it
     contains the rate, `too_few` if there are not enough runs to show the rate or to calibrate such a threshold."""
-    share = clopper_pearson(stopped, second)
+    share = clopper_pearson(stopped, others)
     if share.low > rate:
         return "broken"
     if share.high <= rate:
         return "shown"
-    return "too_few" if second < count_runs_needed(rate) or first * rate < 1 else "open"
+    return "too_few" if others < count_runs_needed(rate) or calibrating * rate < 1 else "open"
 
 
 def _is_right_stop(records: Records, alarm: float, turn: Turn) -> bool:

@@ -25,7 +25,7 @@ from evalstop_lab.rlhf.checkpoint import load_checkpoint
 from evalstop_lab.rlhf.picture import draw_picture
 from evalstop_lab.rlhf.presets import PRESETS
 from evalstop_lab.rlhf.trainer import Eval, Trainer
-from evalstop_lab.service_process import Service, end, running_service
+from evalstop_lab.service_process import Service, end_process, running_service
 
 EXAMPLES = """examples:
   evalstop-lab demo                        a run that over-optimizes and is stopped
@@ -100,7 +100,7 @@ def _start_training(args: argparse.Namespace, service: Service, folder: Path) ->
     try:
         yield process
     finally:
-        end(process)
+        end_process(process)
 
 
 def _connect_receiver(api: httpx.Client, folder: Path, job: subprocess.Popen[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from evalstop_detectors.detectors.k_below_best import KBelowBest
-from evalstop_lab.calibrate.own_history import assess_claim, calibrate_policy, count_runs_needed, is_first
+from evalstop_lab.calibrate.own_history import assess_claim, calibrate_policy, count_runs_needed, is_for_calibration
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay import Run, load_policy, read_runs
@@ -21,7 +21,7 @@ from tests.lab.replay.conftest import write_jsonl
 
 
 def test_report_equals_a_replay_of_the_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The written policy, replayed on the second part, stops as many runs as reported."""
+    """The written policy, replayed on the runs that it was not calibrated on, stops as many runs as reported."""
     families = ("plateau", "stairs", "gao_rl")
     rows = [row for seed in range(60) for row in draw_world(families[seed % 3], seed, length=40).rows()]
     log, file = write_jsonl(tmp_path / "runs.jsonl", rows), tmp_path / "ours.json"
@@ -33,19 +33,19 @@ def test_report_equals_a_replay_of_the_policy(tmp_path: Path, capsys: pytest.Cap
     runs.settle()
     healthy = [run for run in runs.by_name.values() if assess_run(run.scores()).run_outcome is RunOutcome.HEALTHY]
     assert document["healthy"] == len(healthy) == document["calibrated_on"] + document["reported_on"]
-    for first, most in ((True, 0.1 * document["calibrated_on"]), (False, document["false_stops"]["hits"])):
-        part = [run for run in healthy if is_first(run.name) is first]
+    for calibrating, most in ((True, 0.1 * document["calibrated_on"]), (False, document["false_stops"]["hits"])):
+        part = [run for run in healthy if is_for_calibration(run.name) is calibrating]
         stopped = [
             item.stop_step
             for item, run in zip(judge_all(load_policy(str(file)), part, 1), part, strict=True)
             if item.stop_step is not None and item.stop_step < run.last_step
         ]
-        assert len(stopped) <= most if first else len(stopped) == most
+        assert len(stopped) <= most if calibrating else len(stopped) == most
     assert document["promise"] == "too_few"
     assert "too few runs to show" in document["policy"]["description"]
 
 
-def test_claim_is_assessed_on_the_second_part() -> None:
+def test_claim_is_assessed_on_the_other_runs() -> None:
     """No stop in 368 runs shows 1 %, in 367 it does not; 50 of 1,000 is more than 1 %."""
     assert count_runs_needed(0.01) == 368
     assert assess_claim(0.01, 400, 0, 368) == "shown"
@@ -61,11 +61,11 @@ def test_too_few_healthy_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnusableArguments, match="Only 0 of 1 runs are healthy"):
         calibrate_policy([Run("a")], KBelowBest(), 0.01, 1)
     runs = list(read_runs([write_jsonl(tmp_path / "runs.jsonl", rising_rows(30))]).by_name.values())
-    firsts = [run for run in runs if is_first(run.name)]
-    others = [run for run in runs if not is_first(run.name)]
+    calibrating = [run for run in runs if is_for_calibration(run.name)]
+    others = [run for run in runs if not is_for_calibration(run.name)]
     with pytest.raises(UnusableArguments, match="9 for calibration and 10 to evaluate it"):
-        calibrate_policy([*firsts[:9], *others[:10]], KBelowBest(), 0.1, 1)
-    document = calibrate_policy([*firsts[:10], *others[:10]], KBelowBest(), 0.1, 1)
+        calibrate_policy([*calibrating[:9], *others[:10]], KBelowBest(), 0.1, 1)
+    document = calibrate_policy([*calibrating[:10], *others[:10]], KBelowBest(), 0.1, 1)
     assert document["healthy"] == 20
     (member,) = document["policy"]["members"]
     assert (member["suspect_at"], member["stop_at"]) == (None, 1.0)

@@ -11,7 +11,7 @@ import msgspec
 
 from evalstop_lab.benchmarks.ingest.load_generator import Job, Load
 from evalstop_lab.benchmarks.processes import JobFailed
-from evalstop_lab.service_process import end
+from evalstop_lab.service_process import end_process
 
 
 class LoadGenerator:
@@ -44,4 +44,4 @@ def start_load_generator() -> Iterator[LoadGenerator]:
     finally:
         assert process.stdin is not None
         process.stdin.close()
-        end(process)
+        end_process(process)
