@@ -32,6 +32,7 @@ TABLES = (
     "proposals",
     "policies",
     "keys",
+    "retired_key_hashes",
     "experiments",
     "endpoints",
     "backtests",
@@ -190,6 +191,13 @@ def _create_projects() -> None:
         sa.UniqueConstraint("previous_hash", name=op.f("uq_keys_previous_hash")),
     )
     op.create_index(op.f("ix_keys_project_id"), "keys", ["project_id"], unique=False)
+    op.create_table(
+        "retired_key_hashes",
+        sa.Column("hash", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Uuid(), nullable=False),
+        sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_retired_key_hashes_project_id")),
+        sa.PrimaryKeyConstraint("hash", name=op.f("pk_retired_key_hashes")),
+    )
     op.create_table(
         "policies",
         sa.Column("id", sa.Uuid(), nullable=False),

@@ -12,7 +12,7 @@ from evalstop_service.store.tables import metadata
 
 REFERENCE_TABLES = {
     *("projects", "keys", "policies", "endpoints", "experiments"),
-    *("rollout_stages", "proposals", "backtests", "audit_log", "audit_chains", "sessions"),
+    *("rollout_stages", "proposals", "backtests", "audit_log", "audit_chains", "sessions", "retired_key_hashes"),
 }
 """They grow with users, not with runs, so that each node can hold a copy."""
 

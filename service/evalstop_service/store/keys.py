@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.tables import keys
+from evalstop_service.store.tables import keys, retired_key_hashes
 
 SCOPES = ("ingest", "read", "report", "operate", "admin")
 
@@ -113,9 +113,10 @@ def find_key(tx: Transaction, key_id: UUID, now: datetime) -> Key | None:
 
 
 def find_project_id(tx: Transaction, secret_hash: str) -> UUID | None:
-    """The project of the key, valid or not, whose secret or previous secret has this hash."""
+    """The project of the key, valid or not, whose present or an earlier secret has this hash."""
     query = sa.select(keys.c.project_id).where((keys.c.hash == secret_hash) | (keys.c.previous_hash == secret_hash))
-    return tx.execute(query).scalar()
+    earlier = sa.select(retired_key_hashes.c.project_id).where(retired_key_hashes.c.hash == secret_hash)
+    return tx.execute(query.union_all(earlier)).scalar()
 
 
 def record_use(tx: Transaction, key_id: UUID, now: datetime) -> None:
@@ -130,6 +131,9 @@ def rotate_key(
     """Give a key a new secret; the current one is accepted until `previous_until`. None if no such key is valid."""
     secret = generate_secret()
     condition = (keys.c.id == key_id) & (keys.c.project_id == project_id) & is_in_use(now)
+    retired = tx.execute(sa.select(keys.c.previous_hash).where(condition).with_for_update()).scalar()
+    if retired is not None:
+        tx.execute(retired_key_hashes.insert().values(hash=retired, project_id=project_id))
     values = {"hash": _hash_secret(secret), "previous_hash": keys.c.hash, "previous_until": previous_until}
     row = tx.execute(keys.update().where(condition).values(values).returning(*COLUMNS)).mappings().one_or_none()
     return (to_key(row), secret) if row else None

@@ -9,6 +9,7 @@ from evalstop_service.store.tables.projects import (
     policies,
     projects,
     proposals,
+    retired_key_hashes,
     rollout_stages,
     sessions,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "policies",
     "projects",
     "proposals",
+    "retired_key_hashes",
     "rollout_stages",
     "run_deletions",
     "run_descriptions",

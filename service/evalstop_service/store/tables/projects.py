@@ -63,6 +63,14 @@ keys = sa.Table(
     sa.Column("previous_until", UtcTime),
 )
 
+# Hashes of earlier secrets of rotated keys, which the spools of clients may name.
+retired_key_hashes = sa.Table(
+    "retired_key_hashes",
+    metadata,
+    sa.Column("hash", sa.Text, primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+)
+
 # Users signed in to the dashboard: by a key, or by an OpenID Connect issuer, whose grants map project names to
 # roles.
 sessions = sa.Table(
