@@ -73,9 +73,9 @@ def calibrate_policy(
     others = [run for run in healthy if not is_for_calibration(run.name)]
     if min(len(calibrating), len(others)) < LEAST_RUNS:
         raise UnusableArguments(
-            f"Only {len(healthy)} of {len(runs)} runs are healthy by later evals: {len(calibrating)} for calibration and"
-            f" {len(others)} to evaluate it; it takes {LEAST_RUNS} each. Add more runs, or set the column of the eval"
-            " score with --eval."
+            f"Only {len(healthy)} of {len(runs)} runs are healthy by later evals: {len(calibrating)} for calibration"
+            f" and {len(others)} to evaluate it; it takes {LEAST_RUNS} each. Add more runs, or set the column of the"
+            " eval score with --eval."
         )
     observed = [*healthy, *(run for run, _ in turned)]
     recorded = sweep(partial(record_run, detector), observed, f"calibrating {detector.name}", jobs)
