@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TIMEOUT_SECONDS = 560.0  # importing a framework takes up to 30 s
 CALLBACK_EXAMPLES = ("transformers_trainer", "lightning_trainer", "keras_fit")
-EXPECTED_WARNINGS = ("this run is called", "without a value of its eval")
-"""Of scripts that start two runs with one name, and of scripts that log no eval."""
+EXPECTED_WARNINGS = ("this run is called", "without a value of its eval", "the stop is requested")
+"""Of scripts that start two runs with one name, that log no eval, and that are stopped."""
 END_LINE = re.compile(r"ended at step (\d+) of (\d+)")
 
 
