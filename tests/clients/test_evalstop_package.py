@@ -89,7 +89,7 @@ def test_on_stop_is_called_once(server: FakeServer, service: FakeService, caplog
         assert run.should_stop
         assert run.should_stop
     assert [decision.state for decision in decisions] == ["requested"]
-    assert list_messages(caplog) == ["evalstop: on_stop failed"]
+    assert list_messages(caplog)[1:] == ["evalstop: on_stop failed"]  # after that the stop is requested
 
 
 def test_notebook_shows_evals_and_link(server: FakeServer) -> None:
