@@ -169,7 +169,8 @@ def _check_eval(run: RunRecord, metrics: Sequence[Json]) -> Iterator[Check]:
         text = f"the role of {name} was guessed from its name, and a guess cannot stop the run"
         yield Check("eval", Finding.BLOCKS, text, "confirm it on the run's page, or declare it")
     else:
-        yield Check("eval", Finding.OK, f"{name}: {counts[name]} values")
+        better = "lower" if run.metrics[name]["direction"] == "minimize" else "higher"
+        yield Check("eval", Finding.OK, f"{name}, {better} is better: {counts[name]} values")
         if unwatched:
             yield Check("metrics", Finding.NOTE, f"not watched: {', '.join(unwatched[:8])}")
 

@@ -51,10 +51,13 @@ def list_blocking(document: dict[str, Any]) -> dict[str, str]:
 
 
 def test_healthy_run_has_no_blocking_check(examine: Examine, project: Project) -> None:
-    """A run with eval, checkpoint and mode enforce is not blocked; by default the newest running run is checked."""
+    """A run with eval, checkpoint and mode enforce is not blocked; by default the newest running run is checked. The
+    eval's direction is shown."""
     with project.report_run("well", (0.1, 0.2), total_steps=10):
         document = examine()
     assert (document["run"], list_blocking(document)) == ("well", {})
+    (text,) = (check["text"] for check in document["checks"] if check["name"] == "eval")
+    assert text == "score, higher is better: 2 values"
 
 
 def test_mistyped_eval_is_named(examine: Examine, project: Project) -> None:
