@@ -57,7 +57,7 @@ def test_healthy_run_has_no_blocking_check(examine: Examine, project: Project) -
         document = examine()
     assert (document["run"], list_blocking(document)) == ("well", {})
     (text,) = (check["text"] for check in document["checks"] if check["name"] == "eval")
-    assert text == "score, higher is better: 2 values"
+    assert text == "eval, higher is better: 2 values"
 
 
 def test_mistyped_eval_is_named(examine: Examine, project: Project) -> None:
