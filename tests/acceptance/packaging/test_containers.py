@@ -181,6 +181,15 @@ def test_containers_are_restricted_and_restart(
     assert [rest for word, rest in instructions if word == "USER"] == ["10001"]
 
 
+def test_replicas_share_a_volume_for_artifacts(
+    services: dict[str, dict[str, Any]], compose: dict[str, Any], image_environment: dict[str, str]
+) -> None:
+    """Replicas store MLflow's artifacts in one volume: their own file systems are read-only."""
+    ((volume, folder),) = (mount.split(":") for mount in services["serve"]["volumes"])
+    assert volume in compose["volumes"]
+    assert folder == image_environment["EVALSTOP_DATA_FOLDER"]
+
+
 def test_dockerignore_allows_what_the_dockerfile_copies(instructions: list[tuple[str, str]]) -> None:
     """.dockerignore excludes everything but the paths that the Dockerfile copies, which exist."""
     copied = {rest.split()[0] for word, rest in instructions if word == "COPY" and not rest.startswith("--from")}
