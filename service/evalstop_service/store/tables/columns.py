@@ -44,7 +44,9 @@ def moment_text(moment: datetime) -> str:
 
 
 class _CheckedColumn(sa.TypeDecorator[Any]):
-    """A column whose values are converted on reading, which raises UnreadableRow."""
+    """A column whose values are converted on reading, which raises UnreadableRow. `place`: its table and name."""
+
+    place = ""
 
     def result_processor(self, dialect: sa.Dialect, coltype: object) -> Callable[[Any], Any]:
         """A reader of the column; raises UnreadableRow."""
@@ -54,9 +56,15 @@ class _CheckedColumn(sa.TypeDecorator[Any]):
             try:
                 return convert(value)
             except ValueError as error:
-                raise UnreadableRow(f"a later release wrote a row, or it is damaged: {error}") from error
+                raise UnreadableRow(f"a later release wrote a row, or it is damaged: {self.place}: {error}") from error
 
         return read
+
+
+@sa.event.listens_for(sa.Column, "after_parent_attach")
+def _name_place(column: sa.Column[Any], table: sa.Table) -> None:
+    if isinstance(column.type, _CheckedColumn):
+        column.type.place = f"{table.name}.{column.name}"
 
 
 class EnumText(_CheckedColumn):

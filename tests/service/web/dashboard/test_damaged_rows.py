@@ -59,6 +59,7 @@ def test_damaged_run_hides_no_other(
         refused = visitor.get(path)
         assert refused.status_code == 503
         assert "or it is damaged" in refused.text
+    assert f"damaged: runs.{column}: " in refused.json()["detail"]
     assert fault in refused.json()["detail"]
     posted = {"observations": [{"metric": "score", "step": 99, "value": 1.0}]}
     assert visitor.post(f"/api/v1/runs/{runs[2].id}/observations", json=posted).status_code == 503
