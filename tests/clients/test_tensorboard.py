@@ -311,6 +311,24 @@ def test_refused_run_is_sent_when_it_is_accepted(tmp_path: Path, server: FakeSer
 
 
 @pytest.mark.real
+def test_refused_key_ends_the_command_that_runs_once(
+    tmp_path: Path,
+    server: FakeServer,
+    service: FakeService,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With --once a key that the service does not accept is an error, not something to wait for."""
+    append_events(tmp_path / "events.out.tfevents.1", encode_event(1, score=0.5))
+    service.scripted_answers = [Answer(401, {"detail": "the key is unknown"}, {"content-type": PROBLEM})]
+    command = ["watch-tensorboard", str(tmp_path), "--once", "--state", str(tmp_path / "state.json")]
+    monkeypatch.setenv("EVALSTOP_KEY", KEY)
+    assert main([*command, "--url", server.url]) == 1
+    assert "the key is unknown" in capsys.readouterr().err
+    assert not service.runs
+
+
+@pytest.mark.real
 def test_growing_file_is_followed_through_an_outage(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """What is written while the service is unavailable is sent later, and the run is not finished."""
     file = tmp_path / "events.out.tfevents.1"

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from evalstop_client.config import fit_line
+from evalstop_client.errors import KeyRefused, ServiceAway
 from evalstop_client.job_identity import LONGEST_IDENTITY
 from evalstop_client.latest_answer import ENDED
 from evalstop_client.observations import encode_value
-from evalstop_client.service import Accepted, Answer, Json, Refused, Service
+from evalstop_client.service import Accepted, Answer, Json, Refused, Service, Unauthorized
 from evalstop_client.spool.rejections import merge_observations, split_rejected
 from evalstop_client.tensorboard.events import Scalar
 from evalstop_client.tensorboard.tail import Folder, Portion, find_event_files
@@ -28,10 +29,6 @@ logger = logging.getLogger("evalstop_client.tensorboard")
 
 MAX_RUNS = 1000
 LONGEST_TAG = 256
-
-
-class ServiceUnavailable(Exception):
-    """The service is unavailable; nothing is lost, and everything can be retried."""
 
 
 class Watch:
@@ -54,7 +51,7 @@ class Watch:
         self._logged: set[str] = set()
 
     def look(self) -> None:
-        """Send new data. Raises ServiceUnavailable."""
+        """Send new data. Raises ServiceAway and KeyRefused; nothing is lost, and everything can be retried."""
         for path, files in find_event_files(self._root):
             inside = path.relative_to(self._root).as_posix()
             if inside not in self._folders and len(self._folders) >= MAX_RUNS:
@@ -63,7 +60,7 @@ class Watch:
             self._send_folder(inside, files)
 
     def finish(self) -> None:
-        """Report every run with sent data as completed. Raises ServiceUnavailable."""
+        """Report every run with sent data as completed. Raises ServiceAway and KeyRefused."""
         for run in sorted(self._ids):
             self._post_entry(run, "finish", {"status": "completed"})
 
@@ -115,7 +112,7 @@ class Watch:
         answer = self._check_answer(self._service.post(f"/runs/{self._ids[run]}/{to}", body))
         if isinstance(answer, Refused) and answer.status == 404:
             del self._ids[run]  # the service does not know it: reopen it at the next poll
-            raise ServiceUnavailable(answer.reason)
+            raise ServiceAway(answer.reason)
         return answer if isinstance(answer, Refused) else None
 
     def _open_run(self, run: str) -> Accepted | Refused:
@@ -131,7 +128,7 @@ class Watch:
     def _check_answer(self, answer: Answer) -> Accepted | Refused:
         if isinstance(answer, Accepted | Refused):
             return answer
-        raise ServiceUnavailable(answer.reason)
+        raise KeyRefused(answer.reason) if isinstance(answer, Unauthorized) else ServiceAway(answer.reason)
 
     def _to_observation(self, before: str, scalar: Scalar) -> Json | None:
         metric = before + scalar.tag

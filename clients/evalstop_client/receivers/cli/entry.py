@@ -7,11 +7,11 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from evalstop_client.errors import ConfigurationError
+from evalstop_client.errors import ConfigurationError, KeyRefused
 from evalstop_client.receivers.cli import command, evaluator, kubernetes, process, slurm, tensorboard
 from evalstop_client.version import __version__
 
-USAGE = 2
+FAILED, USAGE = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"evalstop-receiver: {error}\n")
         return USAGE
+    except KeyRefused as error:
+        sys.stderr.write(f"evalstop-receiver: {error}\n")
+        return FAILED
 
 
 def _create_parser() -> argparse.ArgumentParser:

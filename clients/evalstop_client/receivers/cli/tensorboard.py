@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evalstop_client.backoff import wait_seconds
-from evalstop_client.errors import ConfigurationError
+from evalstop_client.errors import ConfigurationError, KeyRefused, ServiceAway
 from evalstop_client.metric_roles import AUTO, DIRECTIONS, METRIC_ROLES
 from evalstop_client.receivers.stop.options import choose_state_folder, parse_pairs, require_service, seconds
 from evalstop_client.receivers.stop.signals import ShutdownSignal
 from evalstop_client.service import Service
 from evalstop_client.settings import MODES, parse_labels
-from evalstop_client.tensorboard.report import ServiceUnavailable, Watch
+from evalstop_client.tensorboard.report import Watch
 
 logger = logging.getLogger("evalstop_client.tensorboard")
 
@@ -110,14 +110,16 @@ def _follow_folder(watch: Watch, ending: ShutdownSignal, poll_seconds: float, on
             if once:
                 watch.finish()
                 return 0
-        except ServiceUnavailable as error:
+        except (ServiceAway, KeyRefused) as error:
+            if once and isinstance(error, KeyRefused):
+                raise
             failures += 1
             if failures == 1:
-                logger.warning("the service is unavailable, retrying: %s", error)
+                logger.warning("nothing is sent for now, retrying: %s", error)
             ending.wait(wait_seconds(failures, random.random()))
             continue
         if failures:
-            logger.info("the service is available again")
+            logger.info("the service accepts data again")
         failures = 0
         ending.wait(max(0.1, poll_seconds))
     return 0
