@@ -28,6 +28,7 @@ from tests.acceptance.docs.documents import ROOT, read_blocks
 from tests.acceptance.docs.test_quickstart import find_free_address, write_script
 from tests.clients.programs import running_program, wait_until
 from tests.clients.test_tensorboard import append_events, encode_event
+from tests.service.commands import run_evalstop
 
 TIMEOUT_SECONDS = 120.0
 FALLING_SCORES = (0.5, 0.9, 0.8, 0.7, 0.6)
@@ -103,8 +104,10 @@ class Project:
 @pytest.fixture(scope="session")
 def installation_key(service: dict[str, str]) -> str:
     """A key that may create projects."""
-    words = ["evalstop", "admin", "key", "create", "--installation", "--name", "tests", "--scopes", "admin"]
-    return subprocess.run(words, env=service, capture_output=True, text=True, check=True).stdout.strip()
+    words = ("admin", "key", "create", "--installation", "--name", "tests", "--scopes", "admin")
+    created = run_evalstop(service, *words)
+    assert created.returncode == 0, created.stderr
+    return created.stdout.strip()
 
 
 @pytest.fixture

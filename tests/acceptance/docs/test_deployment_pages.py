@@ -27,6 +27,7 @@ from tests.acceptance.packaging.test_deploy import (
     load_manifests,
     render_chart,
 )
+from tests.service.commands import run_evalstop
 
 PAGE = ROOT / "docs/kubernetes.md"
 
@@ -92,8 +93,7 @@ def test_first_key_can_be_created_in_a_new_database(tmp_path: Path) -> None:
         environment = os.environ | {"EVALSTOP_DATA_FOLDER": str(tmp_path / name)}
         inside = [words[words.index("evalstop", words.index("--")) + 1 :] for words in commands if "exec" in words]
         for arguments in (["migrate"], *inside):
-            command = [str(Path(sys.executable).with_name("evalstop")), *arguments]
-            result = subprocess.run(command, env=environment, capture_output=True, text=True)
+            result = run_evalstop(environment, *arguments)
             assert result.returncode == 0, result.stderr
         assert result.stdout.startswith("esk_")
 

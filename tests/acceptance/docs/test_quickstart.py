@@ -14,6 +14,7 @@ import pytest
 from tests.acceptance.docs.documents import ROOT, Block, list_blocks
 from tests.fixtures.forked_commands import ForkedCommand
 from tests.fixtures.free_ports import find_free_ports
+from tests.service.commands import run_evalstop
 
 pytestmark = pytest.mark.real
 
@@ -60,7 +61,8 @@ def test_quickstart_ends_with_two_stops(tmp_path: Path, has_demo_data: bool) -> 
     }
     data = ["--data-folder", str(tmp_path / ".evalstop")]
     if has_demo_data:
-        subprocess.run(["evalstop", "demo-data", *data, "--runs", "13"], env=base_environment, check=True)
+        filled = run_evalstop(base_environment, "demo-data", *data, "--runs", "13")
+        assert filled.returncode == 0, filled.stderr
     command = ["up", "--json", "--port", "0", *data]
     up = ForkedCommand(command, base_environment, tmp_path / "log")
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,8 @@ import pytest
 import yaml
 from evalstop_service import cli
 from evalstop_service.settings import Settings
+
+from tests.fixtures.forked_service import running_service
 
 ROOT = Path(__file__).parents[3]
 SECRET_NAME = re.compile(r"PASSWORD|SECRET|KEY|TOKEN")
@@ -205,30 +206,12 @@ def test_health_check_fails_once_the_service_is_gone(instructions: list[tuple[st
     check = next(rest for word, rest in instructions if word == "HEALTHCHECK")
     program = json.loads(check.split(" CMD ", 1)[1])
     assert program[:2] == ["python", "-c"]
-    command = [
-        sys.executable,
-        "-m",
-        "evalstop_service.cli",
-        "up",
-        "--json",
-        "--port",
-        "0",
-        "--data-folder",
-        str(tmp_path),
-    ]
-    up = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert up.stdout is not None
-        port = json.loads(up.stdout.readline())["url"].rpartition(":")[2]
+    with running_service(tmp_path) as service:
+        port = service.url.rpartition(":")[2]
 
         def is_healthy() -> bool:
             probe = [sys.executable, *program[1:]]
             return subprocess.run(probe, env={"EVALSTOP_PORT": port}, capture_output=True).returncode == 0
 
         assert is_healthy()
-    finally:
-        up.send_signal(signal.SIGTERM)
-        up.wait(timeout=60)
-        if up.stdout is not None:
-            up.stdout.close()
     assert not is_healthy()
