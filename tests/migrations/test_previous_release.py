@@ -103,7 +103,7 @@ def previous_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
     else:
         for part in RELEASE_FOLDERS:
-            shutil.copytree(ROOT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / part, folder / part, symlinks=True)
     return folder
 
 

@@ -67,8 +67,9 @@ def test_plain_loop_is_stopped(service: Service, environment: dict[str, str], tm
 
 
 RUN_ALL_SCRIPT = """
-import os, runpy, sys
+import gc, os, runpy, sys
 from pathlib import Path
+gc.set_threshold(100_000, 20, 20)  # collections would take a tenth of the time: what is imported is never freed
 import torch._dynamo  # each rank would import it at its first step
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
