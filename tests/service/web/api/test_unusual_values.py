@@ -59,14 +59,16 @@ def test_unusual_values_in_bodies_cause_no_internal_error(
 ) -> None:
     """Each value of a valid body is replaced by unusual ones; the response is a success or a problem."""
     client, path = client_for_route(service, admin_and_resources, route), admin_and_resources[1].path(route[1])
+    request = client.build_request(route[0], path)
     with closing(HTTPConnection(client.base_url.host, client.base_url.port)) as connection:
         for value_path in iterate_paths(BODIES[route]):
             for value in UNUSUAL_VALUES:
                 body = json.dumps(replace_value(BODIES[route], value_path, value))
-                response = send(connection, client, route[0], path, body)
+                response = send(connection, request, body)
                 if response.status_code == 429:
                     use_another_key(client)
-                    response = send(connection, client, route[0], path, body)
+                    request = client.build_request(route[0], path)
+                    response = send(connection, request, body)
                 assert response.status_code != 429, "every request is judged by its content"
                 if response.status_code >= 400:
                     expect_problem(response)
@@ -80,13 +82,11 @@ def use_another_key(client: httpx.Client) -> None:
     client.headers["Authorization"] = f"Bearer {created['key']}"
 
 
-def send(connection: HTTPConnection, client: httpx.Client, method: str, path: str, body: str) -> httpx.Response:
-    """Send a request by `http.client`, which takes a fifth of httpx's CPU time."""
-    url = client.base_url.path.rstrip("/") + path
-    headers = {"content-type": "application/json", "authorization": client.headers["authorization"]}
-    connection.request(method, url, body, headers)
+def send(connection: HTTPConnection, request: httpx.Request, body: str) -> httpx.Response:
+    """Send a request with this body by `http.client`, which takes a fifth of httpx's CPU time."""
+    headers = {"content-type": "application/json", "authorization": request.headers["authorization"]}
+    connection.request(request.method, request.url.raw_path.decode(), body, headers)
     answer = connection.getresponse()
-    request = httpx.Request(method, client.base_url.join(url))
     return httpx.Response(answer.status, headers=answer.getheaders(), content=answer.read(), request=request)
 
 
