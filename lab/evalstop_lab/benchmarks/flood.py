@@ -31,6 +31,13 @@ class Flood(msgspec.Struct):
     late_run_id: str
     pull_endpoint_id: str
     endpoint_id: str
+    posts: int = 16
+    late: int = 4
+    pulls: int = 60
+    streams: int = 6
+    tests: int = 4
+    bodies: int = 8
+    wrong_keys: int = 4
 
 
 class Flooded(msgspec.Struct):
@@ -108,13 +115,13 @@ async def _flood(flood: Flood) -> Flooded:
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         flooder = _Flooder(flood, session)
         kinds = {
-            "posts": (16, flooder.post),
-            "late points": (4, flooder.post_late),
-            "pulls": (60, flooder.pull),
-            "streams": (6, flooder.stream),
-            "endpoint tests": (4, flooder.test_endpoint),
-            "bodies without a key": (8, flooder.send_body),
-            "wrong keys": (4, flooder.try_key),
+            "posts": (flood.posts, flooder.post),
+            "late points": (flood.late, flooder.post_late),
+            "pulls": (flood.pulls, flooder.pull),
+            "streams": (flood.streams, flooder.stream),
+            "endpoint tests": (flood.tests, flooder.test_endpoint),
+            "bodies without a key": (flood.bodies, flooder.send_body),
+            "wrong keys": (flood.wrong_keys, flooder.try_key),
         }
         tasks = [
             asyncio.create_task(flooder.repeat(kind, send))
