@@ -76,12 +76,13 @@ def record_language_runs(
                 break
             training.train_step()
     finally:
-        _write_runs(file, settings, evals, sizes)
+        if evals:  # else an earlier recording stays
+            _write_runs(file, settings, evals, sizes)
 
 
 def _write_runs(file: Path, settings: Mapping[int, Setting], evals: Sequence[Eval], sizes: Sizes) -> None:
     with file.open("wb") as target, gzip.GzipFile(fileobj=target, mode="wb", mtime=0) as packed:
-        for index, (seed, setting) in enumerate(settings.items() if evals else ()):
+        for index, (seed, setting) in enumerate(settings.items()):
             record = _to_record(seed, setting, index, evals, sizes)
             packed.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
 
