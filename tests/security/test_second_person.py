@@ -123,11 +123,6 @@ def test_expired_proposals_hide_no_open_one(project: ProjectFixture) -> None:
     assert [item.subject for item in expired] == [str(number) for number in reversed(range(50))]
 
 
-def _list_open(project: ProjectFixture) -> list[Proposal]:
-    with project.database.reading() as tx:
-        return proposals.list_proposals(tx, project.id, NOW, state=ProposalState.OPEN)
-
-
 def _build_proposal(project: ProjectFixture, kind: ProposalKind, subject: str) -> Proposal:
     return Proposal(new_id(), project.id, kind, subject, "", "", "", "ada", (), ProposalState.OPEN, NOW)
 
@@ -201,15 +196,15 @@ def test_easing_a_setting_needs_a_second_person(
     assert load_project(project) == narrow_project
 
 
-def test_default_policy_that_is_not_allowed_needs_a_second_person(project: ProjectFixture) -> None:
-    """Any allowed policy may become the default; another one, or any version of one, would be allowed by that."""
+@pytest.mark.parametrize("allowed", [None, ["cautious@1"]])
+def test_another_default_policy_needs_a_second_person(project: ProjectFixture, allowed: list[str] | None) -> None:
+    """It decides on runs whose trainers chose nothing: not even an allowed policy becomes the default by one person."""
     ada = create_author(project, "ada")
-    second_person.change_project(project.database, ada, ProjectChange(allowed_policies=["cautious@1"]))
-    for policy in ("early", "cautious"):
-        assert second_person.change_project(project.database, ada, ProjectChange(default_policy=policy)) is not None
-        (proposal,) = _list_open(project)
-        second_person.refuse_proposal(project.database, ada, proposal.id)
-    assert second_person.change_project(project.database, ada, ProjectChange(default_policy="cautious@1")) is None
+    second_person.change_project(project.database, ada, ProjectChange(allowed_policies=allowed))
+    waiting = second_person.change_project(project.database, ada, ProjectChange(default_policy="cautious@1"))
+    assert waiting is not None
+    assert load_project(project).default_policy == "paper"
+    second_person.confirm_proposal(project.database, create_author(project, "ben"), waiting.id)
     assert load_project(project).default_policy == "cautious@1"
 
 
@@ -299,6 +294,19 @@ def test_version_of_an_allowed_policy_needs_two_people(project: ProjectFixture) 
     assert same.reference == "ours@1"
     assert second_person.add_policy(project.database, create_author(project, "ada"), create_policy("ours", 2)) == same
     assert list_actions(project, "policy.created")[0] == ("policy.created", "ben")
+
+
+def test_draft_of_a_policy_without_runs_needs_no_second_person(project: ProjectFixture) -> None:
+    """While any policy is allowed, a version waits if its policy is shipped or has had runs; another one is stored."""
+    ada = create_author(project, "ada")
+    assert load_project(project).allowed_policies is None
+    for name, k, stored_at_once in [("draft", 2, True), ("draft", 4, True), ("early", 2, False), ("default", 2, False)]:
+        stored = second_person.add_policy(project.database, ada, create_policy(name, k))
+        assert isinstance(stored, StoredPolicy) is stored_at_once, name
+    project.open_run(policy="draft")
+    proposal = second_person.add_policy(project.database, ada, create_policy("draft", 5))
+    assert isinstance(proposal, Proposal)
+    assert proposal.summary == "Add version 3 of policy draft"
 
 
 def create_policy(name: str, k: int) -> Policy:

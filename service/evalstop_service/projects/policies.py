@@ -96,6 +96,14 @@ def is_allowed(project: Project, reference: str) -> bool:
     return allowed is None or {name, reference} & {*allowed, project.default_policy} != set()
 
 
+def is_used_by_name(tx: Transaction, project: Project, name: str) -> bool:
+    """Whether trainers may rely on the latest version of a policy: it is the default or allowed by name, or any policy
+    is allowed and this one is shipped or has had runs."""
+    if name in (*(project.allowed_policies or ()), project.default_policy):
+        return True
+    return project.allowed_policies is None and (name in POLICIES or policies.has_runs(tx, project.id, name))
+
+
 def store_referred_policy(tx: Transaction, project: Project, reference: str, now: datetime) -> StoredPolicy:
     """Like `find_referred_policy`, and store a shipped policy. Raises Invalid."""
     return _stored(tx, project, find_referred_policy(tx, project.id, reference), now)

@@ -233,9 +233,9 @@ def describe_widening(project: Project, change: ProjectChange) -> str:
     after = replace(project, **_list_values(change))
     widened = [name for name in WIDER_IF_MORE if _bound(project, name) < _bound(after, name)]
     widened += [name for name in WIDER_IF_LESS if _bound(project, name) > _bound(after, name)]
+    if after.default_policy != project.default_policy:
+        widened.append("default_policy")
     if project.allowed_policies is not None:
-        if not policies.is_allowed(project, after.default_policy):
-            widened.append("default_policy")
         allowed = after.allowed_policies
         if allowed is None or not all(policies.is_allowed(project, reference) for reference in allowed):
             widened.append("allowed_policies")

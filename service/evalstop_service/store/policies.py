@@ -13,7 +13,7 @@ from evalstop_service.store import projects
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
-from evalstop_service.store.tables import policies
+from evalstop_service.store.tables import policies, runs
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,13 @@ def find_policy(tx: Transaction, project_id: UUID, name: str, version: int | Non
         query = query.where(policies.c.version == version)
     row = tx.execute(query.order_by(policies.c.version.desc()).limit(1)).mappings().one_or_none()
     return StoredPolicy(**row) if row else None
+
+
+def has_runs(tx: Transaction, project_id: UUID, name: str) -> bool:
+    """Whether any version of a project's policy has runs."""
+    versions = sa.select(policies.c.id).where(policies.c.project_id == project_id, policies.c.name == name)
+    query = sa.select(sa.exists().where(runs.c.project_id == project_id, runs.c.policy_id.in_(versions)))
+    return bool(tx.execute(query).scalar_one())
 
 
 def get_policy(tx: Transaction, policy_id: UUID) -> StoredPolicy:

@@ -76,7 +76,8 @@ def create_policy(
 ) -> PolicyOut | Response:
     """Store a policy as the next version of its name. Runs keep their version.
 
-    In a project with `second_person`, a policy that trainers may choose by its name waits for another admin: 202.
+    In a project with `second_person`, a version of a policy that trainers may rely on by its name waits for another
+    admin: 202.
     """
     context.shares.spend_costly(caller.sender)
     policy = policy_from_document(document.root)
