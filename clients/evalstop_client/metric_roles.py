@@ -13,9 +13,9 @@ Direction = Literal["maximize", "minimize"]
 
 
 class MetricRole(TypedDict, total=False):
-    """The role of a metric; its direction, by default minimize for KL, losses and known errors and maximize for others;
-    the version of the eval; and with several evals the weight in their mean, by default 1, and whether the run is
-    stopped when this one falls for good."""
+    """The role of a metric; its direction, by default minimize for KL, losses and errors such as `failure_rate` and
+    maximize for others; the version of the eval; and with several evals the weight in their mean, by default 1, and
+    whether the run is stopped when this one falls for good."""
 
     role: Required[Role]
     direction: Direction

@@ -27,7 +27,7 @@ def init(
 
         run = evalstop.init("ppo-7b", eval="eval/gsm8k", proxy="reward", kl="kl", total_steps=10_000, config=cfg)
 
-    `eval`, `proxy`, `kl` and `loss` are names of metrics. KL, losses and known errors such as `eval_loss` are
+    `eval`, `proxy`, `kl` and `loss` are names of metrics. KL, losses and errors such as `failure_rate` are
     minimized, others maximized; use `metrics=` instead of the four to declare it differently. Without either the
     service recognizes the roles by the metrics' names. All other arguments are those of `Run`; raises
     ConfigurationError.

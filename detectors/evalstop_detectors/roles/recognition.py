@@ -127,9 +127,9 @@ def match_role(patterns: Sequence[Mapping[str, str]], name: str) -> Role | None:
 
 
 def choose_direction(role: MetricRole, metric: str) -> Direction:
-    """The direction of a metric whose role was given without one: KL, losses and known errors are minimized.
+    """The direction of a metric whose role was given without one: KL, losses and errors by their words are minimized.
 
-    >>> [choose_direction(MetricRole.EVAL, name) for name in ("gsm8k", "val_loss", "test/mae", "neg_loss")]
+    >>> [choose_direction(MetricRole.EVAL, name) for name in ("gsm8k", "val_loss", "failure_rate", "neg_loss")]
     ['maximize', 'minimize', 'minimize', 'maximize']
     """
     if role in (MetricRole.KL, MetricRole.LOSS):
@@ -139,8 +139,8 @@ def choose_direction(role: MetricRole, metric: str) -> Direction:
         if found.origins.get(name) is RoleOrigin.RECOGNIZED and found.roles[name].role is MetricRole.EVAL:
             return found.roles[name].direction
     last_word = KNOWN_HELD_OUT.get("".join(split_words(metric)[-1:]))
-    is_error = last_word is not None and last_word.minimize and read_words(metric) is not Reading.SCORE
-    return "minimize" if is_error else "maximize"
+    is_score = last_word is not None and not last_word.minimize
+    return "minimize" if read_words(metric, is_quality=True) is Reading.ERROR and not is_score else "maximize"
 
 
 def read_metrics(names: Collection[str], trainers: Sequence[Trainer]) -> list[Candidate]:

@@ -27,24 +27,26 @@ _BOOKKEEPING_WORDS = (
 )
 _ERROR_WORDS = (
     "loss losses error errors err ppl perplexity nll nloglik nllh crossentropy xent ce bce logloss mlogloss "
-    "merror bpb bpc bits wer cer ter mer wil wip mse rmse msle rmsle mae mape smape wmape mase mad rse nrmse "
+    "merror bpb bpc bits wer cer ter mer wil mse rmse msle rmsle mae mape smape wmape mase mad rse nrmse "
     "deviance brier ece mce calibration hinge hamming huber logcosh poisson distance lpips fid kid fvd fad "
     "toxicity toxic hallucination hallucinations hallucinated violation violations inaccuracy unsafe harmful "
     "harmfulness harm bias biased stereotype invalid failure failures failed failing regret cost penalty miss "
-    "misses fallout fall difference divergence disparity distortion leakage jailbreak asr forgetting surprisal"
+    "misses fallout fall difference divergence disparity distortion leakage jailbreak asr forgetting surprisal "
+    "nmse rmsd crps emd wasserstein eer fpr fnr fdr latency"
 )
 _SCORE_WORDS = (
     "gold accuracy accuracies acc win winrate pass exact match em score scores f fscore fbeta mf precision recall "
     "specificity sensitivity auc auroc roc aucpr auprc ap map mar ndcg dcg mrr mcc matthews kappa iou miou giou "
     "dice jaccard bleu ibleu sacrebleu rouge chrf meteor bleurt bertscore comet sari mauve cider spice pearson "
-    "pearsonr spearman spearmanr correlation corrcoef concordance psnr ssim snr sdr stoi pesq top hit hits "
+    "wip pearsonr spearman spearmanr correlation corrcoef concordance psnr ssim snr sdr stoi pesq top hit hits "
     "success solved solve correct correctness faithfulness faithful groundedness relevance relevancy similarity "
     "quality helpfulness helpful honesty rating elo logprob likelihood explained avg maj consistency coherence "
     "gsm mmlu aime humaneval mbpp ifeval gpqa hellaswag truthfulqa mt arena alpaca livecodebench math arc bbh "
     "winogrande piqa boolq drop triviaqa squad glue superglue swe mteb"
 )
-_BOOKKEEPING, _ERRORS, _SCORES = (
-    frozenset(words.split()) for words in (_BOOKKEEPING_WORDS, _ERROR_WORDS, _SCORE_WORDS)
+_AGAINST_ERROR_WORDS = "free recovery avoidance reduction resistance robustness detection correction"
+_BOOKKEEPING, _ERRORS, _SCORES, _AGAINST_ERRORS = (
+    frozenset(words.split()) for words in (_BOOKKEEPING_WORDS, _ERROR_WORDS, _SCORE_WORDS, _AGAINST_ERROR_WORDS)
 )
 _PAIRS = {
     ("cross", "entropy"): True,
@@ -87,8 +89,10 @@ def split_words(name: str) -> list[str]:
     return [word.lower() for part in _EDGE.split(name) for word in _HUMP.split(part) if word]
 
 
-def read_words(name: str) -> Reading | None:
+def read_words(name: str, *, is_quality: bool = False) -> Reading | None:
     """The reading of a name by its words; None when none of them is known.
+
+    `is_quality`: the metric is known to be a quality of the model, so words of bookkeeping do not count.
 
     >>> [str(read_words(name)) for name in ("gsm8k_loss", "error_rate", "gsm8k", "gsm8k_runtime")]
     ['error', 'error', 'score', 'other']
@@ -96,14 +100,21 @@ def read_words(name: str) -> Reading | None:
     words = split_words(name)
     forms = {form for word in words for form in (word, word.rstrip("0123456789"))}
     together = [_PAIRS[pair] for pair in pairwise(words) if pair in _PAIRS]
-    if "neg" in forms:  # scikit-learn's negated error: higher is better
+    if "neg" in forms or any(_is_against_error(*pair) for pair in pairwise(words)):  # as scikit-learn's negated error
         return Reading.SCORE
     if words[-1:] == ["loss"]:
         return Reading.ERROR
-    for meaning, reading in ((None, Reading.OTHER), (True, Reading.ERROR), (False, Reading.SCORE)):
+    bookkeeping = [] if is_quality else [(None, _BOOKKEEPING, Reading.OTHER)]
+    readings = [*bookkeeping, (True, _ERRORS, Reading.ERROR), (False, _SCORES, Reading.SCORE)]
+    for meaning, _, reading in readings:
         if meaning in together:
             return reading
-    for vocabulary, reading in ((_BOOKKEEPING, Reading.OTHER), (_ERRORS, Reading.ERROR), (_SCORES, Reading.SCORE)):
+    for _, vocabulary, reading in readings:
         if forms & vocabulary:
             return reading
     return Reading.SCORE if any(re.match(r"gsm\d", word) for word in words) else None
+
+
+def _is_against_error(word: str, following: str) -> bool:
+    """Whether two words are the absence or the mending of an error: `error_free`, `non_toxicity`."""
+    return (word in _ERRORS and following in _AGAINST_ERRORS) or (word in ("non", "anti") and following in _ERRORS)

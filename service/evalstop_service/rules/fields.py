@@ -80,6 +80,6 @@ class Role(Body):
     )
     direction: Literal["maximize", "minimize"] | None = Field(
         None,
-        description="which direction is better; by default kl, loss and known errors such as eval_loss are minimized, "
-        "others maximized",
+        description="which direction is better; by default kl, losses and errors by the words of their name, such "
+        "as eval_loss or failure_rate, are minimized, others maximized",
     )

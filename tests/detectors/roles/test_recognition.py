@@ -240,11 +240,14 @@ def test_first_matching_project_pattern_gives_the_role() -> None:
     ("direction", "names"),
     [
         (MIN, "val_loss eval/loss held_out_loss eval_gsm8k_loss loss test_wer perplexity mean_squared_error"),
+        (MIN, "val/MeanSquaredError failure_rate mae rmse cer fid ppl bpb nll error_rate toxicity hallucination_rate"),
+        (MIN, "toxicity_score top5_error error_count token_error_rate val/nll/gsm8k safety_violations latency eer"),
         (MAX, "gsm8k eval_accuracy neg_loss neg_mse loss_free eval_drop failure_recovery metrics/mAP50-95(B)"),
+        (MAX, "non_toxicity error_detection_rate toxicity_classification_accuracy asr_accuracy wip reward refusals"),
     ],
 )
 def test_eval_given_without_a_direction(direction: str, names: str) -> None:
-    """An eval that is a known error, or whose last word is one, is minimized, by a pattern too; others are not."""
+    """An eval with the words of an error is minimized, by a pattern too; one against errors, or of none, is not."""
     for name in names.split():
         assert choose_direction(MetricRole.EVAL, name) == direction, name
         role = match_role([{"pattern": "*", "role": "eval"}], name)

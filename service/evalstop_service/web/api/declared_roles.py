@@ -89,7 +89,7 @@ Watched = Annotated[
 
 
 def complete_directions(metrics: Mapping[str, WeighedRole]) -> dict[str, MetricFields]:
-    """Fill in missing directions: KL, losses and known errors are minimized."""
+    """Fill in missing directions: KL, losses and errors by their words are minimized."""
     completed: dict[str, MetricFields] = {}
     for metric, role in metrics.items():
         direction = role.direction or choose_direction(MetricRole(role.role), metric)
