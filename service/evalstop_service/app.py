@@ -80,7 +80,6 @@ from evalstop_service.web.middleware.head_requests import HeadRequests
 from evalstop_service.web.middleware.held_bodies import HeldBodies
 from evalstop_service.web.middleware.request_log import RequestLog
 from evalstop_service.web.middleware.security_headers import SecurityHeaders
-from evalstop_service.web.middleware.slow_refusals import SlowRefusals
 from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
 from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.senders import create_identify
@@ -159,7 +158,7 @@ def create_app(
         LoopShares(service_metrics.delayed.inc),
         context.recent_sessions,
     )
-    app.front = SlowRefusals(RequestLog(ingest_endpoint, service_metrics, tracer, settings.access_log))
+    app.front = RequestLog(ingest_endpoint, service_metrics, tracer, settings.access_log)
     return app
 
 

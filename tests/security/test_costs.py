@@ -14,6 +14,7 @@ from evalstop_service.errors import TooOften
 from evalstop_service.ingest import Committer, Limits, Message, Observations, RunCache, running_in_thread
 from evalstop_service.ingest.costs import REPLAYS, CostlyRuns, ReplayShares
 from evalstop_service.ingest.facts import Needs
+from evalstop_service.ingest.run_state import Trail
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.security.rate_limits import Rate
@@ -168,11 +169,12 @@ def test_run_is_not_costly_for_the_time_that_its_replay_rests(project: ProjectFi
     """Only the time that its detectors compute counts."""
     run = project.open_run()
     project.post_observations(run, evals(0.5))
+    project.post_observations(run, evals(0.5, start=2))
     state = project.cache.find_state(run.id)
     assert state is not None
     policy = Policy("resting", (Member(RestingDetector(), RestingDetector.thresholds),))
-    watch = WatchedMetrics(state.run, policy)
-    project.cache.put_states([replace(state, policy=policy, watch=watch, monitor=start(policy))])
+    watch, monitor = WatchedMetrics(state.run, policy), replace(start(policy), last=state.monitor.last)
+    project.cache.put_states([replace(state, policy=policy, watch=watch, monitor=monitor, trail=Trail())])
     metrics, limits = ServiceMetrics(), Limits(step_seconds=0.2)
     committer = Committer(project.database, project.cache, lambda: NOW, metrics, limits)
     with running_in_thread(committer):

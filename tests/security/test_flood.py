@@ -10,9 +10,12 @@ from evalstop_lab.benchmarks.fair_shares import Victim, flooding, prepare_flood
 from evalstop_lab.benchmarks.processes import Server
 from evalstop_service.app import create_app
 from evalstop_service.clock import utc_now
+from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.observability.tracing import Tracer
 from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
+from evalstop_service.web.middleware.request_log import RequestLog
 from evalstop_service.web.middleware.slow_refusals import PROMPT_REFUSALS, SlowRefusals
 from msgspec import structs
 from starlette.types import Message, Receive, Scope, Send
@@ -61,17 +64,19 @@ def test_many_refusals_to_an_address_are_delayed(status: int, delayed: bool) -> 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": status, "headers": []})
 
-    async def send_request(middleware: SlowRefusals, address: str) -> None:
+    async def send_request(middleware: RequestLog, address: str) -> None:
         async def send(message: Message) -> None:
             answered[address] += 1
 
         async def receive() -> Message:
             return {"type": "http.request"}
 
-        await middleware({"type": "http", "client": (address, 1)}, receive, send)
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "client": (address, 1)}
+        await middleware(scope, receive, send)
 
     async def run() -> None:
-        middleware, burst = SlowRefusals(app, pause_seconds=3600.0), int(PROMPT_REFUSALS.burst)
+        middleware = RequestLog(app, ServiceMetrics(), Tracer(), False, SlowRefusals(pause_seconds=3600.0))
+        burst = int(PROMPT_REFUSALS.burst)
         for _ in range(burst):
             await send_request(middleware, "many")
         late = asyncio.create_task(send_request(middleware, "many"))

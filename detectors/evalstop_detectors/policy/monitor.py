@@ -183,7 +183,7 @@ def advance(
             policy, state, to_observations(observations) if isinstance(observations, Mapping) else list(observations)
         )
     # 1. Roles that the policy does not watch are dropped first, so that they cost nothing more.
-    if isinstance(observations, Mapping):
+    if not isinstance(observations, list) and isinstance(observations, Mapping):  # the second costs far more
         columns = {role: column for role, column in observations.items() if role in policy.roles}
         _check_columns(state.last, columns)
     else:

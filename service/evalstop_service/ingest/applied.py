@@ -50,14 +50,17 @@ def has_consequences(before: RunState, state: RunState) -> bool:
     run, old = state.run, before.run
     return (
         run.rewritten_version != old.rewritten_version
-        or any(Call(verdict.verdict) is not old.verdict.verdict for verdict in state.unrecorded)
+        or bool(state.unrecorded and any(Call(item.verdict) is not old.verdict.verdict for item in state.unrecorded))
         or (state.monitor.verdict.stops and not state.has_decision and run.status == RunStatus.RUNNING)
-        or place_of(run) != place_of(old)
+        or (run.best_checkpoint is not old.best_checkpoint and place_of(run) != place_of(old))
         or state.keeps_monitor
         or run.status != old.status
         or run.recognition is not old.recognition
         or run.detector_failure != old.detector_failure
-        or find_request(state.policy, state.monitor) != find_request(before.policy, before.monitor)
+        or (
+            bool(state.policy.asking or before.policy.asking)
+            and find_request(state.policy, state.monitor) != find_request(before.policy, before.monitor)
+        )
     )
 
 

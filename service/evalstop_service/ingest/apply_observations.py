@@ -135,10 +135,11 @@ def _assign_roles(run: Run, names: Collection[str], facts: Facts) -> RoleAssignm
 
 def _find_scoring(before: RunState, state: RunState, points: Sequence[PostedObservation]) -> _Scoring | None:
     """How the scores change; None: not at all."""
-    recast = state.watch is not before.watch
-    evals = sorted([point for point in points if point.metric == state.watch.eval_metric], key=_STEP)
+    recast, eval_metric = state.watch is not before.watch, state.watch.eval_metric
+    evals = [point for point in points if point.metric == eval_metric]
     if not (evals or recast):
         return None
+    evals.sort(key=_STEP)
     is_late = bool(evals) and evals[0].step <= before.last_steps.get(evals[0].metric, -1)
     return _Scoring(evals, None if recast or is_late else state.usable_scores, is_late)
 
@@ -152,10 +153,11 @@ def _step_detectors(
     replayed = recast or (bool(observations) and is_late(state.monitor, observations[0]))
     if replayed:
         state = rewind_monitor(state, None if recast else observations[0])
-    rescored = scoring is not None and scoring.scores is None
-    turned = scoring is not None and before.run.has_ended
-    if missing := facts.find_missing(needs_of_past(state, replayed=replayed, rescored=rescored, turned=turned)):
-        return missing
+    if replayed or scoring is not None:
+        rescored = scoring is not None and scoring.scores is None
+        turned = scoring is not None and before.run.has_ended
+        if missing := facts.find_missing(needs_of_past(state, replayed=replayed, rescored=rescored, turned=turned)):
+            return missing
     if replayed:
         return replay_monitor(state, facts.points, points), True
     return advance_monitor(state, observations) if observations else state, False

@@ -109,7 +109,7 @@ class Committer:
         self._size += size
         context = get_current_span().get_span_context() if self._tracer.recording else INVALID_SPAN_CONTEXT
         self._waiting.setdefault(message.run_id, []).append(Entry(message, future, size, context))
-        if not self._is_scheduled and (self._may_start() or self._may_start_apart(message.run_id)):
+        if not self._is_scheduled and (self._may_start() or (self._costly and self._may_start_apart(message.run_id))):
             self._is_scheduled = True  # other messages of this loop iteration join it
             self._loop.call_soon(self._start_commits)
         return future
@@ -127,8 +127,9 @@ class Committer:
     def _may_start(self) -> bool:
         """Committing one group at a time makes the groups largest, which costs least."""
         under_way = len(self._commits) - len(self._long)
-        is_slow = self._loop.time() - self._started_at >= self._limits.slow_seconds
-        return not under_way or (is_slow and under_way < self._most_commits)
+        if not 0 < under_way < self._most_commits:
+            return not under_way
+        return self._loop.time() - self._started_at >= self._limits.slow_seconds
 
     def _let_others_start(self) -> None:
         """Let other commits start before the current one ends, because it will take long."""
@@ -138,7 +139,7 @@ class Committer:
             self._start_commits()
 
     def _may_start_apart(self, run_id: UUID) -> bool:
-        return bool(self._costly) and self._apart is None and run_id in self._costly and run_id not in self._busy
+        return self._apart is None and run_id in self._costly and run_id not in self._busy
 
     def _start_commits(self) -> None:
         self._is_scheduled = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -58,15 +58,20 @@ class ReplayShares:
         return None
 
     def apply(
-        self, state: RunState, messages: Sequence[Message], facts: Facts, now: datetime
+        self,
+        state: RunState,
+        messages: Sequence[Message],
+        facts: Facts,
+        now: datetime,
+        clock: Callable[[], float] = time.thread_time,
     ) -> tuple[Applied | Needs, float]:
-        """The result of `ingest.apply`, and its seconds of CPU time, without its pauses. Thread-safe.
+        """The result of `ingest.apply`, and its seconds, by default of CPU time, without its pauses. Thread-safe.
 
         If it replays a run, the first message's key is charged.
         """
-        started = time.thread_time()
+        started = clock()
         result = apply(state, messages, facts, now)
-        seconds = time.thread_time() - started
+        seconds = clock() - started
         if facts.points:
             self.charge(messages[0], seconds)
         return result, seconds

@@ -165,13 +165,13 @@ class GroupCommit:
         cached: dict[UUID, RunState] = {}
         messages_to_load: dict[UUID, list[Message]] = {}
         for run_id, entries in unanswered.items():
-            state, messages = self._cache.find_state(run_id), [entry.message for entry in entries]
+            state = self._cache.find_state(run_id)
             # Another project's run is looked up as a missing one is, so that the response time reveals nothing.
-            is_own = state is not None and state.run.project_id in [message.project_id for message in messages]
+            is_own = state is not None and state.run.project_id in [entry.message.project_id for entry in entries]
             if state is not None and is_own and not state.shared and not (doubted and run_id in doubted):
                 loaded[run_id] = state
                 continue
-            messages_to_load[run_id] = messages
+            messages_to_load[run_id] = [entry.message for entry in entries]
             if state is not None:
                 cached[run_id] = state
         counts = Counter(hit=len(loaded))
@@ -207,7 +207,9 @@ class GroupCommit:
                 self._let_others_start()
                 result, seconds = await asyncio.to_thread(self._replays.apply, state, messages, run_facts, now)
             else:
-                result, seconds = self._replays.apply(state, messages, run_facts, now)
+                # Nothing pauses here, and the wall clock is read in a tenth of the time.
+                clock = time.thread_time if run_facts.points else time.perf_counter
+                result, seconds = self._replays.apply(state, messages, run_facts, now, clock)
             if self._costly.weigh_step(run_id, seconds):
                 self._metrics.costly_steps.inc()
             if isinstance(result, Needs):
@@ -237,8 +239,8 @@ class GroupCommit:
         has_consequences = bool(costly) or any(result.content is not None for result in changed)
         saved_ids = await self._store.save(changes, now, follow_up if has_consequences else None)
         saved = [following.get(result.state.run.id, result) for result in changed if result.state.run.id in saved_ids]
-        self._cache.put_states(with_decision(result.state, result.decision) for result in saved)
-        return saved + [result for result in applied if not result.is_changed]
+        self._cache.put_states([with_decision(result.state, result.decision) for result in saved])
+        return saved if len(changed) == len(applied) else saved + [item for item in applied if not item.is_changed]
 
     def _record_metrics(self, saved: Sequence[Applied]) -> None:
         self._metrics.unjudged_runs.inc(sum([result.fails for result in saved]))

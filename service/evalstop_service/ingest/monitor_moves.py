@@ -54,12 +54,14 @@ def move_monitor(
 
     If a detector fails, the monitor is as before the observation at which it did, and passes over the others.
     """
-    monitor, verdicts, failure = state.monitor, [state.monitor.verdict], state.failure
+    monitor, failure = state.monitor, state.failure
     if failure is None:
         try:
             monitor, verdicts = advance_by(state.policy, monitor, observations)
         except Exception:
             monitor, verdicts, failure = _advance_until_failure(state, observations)
+    else:
+        verdicts = [monitor.verdict]
     count = state.count + len(observations)
     if failure is not None:
         passed_over = replace(monitor, last=observations[-1].order) if observations else monitor

@@ -51,8 +51,9 @@ class Trail(msgspec.Struct, frozen=True):
 
     def extended(self, count: int, state: MonitorState) -> Trail:
         """The trail with the state after `count` observations."""
-        near, far = _extend_states(self.near, 16, count, state), _extend_states(self.far, 128, count, state)
-        return self if near is self.near and far is self.far else Trail(near, far)
+        near = _extend_states(self.near, 16, count, state)
+        # Whenever a multiple of 128 is passed, so is one of 16.
+        return self if near is self.near else Trail(near, _extend_states(self.far, 128, count, state))
 
     def before(self, observation: Observation) -> Trail:
         """The trail without the states for which this observation is late."""

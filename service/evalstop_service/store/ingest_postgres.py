@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -133,7 +134,7 @@ async def _discard_connection(connection: _Connection) -> None:
 
 def save_arguments(changes: Sequence[RunChange], now: datetime) -> tuple[Any, ...]:
     """The arguments of `SAVE`."""
-    changes = sorted(changes, key=lambda change: change.run.id.int)
+    changes = sorted(changes, key=_NUMBER)
     rows = [
         (
             change.run.id,
@@ -157,6 +158,9 @@ def save_arguments(changes: Sequence[RunChange], now: datetime) -> tuple[Any, ..
         [changed_json(change.before.raw_maximum, change.run.raw_maximum) for change in changes],
         *(zip(*rows, strict=True) if rows else [()] * 6),
     )
+
+
+_NUMBER = attrgetter("run.id.int")
 
 
 def _run_in_block(query: Callable[[Transaction], T]) -> Callable[[Transaction], T]:

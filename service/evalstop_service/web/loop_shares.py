@@ -82,8 +82,7 @@ class LoopShares:
 
     async def begin(self, key: Hashable) -> Request | None:
         """Wait until the key may begin to post observations; returns what `end` needs."""
-        self._note_sender(key)
-        if not self._has_others(key):
+        if not self._note_sender(key):
             return None
         wait = self.find_wait(key)
         if wait or self._gives_way(key):
@@ -126,11 +125,12 @@ class LoopShares:
         """The seconds until this key has paid its debt; 0 while nobody else is active."""
         return self._limit.find_wait(key) if self._has_others(key) else 0.0
 
-    def _note_sender(self, sender: Hashable) -> None:
-        now = self._monotonic()
+    def _note_sender(self, sender: Hashable) -> bool:
+        """Note a request; returns whether others are active."""
         if sender != self._latest:
             self._latest, self._other_at = sender, self._latest_at
-        self._latest_at = now
+        self._latest_at = self._monotonic()
+        return self._latest_at - self._other_at < ACTIVE_SECONDS
 
     def _has_others(self, key: Hashable) -> bool:
         other_at = self._latest_at if key != self._latest else self._other_at

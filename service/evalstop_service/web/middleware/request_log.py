@@ -1,4 +1,5 @@
-"""The outermost middleware: assigns each request an id, measures and traces it, and logs it if enabled."""
+"""The outermost middleware: assigns each request an id, measures and traces it, logs it if enabled, and delays refusals
+of an address that gets many."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from evalstop_service.observability import logs
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
+from evalstop_service.web.middleware.slow_refusals import REFUSED, SlowRefusals
 
 access = logging.getLogger("evalstop_service.access")
 
@@ -27,11 +29,19 @@ class RequestLog:
     A request is timed until its answer begins: a stream may last for hours.
     """
 
-    def __init__(self, app: ASGIApp, service_metrics: ServiceMetrics, tracer: Tracer, access_log: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        service_metrics: ServiceMetrics,
+        tracer: Tracer,
+        access_log: bool,
+        refusals: SlowRefusals | None = None,
+    ) -> None:
         self._app = app
         self._seconds = service_metrics.request_seconds
         self._tracer = tracer
         self._access_log = access_log
+        self._refusals = refusals or SlowRefusals()
         self._series: dict[tuple[int, str, int], Histogram] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,6 +74,8 @@ class RequestLog:
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode("latin-1"))]
                 self._observe(scope, status, time.perf_counter() - started)
+                if status in REFUSED:
+                    await self._refusals.delay(scope)
             await send(message)
 
         try:
