@@ -83,6 +83,7 @@ from evalstop_service.web.middleware.security_headers import SecurityHeaders
 from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
 from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.senders import create_identify
+from evalstop_service.web.shutdown import Shutdown
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
@@ -170,18 +171,20 @@ def _create_context(
     key_cache: KeyCache,
     service_metrics: ServiceMetrics,
 ) -> Context:
+    shutdown = Shutdown()
     return Context(
         database,
         clock,
         committer,
         key_cache,
-        PullWaiters(database, clock),
+        PullWaiters(database, clock, shutdown),
         create_address_policy(settings),
         create_encryption(settings),
         settings.delivery_timeout_seconds,
         settings.public_url,
         create_mail_settings(settings),
         shares=FairShares(settings.streams, lambda share: service_metrics.refused.labels(share).inc()),
+        shutdown=shutdown,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Set
+from collections.abc import Awaitable
 from uuid import UUID
 
 import anyio.to_thread
@@ -12,6 +12,7 @@ from anyio import CapacityLimiter
 from evalstop_service.clock import Clock
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import pull, queues
+from evalstop_service.web.shutdown import Shutdown
 
 POLL_SECONDS = 0.2
 """Pause between two polls: the longest delay that polling adds to an event."""
@@ -21,36 +22,53 @@ class PullWaiters:
     """`requests` limits how many wait, `threads` those that query the database. For use on the event loop.
 
     The other routes have separate threads, so that waiting receivers never block them. One poll serves all waiting
-    receivers: if each polled, 60 of them would keep a processor busy.
+    receivers, and wakes only those of endpoints with something to claim: a hundred that wake at every poll would hold
+    the event loop for milliseconds.
     """
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, shutdown: Shutdown) -> None:
         self.requests = CapacityLimiter(200)
         self.threads = CapacityLimiter(4)
-        self._database, self._clock = database, clock
-        self._endpoint_ids: set[UUID] = set()
-        self._next: asyncio.Task[Set[UUID]] | None = None
+        self._database, self._clock, self._shutdown = database, clock, shutdown
+        self._waiting: dict[asyncio.Future[bool], UUID] = {}
+        self._polls: asyncio.Task[None] | None = None  # ends when nobody waits
 
-    async def wait_for_look(self, endpoint_id: UUID, seconds: float) -> bool:
-        """Wait for the next poll, for so many seconds at most: claims that end with a poll would all end together.
+    async def wait_until_due(self, endpoint_id: UUID, seconds: float, disconnect: Awaitable[object]) -> bool:
+        """Wait until the endpoint may have something to claim; returns whether it may. Raises DBAPIError.
 
-        Returns whether the endpoint may have something to claim. Raises DBAPIError.
+        False after so many seconds, when `disconnect` returns, and when the server shuts down.
         """
-        self._endpoint_ids.add(endpoint_id)
-        if self._next is None:
-            self._next = asyncio.create_task(self._wait_and_look())
-        poll = asyncio.shield(self._next)  # a cancelled request must not cancel the others' poll
+        due: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting[due] = endpoint_id
+        if self._polls is None:
+            self._polls = asyncio.create_task(self._poll())
+        disconnected = asyncio.ensure_future(disconnect)
         try:
-            return endpoint_id in await asyncio.wait_for(poll, seconds)
-        except TimeoutError:
-            return False
+            await asyncio.wait((due, disconnected), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            return due.done() and due.result() and not disconnected.done()
+        finally:
+            disconnected.cancel()
+            del self._waiting[due]
 
-    async def _wait_and_look(self) -> Set[UUID]:
-        await asyncio.sleep(POLL_SECONDS)
-        endpoint_ids, self._endpoint_ids, self._next = self._endpoint_ids, set(), None
-        return await anyio.to_thread.run_sync(self._find_claimable, endpoint_ids, limiter=self.threads)
+    async def _poll(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(POLL_SECONDS)
+            answered, failure = set(self._waiting.values()), None
+            try:
+                if not self._shutdown.has_begun:
+                    answered = await anyio.to_thread.run_sync(self._find_claimable, answered, limiter=self.threads)
+            except Exception as error:
+                failure = error
+            for due, endpoint_id in self._waiting.items():
+                if endpoint_id not in answered or due.done():
+                    continue
+                if failure is None:
+                    due.set_result(not self._shutdown.has_begun)
+                else:
+                    due.set_exception(failure)
+        self._polls = None
 
-    def _find_claimable(self, endpoint_ids: Set[UUID]) -> Set[UUID]:
+    def _find_claimable(self, endpoint_ids: set[UUID]) -> set[UUID]:
         """The endpoints with due events; all of them when a veto window has ended, which may make something due."""
         with self._database.reading() as tx:
             now, over = queues.read_clock(tx, self._clock())

@@ -122,12 +122,12 @@ async def claim_events(
     claim = partial(_claim_deliveries, context, caller, endpoint_id, body)
     try:
         claimed = await anyio.to_thread.run_sync(claim, limiter=waiters.threads)
-        while not claimed and time.monotonic() < deadline and not context.shutdown.has_begun:
-            may_claim = await waiters.wait_for_look(endpoint_id, deadline - time.monotonic())
-            if await request.is_disconnected():
-                break  # else events would be leased to a receiver that has disconnected
-            if may_claim:
-                claimed = await anyio.to_thread.run_sync(claim, limiter=waiters.threads)
+        while not claimed and (seconds := deadline - time.monotonic()) > 0:
+            # The body was read, so that the next message says that the receiver has disconnected: events must not be
+            # leased to it then.
+            if not await waiters.wait_until_due(endpoint_id, seconds, request.receive()):
+                break
+            claimed = await anyio.to_thread.run_sync(claim, limiter=waiters.threads)
     finally:
         waiters.requests.release_on_behalf_of(waiter)
     return PulledEvents(events=[_sign_event(delivery, context.public_url, context.clock()) for delivery in claimed])

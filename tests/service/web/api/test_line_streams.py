@@ -193,14 +193,15 @@ def serve_with_limits(
     """A client of a server that has only the stream route, with these limits."""
     committer = Committer(service.database, RunCache(), utc_now, ServiceMetrics())
     app = FastAPI(lifespan=lambda _app: committer.run())
-    pull_waiters = PullWaiters(service.database, utc_now)
+    shutdown = shutdown or Shutdown()
+    pull_waiters = PullWaiters(service.database, utc_now, shutdown)
     app.state.context = Context(
         service.database,
         utc_now,
         committer,
         KeyCache(service.database, 5.0),
         pull_waiters,
-        shutdown=shutdown or Shutdown(),
+        shutdown=shutdown,
     )
     problems.install(app)
     app.include_router(stream.routes(StreamLimits(**limits)), prefix="/api/v1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from datetime import datetime, timedelta
@@ -18,6 +19,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.store.queue import leases, queues
 from evalstop_service.store.tables import decisions, deliveries
 from evalstop_service.web.pull_waiters import PullWaiters
+from evalstop_service.web.shutdown import Shutdown
 
 from tests.service.concurrency import wait_until
 from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
@@ -242,20 +244,53 @@ def test_waiting_claims_share_one_query(service: Service, client: httpx.Client) 
         return queries_at[-1]
 
     async def wait() -> list[bool]:
-        waiters = PullWaiters(service.database, clock)
-        return await asyncio.gather(*[waiters.wait_for_look(endpoint_id, 60.0) for endpoint_id in (due, idle) * 20])
+        shutdown = Shutdown()
+        waiters = PullWaiters(service.database, clock, shutdown)
+        waits = [
+            asyncio.create_task(waiters.wait_until_due(endpoint_id, 60.0, asyncio.Event().wait()))
+            for endpoint_id in (due, idle) * 20
+        ]
+        await asyncio.gather(*waits[::2])
+        shutdown.has_begun = True
+        return await asyncio.gather(*waits)
 
     assert asyncio.run(wait()) == [True, False] * 20
     assert len(queries_at) == 1
 
 
-def test_waiting_claim_ends_before_the_next_query(service: Service) -> None:
+def test_waiting_claim_ends_without_a_query_after_its_time_and_with_its_connection(service: Service) -> None:
     """A claim whose time is over does not wait for the others' query, else they would all be answered at once."""
 
     def clock() -> datetime:
         raise AssertionError("the database was queried")
 
-    assert asyncio.run(PullWaiters(service.database, clock).wait_for_look(uuid4(), 0.0)) is False
+    async def wait(seconds: float, *, disconnected: bool) -> bool:
+        disconnect = asyncio.Event()
+        if disconnected:
+            disconnect.set()
+        return await PullWaiters(service.database, clock, Shutdown()).wait_until_due(
+            uuid4(), seconds, disconnect.wait()
+        )
+
+    assert asyncio.run(wait(0.0, disconnected=False)) is False
+    assert asyncio.run(wait(60.0, disconnected=True)) is False
+
+
+def test_waiting_claim_wakes_for_its_own_events_only(service: Service, client: httpx.Client) -> None:
+    """Polls that find nothing for a claim do not wake it, because all waiting claims would wake at once."""
+    endpoint_id = UUID(create_pull_endpoint(client)["id"])
+    queries = itertools.count()
+
+    def clock() -> datetime:
+        next(queries)
+        return utc_now()
+
+    async def wait() -> bool:
+        waiters = PullWaiters(service.database, clock, Shutdown())
+        return await waiters.wait_until_due(endpoint_id, 0.9, asyncio.Event().wait())
+
+    assert asyncio.run(wait()) is False
+    assert next(queries) >= 2
 
 
 def expire_lease(service: Service, delivery_id: str) -> None:
