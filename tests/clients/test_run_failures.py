@@ -137,6 +137,33 @@ def test_refused_run_is_logged_and_ends(server: FakeServer, tmp_path: Path, capl
     assert list((tmp_path / "spool").glob("*/*")) == []
 
 
+def test_run_does_not_wait_while_an_earlier_runs_spool_is_refused(
+    server: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the service is busy for what an earlier run left, what the next run logs is sent; later, the rest is."""
+    busy = Answer(429, {}, {"retry-after": "60"})
+    service.intercept = lambda path, _: busy if path.endswith("/observations") else None
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    first = open_run(server, limits=Limits(flush_seconds=0.2))
+    first.log({"old": 1.0}, step=1)
+    first._close_run()
+    old = service.find_run("a run")
+    service.intercept = lambda path, _: busy if path.endswith(f"{old.id}/observations") else None
+    service.requests.clear()
+    monkeypatch.setenv("SLURM_JOB_ID", "2")
+    with open_run(server) as second:
+        wait_until(lambda: any(path.endswith(f"{old.id}/observations") for _, path in service.requests))
+        second.log({"new": 1.0}, step=1)
+        wait_until(lambda: any(kind == "observations" for kind, _ in list_posts(service)), 10)
+        requests = len(service.requests)
+        wait_until(lambda: service.heartbeats >= 3)
+        assert old.observations == {}
+        assert len(service.requests) < requests + 10
+        service.intercept = None
+        assert second.flush(10)
+    assert len(old.observations) == 1
+
+
 def test_refused_run_keeps_no_earlier_run_alive(server: FakeServer, service: FakeService, tmp_path: Path) -> None:
     """After it has sent an earlier run's spool, a run that the service refuses sends no heartbeats for that one."""
     service.intercept = lambda path, body: Answer(503, {})

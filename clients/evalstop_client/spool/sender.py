@@ -41,6 +41,7 @@ class Sender:
         self._opened: dict[str, str | Refused] = {}  # by opening: the run's id, or why the service refuses it
         self._reopened = False  # because the service no longer knew the run
         self._failures = 0
+        self._earlier_wait_until = -math.inf  # for what earlier runs left, while the service is busy for it
         self._is_unauthorized = False
         self._flush_started_at = -math.inf
         self._flushing = threading.Event()
@@ -57,6 +58,7 @@ class Sender:
         self._flush_started_at = time.monotonic()
         self._is_unauthorized = False
         self._flushing.set()
+        self._spool.wake()
 
     def end_flush(self) -> None:
         """The flush has ended."""
@@ -99,7 +101,7 @@ class Sender:
 
         Earlier runs are opened before the trainer's, so that the service numbers runs of one name by their age.
         """
-        batch = self._spool.head()
+        batch = self._spool.head(without_earlier=self._earlier_must_wait)
         openings = [*self._spool.list_earlier_openings(), self._opening if batch is None else batch.opening]
         for self._current in openings:
             if self._find_opened(self._current) is None:
@@ -195,7 +197,7 @@ class Sender:
 
     def _wait_or_send_heartbeat(self, opened: str | Refused) -> Answer | None:
         def has_work() -> bool:
-            return self._closed.is_set() or not self._spool.is_empty
+            return self._closed.is_set() or self._spool.has_unsent(without_earlier=self._earlier_must_wait)
 
         self._spool.wake()  # wakes a waiting flush
         if self._spool.wait(has_work, self._limits.poll_seconds) or isinstance(opened, Refused):
@@ -212,6 +214,10 @@ class Sender:
     def _is_own(self) -> bool:
         """Whether the current run is the trainer's, not an earlier one with unsent data in the spool."""
         return self._current == self._opening
+
+    @property
+    def _earlier_must_wait(self) -> bool:
+        return time.monotonic() < self._earlier_wait_until and not self._flushing.is_set()
 
     @property
     def _is_renamed(self) -> bool:
@@ -257,7 +263,12 @@ class Sender:
         elif isinstance(answer, Unavailable):
             self._failures += 1
             self._warnings.warn_once("away", "the service is unavailable; spooling until it is back: %s", answer.reason)
-            self._pause(wait_seconds(self._failures, random.random(), answer.retry_after_seconds))
+            seconds = wait_seconds(self._failures, random.random(), answer.retry_after_seconds)
+            posted_earlier = not self._is_own and self._find_opened(self._current) is not None
+            if posted_earlier and not self._earlier_must_wait and not self._flushing.is_set():
+                self._earlier_wait_until = time.monotonic() + seconds  # its own posts need not wait
+            else:
+                self._pause(seconds)
         elif answer is not None:
             if self._failures:
                 logger.warning("evalstop: the service is back")

@@ -68,11 +68,13 @@ class Spool:
                 self._write_entries(storable)
         self.wake()
 
-    def head(self) -> Batch | None:
-        """The next entries that fit in one request, or None if everything was sent."""
+    def head(self, *, without_earlier: bool = False) -> Batch | None:
+        """The next entries that fit in one request, or None if everything was sent, `without_earlier` the own run's."""
         with self._disk:
             # The sort is stable: what earlier runs left comes last, everything else stays in the order of recording.
             for segment in [] if self._closed else sorted(self._segments, key=self._is_of_earlier_run):
+                if without_earlier and self._is_of_earlier_run(segment):
+                    return None
                 batch = segment.head(self._limits.batch_observations)
                 if batch is not None:
                     return batch
@@ -136,7 +138,12 @@ class Spool:
     @property
     def is_empty(self) -> bool:
         """Whether all appended entries were sent or rejected."""
-        return all(segment.is_sent for segment in list(self._segments))
+        return not self.has_unsent()
+
+    def has_unsent(self, *, without_earlier: bool = False) -> bool:
+        """Whether entries are still to be sent, `without_earlier` of the own run."""
+        unsent = [segment for segment in list(self._segments) if not segment.is_sent]
+        return not all(without_earlier and self._is_of_earlier_run(segment) for segment in unsent)
 
     def close(self, wait_seconds: float) -> None:
         """Close the files: sent ones are deleted, the rest waits for the next process.
