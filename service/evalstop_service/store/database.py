@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import asyncpg
@@ -267,7 +268,10 @@ def insert_if_new(
 
 
 def read_rows(result: sa.Result[Any], *, skip_unreadable: bool = True) -> list[Row]:
-    """All rows; those that would raise UnreadableRow are left out and logged, or raise it if not `skip_unreadable`."""
+    """All rows; those that would raise UnreadableRow are left out and logged, each fault once in a process.
+
+    Without `skip_unreadable` they raise it.
+    """
     rows, faults = _read_rows(result)
     if faults and not skip_unreadable:
         raise faults[0]
@@ -291,12 +295,17 @@ def _read_rows(result: sa.Result[Any]) -> tuple[list[Row], list[UnreadableRow]]:
         try:
             row = result.fetchone()
         except UnreadableRow as fault:
-            _log.warning("%s", fault)
+            _log_once(str(fault))
             faults.append(fault)
         else:
             if row is None:
                 return rows, faults
             rows.append(row)
+
+
+@lru_cache(maxsize=1000)
+def _log_once(fault: str) -> None:
+    _log.warning("%s", fault)
 
 
 def read_columns(row: sa.RowMapping, columns: Iterable[sa.ColumnElement[Any]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -64,6 +65,18 @@ def test_damaged_run_hides_no_other(
     posted = {"observations": [{"metric": "score", "step": 99, "value": 1.0}]}
     assert visitor.post(f"/api/v1/runs/{runs[2].id}/observations", json=posted).status_code == 503
     assert visitor.post(f"/api/v1/runs/{runs[0].id}/observations", json=posted).status_code == 200
+
+
+def test_unreadable_row_is_logged_once(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pages that list it again do not log the same again."""
+    for status in (f"asleep {uuid4()}", f"awake {uuid4()}"):
+        run = open_run(database, tenant, now, status)
+        damage_rows(database, "runs", "status", status, f"name = '{run.name}'")
+        for path in ("/runs", "/runs/fleet", "/runs"):
+            get_html(visitor, path)
+        assert sum(status in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize(
