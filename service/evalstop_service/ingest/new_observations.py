@@ -45,7 +45,7 @@ def find_new(state: RunState, points: Sequence[PostedObservation], facts: Facts)
         return missing
     if quota_applies and len(last_steps) > facts.metrics_quota:
         raise QuotaReached(Quota.METRICS_PER_RUN, facts.metrics_quota)
-    late, conflicts = _compare_with_stored(fresh, doubtful, facts.values)
+    late, conflicts = _compare_with_stored(fresh, doubtful, facts.values) if doubtful else ([], ())
     return NewObservations(fresh + late, late, conflicts, last_steps, names)
 
 
@@ -81,8 +81,6 @@ def _compare_with_stored(
     fresh: Sequence[PostedObservation], doubtful: Sequence[PostedObservation], stored: Mapping[tuple[str, int], float]
 ) -> tuple[list[PostedObservation], tuple[ValueConflict, ...]]:
     """The looked-up observations that are new, and those that contradict stored ones; the others are repeats."""
-    if not doubtful:
-        return [], ()
     values = {**stored, **{point.identity: point.value for point in fresh}}
     new: list[PostedObservation] = []
     conflicts: list[ValueConflict] = []
