@@ -82,6 +82,7 @@ from evalstop_service.web.middleware.request_log import RequestLog
 from evalstop_service.web.middleware.security_headers import SecurityHeaders
 from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
 from evalstop_service.web.pull_waiters import PullWaiters
+from evalstop_service.web.route_index import RouteIndex
 from evalstop_service.web.senders import create_identify
 from evalstop_service.web.shutdown import Shutdown
 from evalstop_service.webhooks.delivery.send import Sender
@@ -143,12 +144,13 @@ def create_app(
         redoc_url=None,
     )
     app.state.context = context
-    _add_routes(app, settings, service_metrics)
-    dashboard.install(app, context, session_secret, _openid(settings, machine_clock))
-    held_bodies = _limit_bodies(app, settings, RefusedVetoes(database, clock))
-    app.add_middleware(SecurityHeaders)
     artifacts = ArtifactFolder(settings.artifact_folder, settings.mlflow_artifact_root, settings.mlflow_artifact_bytes)
     app.mount(MLFLOW, mlflow.create_app(context, service_metrics, forwarder, artifacts))
+    _add_routes(app, settings, service_metrics)
+    dashboard.install(app, context, session_secret, _openid(settings, machine_clock))
+    app.router.routes.insert(0, RouteIndex(app.router.routes))
+    held_bodies = _limit_bodies(app, settings, RefusedVetoes(database, clock))
+    app.add_middleware(SecurityHeaders)
     ingest_endpoint = IngestEndpoint(
         ProxyHeadersMiddleware(HeadRequests(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
         committer,

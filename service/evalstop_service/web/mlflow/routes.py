@@ -16,6 +16,7 @@ from evalstop_service.web.mlflow import artifacts, errors, experiments, logged_m
 from evalstop_service.web.mlflow.artifact_folder import ArtifactFolder
 from evalstop_service.web.mlflow.errors import MlflowError
 from evalstop_service.web.mlflow.forwarding import Forwarder
+from evalstop_service.web.route_index import RouteIndex
 
 PREFIXES = ("/api/2.0", "/ajax-api/2.0", "/api/2.0/preview")
 """Clients use the first, pages in a browser the second, and old clients the third."""
@@ -48,7 +49,7 @@ def _routes() -> list[BaseRoute]:
         router.include_router(artifacts.router, prefix=prefix)
     router.include_router(_web_links)
     router.include_router(_unsupported)
-    return router.routes
+    return [RouteIndex(router.routes), *router.routes]
 
 
 _unsupported = APIRouter()
