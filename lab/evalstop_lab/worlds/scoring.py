@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,7 @@ def clopper_pearson(hits: int, n: int) -> Share:
     return _estimate_share(hits, n, "exact")
 
 
+@lru_cache(maxsize=10_000)  # SciPy takes milliseconds, and the same counts recur from threshold to threshold
 def _estimate_share(hits: int, n: int, method: str) -> Share:
     if n == 0:
         return Share(0, 0, 0.0, 1.0)
