@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,28 +21,33 @@ DEFAULT_SIZES = Sizes()
 CAREFUL_SIZES = Sizes(true_texts=256, reward_steps=150)
 
 
-def draw_setting(seed: int) -> Setting:
-    """Draw the setting of a run: a KL penalty for three of five, 100 to 1,500 comparisons, up to 30 % of them wrong."""
-    rng = np.random.default_rng([seed, 1])
-    return Setting(
-        learning_rate=float(np.exp(rng.uniform(np.log(1e-4), np.log(8e-4)))),
-        kl_coefficient=0.0 if rng.random() < 0.4 else float(np.exp(rng.uniform(np.log(0.005), np.log(0.2)))),
-        comparisons=Comparisons(
-            seed, int(np.exp(rng.uniform(np.log(100), np.log(1500)))), float(rng.uniform(0.0, 0.3))
-        ),
-    )
+class Bounds(NamedTuple):
+    """The bounds of what differs between runs; `without_penalty`: the share of runs without a KL penalty."""
+
+    learning_rate: tuple[float, float]
+    without_penalty: float
+    kl_coefficient: tuple[float, float]
+    comparisons: tuple[int, int]
+    label_noise: tuple[float, float]
 
 
-def draw_careful_setting(seed: int) -> Setting:
-    """Draw the setting of a run that should stay healthy: a KL penalty, and more and better comparisons."""
+USUAL = Bounds((1e-4, 8e-4), 0.4, (0.005, 0.2), (100, 1500), (0.0, 0.3))
+CAREFUL = Bounds((1e-4, 3e-4), 0.0, (0.008, 0.06), (1000, 4000), (0.0, 0.1))
+"""Of runs that should stay healthy."""
+
+
+def draw_setting(seed: int, bounds: Bounds = USUAL) -> Setting:
+    """Draw the setting of a run within bounds."""
     rng = np.random.default_rng([seed, 1])
-    return Setting(
-        learning_rate=float(np.exp(rng.uniform(np.log(1e-4), np.log(3e-4)))),
-        kl_coefficient=float(np.exp(rng.uniform(np.log(0.008), np.log(0.06)))),
-        comparisons=Comparisons(
-            seed, int(np.exp(rng.uniform(np.log(1000), np.log(4000)))), float(rng.uniform(0.0, 0.1))
-        ),
-    )
+
+    def draw_log_uniform(low: float, high: float) -> float:
+        return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+    learning_rate = draw_log_uniform(*bounds.learning_rate)
+    is_penalized = not bounds.without_penalty or rng.random() >= bounds.without_penalty
+    kl_coefficient = draw_log_uniform(*bounds.kl_coefficient) if is_penalized else 0.0
+    number = int(draw_log_uniform(*bounds.comparisons))
+    return Setting(learning_rate, kl_coefficient, Comparisons(seed, number, float(rng.uniform(*bounds.label_noise))))
 
 
 def record_language_runs(

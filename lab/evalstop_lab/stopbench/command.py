@@ -114,9 +114,9 @@ def run_language_recording(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise UnusableArguments("Training needs PyTorch and more: pip install 'evalstop-lab[language]'.") from error
     seeds = range(args.first_seed, args.first_seed + args.runs)
-    draw = recording.draw_careful_setting if args.careful else recording.draw_setting
+    bounds = recording.CAREFUL if args.careful else recording.USUAL
     sizes = recording.CAREFUL_SIZES if args.careful else recording.DEFAULT_SIZES
-    settings = {seed: draw(seed) for seed in seeds}
+    settings = {seed: recording.draw_setting(seed, bounds) for seed in seeds}
     recording.record_language_runs(args.model, args.file, settings, args.steps, args.eval_every, args.jobs, sizes)
     sys.stdout.write(f"Wrote {args.runs} runs to {args.file}\n")
     return 0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from evalstop_lab import stopbench
 from evalstop_lab.cli import main
 from evalstop_lab.language_model.review_score import Fluency, score_text
 from evalstop_lab.stopbench.recording import read_runs
@@ -167,12 +168,12 @@ def test_score_prefers_criticism_and_dislikes_improbable_text_and_repetition() -
 
 def test_recorded_runs_can_be_judged(file: Path, tmp_path: Path) -> None:
     """Recorded runs have logs of the same length, and StopBench reads them."""
-    from evalstop_lab.language_model.recording import draw_careful_setting, record_language_runs
+    from evalstop_lab.language_model.recording import CAREFUL, draw_setting, record_language_runs
     from evalstop_lab.language_model.training import Sizes
 
     sizes = Sizes(8, 4, NEW_TOKENS, 8, 8, reward_steps=3, reward_pairs=4, pool=64)
     path = tmp_path / "runs.jsonl.gz"
-    settings = {seed: draw_careful_setting(seed) for seed in (1, 2, 3)}
+    settings = {seed: draw_setting(seed, CAREFUL) for seed in (1, 2, 3)}
     record_language_runs(file, path, settings, steps=4, eval_every=2, processes=1, sizes=sizes)
     runs = read_runs(path)
     assert [run.seed for run in runs] == [1, 2, 3]
@@ -205,6 +206,20 @@ def test_interrupted_recording_leaves_the_runs_so_far(
         record_language_runs(file, path, {1: draw_setting(1)}, steps=4, eval_every=2, processes=1, sizes=sizes)
     with gzip.open(path, "rt") as lines:
         assert [json.loads(line)["log"]["step"] for line in lines] == [[0, 2]]
+
+
+@pytest.mark.parametrize(("name", "bounds"), [("language-1", "USUAL"), ("language-2", "CAREFUL")])
+def test_recorded_settings_are_drawn_again(name: str, bounds: str) -> None:
+    """The seeds of the recorded runs draw the settings that were recorded."""
+    from evalstop_lab.language_model import recording
+
+    with gzip.open(Path(stopbench.__file__).parent / f"{name}.jsonl.gz") as lines:
+        records = [json.loads(line) for line in lines]
+    for record in records:
+        setting = recording.draw_setting(record["seed"], getattr(recording, bounds))
+        drawn = [setting.learning_rate, setting.kl_coefficient]
+        drawn += [setting.comparisons.number, setting.comparisons.label_noise]
+        assert drawn == list(record["config"].values())
 
 
 def test_unusable_model_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
