@@ -51,7 +51,7 @@ VALUES: dict[str, dict[str, Any]] = {
     },
     "pull": {"service": {"enabled": False}, "receiver": {**RECEIVER, "url": "https://e.org", "pullEndpoint": "e1"}},
     "placed": {
-        "service": {"database": "postgresql", **PLACEMENT},
+        "service": {"database": "postgresql", "artifactClaim": "artifacts", **PLACEMENT},
         "receiver": {**RECEIVER, **PLACEMENT},
         "evaluator": {**EVALUATOR, **PLACEMENT},
     },
@@ -160,6 +160,17 @@ def test_pods_have_the_placement_of_the_values() -> None:
     for spec in placed_pods:
         assert {name: spec.get(name) for name in PLACEMENT} == PLACEMENT
     assert not any(name in spec for spec in list_pod_specs(render_chart(VALUES["defaults"])) for name in PLACEMENT)
+
+
+def test_replicas_share_the_claim_of_artifacts() -> None:
+    """On PostgreSQL the data folder of all replicas is the claim of the values, without one a folder of each pod."""
+    for values, volume in (
+        ({"artifactClaim": "shared"}, {"persistentVolumeClaim": {"claimName": "shared"}}),
+        ({}, {"emptyDir": {}}),
+    ):
+        items = render_chart({"service": {"database": "postgresql", **values}})
+        (serve,) = (item for item in items if (item["kind"], item["metadata"]["name"]) == ("Deployment", "stop-serve"))
+        assert {"name": "data", **volume} in serve["spec"]["template"]["spec"]["volumes"]
 
 
 def test_receiver_role_grants_only_what_is_used() -> None:
