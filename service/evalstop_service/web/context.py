@@ -11,7 +11,8 @@ from uuid import UUID
 
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.openapi.models import HTTPBearer
+from fastapi.security.base import SecurityBase
 
 from evalstop_service.clock import Clock
 from evalstop_service.ingest import Committer
@@ -96,22 +97,17 @@ def read_context(request: Request) -> Context:
 # and each change of threads waits for the interpreter's lock, long in a busy process.
 
 
-async def _context(request: Request) -> Context:
-    return read_context(request)
+def _part(read: Callable[[Context], T]) -> Callable[[Request], Awaitable[T]]:
+    """A dependency: what `read` returns of the context. None depends on another one: FastAPI would take longer to
+    resolve both than most routes take."""
 
-
-Ctx = Annotated[Context, Depends(_context)]
-
-
-def _part(read: Callable[[Context], T]) -> Callable[[Context], Awaitable[T]]:
-    """A dependency: what `read` returns of the context."""
-
-    async def part(context: Ctx) -> T:
-        return read(context)
+    async def part(request: Request) -> T:
+        return read(read_context(request))
 
     return part
 
 
+Ctx = Annotated[Context, Depends(_part(lambda context: context))]
 Db = Annotated[Database, Depends(_part(lambda context: context.database))]
 Now = Annotated[datetime, Depends(_part(lambda context: context.clock()))]
 Tell = Annotated[Clock, Depends(_part(lambda context: context.clock))]
@@ -120,9 +116,6 @@ Commit = Annotated[Committer, Depends(_part(lambda context: context.committer))]
 Keys = Annotated[KeyCache, Depends(_part(lambda context: context.key_cache))]
 Secrets = Annotated[Encryption, Depends(_part(lambda context: context.encryption))]
 Allowed = Annotated[AddressPolicy, Depends(_part(lambda context: context.address_policy))]
-
-_bearer = HTTPBearer(auto_error=False, description="A key created by `evalstop key create` or POST /api/v1/keys.")
-Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 UNAUTHORIZED = Problem(
     401,
@@ -160,26 +153,28 @@ def read_address(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-async def _key(bearer: Bearer, key_cache: Keys, request: Request) -> Key:
-    key = None
-    if bearer is not None:
-        urgent = is_decision_path(request.url.path)
-        key = await key_cache.authenticate_together(bearer.credentials, read_address(request), urgent)
-    if key is None:
-        raise _refusal(request)
-    return key
+class _BearerKey(SecurityBase):
+    """A dependency: the valid key of a request. JsonRoute calls it too, before the body is read and parsed."""
+
+    scheme_name = "HTTPBearer"
+    model = HTTPBearer(description="A key created by `evalstop key create` or POST /api/v1/keys.")
+
+    async def __call__(self, request: Request) -> Key:
+        """Raise Problem unless the request has a valid key."""
+        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+        key = None
+        if scheme.lower() == "bearer":
+            urgent = is_decision_path(request.url.path)
+            key_cache = read_context(request).key_cache
+            key = await key_cache.authenticate_together(secret.strip(), read_address(request), urgent)
+        if key is None:
+            raise _refusal(request)
+        return key
 
 
-async def insist_on_key(request: Request) -> None:
-    """Raise Problem unless the request has a valid key, before its body is read and parsed."""
-    key_cache = read_context(request).key_cache
-    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    urgent = is_decision_path(request.url.path)
-    if scheme.lower() != "bearer" or not await key_cache.authenticate_together(secret, read_address(request), urgent):
-        raise _refusal(request)
+authenticate_request = _BearerKey()
 
-
-AnyKey = Annotated[Key, Depends(_key)]
+AnyKey = Annotated[Key, Depends(authenticate_request)]
 
 
 def _requests(shares: FairShares) -> Places:
@@ -193,11 +188,11 @@ def may(*scopes: str, share: Callable[[FairShares], Places] = _requests) -> Call
     whatever else its key requests.
     """
 
-    async def caller(key: AnyKey, context: Ctx, request: Request) -> AsyncIterator[Caller]:
+    async def caller(key: AnyKey, request: Request) -> AsyncIterator[Caller]:
         granted = allowed(key, *scopes)
         refuse_unknown_parameters(request)
         decides = share is _requests and is_decision_path(request.url.path)
-        with nullcontext() if decides else share(context.shares).hold(granted.sender):
+        with nullcontext() if decides else share(read_context(request).shares).hold(granted.sender):
             yield granted
 
     return caller

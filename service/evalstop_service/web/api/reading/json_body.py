@@ -12,7 +12,7 @@ from fastapi import Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 
-from evalstop_service.web.context import insist_on_key
+from evalstop_service.web.context import authenticate_request
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
@@ -26,7 +26,7 @@ class JsonRoute(APIRoute):
     `insist`: raises unless the request has a valid key.
     """
 
-    insist: Callable[[Request], Awaitable[object]] = staticmethod(insist_on_key)
+    insist: Callable[[Request], Awaitable[object]] = staticmethod(authenticate_request)
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         # FastAPI would call a function in a thread, and take another one to check what it returned.
