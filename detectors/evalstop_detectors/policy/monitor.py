@@ -182,8 +182,10 @@ def advance(
         return _step_through(
             policy, state, to_observations(observations) if isinstance(observations, Mapping) else list(observations)
         )
+    if isinstance(observations, list) and len(observations) <= _FEW:
+        return _step_through(policy, state, observations)
     # 1. Roles that the policy does not watch are dropped first, so that they cost nothing more.
-    if not isinstance(observations, list) and isinstance(observations, Mapping):  # the second costs far more
+    if isinstance(observations, Mapping):
         columns = {role: column for role, column in observations.items() if role in policy.roles}
         _check_columns(state.last, columns)
     else:

@@ -140,7 +140,6 @@ class GroupCommit:
                 for entry, answer in zip(entries, result.answers, strict=False):
                     entry.answer(answer)
                 del entries[: len(result.answers)]
-            _answer_missing(unanswered, states)
             self._record_metrics(saved)
             self._refuse_replays(unanswered, needs)
             if needs:
@@ -191,13 +190,16 @@ class GroupCommit:
     async def _apply_messages(
         self, unanswered: Group, states: Loaded, facts: Mapping[UUID, Facts], now: datetime
     ) -> tuple[list[Applied], dict[UUID, tuple[Run, Needs]]]:
-        """Each run's messages applied, and the needs of those that could not be."""
+        """Each run's messages applied, and the needs of those that could not be. Those without a state are answered."""
         started_at = time.perf_counter()
         applied: list[Applied] = []
         needs: dict[UUID, tuple[Run, Needs]] = {}
         for run_id, entries in unanswered.items():
             state = states.get(run_id)
-            if not isinstance(state, RunState):
+            if not isinstance(state, RunState):  # there is no such run, or this release cannot read it
+                for entry in entries:
+                    entry.answer(state or not_found(entry.message))
+                entries.clear()
                 continue
             run_facts = facts.get(run_id, NO_FACTS) if facts else NO_FACTS
             run_facts = run_facts if run_facts.version == state.run.version else NO_FACTS
@@ -257,13 +259,3 @@ class GroupCommit:
         for result, count in counts.items():
             if count:
                 self._metrics.observations.labels(result).inc(count)
-
-
-def _answer_missing(unanswered: Group, states: Loaded) -> None:
-    """Answer the messages of runs that do not exist, or that this release cannot read."""
-    for run_id, entries in unanswered.items():
-        state = states.get(run_id)
-        if entries and not isinstance(state, RunState):
-            for entry in entries:
-                entry.answer(state or not_found(entry.message))
-            entries.clear()

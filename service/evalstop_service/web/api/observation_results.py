@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
 import msgspec
 from msgspec import Struct
 
-from evalstop_service.ingest import Receipt
+from evalstop_service.ingest import Receipt, ValueConflict
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.run_results import BestCheckpoint, Verdict
 from evalstop_service.rules.statuses import RunStatus
@@ -61,17 +62,13 @@ class _ObservationResult(Struct):
 
 def receipt_json(receipt: Receipt, now: datetime) -> bytes:
     """The result of a batch and the resulting state of the run, as JSON."""
-    conflicts = [
-        _Conflict(item.point.metric, item.point.step, encode_number(item.stored_value), encode_number(item.point.value))
-        for item in receipt.conflicts[:MOST_CONFLICTS]
-    ]
-    decision = receipt.decision
+    decision, request = receipt.decision, receipt.eval_request
     return _encode(
         _ObservationResult(
             accepted=receipt.accepted,
             duplicates=receipt.duplicates,
             conflict_count=len(receipt.conflicts),
-            conflicts=conflicts,
+            conflicts=_describe_conflicts(receipt.conflicts) if receipt.conflicts else [],
             verdict=receipt.run.verdict.for_json,
             should_stop=decision is not None and decision.stops(now),
             decision=None
@@ -82,13 +79,18 @@ def receipt_json(receipt: Receipt, now: datetime) -> bytes:
             missing=receipt.missing,
             unwatched=receipt.unwatched,
             status=receipt.run.status,
-            eval_request=_describe_request(receipt.eval_request, now),
+            eval_request=None if request is None or not request.is_open(now) else _describe_request(request),
         )
     )
 
 
-def _describe_request(request: EvalRequest | None, now: datetime) -> _EvalRequest | None:
-    if request is None or not request.is_open(now):
-        return None
+def _describe_conflicts(conflicts: Sequence[ValueConflict]) -> list[_Conflict]:
+    return [
+        _Conflict(item.point.metric, item.point.step, encode_number(item.stored_value), encode_number(item.point.value))
+        for item in conflicts[:MOST_CONFLICTS]
+    ]
+
+
+def _describe_request(request: EvalRequest) -> _EvalRequest:
     best: dict[str, int | str] = {"step": request.best_step, "uri": request.best_uri}
     return _EvalRequest(request.id, request.step, best, request.multiplier, request.seed, request.deadline_at)
