@@ -161,7 +161,7 @@ bench-pages: $(READY)  ## Measure how long each page takes with 100,000 runs and
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.pages $(BENCH)
 
 .PHONY: screenshots
-screenshots: $(READY)  ## Draw the pages for the docs from recorded runs, in a real browser
+screenshots: $(READY) $(HELP)  ## Draw the pages for the docs from recorded runs, in a real browser
 	$(BIN)/python -m tests.screenshots
 
 .PHONY: bench-detection

@@ -109,7 +109,7 @@ def main() -> None:
             if arguments.all:
                 shoot(browser, address, empty, "/runs", arguments.folder / "empty.png")
                 shoot(browser, address, None, "/login", arguments.folder / "login.png")
-            shoot_backtest(browser, Path(scratch), arguments.folder / "backtest.png")
+            shoot_backtest(browser, Path(scratch), arguments.folder / "backtest-report.png")
         database.close()
 
 
