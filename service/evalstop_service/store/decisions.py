@@ -184,15 +184,16 @@ def list_pending_runs(tx: Transaction, project_id: UUID) -> list[UUID]:
 
 def load_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision:
     """The project's decision with this id; raises NotFound."""
-    decision = _load_one(tx, (decisions.c.id == decision_id) & (decisions.c.project_id == project_id))
-    if decision is None:
+    row = tx.execute(_LOAD, {"of_project": project_id, "of_id": decision_id}).mappings().one_or_none()
+    if row is None:
         raise _not_found(decision_id)
-    return decision
+    return Decision(**row)
 
 
 def find_decision_of_attempt(tx: Transaction, run_id: UUID, attempt: int) -> Decision | None:
     """The decision on an attempt of a run."""
-    return _load_one(tx, (decisions.c.run_id == run_id) & (decisions.c.attempt == attempt))
+    row = tx.execute(_FIND_OF_ATTEMPT, {"of_run": run_id, "of_attempt": attempt}).mappings().one_or_none()
+    return Decision(**row) if row else None
 
 
 def load_decisions(tx: Transaction, run_ids: Iterable[UUID], *, skip_unreadable: bool = False) -> dict[UUID, Decision]:
@@ -292,7 +293,13 @@ SELECT = (
 PENDING = decisions.c.state == sa.literal_column("'pending'")
 """The condition that a decision is pending."""
 
-# The statements of a veto are built once: SQLAlchemy takes longer to build one than to execute it.
+# The statements of frequent requests are built once: SQLAlchemy takes longer to build one than to execute it.
+_LOAD = SELECT.where(decisions.c.project_id == sa.bindparam("of_project"), decisions.c.id == sa.bindparam("of_id"))
+
+_FIND_OF_ATTEMPT = SELECT.where(
+    decisions.c.run_id == sa.bindparam("of_run"), decisions.c.attempt == sa.bindparam("of_attempt")
+)
+
 _RUN_POLICIES = policies.alias()
 
 _LOCK_WITH_RUN = (
@@ -334,8 +341,3 @@ _LOAD_CHANGES = (
 
 def _not_found(decision_id: UUID) -> NotFound:
     return NotFound(f"there is no decision {decision_id} in this project")
-
-
-def _load_one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Decision | None:
-    row = tx.execute(SELECT.where(condition)).mappings().one_or_none()
-    return Decision(**row) if row else None

@@ -119,7 +119,7 @@ def add_endpoint(
 
 def find_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
     """The endpoint with this id; None when the project has none, or it was deleted."""
-    row = tx.execute(_is_of_project(project_id).where(endpoints.c.id == endpoint_id)).mappings().one_or_none()
+    row = tx.execute(_FIND, {"of_project": project_id, "of_id": endpoint_id}).mappings().one_or_none()
     return None if row is None else _to_endpoint(row)
 
 
@@ -133,7 +133,7 @@ def load_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpo
 
 def list_endpoints(tx: Transaction, project_id: UUID) -> list[Endpoint]:
     """The endpoints of a project, oldest first."""
-    return [_to_endpoint(row) for row in tx.execute(_is_of_project(project_id).order_by(endpoints.c.id)).mappings()]
+    return [_to_endpoint(row) for row in tx.execute(_LIST, {"of_project": project_id}).mappings()]
 
 
 def update_endpoint(
@@ -252,8 +252,11 @@ def _is_endpoint(project_id: UUID, endpoint_id: UUID) -> sa.ColumnElement[bool]:
     )
 
 
-def _is_of_project(project_id: UUID) -> sa.Select[Any]:
-    return sa.select(endpoints).where(endpoints.c.project_id == project_id, endpoints.c.deleted_at.is_(None))
+_ALL = sa.select(endpoints).where(
+    endpoints.c.project_id == sa.bindparam("of_project"), endpoints.c.deleted_at.is_(None)
+)
+_LIST = _ALL.order_by(endpoints.c.id)
+_FIND = _ALL.where(endpoints.c.id == sa.bindparam("of_id"))
 
 
 def _to_endpoint(row: Any) -> Endpoint:

@@ -82,8 +82,7 @@ def load_unanswered(tx: Transaction, places: Mapping[UUID, tuple[int, int]]) -> 
 
 def list_requests(tx: Transaction, run_id: UUID) -> list[EvalRequest]:
     """All requests of a run, by ascending attempt and step."""
-    query = _ALL.where(eval_requests.c.run_id == run_id).order_by(eval_requests.c.attempt, eval_requests.c.step)
-    return [EvalRequest(*row) for row in tx.execute(query)]
+    return [EvalRequest(*row) for row in tx.execute(_LIST, {"of_run": run_id})]
 
 
 def list_open_requests(
@@ -102,3 +101,7 @@ def list_open_requests(
 
 
 _ALL = sa.select(*(eval_requests.c[name] for name in EvalRequest.__struct_fields__))
+
+_LIST = _ALL.where(eval_requests.c.run_id == sa.bindparam("of_run")).order_by(
+    eval_requests.c.attempt, eval_requests.c.step
+)

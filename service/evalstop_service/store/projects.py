@@ -98,7 +98,7 @@ def find_project(tx: Transaction, project_id: UUID) -> Project | None:
 
 def get_project(tx: Transaction, project_id: UUID) -> Project:
     """The project with this id, which must exist."""
-    return Project(**tx.execute(sa.select(projects).where(projects.c.id == project_id)).mappings().one())
+    return Project(**tx.execute(_GET, {"of_id": project_id}).mappings().one())
 
 
 def find_project_by_name(tx: Transaction, name: str) -> Project | None:
@@ -109,6 +109,9 @@ def find_project_by_name(tx: Transaction, name: str) -> Project | None:
 def list_projects(tx: Transaction) -> list[Project]:
     """All projects, by name."""
     return [Project(**row) for row in tx.execute(sa.select(projects).order_by(projects.c.name)).mappings()]
+
+
+_GET = sa.select(projects).where(projects.c.id == sa.bindparam("of_id"))
 
 
 def _load_one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Project | None:

@@ -112,7 +112,7 @@ def list_proposals(
     """The proposals of a project that are in this state now, newest first, before the proposal `before`."""
     query = sa.select(proposals).where(proposals.c.project_id == project_id)
     if state is not None:
-        query = query.where(_is_in_state(state, now))
+        query = query.where(_is_in_state(state, now - OPEN_FOR))
     if before is not None:
         query = query.where(proposals.c.id < before)
     rows = read_page(tx, query.order_by(proposals.c.id.desc()).limit, limit)
@@ -121,23 +121,22 @@ def list_proposals(
 
 def list_open(tx: Transaction, project_id: UUID, now: datetime, subjects: Collection[str]) -> list[Proposal]:
     """The proposals about these subjects that can be confirmed, newest first: at most one of each kind."""
-    query = sa.select(proposals).where(
-        proposals.c.project_id == project_id, proposals.c.subject.in_(subjects), _is_in_state(ProposalState.OPEN, now)
-    )
-    return [Proposal(**row._mapping) for row in read_rows(tx.execute(query.order_by(proposals.c.id.desc())))]
+    about = {"of_project": project_id, "subjects": list(subjects), "expired_at": now - OPEN_FOR}
+    return [Proposal(**row._mapping) for row in read_rows(tx.execute(_LIST_OPEN, about))]
 
 
 def count_open(tx: Transaction, project_id: UUID, now: datetime) -> int:
     """The number of proposals of a project that can be confirmed."""
     query = sa.select(sa.func.count()).where(
-        proposals.c.project_id == project_id, _is_in_state(ProposalState.OPEN, now)
+        proposals.c.project_id == project_id, _is_in_state(ProposalState.OPEN, now - OPEN_FOR)
     )
     return tx.execute(query).scalar_one()
 
 
-def _is_in_state(state: ProposalState, now: datetime) -> sa.ColumnElement[bool]:
-    """As in `Proposal.state_at`: nothing is written when a proposal expires."""
-    over = (proposals.c.kind != ProposalKind.RAISE_STAGE) & (proposals.c.created_at <= now - OPEN_FOR)
+def _is_in_state(state: ProposalState, expired_at: datetime | sa.BindParameter[Any]) -> sa.ColumnElement[bool]:
+    """As in `Proposal.state_at`: nothing is written when a proposal expires. `expired_at`: when the latest that has
+    expired was created."""
+    over = (proposals.c.kind != ProposalKind.RAISE_STAGE) & (proposals.c.created_at <= expired_at)
     expired = (proposals.c.state == ProposalState.OPEN) & over
     in_state = proposals.c.state == state
     return in_state | expired if state is ProposalState.EXPIRED else in_state & ~expired
@@ -145,3 +144,14 @@ def _is_in_state(state: ProposalState, now: datetime) -> sa.ColumnElement[bool]:
 
 def _of(project_id: UUID, proposal_id: UUID) -> tuple[sa.ColumnElement[bool], ...]:
     return proposals.c.project_id == project_id, proposals.c.id == proposal_id
+
+
+_LIST_OPEN = (
+    sa.select(proposals)
+    .where(
+        proposals.c.project_id == sa.bindparam("of_project"),
+        proposals.c.subject.in_(sa.bindparam("subjects", expanding=True)),
+        _is_in_state(ProposalState.OPEN, sa.bindparam("expired_at")),
+    )
+    .order_by(proposals.c.id.desc())
+)

@@ -30,7 +30,7 @@ class RunDetails(NamedTuple):
 
 def find_run_details(tx: Transaction, project_id: UUID, run_id: UUID) -> RunDetails | None:
     """The project's run with this id, and what is stored beside it."""
-    row = tx.execute(_SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id)).mappings().one_or_none()
+    row = tx.execute(_FIND, {"of_project": project_id, "of_id": run_id}).mappings().one_or_none()
     if row is None:
         return None
     health, description = read_columns(row, run_health.c), read_columns(row, _DESCRIPTION)
@@ -47,12 +47,13 @@ def find_run_details(tx: Transaction, project_id: UUID, run_id: UUID) -> RunDeta
 
 _RUN = (*runs.c, *POLICY_COLUMNS)
 _DESCRIPTION = tuple(run_descriptions.c[name] for name in RunDescription.__struct_fields__)
-_SELECT = sa.select(
-    *_RUN, *run_health.c, *_DESCRIPTION, attempts.c.resumed_from_step, mlflow_runs.c.params
-).select_from(
-    runs.join(policies, policies.c.id == runs.c.policy_id)
+_FIND = (
+    sa.select(*_RUN, *run_health.c, *_DESCRIPTION, attempts.c.resumed_from_step, mlflow_runs.c.params)
+    .select_from(runs)
+    .join(policies, policies.c.id == runs.c.policy_id)
     .join(attempts, (attempts.c.run_id == runs.c.id) & (attempts.c.attempt == runs.c.attempt))
     .outerjoin(run_health, run_health.c.run_id == runs.c.id)
     .outerjoin(run_descriptions, run_descriptions.c.run_id == runs.c.id)
     .outerjoin(mlflow_runs, mlflow_runs.c.run_id == runs.c.id)
+    .where(runs.c.project_id == sa.bindparam("of_project"), runs.c.id == sa.bindparam("of_id"))
 )

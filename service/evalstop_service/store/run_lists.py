@@ -90,7 +90,7 @@ def list_verdicts(tx: Transaction, project_id: UUID, run_filter: RunFilter, limi
 
 def read_run_revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:
     """A value that changes whenever the run, its health, or its decisions change."""
-    return _digest_rows(tx, _REVISION.where(runs.c.project_id == project_id, runs.c.id == run_id))
+    return _digest_rows(tx, _REVISION_OF_RUN, {"of_project": project_id, "of_id": run_id})
 
 
 def read_list_revision(tx: Transaction, project_id: UUID, run_filter: RunFilter, limit: int) -> str:
@@ -113,6 +113,9 @@ _REVISION = sa.select(
     ),
     sa.select(run_descriptions.c.changed_at).where(run_descriptions.c.run_id == runs.c.id).scalar_subquery(),
 )
+
+
+_REVISION_OF_RUN = _REVISION.where(runs.c.project_id == sa.bindparam("of_project"), runs.c.id == sa.bindparam("of_id"))
 
 
 def _select_page(
@@ -194,5 +197,5 @@ def _is_after(run_filter: RunFilter) -> sa.ColumnElement[bool]:
     return (key < run_filter.place) | ((key == run_filter.place) & older)
 
 
-def _digest_rows(tx: Transaction, query: sa.Select[Any]) -> str:
-    return hashlib.sha256(repr([tuple(row) for row in tx.execute(query)]).encode()).hexdigest()[:16]
+def _digest_rows(tx: Transaction, query: sa.Select[Any], parameters: dict[str, Any] | None = None) -> str:
+    return hashlib.sha256(repr([tuple(row) for row in tx.execute(query, parameters)]).encode()).hexdigest()[:16]

@@ -52,7 +52,7 @@ def load_pull_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> 
 
 def is_any_due(tx: Transaction, endpoint_id: UUID, now: datetime) -> bool:
     """Whether anything waits for the endpoint. This only reads, so that long polls do not take the write lock."""
-    return tx.execute(sa.select(sa.exists().where(_is_due(endpoint_id, now)))).scalar_one()
+    return tx.execute(_IS_ANY_DUE, {"of_endpoint": endpoint_id, "now": now}).scalar_one()
 
 
 def claim_deliveries(
@@ -67,15 +67,6 @@ def claim_deliveries(
 
     Raises UnreadableSecret when no configured key decrypts the endpoint's secrets.
     """
-    table = deliveries.c
-    query = (
-        sa.select(table.run_id, table.id, table.event_id, table.attempts, table.due_at, events.c.body)
-        .join(events, (events.c.run_id == table.run_id) & (events.c.id == table.event_id))
-        .where(_is_due(endpoint.id, now))
-        .order_by(table.due_at, table.id)
-        .limit(limit)
-        .with_for_update(skip_locked=True, of=deliveries)
-    )
     lease_until = now + timedelta(seconds=lease_seconds)
     valid = endpoints.select_valid_secrets(
         endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, endpoint.signing_key, now
@@ -94,11 +85,11 @@ def claim_deliveries(
             secrets=secrets,
             body=row.body,
         )
-        for row in tx.execute(query)
+        for row in tx.execute(_LOCK_DUE, {"of_endpoint": endpoint.id, "now": now, "most": limit})
     ]
     for delivery in claimed:
-        lease = sa.update(deliveries).where(table.run_id == delivery.run_id, table.id == delivery.id)
-        tx.execute(lease.values(due_at=lease_until, attempts=delivery.attempts))
+        row = {"of_run": delivery.run_id, "of_id": delivery.id}
+        tx.execute(_LEASE, row | {"due_at": lease_until, "attempts": delivery.attempts})
     return claimed
 
 
@@ -106,8 +97,7 @@ def settle_delivery(
     tx: Transaction, endpoint: Endpoint, delivery_id: UUID, attempt: int, result: Result, status_code: int, at: datetime
 ) -> bool | None:
     """Record the receiver's result. False: the lease had expired, or it was cancelled; None: unknown delivery."""
-    query = sa.select(deliveries.c.run_id, deliveries.c.event_id, deliveries.c.due_at)
-    row = tx.execute(query.where(deliveries.c.id == delivery_id, deliveries.c.endpoint_id == endpoint.id)).one_or_none()
+    row = tx.execute(_FIND, {"of_id": delivery_id, "of_endpoint": endpoint.id}).one_or_none()
     if row is None:
         return None
     claimed = ClaimedDelivery(
@@ -128,8 +118,29 @@ def settle_delivery(
     )
 
 
-def _is_due(endpoint_id: UUID, now: datetime) -> sa.ColumnElement[bool]:
-    # The state is inlined, not bound, so that the partial index is used.
-    waiting = deliveries.c.state == sa.literal_column("'waiting'")
-    turn = sa.text(queues.HAS_ITS_TURN.format(now=":now")).bindparams(sa.bindparam("now", now, UtcTime))
-    return sa.and_(waiting, deliveries.c.endpoint_id == endpoint_id, deliveries.c.due_at <= now, turn)
+# The statements of a claim are built once: SQLAlchemy takes longer to build one than to execute it.
+_TABLE = deliveries.c
+
+_DUE = sa.and_(
+    _TABLE.state == sa.literal_column("'waiting'"),  # inlined, not bound, so that the partial index is used
+    _TABLE.endpoint_id == sa.bindparam("of_endpoint"),
+    _TABLE.due_at <= sa.bindparam("now"),
+    sa.text(queues.HAS_ITS_TURN.format(now=":now")).bindparams(sa.bindparam("now", type_=UtcTime)),
+)
+
+_IS_ANY_DUE = sa.select(sa.exists().where(_DUE))
+
+_LOCK_DUE = (
+    sa.select(_TABLE.run_id, _TABLE.id, _TABLE.event_id, _TABLE.attempts, _TABLE.due_at, events.c.body)
+    .join(events, (events.c.run_id == _TABLE.run_id) & (events.c.id == _TABLE.event_id))
+    .where(_DUE)
+    .order_by(_TABLE.due_at, _TABLE.id)
+    .limit(sa.bindparam("most"))
+    .with_for_update(skip_locked=True, of=deliveries)
+)
+
+_LEASE = sa.update(deliveries).where(_TABLE.run_id == sa.bindparam("of_run"), _TABLE.id == sa.bindparam("of_id"))
+
+_FIND = sa.select(_TABLE.run_id, _TABLE.event_id, _TABLE.due_at).where(
+    _TABLE.id == sa.bindparam("of_id"), _TABLE.endpoint_id == sa.bindparam("of_endpoint")
+)
