@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from evalstop_detectors.checkpoint.change_point import import_ruptures
 from fastapi import APIRouter, FastAPI
+from fastapi.telemetry import TelemetryConfig
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -142,6 +143,7 @@ def create_app(
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
+        telemetry=TelemetryConfig(tracing=False, metrics=False, logs=False),  # RequestLog measures and traces
     )
     app.state.context = context
     artifacts = ArtifactFolder(settings.artifact_folder, settings.mlflow_artifact_root, settings.mlflow_artifact_bytes)

@@ -164,7 +164,7 @@ class _BearerKey(SecurityBase):
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         key = None
         if scheme.lower() == "bearer":
-            urgent = is_decision_path(request.url.path)
+            urgent = is_decision_path(request.scope["path"])
             key_cache = read_context(request).key_cache
             key = await key_cache.authenticate_together(secret.strip(), read_address(request), urgent)
         if key is None:
@@ -191,7 +191,7 @@ def may(*scopes: str, share: Callable[[FairShares], Places] = _requests) -> Call
     async def caller(key: AnyKey, request: Request) -> AsyncIterator[Caller]:
         granted = allowed(key, *scopes)
         refuse_unknown_parameters(request)
-        decides = share is _requests and is_decision_path(request.url.path)
+        decides = share is _requests and is_decision_path(request.scope["path"])
         with nullcontext() if decides else share(read_context(request).shares).hold(granted.sender):
             yield granted
 

@@ -9,6 +9,7 @@ import pytest
 from evalstop_service.app import create_app
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
+from evalstop_service.web.api.health import check_liveness
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, iter_route_contexts
@@ -39,6 +40,12 @@ def test_no_dependency_takes_a_thread_but_the_visitor(routes: list[APIRoute]) ->
     ]
     assert len(functions) > 10
     assert in_threads == ["_require_visitor"]
+
+
+def test_liveness_probe_takes_no_thread(routes: list[APIRoute]) -> None:
+    """The process is alive even when all its threads are busy."""
+    assert check_liveness in [route.endpoint for route in routes]
+    assert inspect.iscoroutinefunction(check_liveness)
 
 
 def test_response_is_checked_in_the_thread_of_the_event_loop(routes: list[APIRoute]) -> None:

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from evalstop_service.store import schema
+from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer
 from evalstop_service.web.context import Db
 from evalstop_service.web.problem_kinds import ProblemKind
@@ -16,7 +17,7 @@ from evalstop_service.web.problems import Problem
 
 log = logging.getLogger(__name__)
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"], route_class=JsonRoute)
 
 
 class Health(Answer):
@@ -26,7 +27,7 @@ class Health(Answer):
 
 
 @router.get("/livez")
-def check_liveness() -> Health:
+async def check_liveness() -> Health:
     """The process is running."""
     return Health()
 

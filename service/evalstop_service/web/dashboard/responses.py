@@ -69,6 +69,7 @@ def _create_environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
+        auto_reload=False,  # every page would look for changes of each of its templates
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

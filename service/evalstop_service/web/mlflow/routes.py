@@ -8,6 +8,7 @@ from functools import cache
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse
+from fastapi.telemetry import TelemetryConfig
 from starlette.routing import BaseRoute
 
 from evalstop_service.observability.metrics import ServiceMetrics
@@ -29,7 +30,8 @@ def create_app(
     context: Context, service_metrics: ServiceMetrics, forwarder: Forwarder | None, artifact_folder: ArtifactFolder
 ) -> FastAPI:
     """The app to mount at `/mlflow`."""
-    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    telemetry = TelemetryConfig(tracing=False, metrics=False, logs=False)  # RequestLog measures and traces
+    app = FastAPI(openapi_url=None, redirect_slashes=False, telemetry=telemetry)
     app.state.context, app.state.service_metrics, app.state.forwarder = context, service_metrics, forwarder
     app.state.artifacts = artifact_folder
     errors.install_error_handlers(app)
