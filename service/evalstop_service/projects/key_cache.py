@@ -77,6 +77,8 @@ class KeyCache:
         key = self.get(secret)
         if key is not None:
             return _accept_key(key, address)
+        if self._is_wrong(secret):
+            return None
         read_key = (
             secret,
             address,
@@ -99,7 +101,7 @@ class KeyCache:
 
     def _load_key(self, secret: str, address: str, urgent: bool = False) -> Key | None:
         clears, now = self._clears, self._clock()
-        if not keys.is_well_formed(secret) or self._is_wrong(secret):
+        if self._is_wrong(secret):
             return None
         if not urgent and (wait := self._wrong_keys.find_wait(address)):
             raise TooOften("too many wrong keys from this address", wait)
@@ -117,6 +119,9 @@ class KeyCache:
         return key
 
     def _is_wrong(self, secret: str) -> bool:
+        """Whether no key has this secret, as far as that is known without the database."""
+        if not keys.is_well_formed(secret):
+            return True
         with self._lock:
             return _digest(secret) in self._wrong
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
+from anyio import CapacityLimiter
 from evalstop_service.projects import api_keys
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.store import keys
@@ -69,6 +70,21 @@ def test_concurrent_requests_share_one_read(database: Database, project: Project
         assert len(reads) == 1
         assert asyncio.run(authenticate(wrong, secret, wrong)) == [None, key, None]
         assert len(reads) == 2
+
+
+def test_known_wrong_key_takes_no_thread(database: Database) -> None:
+    """A key that was found wrong, and one that no service creates, are refused while all threads are taken."""
+    cache, wrong = KeyCache(database, 5.0), keys.generate_secret()
+    assert cache.authenticate(wrong, "") is None
+
+    async def authenticate(secret: str) -> keys.Key | None:
+        threads = CapacityLimiter(1)
+        await threads.acquire()
+        async with asyncio.timeout(1):
+            return await cache.authenticate_together(secret, "", threads=threads)
+
+    assert asyncio.run(authenticate(wrong)) is None
+    assert asyncio.run(authenticate("esk_nosuch")) is None
 
 
 def test_request_after_a_revocation_reads_again(database: Database, project: ProjectFixture) -> None:
