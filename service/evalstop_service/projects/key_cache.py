@@ -79,17 +79,12 @@ class KeyCache:
             return _accept_key(key, address)
         if self._is_wrong(secret):
             return None
-        read_key = (
-            secret,
-            address,
-            urgent,
-            self._clears,
-        )  # a read that began before a key was revoked must not admit it afterwards
+        # With the clears: a read that began before a key was revoked must not admit it afterwards.
+        read_key = (secret, address, urgent, self._clears)
         read = self._reads.get(read_key)
         if read is None:
-            read = self._reads[read_key] = asyncio.create_task(
-                to_thread.run_sync(self._load_key, secret, address, urgent, limiter=threads)
-            )
+            loading = to_thread.run_sync(self._load_key, secret, address, urgent, limiter=threads)
+            read = self._reads[read_key] = asyncio.create_task(loading)
             read.add_done_callback(lambda _: self._reads.pop(read_key))
         return _accept_key(await asyncio.shield(read), address)  # a cancelled request leaves the read to the others
 
@@ -99,7 +94,7 @@ class KeyCache:
             self._keys.clear()
             self._clears += 1
 
-    def _load_key(self, secret: str, address: str, urgent: bool = False) -> Key | None:
+    def _load_key(self, secret: str, address: str, urgent: bool) -> Key | None:
         clears, now = self._clears, self._clock()
         if self._is_wrong(secret):
             return None
@@ -111,10 +106,10 @@ class KeyCache:
             self._wrong_keys.spend(address)
             with self._lock:
                 self._wrong[_digest(secret)] = True
-        else:
-            self._record_use(key, now)
+            return None
+        self._record_use(key, now)
         with self._lock:
-            if key is not None and self._clears == clears:  # otherwise it may have been revoked since it was read
+            if self._clears == clears:  # otherwise it may have been revoked since it was read
                 self._keys[_digest(secret)] = key
         return key
 
