@@ -69,13 +69,11 @@ def find_eval(metrics: Mapping[str, Any]) -> str | None:
 class LatestAnswer:
     """A run as reported by the service; before the first answer `should_stop` is False.
 
-    `name`: its name at the service, which differs from the requested one if that was taken. `guessed`: the
-    metrics whose role or direction the service guessed from their names, so that they cannot stop the run. `missing`:
-    the
-    roles of watched metrics without a value; `unwatched`: metrics without a role, listed while any is missing or none
-    is the eval. `eval_request`: the open request for a paired evaluation. `policy`: as NAME@VERSION. `eval_metric`: the
-    name of the
-    eval. `length_known`: whether the service knows the planned length of the run.
+    `name`: its name at the service, which differs from the requested one if that was taken. `guessed`: the metrics
+    whose role or direction the service guessed from their names, so that they cannot stop the run. `missing`: the roles
+    of watched metrics without a value; `unwatched`: metrics without a role, listed while any is missing or none is the
+    eval. `eval_request`: the open request for a paired evaluation. `policy`: as NAME@VERSION. `eval_metric`: the name
+    of the eval. `length_known`: whether the service knows the planned length of the run.
     """
 
     run_id: str | None = None

@@ -82,9 +82,7 @@ class Recorder:
                 self._queue.clear()
                 self._writing = True
             try:
-                self._spool.append(
-                    list(map(_entry, came))
-                )  # one append and one fsync for all entries that arrived meanwhile
+                self._spool.append(list(map(_entry, came)))  # one fsync for all that arrived meanwhile
             except Exception:
                 logger.exception("evalstop: internal error in the recorder")
                 self._warnings.count_dropped("recorder", len(came), "calls could not be recorded")

@@ -32,8 +32,7 @@ class Reader:
         """The next record, empty if it is too large to hold scalars, or None if there is none yet.
 
         Raises DamagedRecord. After damaged content `offset` is the end of the record; after a damaged length that end
-        is
-        unknown, and `offset` stays.
+        is unknown, and `offset` stays.
         """
         self._file.seek(self.offset)
         header = self._file.read(HEADER_BYTES)

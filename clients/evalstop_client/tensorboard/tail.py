@@ -1,8 +1,7 @@
 """Follows event files as they grow: the new data in a folder of runs since the last poll.
 
 A folder that holds event files is a run. A restarted trainer writes a new file next to the old one: values logged again
-from an
-earlier step on supersede the old ones, as in TensorBoard.
+from an earlier step on supersede the old ones, as in TensorBoard.
 """
 
 from __future__ import annotations

@@ -173,8 +173,7 @@ class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
         return replace(state, windows=tuple(windows), reference=best, reference_step=step)
 
     def _lower_bound(self, window: Window, power: int, index: int) -> float | None:
-        """The lower bound of the mean of a window of 2^power evals, the index-th of this length; shares total alpha /
-        4."""
+        """The lower bound of the mean of the index-th window of 2^power evals; all shares add up to alpha / 4."""
         if not 0 < window.variance < _KNOWN:
             return None
         log_share = math.log(self.alpha / 4) - math.log((power + 1) * (power + 2)) - math.log(index * (index + 1))

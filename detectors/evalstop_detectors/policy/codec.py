@@ -372,8 +372,8 @@ def _describe_refusal(error: Exception, where: Path, struct: type[Any]) -> Inval
     match = _PLACE.fullmatch(str(error))
     message, steps = (match[1], match[2]) if match else (str(error), "")
     inner: Path = tuple(int(step[1:-1]) if step[0] == "[" else step[1:] for step in _STEP.findall(steps))
-    explain_unknown = _UNKNOWN_FIELD.fullmatch(message)
-    path = (*where, *inner, *([explain_unknown[1]] if explain_unknown else []))
+    unknown = _UNKNOWN_FIELD.fullmatch(message)
+    path = (*where, *inner, *([unknown[1]] if unknown else []))
     return InvalidPolicy(f"{message} - at `{_written((*where, *inner))}`; allowed: {allowed_at(struct, inner)}", path)
 
 

@@ -302,9 +302,8 @@ def fill(
     """Fill the project of this name up to now, creating it if needed; returns how many runs were added.
 
     `most`: how many examples, at least those still running; None: all. Returns None, and changes nothing, if the
-    project
-    is already filled. Raises Conflict if the project has other runs, or if filling it was interrupted: that can be
-    neither continued nor undone.
+    project is already filled. Raises Conflict if the project has other runs, or if filling it was interrupted: that can
+    be neither continued nor undone.
     """
     chance = random.Random(SEED)
     begins_at = now - timedelta(days=DAYS)

@@ -1,8 +1,8 @@
 """Random assignment of decisions, reproducible: a number drawn from a decision's id and its project's seed. Pure.
 
 A stop that is carried out destroys the evidence of whether it was right. So some stops are held out, purely at random:
-the decisions with observed outcomes are then like those without, and one that was held out
-with probability 0.1 represents ten. Anybody with the id and the seed can repeat and verify the draw.
+the decisions with observed outcomes are then like those without, and one that was held out with probability 0.1
+represents ten. Anybody with the id and the seed can repeat and verify the draw.
 """
 
 from __future__ import annotations

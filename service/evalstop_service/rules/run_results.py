@@ -1,5 +1,4 @@
-"""The results of a run, as rows, responses and events hold them: verdict, best checkpoint, change
-point, outcome. Pure.
+"""The results of a run, as rows, responses and events hold them: verdict, best checkpoint, turn, outcome. Pure.
 
 The store and the webhooks know these structs but no detectors. What a later release wrote before a rollback stays
 readable: kinds of evidence and roles are plain text here.

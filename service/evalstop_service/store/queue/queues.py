@@ -89,7 +89,7 @@ def read_clock(tx: Transaction, here: datetime) -> tuple[datetime, bool]:
 def find_next_due(tx: Transaction, now: datetime) -> datetime | None:
     """The next time after `now` at which a delivery or the veto window of a decision is due; None: nothing waits."""
     moments = tx.execute(_NEXT, {"now": now}).one()
-    return min((read_clock for read_clock in moments if read_clock is not None), default=None)
+    return min((moment for moment in moments if moment is not None), default=None)
 
 
 def find_misdated(tx: Transaction, now: datetime, longest_seconds: float) -> frozenset[DueDelivery]:
