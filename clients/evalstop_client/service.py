@@ -86,19 +86,22 @@ class Service:
 
     def post(self, path: str, body: Json) -> Answer:
         """POST `body` to a path such as `/runs`."""
-        try:
-            content = json.dumps(body, allow_nan=False).encode()  # all ASCII: names may hold lone surrogates
-        except (TypeError, ValueError, RecursionError) as error:
-            return Refused(0, f"POST {path}: the body is not JSON: {error}")
-        return self._send_request("POST", path, content)
+        return self.send("POST", path, body)
 
     def get(self, path: str) -> Answer:
         """GET a path such as `/runs/{id}`."""
-        return self._send_request("GET", path, None)
+        return self.send("GET", path)
 
     def send(self, method: str, path: str, body: Json | None = None) -> Answer:
-        """Send another method, or a POST without a body; a response without a body becomes an empty object."""
-        return self._send_request(method, path, None if body is None else json.dumps(body).encode())
+        """Send a request by any method; a response without a body becomes an empty object."""
+        try:  # all ASCII: names may hold lone surrogates
+            content = None if body is None else json.dumps(body, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            return Refused(0, f"{method} {path}: the body is not JSON: {error}")
+        try:
+            return understand(self._open_client().request(method, self._root + path, content=content))
+        except Exception as error:  # also ImportError, ValueError: a proxy of the environment, a name of no host
+            return Unavailable(f"{method} {self._root}{path}: {type(error).__name__}: {error}")
 
     def page_of(self, run_id: str) -> str:
         """The URL of a run's page, if the service does not return it."""
@@ -109,12 +112,6 @@ class Service:
         if self._client is not None:
             self._client.close()
             self._client = None
-
-    def _send_request(self, method: str, path: str, content: bytes | None) -> Answer:
-        try:
-            return understand(self._open_client().request(method, self._root + path, content=content))
-        except Exception as error:  # also ImportError, ValueError: a proxy of the environment, a name of no host
-            return Unavailable(f"{method} {self._root}{path}: {type(error).__name__}: {error}")
 
     def _open_client(self) -> httpx.Client:
         if self._client is None:
