@@ -66,15 +66,8 @@ class ObservationRecord:
     @explain_malformed
     def from_json(cls, fields: Json) -> ObservationRecord:
         """Parse the observation from the service's JSON."""
-        return cls(
-            metric=fields["metric"],
-            step=fields["step"],
-            value=float(fields["value"]),
-            stderr=fields["stderr"],
-            time=_time(fields["time"]),
-            attempt=fields["attempt"],
-            superseded_by=fields["superseded_by"],
-        )
+        same = {name: fields[name] for name in cls.__dataclass_fields__}
+        return cls(**same | {"value": float(fields["value"]), "time": _time(fields["time"])})
 
     def to_row(self) -> dict[str, Cell]:
         """Its fields."""
@@ -108,15 +101,11 @@ class DecisionRecord:
     @explain_malformed
     def from_json(cls, fields: Json, connection: Connection) -> DecisionRecord:
         """Parse the decision from the service's JSON."""
+        same = {name: fields[name] for name in ("id", "state", "run_id", "run_name", "attempt", "step")}
         return cls(
-            id=fields["id"],
-            state=fields["state"],
+            **same,
             reason=fields["state_reason"],
             guards=tuple(fields["guard_kinds"]),
-            run_id=fields["run_id"],
-            run_name=fields["run_name"],
-            attempt=fields["attempt"],
-            step=fields["step"],
             policy=_policy(fields["policy"]),
             verdict=Verdict.from_json(fields["verdict"]),
             outcome=fields["outcome"]["outcome"] if fields["outcome"] else None,
@@ -193,25 +182,25 @@ class RunRecord:
     def from_json(cls, fields: Json, connection: Connection) -> RunRecord:
         """Parse the run from the service's JSON."""
         best, decision = fields["best_checkpoint"], fields["decision"]
+        described = (
+            "id",
+            "name",
+            "status",
+            "attempt",
+            "mode",
+            "metrics",
+            "labels",
+            "params",
+            "owner",
+            "group",
+            "notes",
+        )
         return cls(
-            id=fields["id"],
-            name=fields["name"],
+            **{name: fields[name] for name in (*described, "total_steps", "last_step", "should_stop")},
             url=fields["url"] or connection.page_of(fields["id"]),
-            status=fields["status"],
-            attempt=fields["attempt"],
-            mode=fields["mode"],
             policy=_policy(fields["policy"]),
-            metrics=fields["metrics"],
-            labels=fields["labels"],
-            params=fields["params"],
-            owner=fields["owner"],
-            group=fields["group"],
             tags=tuple(fields["tags"]),
-            notes=fields["notes"],
-            total_steps=fields["total_steps"],
-            last_step=fields["last_step"],
             verdict=Verdict.from_json(fields["verdict"]),
-            should_stop=fields["should_stop"],
             best_checkpoint=Checkpoint(best["step"], best["uri"], float(best["score"])) if best else None,
             decision=DecisionRecord.from_json(decision, connection) if decision else None,
             created_at=_some_time(fields["created_at"]),
