@@ -28,22 +28,25 @@ from evalstop_client.reading.records import ObservationRecord, RunRecord
 
 POLL_SECONDS = 2.0
 
+FILTERS = {
+    "name": "part of the name",
+    "status": "running, parked, completed, failed, stopped or lost",
+    "verdict": "continue, suspect or stop",
+    "policy": "name of the policy",
+    "mode": "shadow or enforce",
+    "owner": "the owner",
+    "group": "the group",
+    "since": "opened since: 12h, 30d, or a time",
+}
+"""Help of the options of `ls` that are passed on to `Api.runs`."""
+
 
 def add_to(commands: Subcommands, text: str) -> None:
     """Add the group and its commands."""
     verbs = add_group(commands, "runs", text)
     listing = add_command(verbs, "ls", list_runs, "list")
-    for option, description in (
-        ("name", "part of the name"),
-        ("status", "running, parked, completed, failed, stopped or lost"),
-        ("verdict", "continue, suspect or stop"),
-        ("policy", "name of the policy"),
-        ("mode", "shadow or enforce"),
-        ("owner", "the owner"),
-        ("group", "the group"),
-        ("since", "opened since: 12h, 30d, or a time"),
-    ):
-        listing.add_argument(f"--{option}", help=description)
+    for name, description in FILTERS.items():
+        listing.add_argument(f"--{name}", help=description)
     listing.add_argument("--tag", action="append", default=[], help="only runs with this tag")
     listing.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="only runs with this label")
     listing.add_argument(
@@ -64,18 +67,8 @@ def add_to(commands: Subcommands, text: str) -> None:
 
 def list_runs(options: argparse.Namespace) -> int:
     """List runs, newest first."""
-    table = connect(options).runs(
-        name=options.name,
-        status=options.status,
-        verdict=options.verdict,
-        policy=options.policy,
-        mode=options.mode,
-        owner=options.owner,
-        group=options.group,
-        tags=options.tag,
-        since=options.since,
-        labels=parse_pairs(options.label, "label"),
-    )
+    filters = {name: getattr(options, name) for name in FILTERS}
+    table = connect(options).runs(**filters, tags=options.tag, labels=parse_pairs(options.label, "label"))
     runs = list(islice(table, options.limit))
     columns = ("name", "status", "mode", "policy", "step", "verdict", "decision", "best step", "best score", "opened")
     return show_list(options, [run.document for run in runs], columns, map(_list_cells, runs))
