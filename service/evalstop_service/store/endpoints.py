@@ -97,30 +97,28 @@ def add_endpoint(
     """Create an endpoint, enabled, with its own secret and key pair."""
     key = new_id()
     signing_key, public_key = generate_key_pair()
-    row: dict[str, Any] = {
-        "id": key,
-        "project_id": project_id,
-        "url": url,
-        "event_types": list(event_types),
-        "secret": encryption.encrypt(generate_secret(), key),
-        "previous_secret": None,
-        "previous_secret_until": None,
-        "signing_key": encryption.encrypt(signing_key, key),
-        "public_key": public_key,
-        "enabled": True,
-        "created_at": now,
-        "format": format,
-        "failures": 0,
-        "open_until": None,
-    }
-    tx.execute(sa.insert(endpoints).values(row))
-    return _to_endpoint(row)
+    endpoint = Endpoint(
+        id=key,
+        project_id=project_id,
+        url=url,
+        event_types=tuple(event_types),
+        secret=encryption.encrypt(generate_secret(), key),
+        previous_secret=None,
+        previous_secret_until=None,
+        signing_key=encryption.encrypt(signing_key, key),
+        public_key=public_key,
+        enabled=True,
+        created_at=now,
+        format=format,
+    )
+    tx.execute(sa.insert(endpoints).values(vars(endpoint)))
+    return endpoint
 
 
 def find_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
     """The endpoint with this id; None when the project has none, or it was deleted."""
     row = tx.execute(_FIND, {"of_project": project_id, "of_id": endpoint_id}).mappings().one_or_none()
-    return None if row is None else _to_endpoint(row)
+    return Endpoint(**row) if row else None
 
 
 def load_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint:
@@ -133,7 +131,7 @@ def load_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpo
 
 def list_endpoints(tx: Transaction, project_id: UUID) -> list[Endpoint]:
     """The endpoints of a project, oldest first."""
-    return [_to_endpoint(row) for row in tx.execute(_LIST, {"of_project": project_id}).mappings()]
+    return [Endpoint(**row) for row in tx.execute(_LIST, {"of_project": project_id}).mappings()]
 
 
 def update_endpoint(
@@ -150,7 +148,7 @@ def update_endpoint(
 
     A new URL, or enabling the endpoint, resets its failures, and what failed before is tried again at once.
     """
-    changes = {"url": url, "event_types": event_types and list(event_types), "format": format, "enabled": enabled}
+    changes = {"url": url, "event_types": event_types and tuple(event_types), "format": format, "enabled": enabled}
     values: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     may_work = url is not None or bool(enabled)  # the cause of the failures may be gone
     if may_work:
@@ -252,13 +250,8 @@ def _is_endpoint(project_id: UUID, endpoint_id: UUID) -> sa.ColumnElement[bool]:
     )
 
 
-_ALL = sa.select(endpoints).where(
+_ALL = sa.select(*(endpoints.c[name] for name in Endpoint.__dataclass_fields__)).where(
     endpoints.c.project_id == sa.bindparam("of_project"), endpoints.c.deleted_at.is_(None)
 )
 _LIST = _ALL.order_by(endpoints.c.id)
 _FIND = _ALL.where(endpoints.c.id == sa.bindparam("of_id"))
-
-
-def _to_endpoint(row: Any) -> Endpoint:
-    fields = {name: row[name] for name in Endpoint.__dataclass_fields__}
-    return Endpoint(**fields | {"event_types": tuple(row["event_types"])})

@@ -74,12 +74,7 @@ def create_key(
     """Create a key; returns its row and the secret itself, which is not stored."""
     secret = generate_secret()
     key = Key(new_id(), project_id, name, scopes, now, None, **asdict(limits))
-    lists = {
-        "scopes": scopes,
-        "networks": limits.networks,
-        "endpoint_ids": [str(endpoint_id) for endpoint_id in key.endpoint_ids],
-    }
-    tx.execute(keys.insert().values(**(vars(key) | lists), hash=_hash_secret(secret)))
+    tx.execute(keys.insert().values(**vars(key), hash=_hash_secret(secret)))
     return key, secret
 
 
@@ -136,7 +131,7 @@ def rotate_key(
         tx.execute(retired_key_hashes.insert().values(hash=retired, project_id=project_id))
     values = {"hash": _hash_secret(secret), "previous_hash": keys.c.hash, "previous_until": previous_until}
     row = tx.execute(keys.update().where(condition).values(values).returning(*COLUMNS)).mappings().one_or_none()
-    return (to_key(row), secret) if row else None
+    return (Key(**row), secret) if row else None
 
 
 def list_keys(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int) -> list[Key]:
@@ -144,13 +139,13 @@ def list_keys(tx: Transaction, project_id: UUID, *, before: UUID | None = None, 
     query = sa.select(*COLUMNS).where(keys.c.project_id == project_id)
     if before is not None:
         query = query.where(keys.c.id < before)
-    return [to_key(row) for row in tx.execute(query.order_by(keys.c.id.desc()).limit(limit)).mappings()]
+    return [Key(**row) for row in tx.execute(query.order_by(keys.c.id.desc()).limit(limit)).mappings()]
 
 
 def list_keys_in_use(tx: Transaction, project_id: UUID, now: datetime) -> list[Key]:
     """The valid keys of a project, whose number a quota limits, oldest first."""
     query = sa.select(*COLUMNS).where(keys.c.project_id == project_id, is_in_use(now)).order_by(keys.c.id)
-    return [to_key(row) for row in tx.execute(query).mappings()]
+    return [Key(**row) for row in tx.execute(query).mappings()]
 
 
 def lock_keys(tx: Transaction) -> None:
@@ -169,7 +164,7 @@ def revoke_key(tx: Transaction, project_id: UUID, key_id: UUID, now: datetime) -
     condition = (keys.c.id == key_id) & (keys.c.project_id == project_id) & keys.c.revoked_at.is_(None)
     change = keys.update().where(condition).values(revoked_at=now).returning(*COLUMNS)
     row = tx.execute(change).mappings().one_or_none()
-    return to_key(row) if row else None
+    return Key(**row) if row else None
 
 
 COLUMNS = [column for column in keys.c if column.name not in ("hash", "previous_hash")]
@@ -182,13 +177,7 @@ def is_in_use(now: datetime | sa.BindParameter[Any]) -> sa.ColumnElement[bool]:
 
 def _load_one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Key | None:
     row = tx.execute(sa.select(*COLUMNS).where(condition)).mappings().one_or_none()
-    return to_key(row) if row else None
-
-
-def to_key(row: sa.RowMapping | dict[str, Any]) -> Key:
-    """The key with these columns, by name."""
-    lists = {name: tuple(row[name]) for name in ("scopes", "networks")}
-    return Key(**(dict(row) | lists | {"endpoint_ids": tuple(map(UUID, row["endpoint_ids"]))}))
+    return Key(**row) if row else None
 
 
 def _compute_checksum(random: str) -> str:

@@ -19,8 +19,8 @@ def load_descriptions(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, 
     descriptions = dict.fromkeys(run_ids, NOTHING_SAID)
     table = run_descriptions.c
     query = sa.select(table.run_id, table.owner, table.group, table.tags, table.notes)
-    for run_id, owner, group, tags, notes in tx.execute(query.where(table.run_id.in_(run_ids))):
-        descriptions[run_id] = RunDescription(owner, group, tuple(tags), notes)
+    for run_id, *columns in tx.execute(query.where(table.run_id.in_(run_ids))):
+        descriptions[run_id] = RunDescription(*columns)
     return descriptions
 
 
@@ -28,6 +28,6 @@ def save_description(
     tx: Transaction, project_id: UUID, run_id: UUID, description: RunDescription, now: datetime
 ) -> None:
     """Store the description of a run."""
-    values = msgspec.structs.asdict(description) | {"tags": list(description.tags), "changed_at": now}
+    values = msgspec.structs.asdict(description) | {"changed_at": now}
     if not insert_if_new(tx, run_descriptions, values | {"run_id": run_id, "project_id": project_id}, ["run_id"]):
         tx.execute(run_descriptions.update().where(run_descriptions.c.run_id == run_id).values(values))

@@ -38,9 +38,7 @@ def find_run_details(tx: Transaction, project_id: UUID, run_id: UUID) -> RunDeta
         Run(**read_columns(row, _RUN)),
         row["resumed_from_step"],
         RunHealth(**health) if health["run_id"] else None,
-        RunDescription(**description | {"tags": tuple(description["tags"])})
-        if row["tags"] is not None
-        else NOTHING_SAID,
+        RunDescription(**description) if row["tags"] is not None else NOTHING_SAID,
         row["params"] or {},
     )
 

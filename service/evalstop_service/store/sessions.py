@@ -15,7 +15,7 @@ from evalstop_service.security.scopes import EVERY
 from evalstop_service.store.database import Transaction, read_columns
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.keys import COLUMNS as KEY_COLUMNS
-from evalstop_service.store.keys import Key, is_in_use, to_key
+from evalstop_service.store.keys import Key, is_in_use
 from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import keys, projects, sessions
 
@@ -63,7 +63,7 @@ def find_sign_in(tx: Transaction, token: str, now: datetime) -> SignIn | None:
     key, project = read_columns(row, KEY_COLUMNS), read_columns(row, projects.c)
     return SignIn(
         Session(**read_columns(row, _COLUMNS)),
-        to_key(key) if key["id"] else None,
+        Key(**key) if key["id"] else None,
         Project(**project) if project["id"] else None,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import sqlalchemy as sa
 
 from evalstop_service.rules.confidence_sequences import StageNumbers
@@ -52,13 +54,13 @@ keys = sa.Table(
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), index=True),  # NULL: the whole installation
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("hash", sa.Text, nullable=False, unique=True),
-    sa.Column("scopes", sa.JSON, nullable=False),
+    sa.Column("scopes", StructJson(tuple[str, ...]), nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("revoked_at", UtcTime),
     sa.Column("expires_at", UtcTime),  # NULL: never
     sa.Column("last_used_at", UtcTime),  # to the hour
-    sa.Column("networks", sa.JSON, nullable=False),  # from which it is accepted; empty: any
-    sa.Column("endpoint_ids", sa.JSON, nullable=False),  # whose stops it reports on; empty: all of the project
+    sa.Column("networks", StructJson(tuple[str, ...]), nullable=False),  # from which it is accepted; empty: any
+    sa.Column("endpoint_ids", StructJson(tuple[UUID, ...]), nullable=False),  # whose stops it reports on; empty: all
     sa.Column("previous_hash", sa.Text, unique=True),  # of the secret before it was rotated
     sa.Column("previous_until", UtcTime),
 )

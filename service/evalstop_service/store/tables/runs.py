@@ -72,7 +72,7 @@ run_descriptions = sa.Table(
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
     sa.Column("owner", sa.Text),
     sa.Column("group", sa.Text),
-    sa.Column("tags", sa.JSON, nullable=False),
+    sa.Column("tags", StructJson(tuple[str, ...]), nullable=False),
     sa.Column("notes", sa.Text, nullable=False),
     sa.Column("changed_at", UtcTime, nullable=False),
     sa.Index("ix_run_descriptions_project_id_owner", "project_id", "owner", "run_id"),

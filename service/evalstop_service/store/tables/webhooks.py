@@ -5,7 +5,16 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from evalstop_service.rules.statuses import DeliveryState
-from evalstop_service.store.tables.columns import EnumText, UtcTime, metadata, of_run, own_id, part_of, partial_index
+from evalstop_service.store.tables.columns import (
+    EnumText,
+    StructJson,
+    UtcTime,
+    metadata,
+    of_run,
+    own_id,
+    part_of,
+    partial_index,
+)
 
 endpoints = sa.Table(
     "endpoints",
@@ -13,7 +22,7 @@ endpoints = sa.Table(
     own_id(primary_key=True),
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False, index=True),
     sa.Column("url", sa.Text, nullable=False),
-    sa.Column("event_types", sa.JSON, nullable=False),
+    sa.Column("event_types", StructJson(tuple[str, ...]), nullable=False),
     sa.Column("secret", sa.Text, nullable=False),
     sa.Column("previous_secret", sa.Text),
     sa.Column("previous_secret_until", UtcTime),
