@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from evalstop_client.reading.records import DecisionRecord, RunRecord
 from evalstop_client.service import Json
@@ -34,8 +35,7 @@ class Check:
     advice: str = ""
 
 
-@dataclass(frozen=True)
-class EndpointFacts:
+class EndpointFacts(NamedTuple):
     """An endpoint, and the latest delivery to it; None if there was none."""
 
     endpoint: Json
@@ -224,36 +224,29 @@ def _check_endpoints(facts: Facts) -> Iterator[Check]:
     if facts.endpoints is None:
         yield Check("endpoints", Finding.UNKNOWN, "this key may not list them", "use a key with the scope admin")
         return
-    receivers = [
-        endpoint for endpoint in facts.endpoints if endpoint.endpoint["enabled"] and _is_receiver(endpoint.endpoint)
-    ]
+    receivers = [(endpoint, delivery) for endpoint, delivery in facts.endpoints if _is_receiver(endpoint)]
     if not receivers:
         text = "none receives stops: only a trainer that reads should_stop stops"
         yield Check("endpoints", Finding.NOTE, text, "`evalstop endpoint add URL` for a receiver")
-    for endpoint in receivers:
-        yield _check_endpoint(endpoint.endpoint, endpoint.delivery)
+    for endpoint, delivery in receivers:
+        yield _check_endpoint(endpoint, delivery)
 
 
 def _is_receiver(endpoint: Json) -> bool:
     """Whether it takes stops and is no channel of people's, such as Slack, which can end no job."""
-    return STOP in endpoint["event_types"] and endpoint["format"] == "standard"
+    return endpoint["enabled"] and STOP in endpoint["event_types"] and endpoint["format"] == "standard"
 
 
 def _check_endpoint(endpoint: Json, delivery: Json | None) -> Check:
-    url = endpoint["url"]
+    url, test = endpoint["url"], f"`evalstop endpoint test {endpoint['url']}`"
     if endpoint["open_until"] is not None or endpoint["failures"]:
         text = f"{url}: failures in a row: {endpoint['failures']}"
         if delivery is not None and delivery["last_error"] and delivery["state"] != "cancelled":
             text += f": {delivery['last_error']}"
-        return Check("endpoints", Finding.BLOCKS, text, f"`evalstop endpoint test {url}`")
+        return Check("endpoints", Finding.BLOCKS, text, test)
     if delivery is None:
-        return Check(
-            "endpoints",
-            Finding.NOTE,
-            f"{url} receives stops; nothing has been sent yet",
-            f"`evalstop endpoint test {url}`",
-        )
+        return Check("endpoints", Finding.NOTE, f"{url} receives stops; nothing has been sent yet", test)
     if delivery["state"] == "dead":
         text = f"{url}: the last delivery failed for good: {delivery['last_error']}"
-        return Check("endpoints", Finding.BLOCKS, text, f"`evalstop endpoint test {url}`")
+        return Check("endpoints", Finding.BLOCKS, text, test)
     return Check("endpoints", Finding.OK, f"{url} receives stops; the last delivery is {delivery['state']}")
