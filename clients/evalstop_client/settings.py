@@ -190,26 +190,18 @@ def _describe_run(
         raise ConfigurationError(f"mode {mode!r}: choose one of {', '.join(MODES)}, or leave it to the project.")
     if resume is not None and resume not in RESUMES:
         raise ConfigurationError(f"resume {resume!r}: choose one of {', '.join(RESUMES)}, or leave it out.")
-    opening: dict[str, Any] = {}
-    if metrics is not None:
-        opening["metrics"] = check_metrics(metrics)
-    if params := flatten_config(config):
-        opening["params"] = params
-    if policy is not None:
-        opening["policy"] = str(policy)
-    if mode is not None:
-        opening["mode"] = mode
-    if total_steps is not None:
-        steps = _checked_total_steps(total_steps)
-        if steps <= LONGEST_PLAN:
-            opening["total_steps"] = steps
-    if evaluates is not False:
-        if evaluates is not True and not (isinstance(evaluates, int | float) and 0 <= evaluates <= 1):
-            raise ConfigurationError(f"evaluates {evaluates!r}: true, false, or the share of the run an eval takes.")
-        opening["eval_share"] = 0.0 if evaluates is True else float(evaluates)
-    if resume is not None:
-        opening["resume"] = resume
-    return opening
+    if not isinstance(evaluates, int | float) or not 0 <= evaluates <= 1:
+        raise ConfigurationError(f"evaluates {evaluates!r}: true, false, or the share of the run an eval takes.")
+    opening = {
+        "metrics": None if metrics is None else check_metrics(metrics),
+        "params": flatten_config(config) or None,
+        "policy": None if policy is None else str(policy),
+        "mode": mode,
+        "total_steps": None if total_steps is None else _check_total_steps(total_steps),
+        "eval_share": None if evaluates is False else 0.0 if evaluates is True else float(evaluates),
+        "resume": resume,
+    }
+    return {name: value for name, value in opening.items() if value is not None}
 
 
 def choose_spool_folder(root: str | Path | None, environment: Mapping[str, str], url: str | None, name: str) -> Path:
@@ -273,11 +265,12 @@ def _find_temporary_folder() -> Path:
         return Path("/tmp")  # noqa: S108  # to be tried when there is something to write
 
 
-def _checked_total_steps(total_steps: int) -> int:
+def _check_total_steps(total_steps: int) -> int | None:
+    """The planned length; None if it is one that the service does not take."""
     try:
         steps = operator.index(total_steps)
     except TypeError:
         steps = 0
     if steps < 1:
         raise ConfigurationError(f"total_steps {total_steps!r}: it must be a whole number above 0, or left out.")
-    return steps
+    return steps if steps <= LONGEST_PLAN else None
