@@ -27,7 +27,10 @@ FLUSH_RETRY_SECONDS = 0.5
 
 
 class Sender:
-    """The sending thread; `latest_answer` is the service's latest answer."""
+    """The sending thread.
+
+    `latest_answer`: the service's latest answer. `is_unauthorized`: the key was refused, so that waiting is useless.
+    """
 
     def __init__(
         self, service: Service, spool: Spool, opening: Mapping[str, Any], limits: Limits, warnings: WarningLog
@@ -42,7 +45,7 @@ class Sender:
         self._reopened = False  # because the service no longer knew the run
         self._failures = 0
         self._earlier_wait_until = -math.inf  # for what earlier runs left, while the service is busy for it
-        self._is_unauthorized = False
+        self.is_unauthorized = False
         self._flush_started_at = -math.inf
         self._flushing = threading.Event()
         self._closed = threading.Event()
@@ -56,7 +59,7 @@ class Sender:
     def start_flush(self) -> None:
         """A flush has started: retry immediately and often."""
         self._flush_started_at = time.monotonic()
-        self._is_unauthorized = False
+        self.is_unauthorized = False
         self._flushing.set()
         self._spool.wake()
 
@@ -74,11 +77,6 @@ class Sender:
     def is_idle(self) -> bool:
         """Whether the run is open (or refused) and nothing is left to send."""
         return self._find_opened(self._opening) is not None and self._spool.is_empty
-
-    @property
-    def is_unauthorized(self) -> bool:
-        """Whether the key was refused, so that waiting is useless."""
-        return self._is_unauthorized
 
     def _run(self) -> None:
         adopted = False
@@ -221,11 +219,8 @@ class Sender:
 
     @property
     def _is_renamed(self) -> bool:
-        return self._is_own and self.latest_answer.name not in (None, self._opening["name"]) and not self._resumes
-
-    @property
-    def _resumes(self) -> bool:
-        return "resume" in self._opening
+        is_new = self._is_own and "resume" not in self._opening
+        return is_new and self.latest_answer.name not in (None, self._opening["name"])
 
     def _say_if_ended(self) -> None:
         latest = self.latest_answer
@@ -253,7 +248,7 @@ class Sender:
 
     def _pause_after(self, answer: Answer | None, began: float) -> None:
         # A request from before the flush does not show whether the key is accepted now.
-        self._is_unauthorized = isinstance(answer, Unauthorized) and began >= self._flush_started_at
+        self.is_unauthorized = isinstance(answer, Unauthorized) and began >= self._flush_started_at
         if isinstance(answer, Unauthorized):
             self._warnings.warn_once(
                 "unauthorized", "the key (EVALSTOP_KEY) is not accepted; spooling until it is: %s", answer.reason
