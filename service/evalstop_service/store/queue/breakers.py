@@ -8,6 +8,7 @@ Deliveries to an open endpoint are not claimed, so they use up no attempts. The 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,6 +17,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.queue.attempts import FinishedAttempt
 from evalstop_service.store.tables import endpoints
 
 
@@ -35,20 +37,6 @@ class BreakerLimits:
         """The pause after so many consecutive failures."""
         doublings = min(failures - self.failures, 60)
         return timedelta(seconds=min(self.first_seconds * 2.0**doublings, self.longest_seconds))
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptResult:
-    """One attempt at an endpoint.
-
-    `well`: the endpoint works, even if it refused the event; None: nothing was sent. `is_trial`: the one attempt while
-    the breaker was open.
-    """
-
-    endpoint_id: UUID
-    at: datetime
-    well: bool | None
-    is_trial: bool
 
 
 def claim_trials(tx: Transaction, open_until_of: Mapping[UUID, datetime], lease_until: datetime) -> set[UUID]:
@@ -71,25 +59,25 @@ def claim_trials(tx: Transaction, open_until_of: Mapping[UUID, datetime], lease_
     return claimed
 
 
-def record_results(tx: Transaction, tried: Iterable[AttemptResult], breaker: BreakerLimits) -> dict[UUID, datetime]:
+def record_results(tx: Transaction, tried: Iterable[FinishedAttempt], breaker: BreakerLimits) -> dict[UUID, datetime]:
     """Count consecutive failures; returns the endpoints whose breaker opened, and until when. Their rows are locked.
 
     Attempts that were under way when the breaker opened may succeed, which closes it, but do not lengthen the pause.
     After a trial that was not sent, another may be claimed at once.
     """
-    attempts: dict[UUID, list[AttemptResult]] = {}
+    attempts: dict[UUID, list[FinishedAttempt]] = defaultdict(list)
     for attempt in sorted(tried, key=lambda attempt: attempt.at):
-        attempts.setdefault(attempt.endpoint_id, []).append(attempt)
+        attempts[attempt.claimed.endpoint_id].append(attempt)
     opened = {}
     for endpoint_id, of_one in attempts.items():
         table = endpoints.c
         row = tx.execute(sa.select(table.failures, table.open_until).where(table.id == endpoint_id)).one()
         failures, open_until, opens = row.failures, row.open_until, False
         for attempt in of_one:
-            if attempt.well:
-                failures, open_until, opens = 0, None, False
-            elif attempt.well is None:
+            if not attempt.was_tried:
                 open_until = min(open_until, attempt.at) if open_until is not None else None
+            elif attempt.went_well:
+                failures, open_until, opens = 0, None, False
             elif open_until is None or attempt.is_trial:
                 failures += 1
                 opens = failures >= breaker.failures

@@ -24,7 +24,7 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.database import Transaction, driver_connection
 from evalstop_service.store.queue import breakers, queues
 from evalstop_service.store.queue.attempts import ClaimedDelivery, Dead, Delivered, FinishedAttempt, Released, Retry
-from evalstop_service.store.queue.breakers import AttemptResult, BreakerLimits
+from evalstop_service.store.queue.breakers import BreakerLimits
 from evalstop_service.store.tables import deliveries, moment_text
 from evalstop_service.store.tables import endpoints as targets
 
@@ -94,7 +94,6 @@ def settle_deliveries(
     failing_endpoints = {
         attempt.claimed.endpoint_id for attempt in counted if attempt.claimed.failures or not attempt.went_well
     }
-    # Endpoint rows before delivery rows, as deletion locks them: otherwise the two can deadlock.
     if gone_endpoints or failing_endpoints:
         lock = (
             sa.select(targets.c.id).where(targets.c.id.in_(gone_endpoints | failing_endpoints)).order_by(targets.c.id)
@@ -110,19 +109,14 @@ def settle_deliveries(
     opened: dict[UUID, datetime] = {}
     if breaker is not None and failing_endpoints:
         # A delivery that was cancelled during its attempt shows as well whether its endpoint works.
-        results = [
-            AttemptResult(
-                attempt.claimed.endpoint_id,
-                attempt.at,
-                attempt.went_well if attempt.was_tried else None,
-                attempt.is_trial,
-            )
+        valid = [
+            attempt
             for attempt in counted
             if attempt.claimed.endpoint_id in failing_endpoints
             and present.get(attempt.claimed.id)
-            in (("waiting", attempt.claimed.attempts), ("cancelled", attempt.claimed.attempts))
+            in [(state, attempt.claimed.attempts) for state in ("waiting", "cancelled")]
         ]
-        opened = breakers.record_results(tx, results, breaker)
+        opened = breakers.record_results(tx, valid, breaker)
     return Settlement(
         frozenset(attempt.claimed.id for attempt in still_held),
         frozenset(key for key, (state, _) in present.items() if state == "cancelled"),
