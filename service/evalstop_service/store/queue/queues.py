@@ -52,19 +52,17 @@ def find_due_deliveries(
             .execute(QUEUES + HEAD_POSTGRESQL, claim_parameters(now, limit, per_endpoint, room))
         )
         return [DueDelivery(*row) for row in rows]
-    most = max(per_endpoint, *room.values(), 0) if room else per_endpoint
+    most = max(0, per_endpoint, *room.values())
     room_left = dict(room)
     due: list[DueDelivery] = []
     for row in tx.execute(_DUE_SQLITE, {"now": now, "most": most}):
         delivery = DueDelivery(*row)
-        room_left.setdefault(delivery.endpoint_id, per_endpoint)
-        if delivery.open_until is not None:
-            room_left[delivery.endpoint_id] = min(room_left[delivery.endpoint_id], 1)
-        if room_left[delivery.endpoint_id] > 0 and len(due) < limit:
-            room_left[delivery.endpoint_id] = (
-                0 if delivery.open_until is not None else room_left[delivery.endpoint_id] - 1
-            )
+        left = room_left.get(delivery.endpoint_id, per_endpoint)
+        left = left if delivery.open_until is None else min(left, 1)
+        if left > 0 and len(due) < limit:
             due.append(delivery)
+            left -= 1
+        room_left[delivery.endpoint_id] = left
     return due
 
 
