@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 
 import sqlalchemy as sa
 
@@ -13,7 +14,7 @@ from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.quotas import Quota
 from evalstop_service.store import quota_use
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.tables import decision_changes, decisions, deliveries, endpoints, projects, run_health, runs
+from evalstop_service.store.tables import decisions, deliveries, endpoints, projects, run_health, runs
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
         stale_runs=stale_runs,
         no_data_runs=no_data_runs,
         paused_projects=tx.execute(paused).scalar_one(),
-        on_hold=_on_hold(tx),
+        on_hold=Counter(chain.from_iterable(tx.execute(_GUARD_KINDS).scalars())),
         awaited={str(state): count for state, count in tx.execute(_AWAITED)},
         open_endpoints=tx.execute(_OPEN).scalar_one(),
         **counts,
@@ -81,18 +82,9 @@ def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
     )
 
 
-def _on_hold(tx: Transaction) -> dict[str, int]:
-    """How many stops each kind of guard holds, by the last change of each decision."""
-    of_decision = (decision_changes.c.run_id == decisions.c.run_id) & (decision_changes.c.decision_id == decisions.c.id)
-    last = sa.select(sa.func.max(decision_changes.c.sequence)).where(of_decision).correlate(decisions).scalar_subquery()
-    query = (
-        sa.select(decision_changes.c.details)
-        .join(decisions, of_decision)
-        .where(decisions.c.state == DecisionState.ON_HOLD, decisions.c.deadline_at.is_not(None))
-        .where(decision_changes.c.sequence == last)
-    )
-    return Counter(guard["kind"] for details in tx.execute(query).scalars() for guard in details.get("guards", ()))
-
+_GUARD_KINDS = sa.select(decisions.c.guard_kinds).where(
+    decisions.c.state == DecisionState.ON_HOLD, decisions.c.deadline_at.is_not(None)
+)
 
 _AWAITED = (
     sa.select(decisions.c.state, sa.func.count())
