@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from evalstop_service.errors import QuotaReached
 from evalstop_service.rules.quotas import Quota, begin_day, first_id, seconds_to_wait
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.keys import is_in_use
 from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import endpoints, keys, policies, projects, runs
 
@@ -69,8 +70,7 @@ def _count_query(quota: Quota, now: datetime) -> tuple[sa.Table, sa.ColumnElemen
         case Quota.RUNS_PER_DAY:
             return runs, runs.c.id >= first_id(begin_day(now))
         case Quota.KEYS:
-            in_use = keys.c.revoked_at.is_(None) & sa.or_(keys.c.expires_at.is_(None), keys.c.expires_at > now)
-            return keys, in_use
+            return keys, is_in_use(now)
         case Quota.ENDPOINTS:
             return endpoints, endpoints.c.deleted_at.is_(None)
         case Quota.POLICIES:
