@@ -193,9 +193,9 @@ class Script:
     def try_policy(self, at: datetime) -> None:
         """Add a policy and start it in shadow, to earn its rollout stage."""
         author = Author(self.project.id, PEOPLE[0], at)
-        version = policies.add_policy(self.database, author, tried_policy())
         with self.database.transaction() as tx:
-            rollout_stage.set_rollout_stage(tx, self.project.id, TRIED, version.version, **TRIED_TERMS, now=at)
+            version = policies.create_policy(tx, author, tried_policy()).version
+            rollout_stage.set_rollout_stage(tx, self.project.id, TRIED, version, **TRIED_TERMS, now=at)
             author.record(tx, "rollout_stage.set", f"policy {TRIED}", TRIED_TERMS)
 
     def _confirm_proposal(self, proposal_id: UUID, at: datetime) -> None:
@@ -320,7 +320,8 @@ def fill(
             raise Conflict(f"the project {name!r} already has runs; name another project, or a new one")
     if project is None:
         project = project_settings.create_project(database, NewProject(name=name), SERVICE, begins_at)
-    project = project_settings.change_project_settings(database, Author(project.id, SERVICE, begins_at), SETTINGS)
+    with database.transaction() as tx:
+        project = project_settings.apply_change(tx, Author(project.id, SERVICE, begins_at), SETTINGS)
     script = Script(database, project, now, chance)
     for days, k in ((0, 5), (30, 7)):
         script.schedule(begins_at + timedelta(days=days), partial(_add_patient, database, project.id, k))
@@ -340,9 +341,10 @@ def fill(
 
 
 def _hold_out_few(database: Database, project_id: UUID, at: datetime) -> None:
-    author = Author(project_id, PEOPLE[0], at)
-    project_settings.change_project_settings(database, author, ProjectChange(held_out_share=0.02))
+    with database.transaction() as tx:
+        project_settings.apply_change(tx, Author(project_id, PEOPLE[0], at), ProjectChange(held_out_share=0.02))
 
 
 def _add_patient(database: Database, project_id: UUID, k: int, at: datetime) -> None:
-    policies.add_policy(database, Author(project_id, PEOPLE[0], at), patient_policy(k))
+    with database.transaction() as tx:
+        policies.create_policy(tx, Author(project_id, PEOPLE[0], at), patient_policy(k))

@@ -14,7 +14,7 @@ from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.rules.quotas import Quota
 from evalstop_service.store import policies, projects, quota_use
 from evalstop_service.store.audit import Author
-from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.database import Transaction
 from evalstop_service.store.policies import StoredPolicy
 from evalstop_service.store.projects import Project
 
@@ -117,14 +117,8 @@ def add_version(tx: Transaction, project: Project, policy: Policy, now: datetime
     return policies.add_policy(tx, project, policy.name, policy_to_document(policy), now)
 
 
-def add_policy(database: Database, author: Author, policy: Policy) -> StoredPolicy:
-    """Store a policy as the next version of its name, with an audit entry; returns the latest if it is equal."""
-    with database.transaction() as tx:
-        return create_policy(tx, author, policy)
-
-
 def create_policy(tx: Transaction, author: Author, policy: Policy) -> StoredPolicy:
-    """Like `add_policy`, within a transaction."""
+    """Store a policy as the next version of its name, with an audit entry; returns the latest if it is equal."""
     require_storable(policy)
     project = projects.lock_project(tx, author.project_id)
     before = find_version(tx, project.id, policy.name)

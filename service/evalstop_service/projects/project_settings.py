@@ -194,15 +194,9 @@ def find_project(database: Database, name: str) -> Project:
     return project
 
 
-def change_project_settings(database: Database, author: Author, change: ProjectChange) -> Project:
+def apply_change(tx: Transaction, author: Author, change: ProjectChange) -> Project:
     """Change settings of a project; raises Invalid if its default policy does not exist, Conflict if its modes
     contradict each other, so that nothing could be stopped."""
-    with database.transaction() as tx:
-        return apply_change(tx, author, change)
-
-
-def apply_change(tx: Transaction, author: Author, change: ProjectChange) -> Project:
-    """Like `change_project_settings`, within a transaction."""
     values = _list_values(change)
     before = projects.lock_project(tx, author.project_id)
     project = replace(before, **values)

@@ -107,7 +107,8 @@ def test_stop_for_a_critical_eval_is_judged_by_it(database: Database, now: datet
         "math": {"role": "eval", "direction": "maximize", "weight": 100.0},
         "safety": {"role": "eval", "direction": "maximize", "critical": True},
     }
-    policies.add_policy(database, Author(project.id, "dana", now), policy_from_document(NEVER_POLICY))
+    with database.transaction() as tx:
+        policies.create_policy(tx, Author(project.id, "dana", now), policy_from_document(NEVER_POLICY))
     run = project.open_run(metrics=critical, policy="never")
     safety = [0.1, 0.4, 0.7, 0.9, 1.0, 0.9, 0.8, 0.7, *[0.2] * 12]
     for step, value in enumerate(safety):

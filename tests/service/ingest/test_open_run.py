@@ -12,7 +12,7 @@ from evalstop_service.decisions import commands, deadlines
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.ingest import Resumed, open_run
 from evalstop_service.ingest.open_run import Resume
-from evalstop_service.projects.project_settings import ProjectChange, change_project_settings
+from evalstop_service.projects.project_settings import ProjectChange, apply_change
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.store import audit, tables
 from evalstop_service.store.audit import Author
@@ -99,11 +99,12 @@ def test_options_beyond_the_project_are_ignored(database: Database) -> None:
     """A run that asks for a mode or policy its project does not allow is opened without them."""
     project = set_up_project(database)
     author = Author(project.id, "dana", NOW)
-    with pytest.raises(Conflict, match="change both"):
-        change_project_settings(database, author, ProjectChange(max_mode=Mode.SHADOW))
+    with pytest.raises(Conflict, match="change both"), database.transaction() as tx:
+        apply_change(tx, author, ProjectChange(max_mode=Mode.SHADOW))
     allowed = ["paper@1"]
     change = ProjectChange(default_mode=Mode.SHADOW, max_mode=Mode.SHADOW, allowed_policies=allowed)
-    change_project_settings(database, author, change)
+    with database.transaction() as tx:
+        apply_change(tx, author, change)
     default_policy = project.open_run("own").policy_name
     for _ in range(2):
         run = project.open_run("one", policy="cautious", mode=Mode.ENFORCE)
@@ -117,7 +118,8 @@ def test_lowered_mode_applies_to_open_runs(project: ProjectFixture) -> None:
     """When a project's highest mode is lowered to shadow, stops of its open runs are only recorded."""
     run = project.open_run(policy="paper", mode=Mode.ENFORCE)
     lowered = ProjectChange(default_mode=Mode.SHADOW, max_mode=Mode.SHADOW)
-    change_project_settings(project.database, Author(project.id, "dana", NOW), lowered)
+    with project.database.transaction() as tx:
+        apply_change(tx, Author(project.id, "dana", NOW), lowered)
     project.post_observations(run, evals(0.9, 0.8, 0.7, 0.6))
     decision = project.load_decision(run)
     assert decision.state == "shadow"

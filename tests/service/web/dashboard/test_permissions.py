@@ -176,7 +176,8 @@ class PopulatedService:
                 Observations((PostedObservation("reward/gold", step, value),)),
                 now,
             )
-        policy = policies.add_policy(*by, policy_from_document(LEVEL_POLICY | {"name": "of-somebody"}))
+        with self.database.transaction() as tx:
+            policy = policies.create_policy(tx, by[1], policy_from_document(LEVEL_POLICY | {"name": "of-somebody"}))
         backtest = backtests.request_backtest(self.database, tenant.project.id, policy.document, 1, "key test", now)
         with self.database.reading() as tx:
             delivery = deliveries.list_deliveries(tx, tenant.project.id)[0]
