@@ -106,36 +106,32 @@ def create_job(
     return PeriodicJob("retention", prune)
 
 
+@dataclass
 class _Pass:
-    def __init__(
-        self, database: Database, now: datetime, pace: Pace, pause: Wait, service_metrics: ServiceMetrics
-    ) -> None:
-        self._database = database
-        self._now = now
-        self._pace = pace
-        self._pause = pause
-        self._service_metrics = service_metrics
-        self._rows = 0
+    database: Database
+    now: datetime
+    pace: Pace
+    pause: Wait
+    service_metrics: ServiceMetrics
+    rows: int = 0
 
     def run(self, projects: list[tuple[Project, datetime]]) -> PruneResult:
         runs: dict[str, int] = {}
-        if not self._empty_runs():  # first finish an interrupted pass
-            return PruneResult(runs, self._rows)
+        goes_on = self._empty_runs()  # first finish an interrupted pass
         for project, ended_before in projects:
-            while marked := self._mark_runs(project, ended_before):
+            while goes_on and (marked := self._mark_runs(project, ended_before)):
                 runs[project.name] = runs.get(project.name, 0) + marked
-                self._service_metrics.pruned_runs.inc(marked)
-                if not self._empty_runs():
-                    return PruneResult(runs, self._rows)
-        return PruneResult(runs, self._rows)
+                self.service_metrics.pruned_runs.inc(marked)
+                goes_on = self._empty_runs()
+        return PruneResult(runs, self.rows)
 
     def _mark_runs(self, project: Project, ended_before: datetime) -> int:
-        with self._database.reading() as tx:
+        with self.database.reading() as tx:
             run_ids = retention.list_expired_runs(tx, project.id, ended_before, RUNS_AT_A_TIME)
         if not run_ids:
             return 0
-        with self._database.transaction() as tx:
-            return retention.mark_runs(tx, run_ids, ended_before, self._now)
+        with self.database.transaction() as tx:
+            return retention.mark_runs(tx, run_ids, ended_before, self.now)
 
     def _empty_runs(self) -> bool:
         """Remove the details of all marked runs; False if asked to stop before the end."""
@@ -143,12 +139,12 @@ class _Pass:
         has_more = True
         while has_more:
             started = time.perf_counter()
-            with self._database.transaction() as tx:
-                emptied = retention.delete_details(tx, self._pace.rows, position)
+            with self.database.transaction() as tx:
+                emptied = retention.delete_details(tx, self.pace.rows, position)
             position, has_more = emptied.position, emptied.left
-            self._rows += emptied.rows
-            self._service_metrics.pruned_rows.inc(emptied.rows)
-            if (emptied.rows or has_more) and self._pause(max(self._pace.pause_seconds, time.perf_counter() - started)):
+            self.rows += emptied.rows
+            self.service_metrics.pruned_rows.inc(emptied.rows)
+            if (emptied.rows or has_more) and self.pause(max(self.pace.pause_seconds, time.perf_counter() - started)):
                 return False
         return True
 
