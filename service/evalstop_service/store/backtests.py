@@ -19,7 +19,7 @@ from evalstop_service.errors import NotFound
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome, RunStatus
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.runs import Run
+from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import attempts, backtests, cases, decisions, policies, runs
 
 
@@ -163,8 +163,7 @@ def load_past_runs(tx: Transaction, project_id: UUID, before: UUID, limit: int) 
     query = (
         sa.select(
             page,
-            policies.c.name.label("policy_name"),
-            policies.c.version.label("policy_version"),
+            *POLICY_COLUMNS,
             sa.func.coalesce(attempts.c.resumed_from_step, 0),
             decisions.c.id,
             decisions.c.step,
@@ -179,12 +178,9 @@ def load_past_runs(tx: Transaction, project_id: UUID, before: UUID, limit: int) 
         .outerjoin(cases, (cases.c.run_id == page.c.id) & (cases.c.attempt == page.c.attempt))
         .order_by(page.c.id.desc())
     )
-    names = [*(column.name for column in runs.c), "policy_name", "policy_version"]
-    past_runs = []
-    for row in tx.execute(query):
-        values = tuple(row)
-        past_runs.append(PastRun(Run(**dict(zip(names, values, strict=False))), *values[len(names) :]))
-    return past_runs
+    names = [column.name for column in (*runs.c, *POLICY_COLUMNS)]
+    rows = (tuple(row) for row in tx.execute(query))
+    return [PastRun(Run(**dict(zip(names, row, strict=False))), *row[len(names) :]) for row in rows]
 
 
 def _select_ended(query: sa.Select[Any], project_id: UUID, before: UUID) -> sa.Select[Any]:

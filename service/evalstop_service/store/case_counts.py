@@ -18,6 +18,7 @@ from evalstop_service.rules.case_requirements import CaseRequirements, Shortfall
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.runs import POLICY_COLUMNS
 from evalstop_service.store.tables import cases, policies, runs
 
 Grouping = Literal["policy", "detector", "job_kind", "day", "week", "month"]
@@ -235,12 +236,7 @@ def list_cases(
     tx: Transaction, project_id: UUID, case_filter: CaseFilter, *, before: Place | None = None, limit: int
 ) -> list[ListedCase]:
     """The cases behind a count, those that ended last first, after the position `before`."""
-    columns = [
-        *(cases.c[name] for name in Case.__dataclass_fields__),
-        runs.c.name.label("run_name"),
-        policies.c.name.label("policy_name"),
-        policies.c.version.label("policy_version"),
-    ]
+    columns = [*(cases.c[name] for name in Case.__dataclass_fields__), runs.c.name.label("run_name"), *POLICY_COLUMNS]
     query = _filter_cases(tx, sa.select(*columns), project_id, case_filter, ())
     query = query.join(runs, runs.c.id == cases.c.run_id).join(policies, policies.c.id == cases.c.policy_id)
     order = (cases.c.ended_at, cases.c.run_id, cases.c.attempt)

@@ -24,7 +24,7 @@ from evalstop_service.rules.run_results import BestCheckpoint, Call, Verdict
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction, read_columns, read_page, read_rows
 from evalstop_service.store.projects import Project
-from evalstop_service.store.runs import Run
+from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import decision_changes, decisions, policies, projects, runs
 
 
@@ -278,12 +278,7 @@ def load_changes(
 
 
 SELECT = (
-    sa.select(
-        *decisions.c,
-        runs.c.name.label("run_name"),
-        policies.c.name.label("policy_name"),
-        policies.c.version.label("policy_version"),
-    )
+    sa.select(*decisions.c, runs.c.name.label("run_name"), *POLICY_COLUMNS)
     .join(runs, runs.c.id == decisions.c.run_id)
     .join(policies, policies.c.id == decisions.c.policy_id)
 )
