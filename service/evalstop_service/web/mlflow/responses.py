@@ -23,7 +23,7 @@ from evalstop_service.web.mlflow.requests import Document, to_milliseconds
 
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
-_STATUS = {
+STATUSES = {
     RunStatus.RUNNING: "RUNNING",
     RunStatus.PARKED: "SCHEDULED",
     RunStatus.COMPLETED: "FINISHED",
@@ -31,11 +31,7 @@ _STATUS = {
     RunStatus.FAILED: "FAILED",
     RunStatus.LOST: "FAILED",
 }
-
-
-def find_status(status: RunStatus) -> str:
-    """MLflow's term for the status of a run."""
-    return _STATUS[status]
+"""MLflow's term for each status of a run."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,7 @@ def run_info(recorded: RecordedRun) -> Document:
         "run_name": run.labels.get(labels.RUN_NAME, run.name),
         "experiment_id": str(recorded.experiment.number),
         "user_id": run.labels.get(labels.USER, "unknown"),
-        "status": find_status(run.status),
+        "status": STATUSES[run.status],
         "start_time": to_milliseconds(run.created_at) if start_time is None else start_time,
         "artifact_uri": f"{recorded.experiment.artifact_location.rstrip('/')}/{run.id.hex}/artifacts",
         "lifecycle_stage": "deleted" if recorded.deleted else "active",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.web.mlflow.responses import find_status
+from evalstop_service.web.mlflow.responses import STATUSES
 
 
 @pytest.mark.parametrize("status", RunStatus)
 def test_every_status_maps_to_an_mlflow_status(status: RunStatus) -> None:
     """MLflow's clients know five statuses."""
-    assert find_status(status) in ("RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED")
+    assert STATUSES[status] in ("RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED")
 
 
 def test_parked_run_is_scheduled() -> None:
     """A parked run is neither running nor ended, as its job waits to be started again."""
-    assert find_status(RunStatus.PARKED) == "SCHEDULED"
+    assert STATUSES[RunStatus.PARKED] == "SCHEDULED"
