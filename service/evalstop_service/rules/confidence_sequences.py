@@ -82,16 +82,12 @@ class StageNumbers(Struct, frozen=True):
 
 def estimate_precision(flagged: Sequence[Stratum]) -> Estimate:
     """The share of stops that were right."""
-
-    def ends(strata: Sequence[Stratum]) -> tuple[float, float]:
-        return _find_lowest_share(strata), 1 - _find_lowest_share([_swap_outcomes(stratum) for stratum in strata])
-
     right = sum(stratum.right / stratum.probability for stratum in flagged)
     wrong = sum(stratum.wrong / stratum.probability for stratum in flagged)
-    low, high = ends(flagged)
+    low, high = _find_ends(flagged)
     against = [Stratum(s.right, s.wrong + s.unknown, 0, s.probability) for s in flagged]
     in_favor = [Stratum(s.right + s.unknown, s.wrong, 0, s.probability) for s in flagged]
-    bounds = Bounds(min(low, ends(against)[0]), max(high, ends(in_favor)[1]))
+    bounds = Bounds(min(low, _find_ends(against)[0]), max(high, _find_ends(in_favor)[1]))
     return Estimate(_compute_share(right, wrong), low, high, bounds, *_count_cases(flagged))
 
 
@@ -143,18 +139,20 @@ def _estimate_share(
         above = sum(yes(stratum, worst) * smallest / stratum.probability for stratum in flagged_strata)
         return Stratum(above, no(passed_stratum, worst) * smallest)
 
-    def ends(stratum: Stratum) -> tuple[float, float]:
-        return _find_lowest_share([stratum]), 1 - _find_lowest_share([_swap_outcomes(stratum)])
-
     decided = weigh_cases([_drop_unknown(stratum) for stratum in flagged], _drop_unknown(passed), worst=True)
     worst, best = weigh_cases(flagged, passed, worst=True), weigh_cases(flagged, passed, worst=False)
     return Estimate(
         _compute_share(decided.right, decided.wrong),
-        *ends(decided),
-        Bounds(ends(worst)[0], ends(best)[1]),
+        *_find_ends([decided]),
+        Bounds(_find_ends([worst])[0], _find_ends([best])[1]),
         round(sum(yes(_drop_unknown(stratum), True) for stratum in flagged) + no(_drop_unknown(passed), True)),
         _count_cases([*flagged, passed])[1],
     )
+
+
+def _find_ends(strata: Sequence[Stratum]) -> tuple[float, float]:
+    swapped = [Stratum(stratum.wrong, stratum.right, stratum.unknown, stratum.probability) for stratum in strata]
+    return _find_lowest_share(strata), 1 - _find_lowest_share(swapped)
 
 
 def _find_lowest_share(strata: Iterable[Stratum]) -> float:
@@ -213,10 +211,6 @@ def _log_beta(a: float, b: float) -> float:
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
-def _swap_outcomes(stratum: Stratum) -> Stratum:
-    return Stratum(stratum.wrong, stratum.right, stratum.unknown, stratum.probability)
-
-
 def _drop_unknown(stratum: Stratum) -> Stratum:
     return Stratum(stratum.right, stratum.wrong, 0, stratum.probability)
 
@@ -225,8 +219,5 @@ def _compute_share(yes: float, no: float) -> float | None:
     return yes / (yes + no) if yes + no > 0 else None
 
 
-def _count_cases(strata: Iterable[Stratum]) -> tuple[int, int]:
-    strata = list(strata)
-    return round(sum(stratum.right + stratum.wrong for stratum in strata)), round(
-        sum(stratum.unknown for stratum in strata)
-    )
+def _count_cases(strata: Sequence[Stratum]) -> tuple[int, int]:
+    return round(sum(s.right + s.wrong for s in strata)), round(sum(s.unknown for s in strata))
