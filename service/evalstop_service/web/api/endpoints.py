@@ -196,15 +196,7 @@ def test_endpoint(endpoint_id: EndpointId, caller: Operate, context: Ctx, now: N
         mail=context.mail,
         now=now,
     )
-    return TestOut(
-        event_id=tested.event_id,
-        url=tested.url,
-        delivered=tested.delivered,
-        status_code=tested.answer.status_code,
-        error=tested.answer.error,
-        answer=tested.answer.excerpt,
-        duration_ms=tested.answer.duration_ms,
-    )
+    return TestOut.model_validate(vars(tested.answer) | vars(tested) | {"answer": tested.answer.excerpt})
 
 
 def view_with_secret(endpoint: Endpoint, encryption: Encryption) -> EndpointWithSecret:

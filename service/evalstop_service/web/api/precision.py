@@ -186,24 +186,16 @@ def list_cases(
 
 
 def _view_group(group: GroupFigures, case_filter: CaseFilter, by: list[Grouping]) -> GroupOut:
-    key_parts = figures.name_key_parts(group.key, by)
+    parts = dict.fromkeys(("detector", "job_kind", "begins")) | figures.name_key_parts(group.key, by)
     group_filter = figures.select_group(case_filter, by, group.key)
     return GroupOut.model_validate(
-        {
-            "policy": PolicyName(name=key_parts["policy"], version=key_parts["version"])
-            if "policy" in key_parts
-            else None,
-            "detector": key_parts.get("detector"),
-            "job_kind": key_parts.get("job_kind"),
-            "begins": key_parts.get("begins"),
-            "precision": group.precision,
-            "recall": group.recall,
+        parts
+        | vars(group)
+        | {
+            "policy": PolicyName(name=parts["policy"], version=parts["version"]) if "policy" in parts else None,
             "false_stops_per_healthy_run": group.false_stops,
             "delay_steps": group.delays,
             "gpu_hours": group.hours,
-            "parks": group.parks,
-            "stated_risk": group.stated_risk,
-            "counts": group.counts,
             "cases": {
                 row: {
                     outcome: _cases_url(figures.select_cell(group_filter, row, outcome)) for outcome in figures.OUTCOMES
