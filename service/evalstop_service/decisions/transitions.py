@@ -128,9 +128,6 @@ def _insert_decision(
         run_name=run.name,
         policy_name=run.policy_name,
         policy_version=run.policy_version,
-        deadline_at=lifecycle.deadline_at,
-        escalations=lifecycle.escalations,
-        action=lifecycle.action,
         observed_probability=observed_probability,
     ).moved(lifecycle, _list_records(instructions))
     decisions.add_decision(tx, decision)

@@ -296,15 +296,10 @@ def _open_veto_window(
 ) -> Transition:
     """Carry the stop out: start its veto window, or request it at once if there is none."""
     due_at = at + timedelta(seconds=max(timeouts.veto_window_seconds, 0.0))
-    lifecycle = replace(lifecycle, due_at=due_at)
+    announce = Announce(_request_type(lifecycle), due_at=due_at if due_at > at else None)
+    lifecycle = replace(lifecycle, state=DecisionState.PENDING, due_at=due_at, deadline_at=None)
     if due_at == at:
-        lifecycle, announce = (
-            _await_report(lifecycle, DecisionState.REQUESTED, at, timeouts),
-            Announce(_request_type(lifecycle)),
-        )
-    else:
-        lifecycle = replace(lifecycle, state=DecisionState.PENDING, deadline_at=None)
-        announce = Announce(_request_type(lifecycle), due_at=due_at)
+        lifecycle = _await_report(lifecycle, DecisionState.REQUESTED, at, timeouts)
     return lifecycle, [Record(lifecycle.state, actor, reason, details or {}), announce]
 
 
