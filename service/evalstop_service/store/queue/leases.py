@@ -69,9 +69,21 @@ def claim_deliveries(
         return []
     lease_until = now + timedelta(seconds=lease_seconds)
     claim = _claim_postgresql if tx.dialect.name == "postgresql" else _claim_sqlite
-    return _prepare_claims(
-        tx, claim(tx, now, lease_until, limit, per_endpoint, room or {}), now, lease_until, encryption
-    )
+    claims = claim(tx, now, lease_until, limit, per_endpoint, room or {})
+    turns = {claimed.endpoint_id: claimed.open_until for claimed in claims if claimed.open_until is not None}
+    trials = breakers.claim_trials(tx, turns, lease_until) if turns else set()
+    ready = []
+    for claimed in claims:
+        if claimed.open_until is not None and claimed.endpoint_id not in trials:
+            _put_back(tx, claimed, claimed.due_at, None)
+            continue
+        try:
+            opened = tuple(encryption.decrypt(stored, claimed.endpoint_id) for stored in claimed.secrets)
+        except UnreadableSecret as error:
+            _put_back(tx, claimed, now + timedelta(seconds=UNREADABLE_PAUSE_SECONDS), str(error))
+            continue
+        ready.append(claimed if opened == claimed.secrets else replace(claimed, secrets=opened))
+    return ready
 
 
 def settle_deliveries(
@@ -122,26 +134,6 @@ def settle_deliveries(
         frozenset(key for key, (state, _) in present.items() if state == "cancelled"),
         opened,
     )
-
-
-def _prepare_claims(
-    tx: Transaction, claims: list[ClaimedDelivery], now: datetime, lease_until: datetime, encryption: Encryption
-) -> list[ClaimedDelivery]:
-    """Decrypt the secrets of claimed deliveries; put back those of another worker's trial, or without a usable key."""
-    turns = {claimed.endpoint_id: claimed.open_until for claimed in claims if claimed.open_until is not None}
-    trials = breakers.claim_trials(tx, turns, lease_until) if turns else set()
-    ready = []
-    for claimed in claims:
-        if claimed.open_until is not None and claimed.endpoint_id not in trials:
-            _put_back(tx, claimed, claimed.due_at, None)
-            continue
-        try:
-            opened = tuple(encryption.decrypt(stored, claimed.endpoint_id) for stored in claimed.secrets)
-        except UnreadableSecret as error:
-            _put_back(tx, claimed, now + timedelta(seconds=UNREADABLE_PAUSE_SECONDS), str(error))
-            continue
-        ready.append(claimed if opened == claimed.secrets else replace(claimed, secrets=opened))
-    return ready
 
 
 def _put_back(tx: Transaction, claimed: ClaimedDelivery, due_at: datetime, error: str | None) -> None:
