@@ -126,7 +126,7 @@ def read_stop_reach(tx: Transaction, run_id: UUID, decision_id: UUID) -> StopRea
         .join(targets_of, targets_of.c.id == deliveries.c.endpoint_id)
         .where(
             deliveries.c.run_id == run_id,
-            deliveries.c.event_id.in_(_select_stops(run_id, decision_id)),
+            deliveries.c.event_id.in_(select_stops(run_id, decision_id)),
             targets_of.c.format == "standard",
             (deliveries.c.state != DeliveryState.CANCELLED) | (deliveries.c.attempts > 0),
         )
@@ -138,14 +138,15 @@ def read_stop_reach(tx: Transaction, run_id: UUID, decision_id: UUID) -> StopRea
 def list_stop_endpoints(tx: Transaction, run_id: UUID, decision_id: UUID) -> frozenset[UUID]:
     """The endpoints that a decision's stop is or was addressed to."""
     query = sa.select(deliveries.c.endpoint_id).where(
-        deliveries.c.run_id == run_id, deliveries.c.event_id.in_(_select_stops(run_id, decision_id))
+        deliveries.c.run_id == run_id, deliveries.c.event_id.in_(select_stops(run_id, decision_id))
     )
     return frozenset(tx.execute(query).scalars())
 
 
-def _select_stops(
+def select_stops(
     run_id: UUID | sa.BindParameter[Any], decision_id: UUID | sa.BindParameter[Any]
 ) -> sa.Select[tuple[UUID]]:
+    """The ids of the events that request a decision's stop."""
     return sa.select(events.c.id).where(
         events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(REQUEST_EVENTS)
     )
@@ -159,7 +160,7 @@ def _cancel(tx: Transaction, cancel: sa.Update, run_id: UUID, decision_id: UUID,
 def _cancel_stops(*conditions: sa.ColumnElement[bool]) -> sa.Update:
     """Cancels the waiting deliveries of a decision's stop that satisfy the conditions."""
     run_id: sa.BindParameter[Any] = sa.bindparam("of_run")
-    stops = _select_stops(run_id, sa.bindparam("of_decision"))
+    stops = select_stops(run_id, sa.bindparam("of_decision"))
     waiting = (deliveries.c.run_id == run_id, deliveries.c.state == DeliveryState.WAITING)
     query = sa.select(deliveries.c.id).where(*waiting, deliveries.c.event_id.in_(stops), *conditions)
     # Locked in key order, as workers settle them: otherwise the two can deadlock.

@@ -9,14 +9,14 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import DecisionState, Record
-from evalstop_service.rules.event_types import REQUEST_EVENTS
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import decisions as decision_rows
 from evalstop_service.store import runs as run_rows
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import PENDING
 from evalstop_service.store.due_decisions import UNSEEN
-from evalstop_service.store.tables import decisions, deliveries, events, projects, runs
+from evalstop_service.store.queue.outbox import select_stops
+from evalstop_service.store.tables import decisions, deliveries, projects, runs
 
 EXTENSION_SECONDS = 60.0
 """The extension after an outage; a project with a shorter veto window gets that instead."""
@@ -68,12 +68,9 @@ def _extend_window(tx: Transaction, run_id: UUID, decision_id: UUID, due_at: dat
     is_decision = (decisions.c.run_id == run_id, decisions.c.id == decision_id, PENDING)
     if not tx.execute(sa.update(decisions).where(*is_decision).values(due_at=due_at)).rowcount:
         return False
-    stops = sa.select(events.c.id).where(
-        events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(REQUEST_EVENTS)
-    )
     waiting = (
         deliveries.c.run_id == run_id,
-        deliveries.c.event_id.in_(stops),
+        deliveries.c.event_id.in_(select_stops(run_id, decision_id)),
         deliveries.c.state == DeliveryState.WAITING,
         deliveries.c.attempts == 0,
     )
