@@ -156,7 +156,8 @@ def _claim_deliveries(context: Context, caller: Caller, endpoint_id: UUID, body:
         now, over = queues.read_clock(tx, context.clock())
         if not endpoint.enabled or not (over or pull.is_any_due(tx, endpoint_id, now)):
             return []
-    extend_unseen_windows(context.database, context.clock)
+    if over:
+        extend_unseen_windows(context.database, context.clock)
     with context.database.transaction() as tx:
         now, over = queues.read_clock(tx, context.clock())
         if over:
