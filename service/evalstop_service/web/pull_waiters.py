@@ -72,8 +72,4 @@ class PullWaiters:
         """The endpoints with due events; all of them when a veto window has ended, which may make something due."""
         with self._database.reading() as tx:
             now, over = queues.read_clock(tx, self._clock())
-            return (
-                endpoint_ids
-                if over
-                else {endpoint_id for endpoint_id in endpoint_ids if pull.is_any_due(tx, endpoint_id, now)}
-            )
+            return endpoint_ids if over else pull.find_endpoints_with_due(tx, endpoint_ids, now)

@@ -6,7 +6,7 @@ lease, the attempt number that identifies it, the states.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -20,6 +20,7 @@ from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import leases, queues
 from evalstop_service.store.queue.attempts import ClaimedDelivery, FinishedAttempt, Result
 from evalstop_service.store.tables import UtcTime, deliveries, events
+from evalstop_service.store.tables import endpoints as targets
 
 PREFIX = "pull:"
 
@@ -50,9 +51,10 @@ def load_pull_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> 
     return endpoint
 
 
-def is_any_due(tx: Transaction, endpoint_id: UUID, now: datetime) -> bool:
-    """Whether anything waits for the endpoint. This only reads, so that long polls do not take the write lock."""
-    return tx.execute(_IS_ANY_DUE, {"of_endpoint": endpoint_id, "now": now}).scalar_one()
+def find_endpoints_with_due(tx: Transaction, endpoint_ids: Collection[UUID], now: datetime) -> set[UUID]:
+    """Those of these endpoints that have something to claim. This only reads, so that long polls do not take the write
+    lock."""
+    return set(tx.execute(_FIND_WITH_DUE, {"of_endpoints": list(endpoint_ids), "now": now}).scalars())
 
 
 def claim_deliveries(
@@ -123,17 +125,21 @@ _TABLE = deliveries.c
 
 _DUE = sa.and_(
     _TABLE.state == sa.literal_column("'waiting'"),  # inlined, not bound, so that the partial index is used
-    _TABLE.endpoint_id == sa.bindparam("of_endpoint"),
     _TABLE.due_at <= sa.bindparam("now"),
     sa.text(queues.HAS_ITS_TURN.format(now=":now")).bindparams(sa.bindparam("now", type_=UtcTime)),
 )
 
-_IS_ANY_DUE = sa.select(sa.exists().where(_DUE))
+# Not EXISTS, which PostgreSQL may turn into a join with all waiting deliveries.
+_FIRST_DUE = sa.select(_TABLE.id).where(_TABLE.endpoint_id == targets.c.id, _DUE).limit(1).scalar_subquery()
+
+_FIND_WITH_DUE = sa.select(targets.c.id).where(
+    targets.c.id.in_(sa.bindparam("of_endpoints", expanding=True)), _FIRST_DUE.is_not(None)
+)
 
 _LOCK_DUE = (
     sa.select(_TABLE.run_id, _TABLE.id, _TABLE.event_id, _TABLE.attempts, _TABLE.due_at, events.c.body)
     .join(events, (events.c.run_id == _TABLE.run_id) & (events.c.id == _TABLE.event_id))
-    .where(_DUE)
+    .where(_TABLE.endpoint_id == sa.bindparam("of_endpoint"), _DUE)
     .order_by(_TABLE.due_at, _TABLE.id)
     .limit(sa.bindparam("most"))
     .with_for_update(skip_locked=True, of=deliveries)

@@ -154,7 +154,7 @@ def _claim_deliveries(context: Context, caller: Caller, endpoint_id: UUID, body:
     with context.database.reading() as tx:
         endpoint = pull.load_pull_endpoint(tx, caller.project_id, endpoint_id)
         now, over = queues.read_clock(tx, context.clock())
-        if not endpoint.enabled or not (over or pull.is_any_due(tx, endpoint_id, now)):
+        if not endpoint.enabled or not (over or pull.find_endpoints_with_due(tx, [endpoint_id], now)):
             return []
     if over:
         extend_unseen_windows(context.database, context.clock)

@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,6 +18,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_client.signature import verify
 from evalstop_service.clock import utc_now
+from evalstop_service.store.database import Database
 from evalstop_service.store.queue import leases, queues
 from evalstop_service.store.tables import decisions, deliveries
 from evalstop_service.web.pull_waiters import PullWaiters
@@ -256,6 +259,38 @@ def test_waiting_claims_share_one_query(service: Service, client: httpx.Client) 
 
     assert asyncio.run(wait()) == [True, False] * 20
     assert len(queries_at) == 1
+
+
+def test_poll_takes_one_query_for_all_endpoints(service: Service, client: httpx.Client) -> None:
+    """However many receivers wait, each for its own endpoint, one query finds those with something to claim."""
+    due, *idle = (UUID(create_pull_endpoint(client, name=f"node-{index}")["id"]) for index in range(3))
+    for endpoint_id in idle:
+        client.patch(f"/endpoints/{endpoint_id}", json={"event_types": ["run.lost"]})
+    create_decision(client)
+    queries: list[str] = []
+
+    async def wait() -> list[bool]:
+        waiters = PullWaiters(service.database, utc_now, Shutdown())
+        waits = [waiters.wait_until_due(endpoint_id, 0.35, asyncio.Event().wait()) for endpoint_id in (due, *idle)]
+        return await asyncio.gather(*waits)
+
+    with collect_queries(service.database, queries):
+        assert asyncio.run(wait()) == [True, False, False]
+    assert len([query for query in queries if "FROM deliveries" in query]) == 1
+
+
+@contextmanager
+def collect_queries(database: Database, queries: list[str]) -> Iterator[None]:
+    """Append the statements of the block to the list."""
+
+    def append(*event: Any) -> None:
+        queries.append(event[2])
+
+    sa.event.listen(database.engine, "after_cursor_execute", append)
+    try:
+        yield
+    finally:
+        sa.event.remove(database.engine, "after_cursor_execute", append)
 
 
 def test_waiting_claim_ends_without_a_query_after_its_time_and_with_its_connection(service: Service) -> None:

@@ -115,9 +115,9 @@ def test_pull_endpoint_gets_events_in_order(database: Database, project: SeededP
         first, second, other = project.add_event(tx, 1), project.add_event(tx, 2), project.add_event_of_new_run(tx, 3)
         claimed = pull.claim_deliveries(tx, endpoint, EPOCH, 60, 10)
         assert [delivery.event_id for delivery in claimed] == [first, other]
-        assert not pull.is_any_due(tx, endpoint.id, EPOCH)
+        assert not pull.find_endpoints_with_due(tx, [endpoint.id], EPOCH)
         assert pull.settle_delivery(tx, endpoint, claimed[0].id, 1, Delivered(), 200, EPOCH)
-        assert pull.is_any_due(tx, endpoint.id, EPOCH)
+        assert pull.find_endpoints_with_due(tx, [endpoint.id], EPOCH) == {endpoint.id}
         assert [delivery.event_id for delivery in pull.claim_deliveries(tx, endpoint, EPOCH, 60, 10)] == [second]
 
 
