@@ -19,7 +19,7 @@ from tests.service.commands import run_evalstop
 pytestmark = pytest.mark.real
 
 LISTEN, PACE = "127.0.0.1:9000", "--hasten 2"
-"""What is replaced: by a free port, and by a pace at which the training takes less than half of the time."""
+"""What is replaced: by a free port, and by a tenth of the steps to the turn, with many to stop after it."""
 
 SCRIPT_HEADER = """
 set -uo pipefail
@@ -69,7 +69,7 @@ def test_quickstart_ends_with_two_stops(tmp_path: Path, has_demo_data: bool) -> 
         ready = json.loads(up.stdout.readline())
         script = write_script(ROOT / "docs/quickstart.md").replace(LISTEN, listen)
         assert PACE in script
-        script = script.replace(PACE, "--hasten 5") + "\nevalstop doctor first-run\n"
+        script = script.replace(PACE, "--hasten 20 --steps 100000") + "\nevalstop doctor first-run\n"
         assert listen in script
         environment = base_environment | {"EVALSTOP_URL": ready["url"], "EVALSTOP_KEY": ready["key"]}
         result = subprocess.run(
