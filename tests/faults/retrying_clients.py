@@ -17,13 +17,18 @@ from tests.fixtures.certificates import get_ssl_context
 DEADLINE_SECONDS = 90.0
 """The longest that a test waits for anything, on a loaded machine too."""
 
+LONGEST_PAUSE_SECONDS = 0.1
+"""Between two looks at a condition; many ask a database, which costs as much as what the test is about."""
+
 
 def wait_until(condition: Callable[[], bool], expected: str, deadline_seconds: float = DEADLINE_SECONDS) -> None:
     """Wait until the condition holds; fails with what was expected after the deadline."""
     deadline = time.monotonic() + deadline_seconds
+    pause_seconds = 0.01
     while not condition():
         assert time.monotonic() < deadline, f"timed out: {expected}"
-        time.sleep(0.01)
+        time.sleep(pause_seconds)
+        pause_seconds = min(1.2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
 
 def build_batch(points: Sequence[PostedObservation]) -> dict[str, Any]:
