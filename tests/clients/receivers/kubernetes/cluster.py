@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,7 @@ class KubernetesCluster:
         wait_until(lambda: self.admin.list(POD, NAMESPACE) == [])
 
 
+@cache
 def load_pod_environment(kind: Kind) -> list[Json]:
     """The environment of a pod's template by which the client identifies the workload, from the docs."""
     return list(yaml.safe_load(read_block("pods of jobs" if kind is JOB else "other pods"))["env"])
@@ -235,6 +237,7 @@ class KubernetesLauncher:
         return min(1, self.kubernetes.count_saves(self.item))  # several pods write to one file
 
 
+@cache
 def load_manifest(name: str) -> list[Json]:
     """The objects of a manifest of deploy/."""
     return [item for item in yaml.safe_load_all((ROOT / "deploy" / name).read_text()) if item]
