@@ -72,7 +72,7 @@ def build_environment(service: Service, key: str) -> dict[str, str]:
         "MLFLOW_TRACKING_TOKEN": key,
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         # To list a model's requirements MLflow imports all of them again, for up to two minutes; then it assumes some.
-        "MLFLOW_REQUIREMENTS_INFERENCE_TIMEOUT": "1",
+        "MLFLOW_REQUIREMENTS_INFERENCE_TIMEOUT": "0",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "HF_MLFLOW_LOG_ARTIFACTS": "1",
