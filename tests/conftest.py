@@ -127,7 +127,6 @@ def pytest_sessionfinish() -> None:
 
 def pytest_collection_finish() -> None:
     """Exclude imported modules from garbage collection, which would take an eighth of the time."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)  # routes and compiled statements of servers are kept, too
     gc.enable()
