@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
@@ -92,14 +92,8 @@ def load_live_values(
         by_metric[metric].append(step)
     values: dict[tuple[str, int], float] = {}
     for metric, steps in by_metric.items():
-        for start in range(0, len(steps), _CHUNK):
-            query = sa.select(observations.c.step, observations.c.value).where(
-                observations.c.run_id == run_id,
-                observations.c.metric == metric,
-                observations.c.step.in_(steps[start : start + _CHUNK]),
-                observations.c.superseded_by == LIVE,
-            )
-            values.update({(metric, step): value for step, value in tx.execute(query)})
+        rows = _read_at_steps(tx, run_id, metric, steps, observations.c.value)
+        values.update({(metric, step): value for step, value in rows})
     return values
 
 
@@ -197,17 +191,18 @@ def find_next_metric(tx: Transaction, run_id: UUID, after: str) -> str | None:
 
 def load_times(tx: Transaction, run_id: UUID, metric: str, steps: Sequence[int]) -> dict[int, datetime]:
     """The times of the live observations at these steps; the time of receipt where the trainer sent none."""
-    times = sa.select(observations.c.step, observations.c.observed_at, observations.c.received_at)
-    by_step: dict[int, datetime] = {}
+    rows = _read_at_steps(tx, run_id, metric, steps, observations.c.observed_at, observations.c.received_at)
+    return {step: observed_at or received_at for step, observed_at, received_at in rows}
+
+
+def _read_at_steps(
+    tx: Transaction, run_id: UUID, metric: str, steps: Sequence[int], *columns: sa.Column[Any]
+) -> Iterator[Any]:
+    """The step and these columns of each live observation of a metric at one of the steps."""
+    of_metric = (observations.c.run_id == run_id, observations.c.metric == metric, observations.c.superseded_by == LIVE)
+    query = sa.select(observations.c.step, *columns).where(*of_metric)
     for start in range(0, len(steps), _CHUNK):
-        query = times.where(
-            observations.c.run_id == run_id,
-            observations.c.metric == metric,
-            observations.c.step.in_(steps[start : start + _CHUNK]),
-            observations.c.superseded_by == LIVE,
-        )
-        by_step.update({step: observed_at or received_at for step, observed_at, received_at in tx.execute(query)})
-    return by_step
+        yield from tx.execute(query.where(observations.c.step.in_(steps[start : start + _CHUNK])))
 
 
 def has_observations(tx: Transaction, run_id: UUID, attempt: int) -> bool:
