@@ -130,13 +130,9 @@ def claim_backtest(tx: Transaction, now: datetime, lease_until: datetime) -> Bac
     row = tx.execute(query.with_for_update(skip_locked=True)).mappings().one_or_none()
     if row is None:
         return None
-    claimed = dict(row) | {"state": BacktestState.RUNNING, "lease_until": lease_until}
-    tx.execute(
-        backtests.update()
-        .where(backtests.c.id == row["id"])
-        .values(state=BacktestState.RUNNING, lease_until=lease_until)
-    )
-    return _to_backtest(claimed)
+    lease = {"state": BacktestState.RUNNING, "lease_until": lease_until}
+    tx.execute(backtests.update().where(backtests.c.id == row["id"]).values(lease))
+    return _to_backtest(dict(row) | lease)
 
 
 def save_progress(tx: Transaction, leased: Backtest, changed: Backtest) -> bool:

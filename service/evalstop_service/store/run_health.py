@@ -107,13 +107,7 @@ def claim_due_checks(tx: Transaction, now: datetime, limit: int) -> list[DueChec
 
 def find_next_check(tx: Transaction) -> datetime | None:
     """When the next check is due; None when no run is checked."""
-    query = (
-        sa.select(run_health.c.next_check_at)
-        .where(run_health.c.next_check_at.is_not(None))
-        .order_by(run_health.c.next_check_at)
-        .limit(1)
-    )
-    next_check_at: datetime | None = tx.execute(query).scalar_one_or_none()
+    next_check_at: datetime | None = tx.execute(sa.select(sa.func.min(run_health.c.next_check_at))).scalar_one()
     return next_check_at
 
 

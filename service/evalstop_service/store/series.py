@@ -110,12 +110,9 @@ def forget_summaries(tx: Transaction, changes: Iterable[tuple[UUID, str, int]]) 
     """Delete the summaries invalidated by changes at (run, metric, step); the runs are locked."""
     lowest: dict[tuple[UUID, str], int] = {}
     for run_id, metric, step in changes:
-        lowest_step = lowest.get((run_id, metric))
-        if lowest_step is None or step < lowest_step:
-            lowest[run_id, metric] = step
-    if not lowest:
-        return
-    tx.execute(_FORGET, [{"run": run_id, "name": name, "step": step} for (run_id, name), step in lowest.items()])
+        lowest[run_id, metric] = min(step, lowest.get((run_id, metric), step))
+    if lowest:
+        tx.execute(_FORGET, [{"run": run_id, "name": name, "step": step} for (run_id, name), step in lowest.items()])
 
 
 def forget_summaries_after(tx: Transaction, run_id: UUID, step: int) -> None:
