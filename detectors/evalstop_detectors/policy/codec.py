@@ -137,7 +137,7 @@ def policy_from_document(document: object, *, stored: bool = False) -> Policy:
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise _describe_refusal(error, (), PolicyDocument) from error
     ids = member_ids([(item.id, item.detector) for item in parsed.members])
-    _check_gate(parsed, ids)
+    _check_ids(parsed, ids)
     own_calibrations = [_calibration(item, index) for index, item in enumerate(parsed.calibration)]
     members = tuple(
         _build_member(item, ("members", index), 0.0 if name in parsed.gate else 1.0, own_calibrations)
@@ -154,7 +154,7 @@ def policy_from_document(document: object, *, stored: bool = False) -> Policy:
         members=members,
         at_least=_resolve_weight("at_least", parsed.at_least, weights),
         suspect_at_least=_resolve_weight("suspect_at_least", parsed.suspect_at_least, weights),
-        gate=_gate(parsed, ids, members),
+        gate=_resolve_gate(parsed, ids, members),
         eval_required=parsed.eval_required,
         min_evals=parsed.min_evals,
         warmup_steps=parsed.warmup_steps,
@@ -270,7 +270,7 @@ def verdict_to_document(verdict: Verdict) -> dict[str, Any]:
     return document
 
 
-def _check_gate(parsed: PolicyDocument, ids: Sequence[str]) -> None:
+def _check_ids(parsed: PolicyDocument, ids: Sequence[str]) -> None:
     for index, name in enumerate(ids):
         if name in ids[:index]:
             raise _invalid(("members", index, "id"), f"two members have the id {name}; ids must be unique")
@@ -290,7 +290,7 @@ def _check_reachable(members: Sequence[Member]) -> None:
                 )
 
 
-def _gate(parsed: PolicyDocument, ids: Sequence[str], members: Sequence[Member]) -> tuple[str, ...]:
+def _resolve_gate(parsed: PolicyDocument, ids: Sequence[str], members: Sequence[Member]) -> tuple[str, ...]:
     for index, name in enumerate(parsed.gate):
         if members[ids.index(name)].thresholds.stop_at is None:
             raise _invalid(

@@ -58,7 +58,7 @@ def save_experiment(tx: Transaction, experiment: Experiment) -> bool:
     return True
 
 
-def count_experiments(tx: Transaction, project_id: UUID) -> int:
+def find_highest_number(tx: Transaction, project_id: UUID) -> int:
     """The highest experiment number of a project so far."""
     query = sa.select(sa.func.max(experiments.c.number)).where(experiments.c.project_id == project_id)
     return tx.execute(query).scalar_one() or 0

@@ -72,7 +72,9 @@ def post_kubeflow_report(
     now: Now,
 ) -> ProgressOut:
     """Store a report of the run with this name; its first report opens the run."""
-    reported = {item.name: number for item in body.trainerStatus.metrics if (number := _number(item.value)) is not None}
+    reported = {
+        item.name: number for item in body.trainerStatus.metrics if (number := _parse_number(item.value)) is not None
+    }
     total = reported.pop(TOTAL_STEPS, None)
     total_steps = int(total) if total is not None and 1 <= total <= MAX_STEP else None
     with database.reading() as tx:
@@ -84,7 +86,7 @@ def post_kubeflow_report(
         run, _ = open_run.open_run(database, caller.project_id, request, now)
     elif total_steps not in (None, run.total_steps):
         open_run.tell_total_steps(database, caller.project_id, run.id, total_steps, caller.actor, now)
-    points = _new(run, reported, database)
+    points = _select_new(run, reported, database)
     accepted, decision = 0, None
     if points:
         receipt = committer.submit_and_wait(Message(caller.project_id, run.id, Observations(points), caller.key.id))
@@ -93,7 +95,7 @@ def post_kubeflow_report(
     return ProgressOut(run_id=str(run.id), accepted=accepted, should_stop=should_stop)
 
 
-def _new(run: Run, reported: dict[str, float], database: Database) -> tuple[PostedObservation, ...]:
+def _select_new(run: Run, reported: dict[str, float], database: Database) -> tuple[PostedObservation, ...]:
     """The values that differ from the recorded ones, at the report's step; a run's last report has no step."""
     with database.reading() as tx:
         latest = {item.metric: item for item in observations.list_latest(tx, run.id)}
@@ -113,7 +115,7 @@ def _is_same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:

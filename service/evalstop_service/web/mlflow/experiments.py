@@ -46,7 +46,7 @@ def create_experiment(body: CreateExperiment, caller: Ingest, database: Db, now:
     """Create an experiment; its artifacts are below the given location, or below the default root."""
     with database.transaction() as tx:
         projects.lock_project(tx, caller.project_id)  # two experiments never get the same number
-        number = experiments.count_experiments(tx, caller.project_id) + 1
+        number = experiments.find_highest_number(tx, caller.project_id) + 1
         experiment = Experiment(
             id=new_id(),
             project_id=caller.project_id,
