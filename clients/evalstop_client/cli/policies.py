@@ -79,10 +79,6 @@ def _read_policy(name_or_path: str) -> str | Json:
     return document
 
 
-def _format_hours(hours: float) -> str:
-    return f"{hours:,.1f}"
-
-
 def _print_backtest(backtest: Json) -> None:
     summary = backtest["summary"]
     print_facts(
@@ -92,8 +88,8 @@ def _print_backtest(backtest: Json) -> None:
             ("would be stopped", summary["stops"]),
             ("right, wrong, unknown", f"{summary['right']}, {summary['wrong']}, {summary['unknown']}"),
             ("turned, not stopped", summary["missed"]),
-            ("GPU-hours after right stops", _format_hours(summary["hours_after"])),
-            ("GPU-hours after wrong stops", _format_hours(summary["hours_wrong"])),
+            ("GPU-hours after right stops", f"{summary['hours_after']:,.1f}"),
+            ("GPU-hours after wrong stops", f"{summary['hours_wrong']:,.1f}"),
             ("could not be replayed", summary["failed"] or None),
         ]
     )

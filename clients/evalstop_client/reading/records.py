@@ -109,7 +109,7 @@ class DecisionRecord:
             policy=_policy(fields["policy"]),
             verdict=Verdict.from_json(fields["verdict"]),
             outcome=fields["outcome"]["outcome"] if fields["outcome"] else None,
-            created_at=_some_time(fields["created_at"]),
+            created_at=datetime.fromisoformat(fields["created_at"]),
             document=fields,
             _connection=connection,
         )
@@ -203,8 +203,8 @@ class RunRecord:
             verdict=Verdict.from_json(fields["verdict"]),
             best_checkpoint=Checkpoint(best["step"], best["uri"], float(best["score"])) if best else None,
             decision=DecisionRecord.from_json(decision, connection) if decision else None,
-            created_at=_some_time(fields["created_at"]),
-            updated_at=_some_time(fields["updated_at"]),
+            created_at=datetime.fromisoformat(fields["created_at"]),
+            updated_at=datetime.fromisoformat(fields["updated_at"]),
             ended_at=_time(fields["ended_at"]),
             document=fields,
             _connection=connection,
@@ -292,8 +292,4 @@ def _policy(fields: Json) -> str:
 
 
 def _time(text: str | None) -> datetime | None:
-    return _some_time(text) if text is not None else None
-
-
-def _some_time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+    return datetime.fromisoformat(text) if text is not None else None

@@ -159,7 +159,8 @@ class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
         power, index = 0, state.seen
         while power < len(windows):
             # The last two windows of one length make one of twice the length, a whole one if their number is even.
-            joined = _joined(windows[power], window)
+            last = windows[power]
+            joined = Window((last.mean + window.mean) / 2, (last.variance + window.variance) / 2)
             bounds.append(self._lower_bound(joined, power + 1, index))
             windows[power] = window
             if index % 2:
@@ -193,10 +194,6 @@ class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
 
 def _evidence(value: float, turn_step: int | None, note: str) -> Evidence:
     return Evidence(Kind.LOG_E_VALUE, value, turn_step, note)
-
-
-def _joined(a: Window, b: Window) -> Window:
-    return Window((a.mean + b.mean) / 2, (a.variance + b.variance) / 2)
 
 
 def _log_sum(a: float, b: float) -> float:

@@ -226,9 +226,8 @@ def _check_parameters(detector: str, params: Mapping[str, Param], memory: int) -
     }
     for name, value in (usable | dict(params)).items():
         if name not in usable:
-            raise ValueError(
-                f"{detector} of river has no parameter {name!r} that can be set; it has {_list_parameters(usable)}"
-            )
+            names = ", ".join(usable) or "none"
+            raise ValueError(f"{detector} of river has no parameter {name!r} that can be set; it has {names}")
         _check_param(name, value, usable[name], memory)
     try:
         # As many inputs as its longest window holds: some invalid parameters cause errors only when it is full.
@@ -252,7 +251,3 @@ def _check_param(name: str, value: Param | None, default: Param | None, memory: 
             raise ValueError(f"{name} is {value!r}, not a number")
     elif type(value) is not type(default):
         raise ValueError(f"{name} is {value!r}, not {'text' if isinstance(default, str) else 'true or false'}")
-
-
-def _list_parameters(usable: Mapping[str, Param | None]) -> str:
-    return ", ".join(usable) or "none"

@@ -102,8 +102,11 @@ class RunLogger:
                 continue
             if len(uri) > labels.LONGEST_VALUE:  # truncated, it would be another URI
                 self._count_dropped("checkpoint")
-            else:
-                self._register_checkpoint(run_id, int(step), uri)
+                continue
+            try:
+                self._committer.submit_and_wait(Message(self.project_id, run_id, CheckpointSaved(int(step), uri)))
+            except Conflict:  # the first URI of a step stands, as for all logged values
+                self._count_dropped("checkpoint")
 
     def store_metrics(self, run_id: UUID, metrics: list[MetricIn]) -> None:
         """Store values of metrics. A stored value is never overwritten. An epoch may set the length of the run."""
@@ -129,12 +132,6 @@ class RunLogger:
 
     def _tell_total_steps(self, run_id: UUID, total_steps: int) -> None:
         open_run.tell_total_steps(self.database, self.project_id, run_id, total_steps, self.actor, self.now)
-
-    def _register_checkpoint(self, run_id: UUID, step: int, uri: str) -> None:
-        try:
-            self._committer.submit_and_wait(Message(self.project_id, run_id, CheckpointSaved(step, uri)))
-        except Conflict:  # the first URI of a step stands, as for all logged values
-            self._count_dropped("checkpoint")
 
     def _count_dropped(self, kind: str, count: int = 1) -> None:
         if count:

@@ -146,7 +146,7 @@ def log_parameter(body: requests.LogItem, logger: Logger) -> Document:
 
 @router.post("/runs/set-tag")
 def set_tag(body: requests.LogItem, logger: Logger) -> Document:
-    """One tag."""
+    """Set a tag."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     logger.store_tags(run_id, [body.to_item()])
     logger.forward(run_id, "runs/set-tag", _dump_request(body))

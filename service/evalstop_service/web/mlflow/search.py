@@ -8,7 +8,6 @@ Comparisons joined by AND. Unknown syntax is an error, because ignoring it would
 from __future__ import annotations
 
 import fnmatch
-import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -88,7 +87,7 @@ MODELS = Language(
     attributes={
         **{name: name for name in ("name", "model_id", "model_type", "status", "source_run_id")},
         **{name: name for name in ("creation_timestamp", "last_updated_timestamp", "artifact_location")},
-        **dict.fromkeys(("creation_time",), "creation_timestamp"),
+        "creation_time": "creation_timestamp",
     },
     numbers=frozenset({"creation_timestamp", "last_updated_timestamp"}),
     kinds={**_KINDS, **dict.fromkeys(("param", "params"), "params"), **dict.fromkeys(("metric", "metrics"), "metrics")},
@@ -156,9 +155,9 @@ def sort(items: list[T], orders: Sequence[Order], fields_of: Callable[[T], Field
     """Sort the items; those without a value come last, after NaN."""
     for kind, key, descending in reversed(orders):
         valued: list[tuple[Any, T]] = [(fields_of(item).get(kind, {}).get(key), item) for item in items]
-        present = [(value, item) for value, item in valued if not _is_missing(value)]
+        present = [(value, item) for value, item in valued if value is not None and value == value]
         present.sort(key=lambda pair: pair[0], reverse=descending)
-        nans = [item for value, item in valued if isinstance(value, float) and math.isnan(value)]
+        nans = [item for value, item in valued if value != value]
         items = [item for _, item in present] + nans + [item for value, item in valued if value is None]
     return items
 
@@ -166,10 +165,6 @@ def sort(items: list[T], orders: Sequence[Order], fields_of: Callable[[T], Field
 def names_metrics(clauses: Sequence[Clause], orders: Sequence[Order]) -> bool:
     """Whether metrics have to be loaded."""
     return any(kind == "metrics" for kind, *_ in (*clauses, *orders))
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _clause_holds(clause: Clause, value: Any) -> bool:
