@@ -27,35 +27,24 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "default": {
         "description": "Stop when the run has turned for good with a probability that 1 % of healthy runs reach. It"
         " decides sooner when the planned length is known. Values that are not finite are suspect.",
-        "members": [
-            _POSTERIOR | {"suspect_at": {"risk": 0.1}, "stop_at": {"risk": 0.01}},
-            *_NOT_FINITE,
-        ],
+        "members": [_POSTERIOR | {"suspect_at": {"risk": 0.1}, "stop_at": {"risk": 0.01}}, *_NOT_FINITE],
         "evaluate_now": {"at": 0.7},
     },
     "early": {
         "description": "As default, but sooner and more often wrong: it stops 5 % of healthy runs.",
-        "members": [
-            _POSTERIOR | {"suspect_at": {"risk": 0.2}, "stop_at": {"risk": 0.05}},
-            *_NOT_FINITE,
-        ],
+        "members": [_POSTERIOR | {"suspect_at": {"risk": 0.2}, "stop_at": {"risk": 0.05}}, *_NOT_FINITE],
         "evaluate_now": {"at": 0.3},
     },
     "cautious": {
         "description": "As default, but later and rarely wrong: it stops 0.1 % of healthy runs.",
-        "members": [
-            _POSTERIOR | {"suspect_at": {"risk": 0.05}, "stop_at": {"risk": 0.001}},
-            *_NOT_FINITE,
-        ],
+        "members": [_POSTERIOR | {"suspect_at": {"risk": 0.05}, "stop_at": {"risk": 0.001}}, *_NOT_FINITE],
         "evaluate_now": {"at": 0.7},
     },
     "reversible": {
         "description": "Park a run that may have turned: its job releases its GPUs to waiting jobs, keeps its"
         " checkpoints and returns when the eval recovers, or when a person resumes it. It acts at a level that 20 % of"
         " healthy runs reach, and loses none of them. It needs a receiver that can park jobs.",
-        "members": [
-            _POSTERIOR | {"suspect_at": 0.12, "stop_at": {"risk": 0.2}},
-        ],
+        "members": [_POSTERIOR | {"suspect_at": 0.12, "stop_at": {"risk": 0.2}}],
         "evaluate_now": {"at": 0.3},
         "action": "park",
     },

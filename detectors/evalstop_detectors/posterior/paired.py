@@ -30,14 +30,7 @@ from evalstop_detectors.posterior.features import (
     inverse_sinh,
     measure_scale,
 )
-from evalstop_detectors.posterior.network import (
-    FEATURE_ONE,
-    STATE_ONE,
-    SUM_ONE,
-    UnknownModel,
-    Whole,
-    look_up_tanh,
-)
+from evalstop_detectors.posterior.network import FEATURE_ONE, STATE_ONE, SUM_ONE, UnknownModel, Whole, look_up_tanh
 
 PAIRED_FEATURES = 11
 UNITS = 32

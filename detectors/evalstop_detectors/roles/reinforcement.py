@@ -35,10 +35,7 @@ REINFORCEMENT = (
             kl("actor/reward_kl_penalty", "KL of the rollouts to the reference policy"),
             kl("actor/kl_loss", "KL to the reference policy, as used in the loss", rank=1),
             eval_score(
-                "val-core/*/reward/mean@*",
-                "the mean reward on held-out prompts",
-                rank=1,
-                caution=REWARD_AS_EVAL,
+                "val-core/*/reward/mean@*", "the mean reward on held-out prompts", rank=1, caution=REWARD_AS_EVAL
             ),
             eval_score("val-core/*/mean@*", "the mean score on held-out prompts"),
             eval_score("val-core/*/maj@*/mean", "the score of the majority's answer on held-out prompts", rank=2),
@@ -203,10 +200,7 @@ REINFORCEMENT = (
     Trainer(
         "deepspeed-chat",
         ("actor_loss_sum", "critic_loss_sum"),
-        (
-            proxy("reward", "the score of the reward model"),
-            loss("actor_loss", "the loss of the policy"),
-        ),
+        (proxy("reward", "the score of the reward model"), loss("actor_loss", "the loss of the policy")),
     ),
     Trainer(
         "stable-baselines3",

@@ -7,15 +7,7 @@ its `eval_<name>_loss` and `eval_<name>_runtime`), sentence-transformers 5, Ultr
 
 from __future__ import annotations
 
-from evalstop_detectors.roles.meanings import (
-    OBJECTIVE,
-    Trainer,
-    eval_error,
-    eval_score,
-    loss,
-    no_role,
-    proxy,
-)
+from evalstop_detectors.roles.meanings import OBJECTIVE, Trainer, eval_error, eval_score, loss, no_role, proxy
 
 SUPERVISED = (
     Trainer(
@@ -32,10 +24,7 @@ SUPERVISED = (
     Trainer(
         "axolotl",
         ("memory/max_*", "memory/device_*", "tokens_per_second_per_gpu", "tokens/train_per_sec_per_gpu"),
-        (
-            no_role("ppl", "the perplexity of the training data"),
-            eval_error("eval_ppl", rank=3),
-        ),
+        (no_role("ppl", "the perplexity of the training data"), eval_error("eval_ppl", rank=3)),
     ),
     Trainer(
         "transformers",
@@ -113,10 +102,6 @@ SUPERVISED = (
     Trainer(
         "megatron",
         ("lm loss", "params-norm", "num-zeros"),
-        (
-            eval_error("lm loss validation"),
-            eval_error("lm loss validation ppl", rank=3),
-            loss("lm loss"),
-        ),
+        (eval_error("lm loss validation"), eval_error("lm loss validation ppl", rank=3), loss("lm loss")),
     ),
 )
