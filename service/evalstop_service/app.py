@@ -79,6 +79,7 @@ from evalstop_service.web.loop_shares import LoopShares
 from evalstop_service.web.middleware.body_limit import BodyLimit
 from evalstop_service.web.middleware.head_requests import HeadRequests
 from evalstop_service.web.middleware.held_bodies import HeldBodies
+from evalstop_service.web.middleware.held_places import HeldPlaces
 from evalstop_service.web.middleware.request_log import RequestLog
 from evalstop_service.web.middleware.security_headers import SecurityHeaders
 from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
@@ -153,6 +154,7 @@ def create_app(
     app.router.routes.insert(0, RouteIndex(app.router.routes))
     held_bodies = _limit_bodies(app, settings, RefusedVetoes(database, clock))
     app.add_middleware(SecurityHeaders)
+    app.add_middleware(HeldPlaces)
     ingest_endpoint = IngestEndpoint(
         ProxyHeadersMiddleware(HeadRequests(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
         committer,

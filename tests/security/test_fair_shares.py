@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from uuid import uuid4
 
+import httpx
 import pytest
 from evalstop_service.errors import TooOften
 from evalstop_service.security.rate_limits import MOST_BUCKETS, Rate, RateLimit
@@ -12,6 +15,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.web.fair_shares import COSTLY, THREADS, FairShares, Places
 
 from tests.security.served_project import ServedProject, create_pending_decision, serve_project
+from tests.service.concurrency import wait_until
 from tests.service.web.api.api_calls import ENDPOINT, expect_json, expect_problem
 
 
@@ -43,6 +47,26 @@ def test_requests_of_one_key_leave_threads_for_others(project: ServedProject) ->
         expect_json(other.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
     expect_json(busy.get("/runs"), 200)
     assert project.count_refused("requests") >= 1
+
+
+def test_place_is_held_until_the_answer(project: ServedProject) -> None:
+    """A waiting claim holds its key's only place, and leaves it when it is answered; so does a claim that is refused
+    later on."""
+    shares, client = project.app.state.context.shares, project.open_client()
+    shares.pulls = Places("pulls", 1, lambda _: None)
+    endpoint = expect_json(client.post("/pull/endpoints", json={"name": "node"}), 201)["id"]
+    sender = str(expect_json(client.get("/key"), 200)["id"])
+
+    def claim(endpoint_id: str, wait_seconds: float) -> httpx.Response:
+        return client.post(f"/pull/endpoints/{endpoint_id}/claim", json={"wait_seconds": wait_seconds})
+
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(claim, endpoint, 2.0)
+        wait_until(lambda: not shares.pulls.has_room(sender))
+        expect_problem(claim(endpoint, 0.0), 429)
+        expect_json(waiting.result(), 200)
+    expect_problem(claim(str(uuid4()), 0.0), 404)
+    expect_json(claim(endpoint, 0.0), 200)
 
 
 @pytest.mark.parametrize(

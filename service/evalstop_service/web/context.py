@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, TypeVar
@@ -181,19 +180,28 @@ def _requests(shares: FairShares) -> Places:
     return shares.requests
 
 
-def may(*scopes: str, share: Callable[[FairShares], Places] = _requests) -> Callable[..., AsyncIterator[Caller]]:
+HELD_PLACES = "held_places"
+"""The key in the scope of a request, set by the middleware `HeldPlaces`."""
+
+
+def hold_place(request: Request, places: Places, sender: str) -> None:
+    """Hold a place until the request is answered; raises TooOften."""
+    request.scope[HELD_PLACES].enter_context(places.hold(sender))
+
+
+def may(*scopes: str, share: Callable[[FairShares], Places] = _requests) -> Callable[..., Awaitable[Caller]]:
     """A dependency: the caller, if the key is bound to a project and has one of the scopes (or `admin`).
 
     The request counts against its key's share until it is answered, except on decision paths: a veto must be accepted
     whatever else its key requests.
     """
 
-    async def caller(key: AnyKey, request: Request) -> AsyncIterator[Caller]:
+    async def caller(key: AnyKey, request: Request) -> Caller:
         granted = allowed(key, *scopes)
         refuse_unknown_parameters(request)
-        decides = share is _requests and is_decision_path(request.scope["path"])
-        with nullcontext() if decides else share(read_context(request).shares).hold(granted.sender):
-            yield granted
+        if share is not _requests or not is_decision_path(request.scope["path"]):
+            hold_place(request, share(read_context(request).shares), granted.sender)
+        return granted
 
     return caller
 

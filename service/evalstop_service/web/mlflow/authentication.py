@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from evalstop_service.store.keys import Key
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.context import Caller, Context, allowed, read_address
+from evalstop_service.web.context import Caller, Context, allowed, hold_place, read_address, read_context
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
@@ -57,11 +57,11 @@ class MlflowRoute(JsonRoute):
     insist = staticmethod(authenticate_request)
 
 
-def _require_scope(*scopes: str) -> Callable[..., AsyncIterator[Caller]]:
-    async def authorize(key: Annotated[Key, Depends(authenticate_request)], request: Request) -> AsyncIterator[Caller]:
-        granted, context = allowed(key, *scopes), request.app.state.context
-        with context.shares.reports.hold(granted.sender):
-            yield granted
+def _require_scope(*scopes: str) -> Callable[..., Awaitable[Caller]]:
+    async def authorize(key: Annotated[Key, Depends(authenticate_request)], request: Request) -> Caller:
+        granted = allowed(key, *scopes)
+        hold_place(request, read_context(request).shares.reports, granted.sender)
+        return granted
 
     return authorize
 

@@ -18,6 +18,7 @@ from evalstop_service.web import problems
 from evalstop_service.web.api import stream
 from evalstop_service.web.api.reading.stream import StreamLimits
 from evalstop_service.web.context import Context
+from evalstop_service.web.middleware.held_places import HeldPlaces
 from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.shutdown import Shutdown
 from fastapi import FastAPI
@@ -204,6 +205,7 @@ def serve_with_limits(
         shutdown=shutdown,
     )
     problems.install(app)
+    app.add_middleware(HeldPlaces)
     app.include_router(stream.routes(StreamLimits(**limits)), prefix="/api/v1")
     with (
         serve_app(app) as url,
