@@ -182,21 +182,9 @@ class RunRecord:
     def from_json(cls, fields: Json, connection: Connection) -> RunRecord:
         """Parse the run from the service's JSON."""
         best, decision = fields["best_checkpoint"], fields["decision"]
-        described = (
-            "id",
-            "name",
-            "status",
-            "attempt",
-            "mode",
-            "metrics",
-            "labels",
-            "params",
-            "owner",
-            "group",
-            "notes",
-        )
+        same = ("id", "name", "status", "attempt", "mode", "metrics", "labels", "params", "owner", "group", "notes")
         return cls(
-            **{name: fields[name] for name in (*described, "total_steps", "last_step", "should_stop")},
+            **{name: fields[name] for name in (*same, "total_steps", "last_step", "should_stop")},
             url=fields["url"] or connection.page_of(fields["id"]),
             policy=_policy(fields["policy"]),
             tags=tuple(fields["tags"]),
