@@ -264,9 +264,8 @@ def list_observations(
 ) -> Sequence[StoredObservation]:
     """One metric's observations including superseded ones, by (step, superseded_by), after the key `after`."""
     key = sa.tuple_(observations.c.step, observations.c.superseded_by)
-    query = sa.select(*_POINT, observations.c.attempt, observations.c.superseded_by, observations.c.received_at).where(
-        observations.c.run_id == run_id, observations.c.metric == metric
-    )
+    stored = sa.select(*(observations.c[name] for name in StoredObservation.__dataclass_fields__))
+    query = stored.where(observations.c.run_id == run_id, observations.c.metric == metric)
     if after is not None:
         query = query.where(key > sa.tuple_(*map(sa.literal, after)))
     query = query.order_by(observations.c.step, observations.c.superseded_by).limit(limit)
@@ -279,13 +278,7 @@ def _ids(tx: Transaction, run_ids: Sequence[UUID]) -> dict[str, Any]:
     return {"run_ids": msgspec.json.encode([run_id.hex for run_id in run_ids]).decode()}
 
 
-_POINT = (
-    observations.c.metric,
-    observations.c.step,
-    observations.c.value,
-    observations.c.stderr,
-    observations.c.observed_at,
-)
+_POINT = [observations.c[name] for name in ("metric", "step", "value", "stderr", "observed_at")]
 
 # Each series is read through its index, and only as far as wanted.
 _SERIES_ON_SQLITE = f"""
