@@ -158,11 +158,9 @@ def understand(response: httpx.Response) -> Answer:
     reason = _describe_refusal(response, body)
     spoken = response.headers.get("content-type", "").startswith("application/problem+json")
     if 200 <= status < 300:
-        return (
-            Unavailable(f"{reason}: the answer is not EvalStop's; is the url right?")
-            if body is None
-            else Accepted(body)
-        )
+        if body is None:
+            return Unavailable(f"{reason}: the answer is not EvalStop's; is the url right?")
+        return Accepted(body)
     if status in (401, 403) and spoken:
         return Unauthorized(reason)
     if status in BUSY_STATUSES or status >= 500:

@@ -157,11 +157,9 @@ def resolve(
     opening |= {
         field: _fit_description(field, value) for field, value in arguments.items() if value not in (None, "", [])
     }
-    all_labels = (
-        scheduler_labels(environment) | parse_labels(environment.get("EVALSTOP_LABELS", "")) | dict(labels or {})
-    )
-    if all_labels:
-        opening["labels"] = _check_labels({str(label): format_value(value) for label, value in all_labels.items()})
+    merged = scheduler_labels(environment) | parse_labels(environment.get("EVALSTOP_LABELS", "")) | dict(labels or {})
+    if merged:
+        opening["labels"] = _check_labels({str(label): format_value(value) for label, value in merged.items()})
     # The id lets the service recognize a repeated opening: another process may send it from the spool days later.
     opening |= {"name": name, "job": identify_job(environment), "opening": str(uuid.uuid4())}
     key = validate_key(key or environment.get("EVALSTOP_KEY"))

@@ -217,9 +217,8 @@ class Script:
         run, example = story.run, story.example
         if run is None or story.over:
             return
-        contents: list[Content] = [
-            Observations(tuple(point for index in evals for point in example.list_observations(index)))
-        ]
+        points = tuple(point for index in evals for point in example.list_observations(index))
+        contents: list[Content] = [Observations(points)]
         if story.saves:
             last = example.steps[evals[-1]]
             contents.insert(0, CheckpointSaved(last, f"s3://checkpoints/{story.name}/step-{last:06d}"))

@@ -25,9 +25,8 @@ def leave_attempt(tx: Transaction, run: Run, step: int, now: datetime) -> None:
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     if decision is not None:  # an undelivered stop must not apply to the attempt that begins now
         tried = outbox.read_stop_reach(tx, run.id, decision.id).tried
-        transitions.move_decision(
-            tx, run, decisions.lock_decision(tx, run.id, decision.id), RunResumed(now, step, tried)
-        )
+        locked = decisions.lock_decision(tx, run.id, decision.id)
+        transitions.move_decision(tx, run, locked, RunResumed(now, step, tried))
     if run.ended_at is None:
         record_case(tx, run, now)
 

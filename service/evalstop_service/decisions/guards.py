@@ -109,8 +109,7 @@ def _find_run_guards(
 
 
 def _can_park(tx: Transaction, project: Project) -> bool:
-    subscribed = endpoints.list_endpoints(tx, project.id)
     return any(
         endpoint.enabled and endpoint.format == "standard" and endpoint.wants(EventType.PARK_REQUESTED)
-        for endpoint in subscribed
+        for endpoint in endpoints.list_endpoints(tx, project.id)
     )

@@ -148,9 +148,8 @@ def move_decision(
     4. Recompute the case if the attempt is over, because cases depend on the state.
     """
     project = project or projects.get_project(tx, run.project_id)
-    lifecycle, instructions = decision_transitions.apply_event(
-        _load_lifecycle(tx, decision), event, _choose_timeouts(project)
-    )
+    before = _load_lifecycle(tx, decision)
+    lifecycle, instructions = decision_transitions.apply_event(before, event, _choose_timeouts(project))
     _raise_refusal(instructions)
     moved = decision.moved(lifecycle, _list_records(instructions))
     if moved != decision and not decisions.update_decision(tx, decision, moved):

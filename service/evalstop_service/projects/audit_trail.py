@@ -65,9 +65,8 @@ def find_trails(database: Database, project_name: str | None = None) -> dict[str
     Raises NotFound.
     """
     with database.reading() as tx:
-        project_ids = {project.name: project.id for project in projects.list_projects(tx)} | {
-            INSTALLATION_NAME: INSTALLATION
-        }
+        project_ids = {project.name: project.id for project in projects.list_projects(tx)}
+        project_ids[INSTALLATION_NAME] = INSTALLATION
         deleted_ids = set(audit_chain.list_chains(tx)) - set(project_ids.values())
     project_ids |= {str(project_id): project_id for project_id in deleted_ids}
     if project_name is None:

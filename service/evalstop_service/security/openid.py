@@ -86,9 +86,8 @@ class OpenIdProvider:
             authorization = self._app.create_authorization_url(redirect_uri)
         except Exception as error:
             raise self._unavailable(error) from error
-        return authorization["url"], SignInState(
-            authorization["state"], authorization["nonce"], authorization["code_verifier"]
-        )
+        state = SignInState(authorization["state"], authorization["nonce"], authorization["code_verifier"])
+        return authorization["url"], state
 
     def finish_sign_in(
         self, sign_in: SignInState, redirect_uri: str, answer: Mapping[str, str], claim_names: Iterable[str]

@@ -115,9 +115,8 @@ def create_backtest(body: BacktestIn, caller: Operate, context: Ctx, database: D
             document = policies.find_referred_policy(tx, caller.project_id, body.policy).document
     else:
         document = body.policy.root
-    return _view_backtest(
-        backtests.request_backtest(database, caller.project_id, document, body.runs, caller.actor, now)
-    )
+    backtest = backtests.request_backtest(database, caller.project_id, document, body.runs, caller.actor, now)
+    return _view_backtest(backtest)
 
 
 @router.get("/{backtest_id}")

@@ -80,10 +80,8 @@ def post_kubeflow_report(
     with database.reading() as tx:
         run = runs.find_run_by_name(tx, caller.project_id, name)
     if run is None:  # a late report does not reopen a run that has ended
-        request = open_run.OpenRequest(
-            name, recognise=True, total_steps=total_steps, actor=caller.actor, key=caller.key
-        )
-        run, _ = open_run.open_run(database, caller.project_id, request, now)
+        terms = open_run.OpenRequest(name, recognise=True, total_steps=total_steps, actor=caller.actor, key=caller.key)
+        run, _ = open_run.open_run(database, caller.project_id, terms, now)
     elif total_steps not in (None, run.total_steps):
         open_run.tell_total_steps(database, caller.project_id, run.id, total_steps, caller.actor, now)
     points = _select_new(run, reported, database)

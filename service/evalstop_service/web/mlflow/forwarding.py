@@ -157,9 +157,8 @@ class Forwarder:
             try:
                 copy = self._find_copy(request.project_id, request.run_id)
                 if request.path is not None:
-                    self._call_server(
-                        "POST", request.path, json.loads(request.body) | {"run_id": copy, "run_uuid": copy}
-                    )
+                    body = json.loads(request.body) | {"run_id": copy, "run_uuid": copy}
+                    self._call_server("POST", request.path, body)
             except _Refused as error:
                 _log.warning("MLflow at %s refused %s of run %s: %s", self._url, request.path, request.run_id, error)
                 return "refused"

@@ -75,11 +75,8 @@ class MetricIn(MlflowBody):
         step = self.step or 0
         if not 0 <= step <= MAX_STEP:
             return None
-        milliseconds = self.timestamp
-        has_time = 0 < milliseconds <= _LAST_MILLISECOND
-        return PostedObservation(
-            self.key, step, self.value, None, parse_milliseconds(milliseconds) if has_time else None
-        )
+        time = parse_milliseconds(self.timestamp) if 0 < self.timestamp <= _LAST_MILLISECOND else None
+        return PostedObservation(self.key, step, self.value, None, time)
 
 
 class ItemIn(MlflowBody):
