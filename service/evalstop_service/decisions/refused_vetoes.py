@@ -47,9 +47,7 @@ class RefusedVetoes:
             try:
                 with self._database.transaction() as tx:
                     now, _ = queues.read_clock(tx, self._clock())
-                    projects = (
-                        None if None in reported else {project_id for project_id in reported if project_id is not None}
-                    )
+                    projects = None if None in reported else {known for known in reported if known is not None}
                     count = veto_windows.extend_windows(tx, now, "a veto could not be accepted", project_ids=projects)
                 if count:
                     log.warning("a veto could not be accepted: extended %d veto windows", count)

@@ -104,9 +104,8 @@ def _find_next_checks(
     run_ids = [check.run_id for check in due]
     loaded, records = runs.load_runs(tx, run_ids), run_health.load_health(tx, run_ids)
     running = {run_id: run for run_id, run in loaded.items() if run.status == RunStatus.RUNNING}
-    settings = {
-        project_id: projects.get_project(tx, project_id) for project_id in {run.project_id for run in running.values()}
-    }
+    project_ids = {run.project_id for run in running.values()}
+    settings = {project_id: projects.get_project(tx, project_id) for project_id in project_ids}
     faults = _find_metric_faults(tx, running.values(), known_policies)
     next_checks: dict[UUID, datetime | None] = {}
     for record in records.values():

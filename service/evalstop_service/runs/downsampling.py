@@ -44,6 +44,7 @@ def summarize_grown_runs(
     `summarized`: the last step of each long run at the last pass; returns the same for the next.
     """
     last_steps: dict[UUID, int] = {}
+    enough = series.OBSERVATIONS_AT_A_TIME
     with database.reading() as tx:
         project_ids = [project.id for project in projects.list_projects(tx)]
     for project_id in project_ids:
@@ -52,12 +53,10 @@ def summarize_grown_runs(
             started = time.perf_counter()
             with database.reading() as tx:
                 page = series.list_running_runs(tx, project_id, after, RUNS_AT_A_TIME)
-                long = {run_id: last_step for run_id, last_step in page if last_step >= series.OBSERVATIONS_AT_A_TIME}
+                long = {run_id: last_step for run_id, last_step in page if last_step >= enough}
                 # After a resume the last step may be lower than at the last pass.
                 last_steps |= {run_id: min(summarized.get(run_id, 0), last_step) for run_id, last_step in long.items()}
-                grown = [
-                    run_id for run_id in long if long[run_id] - last_steps[run_id] >= series.OBSERVATIONS_AT_A_TIME
-                ]
+                grown = [run_id for run_id, last_step in long.items() if last_step - last_steps[run_id] >= enough]
                 metrics = observations.load_last_steps(tx, grown) if grown else {}
             if pause(RESTS * (time.perf_counter() - started)):
                 return last_steps

@@ -151,9 +151,8 @@ def remove_entries(tx: Transaction, project_id: UUID, before: datetime, actor: s
     record_action(tx, project_id, actor, PRUNED, "audit log", details, now)
     while chain_entries(tx, project_id) == _ENTRIES_AT_A_TIME:
         pass
-    return tx.execute(
-        audit_log.delete().where(_is_of_project(project_id), audit_log.c.position <= last.position)
-    ).rowcount
+    removal = audit_log.delete().where(_is_of_project(project_id), audit_log.c.position <= last.position)
+    return tx.execute(removal).rowcount
 
 
 def _lock_end(tx: Transaction, project_id: UUID) -> _End:

@@ -186,9 +186,8 @@ def find_shortfalls(
     if not listed_cases:
         return {}
     days = [case.ended_at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) for case in listed_cases]
-    lacking = _select_shortfalls(
-        tx, project_id, CaseFilter(since=min(days), until=max(days) + timedelta(days=1)), needed
-    )
+    of_days = CaseFilter(since=min(days), until=max(days) + timedelta(days=1))
+    lacking = _select_shortfalls(tx, project_id, of_days, needed)
     query = sa.select(lacking).where(
         lacking.c.shortfall.is_not(None), lacking.c.run_id.in_([case.run_id for case in listed_cases])
     )
@@ -272,9 +271,8 @@ def _select_shortfalls(
         order_by=[cases.c.ended_at, cases.c.run_id, cases.c.attempt],
     )
     identity = (cases.c.run_id, cases.c.attempt)
-    query = _filter_cases(
-        tx, sa.select(*identity, by_itself.label("own"), rank.label("place")), project_id, case_filter, ()
-    )
+    placed = sa.select(*identity, by_itself.label("own"), rank.label("place"))
+    query = _filter_cases(tx, placed, project_id, case_filter, ())
     observed = query.where(_FLAGGED, cases.c.treatment == Treatment.OBSERVED).subquery()
     too_many = sa.case((observed.c.place > needed.per_key_and_day, Shortfall.KEY_AND_DAY.value))
     return sa.select(

@@ -111,7 +111,5 @@ def list_logged_models(
 
 def _is_of(table: sa.Table, experiment_ids: Sequence[UUID | None]) -> sa.ColumnElement[bool]:
     """The condition that a row belongs to one of these experiments; None is the default experiment."""
-    of_stored = table.c.experiment_id.in_(
-        [experiment_id for experiment_id in experiment_ids if experiment_id is not None]
-    )
+    of_stored = table.c.experiment_id.in_([stored_id for stored_id in experiment_ids if stored_id is not None])
     return sa.or_(of_stored, table.c.experiment_id.is_(None)) if None in experiment_ids else of_stored

@@ -106,10 +106,8 @@ def settle_deliveries(
     failing_endpoints = {
         attempt.claimed.endpoint_id for attempt in counted if attempt.claimed.failures or not attempt.went_well
     }
-    if gone_endpoints or failing_endpoints:
-        lock = (
-            sa.select(targets.c.id).where(targets.c.id.in_(gone_endpoints | failing_endpoints)).order_by(targets.c.id)
-        )
+    if changing := gone_endpoints | failing_endpoints:
+        lock = sa.select(targets.c.id).where(targets.c.id.in_(changing)).order_by(targets.c.id)
         tx.execute(lock.with_for_update(key_share=True))
     write = _settle_postgresql if tx.dialect.name == "postgresql" else _settle_sqlite
     present = write(tx, ended)
@@ -214,12 +212,10 @@ def _settle_sqlite(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dict[UU
     present: dict[UUID, tuple[str, int]] = {}
     settled_rows = []
     for attempt in ended:
-        present_row = connection.execute(
-            _PRESENT_SQLITE, (attempt.claimed.run_id.hex, attempt.claimed.id.hex)
-        ).fetchone()
-        if present_row is not None:
-            present[attempt.claimed.id] = present_row
-        if present_row == ("waiting", attempt.claimed.attempts):
+        found = connection.execute(_PRESENT_SQLITE, (attempt.claimed.run_id.hex, attempt.claimed.id.hex)).fetchone()
+        if found is not None:
+            present[attempt.claimed.id] = found
+        if found == ("waiting", attempt.claimed.attempts):
             row = _to_row(attempt)
             moments = {name: moment_text(row[name]) for name in ("new_due_at", "ended_at")}
             settled_rows.append(row | moments | {"of_run": row["of_run"].hex, "of_id": row["of_id"].hex})
