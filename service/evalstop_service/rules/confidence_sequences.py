@@ -92,23 +92,31 @@ def estimate_precision(flagged: Sequence[Stratum]) -> Estimate:
 
 
 def estimate_recall(flagged: Sequence[Stratum], passed: Stratum) -> Estimate:
-    """The share of the attempts that turned with a right stop; `passed`: attempts that were never flagged."""
-    return _estimate_share(
-        flagged,
-        passed,
-        yes=lambda stratum, worst: stratum.right + (0 if worst else stratum.unknown),
-        no=lambda stratum, worst: stratum.wrong + (stratum.unknown if worst else 0),
+    """The share of the attempts that turned with a right stop; `passed`: attempts that were never flagged.
+
+    1. Weight each case by c/p, where c is the smallest probability: the exponent of the betting martingale.
+    2. Compute the estimate and its interval from decided cases.
+    3. Compute the bounds with all undecided cases counted against the rate, and with all counted for it.
+    """
+    smallest = min((stratum.probability for stratum in flagged), default=1.0)
+
+    def weigh_cases(for_it: int, against_it: int) -> Stratum:
+        above = sum((stratum.right + for_it * stratum.unknown) * smallest / stratum.probability for stratum in flagged)
+        return Stratum(above, (passed.wrong + against_it * passed.unknown) * smallest)
+
+    decided, worst, best = weigh_cases(0, 0), weigh_cases(0, 1), weigh_cases(1, 0)
+    return Estimate(
+        _compute_share(decided.right, decided.wrong),
+        *_find_ends([decided]),
+        Bounds(_find_ends([worst])[0], _find_ends([best])[1]),
+        round(sum(stratum.right for stratum in flagged) + passed.wrong),
+        _count_cases([*flagged, passed])[1],
     )
 
 
 def estimate_false_stops(flagged: Sequence[Stratum], passed: Stratum) -> Estimate:
-    """The share of the healthy attempts with a stop; `passed`: attempts that were never flagged."""
-    return _estimate_share(
-        flagged,
-        passed,
-        yes=lambda stratum, worst: stratum.wrong + (0 if worst else stratum.unknown),
-        no=lambda stratum, worst: stratum.right + (stratum.unknown if worst else 0),
-    )
+    """The share of the healthy attempts with a stop: like the recall, with right and wrong exchanged."""
+    return estimate_recall(_swap_outcomes(flagged), *_swap_outcomes([passed]))
 
 
 def weighted_quantile(ordered: Sequence[tuple[float, float]], share: float) -> float:
@@ -121,38 +129,8 @@ def weighted_quantile(ordered: Sequence[tuple[float, float]], share: float) -> f
     return ordered[-1][0]
 
 
-def _estimate_share(
-    flagged: Sequence[Stratum],
-    passed: Stratum,
-    yes: Callable[[Stratum, bool], float],
-    no: Callable[[Stratum, bool], float],
-) -> Estimate:
-    """The share of `yes` in the sum of `yes`, counted over `flagged`, and `no`, counted over `passed`.
-
-    1. Weight each case by c/p, where c is the smallest probability: the exponent of the betting martingale.
-    2. Compute the estimate and its interval from decided cases.
-    3. Compute the bounds with all undecided cases counted against the rate, and with all counted for it.
-    """
-    smallest = min((stratum.probability for stratum in flagged), default=1.0)
-
-    def weigh_cases(flagged_strata: Sequence[Stratum], passed_stratum: Stratum, worst: bool) -> Stratum:
-        above = sum(yes(stratum, worst) * smallest / stratum.probability for stratum in flagged_strata)
-        return Stratum(above, no(passed_stratum, worst) * smallest)
-
-    decided = weigh_cases([_drop_unknown(stratum) for stratum in flagged], _drop_unknown(passed), worst=True)
-    worst, best = weigh_cases(flagged, passed, worst=True), weigh_cases(flagged, passed, worst=False)
-    return Estimate(
-        _compute_share(decided.right, decided.wrong),
-        *_find_ends([decided]),
-        Bounds(_find_ends([worst])[0], _find_ends([best])[1]),
-        round(sum(yes(_drop_unknown(stratum), True) for stratum in flagged) + no(_drop_unknown(passed), True)),
-        _count_cases([*flagged, passed])[1],
-    )
-
-
 def _find_ends(strata: Sequence[Stratum]) -> tuple[float, float]:
-    swapped = [Stratum(stratum.wrong, stratum.right, stratum.unknown, stratum.probability) for stratum in strata]
-    return _find_lowest_share(strata), 1 - _find_lowest_share(swapped)
+    return _find_lowest_share(strata), 1 - _find_lowest_share(_swap_outcomes(strata))
 
 
 def _find_lowest_share(strata: Iterable[Stratum]) -> float:
@@ -211,8 +189,8 @@ def _log_beta(a: float, b: float) -> float:
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
-def _drop_unknown(stratum: Stratum) -> Stratum:
-    return Stratum(stratum.right, stratum.wrong, 0, stratum.probability)
+def _swap_outcomes(strata: Sequence[Stratum]) -> list[Stratum]:
+    return [Stratum(stratum.wrong, stratum.right, stratum.unknown, stratum.probability) for stratum in strata]
 
 
 def _compute_share(yes: float, no: float) -> float | None:
