@@ -107,7 +107,8 @@ def claim_due_checks(tx: Transaction, now: datetime, limit: int) -> list[DueChec
 
 def find_next_check(tx: Transaction) -> datetime | None:
     """When the next check is due; None when no run is checked."""
-    next_check_at: datetime | None = tx.execute(sa.select(sa.func.min(run_health.c.next_check_at))).scalar_one()
+    soonest = sa.select(sa.func.min(run_health.c.next_check_at)).where(run_health.c.next_check_at.is_not(None))
+    next_check_at: datetime | None = tx.execute(soonest).scalar_one()  # by the partial index, which SQLite else omits
     return next_check_at
 
 
