@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def list_policies() -> Iterator[tuple[str, Policy]]:
         yield f"detector:{name}", policy_from_document({"name": "single", "members": [{"detector": name}]})
 
 
+@cache
 def load_recorded_runs() -> list[tuple[str, list[Observation]]]:
     """The recorded runs as (id, observations in step order)."""
     return [(str(record["run_id"]), build_observations(record["log"])) for record in load_run_records()]

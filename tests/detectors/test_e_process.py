@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -56,15 +56,14 @@ def test_evidence_equals_definition(seed: int, stderr_share: float) -> None:
     for index, score in enumerate(clean + 0.3 * rng.standard_t(3, 140)):
         stderr = float(rng.uniform(0.2, 0.4)) if rng.random() < stderr_share else None
         history.append(Observation(MetricRole.EVAL, index, float(score), stderr))
-        state, evidence = detector.step(state, history[-1])
-        if index % 9 == 0 or index > 130:
-            value, turn = compute_by_definition(detector, history)
-            assert evidence.value == pytest.approx(value, rel=1e-9, abs=1e-9)
-            assert evidence.turn_step == turn
+    for observation, (value, turn) in zip(history, compute_by_definition(detector, history), strict=True):
+        state, evidence = detector.step(state, observation)
+        assert evidence.value == pytest.approx(value, rel=1e-9, abs=1e-9)
+        assert evidence.turn_step == turn
 
 
-def compute_by_definition(detector: EProcess, history: list[Observation]) -> tuple[float, int | None]:
-    """The value and the turn step from the whole history, with all bets and bounds recomputed."""
+def compute_by_definition(detector: EProcess, history: list[Observation]) -> Iterator[tuple[float, int | None]]:
+    """The value and the turn step after each eval, from all bets and bounds up to it."""
     y = [item.value - history[0].value for item in history]
     reference, turn, value, reported_turn = -math.inf, None, 0.0, None
     bets, clipped, variances, differences = list[tuple[float, float]](), list[float](), list[float](), list[float]()
@@ -92,7 +91,7 @@ def compute_by_definition(detector: EProcess, history: list[Observation]) -> tup
             reference, turn = max(bounds), item.step
         if index % 2:
             differences.append(abs(y[index] - y[index - 1]))
-    return value, reported_turn
+        yield value, reported_turn
 
 
 def lower_bound(alpha: float, values: list[float], variances: list[float], power: int, index: int) -> float:
