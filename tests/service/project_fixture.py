@@ -21,6 +21,7 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
+from sqlalchemy.dialects import postgresql
 
 from tests.fixtures.projects import create_project
 from tests.service.committers import get_committer
@@ -160,8 +161,16 @@ def insert_observations(
         }
         for run_id, observation in observations
     ]
-    if rows:
+    if not rows:
+        return
+    if tx.dialect.name == "sqlite":
         tx.execute(tables.observations.insert(), rows)
+        return
+    # One array a column: as a statement a row, thousands take a second.
+    columns = [tables.observations.c[name] for name in rows[0]]
+    arrays = [sa.literal([row[column.name] for row in rows], postgresql.ARRAY(column.type)) for column in columns]
+    unnested = sa.select(*map(sa.func.unnest, arrays))
+    tx.execute(tables.observations.insert().from_select(columns, unnested))
 
 
 def set_up_project(database: Database, mode: str = "enforce", veto_window_seconds: float = 0.0) -> ProjectFixture:
