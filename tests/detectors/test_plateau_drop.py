@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from itertools import accumulate
 
 import msgspec
 import numpy as np
 import pytest
 from evalstop_detectors import Evidence, MetricRole, Observation
-from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, estimate
+from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop, PlateauDropState
 from evalstop_detectors.policy.calibration import default_thresholds
 from hypothesis import given
@@ -59,22 +58,26 @@ def rise_and_fall(size: int = 100, peak: float = 0.4, depth: float = 0.6) -> Flo
     return np.interp(t, [0, peak, 1], [0, 1, 1 - depth])
 
 
-def estimate_noise_before_each(values: Sequence[float]) -> list[Noise]:
-    """The noise of the values before each."""
-    states = accumulate(values[:-1], advance, initial=NoiseState())
-    return [estimate(state) for state in states]
+def estimate_noise_before_last(values: Sequence[float]) -> tuple[float, float]:
+    """Noise scale and inflation without the last value."""
+    state = NoiseState()
+    for value in values[:-1]:
+        state = advance(state, value)
+    noise = estimate(state)
+    return noise.sd, noise.inflation
 
 
-def compute_by_definition(
-    eval_scores: Sequence[float], proxy: Sequence[float], noise: Noise, noise_of_proxy: Noise, sigmas: float
-) -> float:
-    """The value after all these evals, which must fill their last block; the noise is that before the last."""
+def compute_by_definition(eval_scores: Sequence[float], proxy: Sequence[float], sigmas: float) -> float:
+    """The value after all these evals, which must fill their last block."""
     count = len(eval_scores)
     if count < 6:
         return 0.0
     size = max(1, 2 ** math.ceil(math.log2(count / 128)))
     g, p = (np.asarray(x).reshape(-1, size).mean(axis=1) for x in (eval_scores, proxy))
-    sd, inflation, proxy_sd, proxy_inflation = noise.sd, noise.inflation, noise_of_proxy.sd, noise_of_proxy.inflation
+    (sd, inflation), (proxy_sd, proxy_inflation) = (
+        estimate_noise_before_last(eval_scores),
+        estimate_noise_before_last(proxy),
+    )
     threes = [statistics.fmean(eval_scores[end - 3 : end]) for end in range(3, count)]
     risen = max(threes) - threes[0]
     gain, doubt = max(risen, 6 * sd), sigmas + 4 * (1 - min(risen / (6 * sd), 1))
@@ -112,11 +115,8 @@ def test_value_equals_definition(seed: int) -> None:
     proxy = add_noise(rng.uniform(-0.5, 1) * rise_and_fall(400), seed + 100, 0.05)
     detector = PlateauDrop(sigmas=float(rng.choice([0.0, 1.5, 4.0])))
     evidence = run_detector(eval_scores, proxy, detector)
-    noises, noises_of_proxy = estimate_noise_before_each(eval_scores), estimate_noise_before_each(proxy)
     for count in [*range(1, 129), *range(130, 257, 14), *range(260, 401, 36)]:
-        expected = compute_by_definition(
-            eval_scores[:count], proxy[:count], noises[count - 1], noises_of_proxy[count - 1], detector.sigmas
-        )
+        expected = compute_by_definition(eval_scores[:count], proxy[:count], detector.sigmas)
         assert evidence[count - 1].value == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
