@@ -31,13 +31,17 @@ SHORT_TIMEOUTS = StopTimeouts(
 
 @dataclass
 class ListeningReceiver:
-    """A receiver, its scheduler, journal and webhook secrets, and the URL that it listens on."""
+    """A receiver, its HTTP server, scheduler, journal and webhook secrets."""
 
     scheduler: FakeScheduler
     receiver: Receiver
-    url: str
+    http_server: ReceiverServer
     secrets: list[str]
     journal: Journal
+
+    @property
+    def url(self) -> str:
+        return self.http_server.url
 
 
 def make_receiver(
@@ -56,9 +60,9 @@ def listening_receiver(server: FakeServer, folder: Path) -> Iterator[ListeningRe
     """A receiver that listens, reports to `server` and keeps its journal in `folder`; it is idle after the block."""
     scheduler, secrets, journal = FakeScheduler(), [SECRET], Journal(folder / "journal")
     receiver = make_receiver(scheduler, journal, server, secrets)
-    http_server = ReceiverServer("127.0.0.1", 0, read_seconds=0.5)
+    http_server = ReceiverServer("127.0.0.1", 0)
     http_server.serve(receiver)
-    yield ListeningReceiver(scheduler, receiver, http_server.url, secrets, journal)
+    yield ListeningReceiver(scheduler, receiver, http_server, secrets, journal)
     scheduler.may_answer.set()
     assert receiver.shut_down(20)
     http_server.shutdown()

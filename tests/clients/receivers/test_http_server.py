@@ -110,6 +110,7 @@ def test_invalid_content_length_gets_411(listener: ListeningReceiver, length: by
 )
 def test_stalled_request_is_disconnected(listener: ListeningReceiver, beginning: bytes) -> None:
     """A connection that stops in the middle of a request is closed, and other requests are served meanwhile."""
+    listener.http_server.read_seconds = 0.5
     parsed = httpx.URL(listener.url)
     with socket.create_connection((parsed.host, parsed.port or 80), timeout=20) as connection:
         connection.sendall(beginning)
@@ -121,6 +122,7 @@ def test_stalled_request_is_disconnected(listener: ListeningReceiver, beginning:
 
 def test_trickling_request_is_disconnected(listener: ListeningReceiver) -> None:
     """A byte now and then does not keep a connection open beyond the deadline."""
+    listener.http_server.read_seconds = 0.5
     parsed = httpx.URL(listener.url)
     with socket.create_connection((parsed.host, parsed.port or 80), timeout=0.05) as connection:
         connection.sendall(b"POST / HTTP/1.1\r\n")
