@@ -23,7 +23,7 @@ EDITABLE := $(addprefix -e ./,$(DISTRIBUTIONS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # What is imported is compiled then, and once: pip would compile for a minute what is mostly never imported, and each of
 # the hundreds of processes that the tests start would compile all of ours anew.
-INSTALL := $(PIP) install -qq --no-compile -c constraints.txt
+INSTALL := .ci/install $(BIN)/python
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_NO_INPUT := 1
 
