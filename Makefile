@@ -283,7 +283,7 @@ $(READY): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUT
 	  echo "making $(VENV) with $$($$python --version)"
 	  $$python -m venv --clear $(VENV)
 	fi
-	echo "installing EvalStop and its tools into $(VENV), a minute or so"
+	echo "installing EvalStop and its tools into $(VENV)"
 	$(INSTALL) --upgrade pip
 	$(INSTALL) --group dev
 	$(INSTALL) --no-build-isolation $(EDITABLE)
@@ -294,7 +294,7 @@ $(READY): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUT
 	touch $@
 
 $(FRAMEWORKS): $(READY)
-	@echo "installing the frameworks that the tests log with, a minute or two"
+	@echo "installing the frameworks that the tests log with"
 	$(INSTALL) --group frameworks
 	touch $@
 
