@@ -6,6 +6,7 @@ const place = document.getElementById("metric-charts");
 const section = place.closest("section");
 let address = place.dataset.charts;
 let seen = false;
+let shown = "";
 
 async function load() {
   if (!seen && !section.hidden) return;
@@ -13,6 +14,8 @@ async function load() {
   const response = await fetchSameOrigin(requested);
   const fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("metric-charts");
   if (requested !== address) return;  // "Show more" was clicked meanwhile, and its response includes these charts
+  if (fresh.innerHTML === shown) return;  // a link that is replaced between press and release is not clicked
+  shown = fresh.innerHTML;
   section.hidden = !fresh.querySelector("li");
   place.replaceChildren(...fresh.childNodes);
 }
