@@ -44,7 +44,7 @@ _SCORE_WORDS = (
     "gsm mmlu aime humaneval mbpp ifeval gpqa hellaswag truthfulqa mt arena alpaca livecodebench math arc bbh "
     "winogrande piqa boolq drop triviaqa squad glue superglue swe mteb"
 )
-_AGAINST_ERROR_WORDS = "free recovery avoidance reduction resistance robustness detection correction"
+_AGAINST_ERROR_WORDS = "free recovery avoidance reduction resistance robustness detection correction savings"
 _BOOKKEEPING, _ERRORS, _SCORES, _AGAINST_ERRORS = (
     frozenset(words.split()) for words in (_BOOKKEEPING_WORDS, _ERROR_WORDS, _SCORE_WORDS, _AGAINST_ERROR_WORDS)
 )
@@ -117,4 +117,6 @@ def read_words(name: str, *, is_quality: bool = False) -> Reading | None:
 
 def _is_against_error(word: str, following: str) -> bool:
     """Whether two words are the absence or the mending of an error: `error_free`, `non_toxicity`."""
-    return (word in _ERRORS and following in _AGAINST_ERRORS) or (word in ("non", "anti") and following in _ERRORS)
+    return (word in _ERRORS and following in _AGAINST_ERRORS) or (
+        word in ("non", "anti", "minus") and following in _ERRORS
+    )

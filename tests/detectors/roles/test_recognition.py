@@ -244,6 +244,7 @@ def test_first_matching_project_pattern_gives_the_role() -> None:
         (MIN, "toxicity_score top5_error error_count token_error_rate val/nll/gsm8k safety_violations latency eer"),
         (MAX, "gsm8k eval_accuracy neg_loss neg_mse loss_free eval_drop failure_recovery metrics/mAP50-95(B)"),
         (MAX, "non_toxicity error_detection_rate toxicity_classification_accuracy asr_accuracy wip reward refusals"),
+        (MAX, "cost_savings reward_minus_cost"),
     ],
 )
 def test_eval_given_without_a_direction(direction: str, names: str) -> None:
