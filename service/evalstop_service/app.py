@@ -156,7 +156,7 @@ def create_app(
     app.add_middleware(SecurityHeaders)
     app.add_middleware(HeldPlaces)
     ingest_endpoint = IngestEndpoint(
-        ProxyHeadersMiddleware(HeadRequests(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
+        HeadRequests(app.behind),
         committer,
         key_cache,
         clock,
@@ -165,7 +165,8 @@ def create_app(
         LoopShares(service_metrics.delayed.inc),
         context.recent_sessions,
     )
-    app.front = RequestLog(ingest_endpoint, service_metrics, tracer, settings.access_log)
+    with_addresses = ProxyHeadersMiddleware(ingest_endpoint, settings.trusted_proxies)  # type: ignore[arg-type]
+    app.front = RequestLog(with_addresses, service_metrics, tracer, settings.access_log)  # type: ignore[arg-type]
     return app
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from uuid import UUID
 
@@ -184,6 +185,22 @@ def test_many_wrong_keys_are_answered_with_429(project: ServedProject) -> None:
     assert int(attacker.get("/runs").headers["retry-after"]) > 0
     assert attacker.get(f"{project.url}/mlflow/api/2.0/mlflow/experiments/get?experiment_id=0").status_code == 429
     expect_json(client.get("/runs"), 200)
+
+
+def test_wrong_keys_delay_only_their_own_address_behind_a_proxy(project: ServedProject) -> None:
+    """Posts of observations are limited by the address that a trusted proxy reports, not by the proxy's."""
+    trainer = project.open_client_with_key(project.create_key("ingest"), "10.0.0.1")
+    path = f"/runs/{expect_json(trainer.post('/runs', json={'name': 'r'}), 201)['id']}/observations"
+    batch = {"observations": [{"metric": "eval", "step": 1, "value": 0.5}]}
+    attacker = project.open_client_with_key("esk_", "10.0.0.8")
+
+    def send_wrong_key(secret: str) -> int:
+        return attacker.post(path, json=batch, headers={"Authorization": f"Bearer {secret}"}).status_code
+
+    with ThreadPoolExecutor(30) as threads:
+        statuses = list(threads.map(send_wrong_key, [keys.generate_secret() for _ in range(30)]))
+    assert set(statuses) == {401, 429}
+    expect_json(trainer.post(path, json=batch), 200)
 
 
 def test_pause_is_accepted_from_an_address_with_wrong_keys(project: ServedProject) -> None:

@@ -183,7 +183,7 @@ def _serve(
         log_config=None,
         log_level=logging.WARNING,  # its start is announced below, with what people need to know
         server_header=False,
-        proxy_headers=False,  # the application handles them, after the middleware that must be fast
+        proxy_headers=False,  # the application handles them
         timeout_graceful_shutdown=10,
         h11_max_incomplete_event_size=65536,
     )

@@ -94,11 +94,10 @@ class IngestEndpoint:
         except Exception as error:
             await _answer_error(error, scope, receive, send)
             return
-        # For keys that are bound to networks, the route knows the client's address from trusted proxies.
         if (
             key is None
             or key.project_id is None
-            or key.networks
+            or key.networks  # the route compares them with the address
             or not ("ingest" in key.scopes or "admin" in key.scopes)
         ):
             await self._app(scope, receive, send)
