@@ -42,7 +42,7 @@ def values_and_turns(evidence: Sequence[Evidence]) -> list[tuple[float, int | No
 def map_amounts(detector: AnyDetector, change: Any) -> AnyDetector:
     """The detector with `change` applied to each parameter in the unit of its role."""
     changed = {name: change(getattr(detector, name)) for name in AMOUNTS if hasattr(detector, name)}
-    result: AnyDetector = msgspec.structs.replace(detector, **changed)  # type: ignore[type-var]
+    result: AnyDetector = msgspec.structs.replace(detector, **changed)
     return result
 
 

@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 from evalstop_detectors import DETECTORS, MetricRole, Observation
-from evalstop_detectors.detectors.detector import fold_steps
 from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_detectors.observation import to_columns
 from evalstop_detectors.posterior import network
@@ -52,7 +51,7 @@ def test_columns_equal_single_observations(entries: list[tuple[int, MetricRole, 
     observations = sorted(
         (Observation(role, step, value) for step, role, value in entries), key=lambda item: item.order
     )
-    one_by_one = fold_steps(detector, state, state.evidence, observations)
+    one_by_one = detector.fold_steps(state, state.evidence, observations)
     assert detector.fold(state, state.evidence, to_columns(observations)) == one_by_one
 
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from evalstop_detectors import Kind, MetricRole, Thresholds
-from msgspec import Struct
+from evalstop_detectors import Detector, Kind, MetricRole, Thresholds
 
 
-class FakeDetector(Struct, frozen=True):
+class FakeDetector(Detector[int], frozen=True):
     """Counts the evals that it has seen; a subclass gives its name, and its `step`."""
 
     kind: ClassVar[Kind] = Kind.COUNT
     state_type: ClassVar[type[Any]] = int
     roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.EVAL})
     thresholds: ClassVar[Thresholds] = Thresholds(None, 1.0)
-
-    def start(self) -> int:
-        return 0

@@ -28,7 +28,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, clipped, estimate
-from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.summation import add_up
 from evalstop_detectors.wording import format_count
@@ -66,7 +66,7 @@ class BocpdState(Struct, frozen=True):
     evidence: Evidence = Evidence(Kind.POSTERIOR, 0.0, None, "no evals yet")
 
 
-class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
+class Bocpd(Detector[BocpdState], frozen=True):
     """Weighs how long the current level has lasted, and whether it is lower than the best before.
 
     `level_evals`: how long a level lasts before it changes, on average. `least_evals`: how many evals a level needs to
@@ -95,9 +95,6 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
     margin_sigmas: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
     spread_sigmas: Annotated[float, Meta(gt=0, le=1e6)] = 10.0
     run_lengths: Annotated[int, Meta(ge=4, le=1000)] = 32
-
-    def start(self) -> BocpdState:
-        return BocpdState()
 
     def step(self, state: BocpdState, observation: Observation) -> tuple[BocpdState, Evidence]:
         if observation.finite:

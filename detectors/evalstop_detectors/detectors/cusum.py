@@ -26,7 +26,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, Struct
 
 from evalstop_detectors.checkpoint.noise import LARGEST, NoiseState, advance, estimate
-from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.summation import add_up
 from evalstop_detectors.wording import format_count
@@ -44,7 +44,7 @@ class CusumState(Struct, frozen=True):
     evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "no evals yet")
 
 
-class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
+class Cusum(Detector[CusumState], frozen=True):
     """Adds up falls below a reference.
 
     `allowance`: standard deviations an eval that are attributed to noise; the classic choice is half the relevant fall.
@@ -79,9 +79,6 @@ class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
         if self.reference == "best":
             return Thresholds(suspect_at=35.0, stop_at=150.0)
         return Thresholds(suspect_at=8.0, stop_at=27.0)
-
-    def start(self) -> CusumState:
-        return CusumState()
 
     def step(self, state: CusumState, observation: Observation) -> tuple[CusumState, Evidence]:
         if observation.finite:

@@ -1,12 +1,12 @@
-"""The protocol of all detectors, and the evidence that they return."""
+"""The base class of all detectors, and the evidence that they return."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -65,37 +65,6 @@ class Thresholds(Struct, frozen=True):
     stop_at: float | None
 
 
-S = TypeVar("S")
-
-
-class Detector(Protocol[S]):
-    """A pure function over one run's roles, folded one observation at a time.
-
-    Implementations are frozen msgspec structs whose fields are the parameters that a policy may set; their types are
-    the schema. States are frozen structs of finite JSON values. `step` is only called with observations of `roles`,
-    sorted by `order`, each once. A detector that is faster on several observations also has a `fold` (see `Fold`), and
-    one that is faster on many runs has `trace_runs` (see `TraceRuns`).
-    """
-
-    name: ClassVar[str]
-    kind: ClassVar[Kind]
-    state_type: ClassVar[type[Any]]
-
-    @property
-    def roles(self) -> frozenset[MetricRole]:
-        """The roles that this detector sees."""
-
-    @property
-    def thresholds(self) -> Thresholds:
-        """The thresholds implied by its parameters, for policies that set none."""
-
-    def start(self) -> S:
-        """The state before the first observation."""
-
-    def step(self, state: S, observation: Observation) -> tuple[S, Evidence]:
-        """Process one observation."""
-
-
 class EvalRequests(Struct, frozen=True, forbid_unknown_fields=True):
     """When a detector asks for a paired evaluation: of the best checkpoint and the current one, on the same prompts."""
 
@@ -123,71 +92,72 @@ class EvalRequest(Struct, frozen=True):
 Changes = list[tuple[tuple[int, int], Evidence]]
 """The `order` of each observation at which the evidence became a new object, and that object."""
 
-Fold = Callable[[Any, Evidence | None, Columns], tuple[Any, Changes]]
-"""Processes columns of the detector's roles: from a state and its evidence to the state after them, with the same
-result as `step` on each observation."""
-
 Trace = Iterable[tuple[tuple[int, int], Evidence]]
 """The `Changes` of a whole run from its start; each evidence is computed on demand."""
 
-TraceRuns = Callable[[Sequence[Columns]], Sequence[Trace]]
-"""The traces of many whole runs, each as columns of the detector's roles, at lower cost than one by one."""
+S = TypeVar("S")
 
 
-def tells_outlook(detector: Detector[Any]) -> bool:
-    """Whether the detector's evidence has an `outlook`."""
-    return bool(getattr(detector, "has_outlook", False))
+class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
+    """A pure function over one run's roles, folded one observation at a time.
 
-
-def start_anew(detector: Detector[S], state: S) -> S:
-    """The state from which to continue when the eval's measurement changes: earlier levels become meaningless.
-
-    This is the initial state, unless the detector has a `start_anew` that keeps more.
+    The fields are the parameters that a policy may set; their types are the schema. States are frozen structs of finite
+    JSON values. `step` is only called with observations of `roles`, sorted by `order`, each once. A detector that is
+    faster on several observations overrides `fold`, one that is faster on many runs `trace_runs`.
     """
-    method: Callable[[S], S] | None = getattr(detector, "start_anew", None)
-    return detector.start() if method is None else method(state)
 
+    name: ClassVar[str]
+    kind: ClassVar[Kind]
+    state_type: ClassVar[type[Any]]
+    has_outlook: ClassVar[bool] = False
+    """Whether its evidence has an `outlook`."""
 
-def fold_of(detector: Detector[Any]) -> Fold | None:
-    """The detector's own `fold`, if it has one."""
-    method: Fold | None = getattr(detector, "fold", None)
-    return method
+    @property
+    def roles(self) -> frozenset[MetricRole]:
+        """The roles that this detector sees."""
+        raise NotImplementedError
 
+    @property
+    def thresholds(self) -> Thresholds:
+        """The thresholds implied by its parameters, for policies that set none."""
+        raise NotImplementedError
 
-def with_requests(detector: Detector[Any], requests: EvalRequests) -> Detector[Any]:
-    """The detector, set to ask for paired evaluations; itself if it never asks."""
-    method: Callable[[EvalRequests], Detector[Any]] | None = getattr(detector, "with_requests", None)
-    return detector if method is None else method(requests)
+    def start(self) -> S:
+        """The state before the first observation."""
+        state: S = self.state_type()
+        return state
 
+    def start_anew(self, state: S) -> S:
+        """The state from which to continue when the eval's measurement changes: earlier levels become meaningless."""
+        return self.start()
 
-def find_open_request(detector: Detector[Any], state: Any) -> EvalRequest | None:
-    """The detector's latest request for a paired evaluation, unless answered; most detectors never ask."""
-    method: Callable[[Any], EvalRequest | None] | None = getattr(detector, "find_open_request", None)
-    return None if method is None else method(state)
+    def step(self, state: S, observation: Observation) -> tuple[S, Evidence]:
+        """Process one observation."""
+        raise NotImplementedError
 
+    def fold(self, state: S, evidence: Evidence | None, columns: Columns) -> tuple[S, Changes]:
+        """Process columns of its roles from a state and its evidence, with the same result as one `step` after the
+        other."""
+        return self.fold_steps(state, evidence, to_observations(columns))
 
-def fold_steps(
-    detector: Detector[S], state: S, evidence: Evidence | None, observations: Sequence[Observation]
-) -> tuple[S, Changes]:
-    """The reference result of every `fold`: one step after the other."""
-    changes: Changes = []
-    for observation in observations:
-        state, latest = detector.step(state, observation)
-        if latest is not evidence:
-            evidence = latest
-            changes.append((observation.order, latest))
-    return state, changes
+    def fold_steps(self, state: S, evidence: Evidence | None, observations: Sequence[Observation]) -> tuple[S, Changes]:
+        """The reference result of every `fold`."""
+        changes: Changes = []
+        for observation in observations:
+            state, latest = self.step(state, observation)
+            if latest is not evidence:
+                evidence = latest
+                changes.append((observation.order, latest))
+        return state, changes
 
+    def trace_runs(self, runs: Sequence[Columns]) -> Sequence[Trace]:
+        """The changes of the evidence over each of these whole runs, given as columns of its roles."""
+        return [self.fold(self.start(), None, columns)[1] for columns in runs]
 
-def trace_runs(detector: Detector[Any], runs: Sequence[Columns]) -> Sequence[Trace]:
-    """The changes of the evidence over each of these runs: by the detector's own `trace_runs`, else run by run."""
-    method: TraceRuns | None = getattr(detector, "trace_runs", None)
-    return [trace_run(detector, columns) for columns in runs] if method is None else method(runs)
+    def with_requests(self, requests: EvalRequests) -> Detector[S]:
+        """The detector, set to ask for paired evaluations; itself if it never asks."""
+        return self
 
-
-def trace_run(detector: Detector[Any], columns: Columns) -> Changes:
-    """The changes of the evidence over one run."""
-    fold = fold_of(detector)
-    if fold is None:
-        return fold_steps(detector, detector.start(), None, to_observations(columns))[1]
-    return fold(detector.start(), None, columns)[1]
+    def find_open_request(self, state: S) -> EvalRequest | None:
+        """Its latest request for a paired evaluation, unless answered; most detectors never ask."""
+        return None

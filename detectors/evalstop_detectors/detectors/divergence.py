@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.checkpoint.noise import Noise, NoiseState
-from evalstop_detectors.detectors.detector import Amount, Count, Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import Amount, Count, Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.wording import format_count, format_percent
 
@@ -78,7 +78,7 @@ class DivergenceState(Struct, frozen=True):
     note: str = "waits for an eval and a proxy before it"
 
 
-class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
+class Divergence(Detector[DivergenceState], frozen=True):
     """Compares the slopes of the eval score and proxy.
 
     `least_evals`: the evidence is 0 before this many evals with a proxy.
@@ -109,9 +109,6 @@ class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
     slack: Amount = 1.0
     control_variate: bool = True
     noisy_from: Amount = 0.05
-
-    def start(self) -> DivergenceState:
-        return DivergenceState()
 
     def step(self, state: DivergenceState, observation: Observation) -> tuple[DivergenceState, Evidence]:
         if observation.finite:

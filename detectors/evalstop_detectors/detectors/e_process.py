@@ -34,7 +34,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import clipped
-from evalstop_detectors.detectors.detector import Amount, Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import Amount, Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.summation import add_up
 
@@ -78,7 +78,7 @@ class EProcessState(Struct, frozen=True):
     evidence: Evidence = Evidence(Kind.LOG_E_VALUE, 0.0, None, "no evals yet")
 
 
-class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
+class EProcess(Detector[EProcessState], frozen=True):
     """Bets that the eval score lies below its best.
 
     `alpha`: the probability of ever a false alarm. `tolerance`: how far the eval score may lie below its best, in its
@@ -108,9 +108,6 @@ class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
     def thresholds(self) -> Thresholds:
         stop_at = math.log(2 / self.alpha)
         return Thresholds(suspect_at=stop_at / 2, stop_at=stop_at)
-
-    def start(self) -> EProcessState:
-        return EProcessState()
 
     def step(self, state: EProcessState, observation: Observation) -> tuple[EProcessState, Evidence]:
         if observation.finite:

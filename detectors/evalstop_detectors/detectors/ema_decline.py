@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from evalstop_detectors.checkpoint.noise import clipped
 from evalstop_detectors.detectors.counting import CountingRule
-from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Evidence
+from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Detector, Evidence
 from evalstop_detectors.detectors.k_decline import KDeclineState, count_decline
 from evalstop_detectors.observation import MetricRole, Observation
 
@@ -31,7 +31,7 @@ class EmaDeclineState(Struct, frozen=True):
     averages: KDeclineState = KDeclineState()
 
 
-class EmaDecline(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
+class EmaDecline(CountingRule, Detector[EmaDeclineState], frozen=True):
     """Counts consecutive declines of a moving average.
 
     `weight`: of a new value; 1 means no smoothing. `min_delta`: a fall of the average counts if it is larger
@@ -57,9 +57,6 @@ class EmaDecline(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
     min_delta: Amount = 0.0
     warmup_evals: CountOrZero = 0
     role: MetricRole = MetricRole.EVAL
-
-    def start(self) -> EmaDeclineState:
-        return EmaDeclineState()
 
     def step(self, state: EmaDeclineState, observation: Observation) -> tuple[EmaDeclineState, Evidence]:
         if observation.finite:

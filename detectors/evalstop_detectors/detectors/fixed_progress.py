@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
-from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.wording import format_percent
 
@@ -26,7 +26,7 @@ class FixedProgressState(Struct, frozen=True):
     progress: float | None = None
 
 
-class FixedProgress(Struct, frozen=True, forbid_unknown_fields=True):
+class FixedProgress(Detector[FixedProgressState], frozen=True):
     """Reports progress; stops at `fraction` of the planned steps.
 
     A run of 100 planned steps:
@@ -50,9 +50,6 @@ class FixedProgress(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def thresholds(self) -> Thresholds:
         return Thresholds(suspect_at=None, stop_at=self.fraction)
-
-    def start(self) -> FixedProgressState:
-        return FixedProgressState()
 
     def step(self, state: FixedProgressState, observation: Observation) -> tuple[FixedProgressState, Evidence]:
         if observation.progress is not None and math.isfinite(observation.progress):

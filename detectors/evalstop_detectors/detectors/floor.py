@@ -21,7 +21,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
-from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.summation import add_up
 from evalstop_detectors.wording import format_count
@@ -40,7 +40,7 @@ class FloorState(Struct, frozen=True):
     evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "no evals yet")
 
 
-class Floor(Struct, frozen=True, forbid_unknown_fields=True):
+class Floor(Detector[FloorState], frozen=True):
     """Weighs how far the last evals lie below the first ones.
 
     `k`: how many consecutive evals must lie there. `sigmas` and `share` (of the gain so far): the least distance.
@@ -66,9 +66,6 @@ class Floor(Struct, frozen=True, forbid_unknown_fields=True):
     k: Annotated[int, Meta(ge=1, le=50)] = 3
     sigmas: Annotated[float, Meta(ge=0.01, le=100)] = 3.0
     share: Annotated[float, Meta(ge=0, le=100)] = 0.2
-
-    def start(self) -> FloorState:
-        return FloorState()
 
     def step(self, state: FloorState, observation: Observation) -> tuple[FloorState, Evidence]:
         if observation.finite:

@@ -27,7 +27,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
-from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.wording import format_count
 
@@ -51,7 +51,7 @@ class FocusState(Struct, frozen=True):
     evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "no evals yet")
 
 
-class Focus(Struct, frozen=True, forbid_unknown_fields=True):
+class Focus(Detector[FocusState], frozen=True):
     """Searches for a fall of the mean at every earlier eval.
 
     `rise_sigmas`: how significant a rise restarts the series; None: no rise does. `candidates`: how many change
@@ -77,9 +77,6 @@ class Focus(Struct, frozen=True, forbid_unknown_fields=True):
 
     rise_sigmas: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     candidates: Annotated[int, Meta(ge=4, le=128)] = 32
-
-    def start(self) -> FocusState:
-        return FocusState()
 
     def step(self, state: FocusState, observation: Observation) -> tuple[FocusState, Evidence]:
         if observation.finite:

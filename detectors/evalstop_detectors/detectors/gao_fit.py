@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.checkpoint.noise import NoiseState
-from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.summation import add_up
 from evalstop_detectors.wording import format_count
@@ -114,7 +114,7 @@ class GaoFitState(Struct, frozen=True):
     note: str = "waits for an eval and a KL before it"
 
 
-class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
+class GaoFit(Detector[GaoFitState], frozen=True):
     """Fits the eval score over sqrt(KL).
 
     `least_evals`: the evidence is 0 before this many evals with a KL.
@@ -142,9 +142,6 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
     least_evals: Annotated[int, Meta(ge=5, le=1_000_000)] = 10
     least_fall: Annotated[float, Meta(ge=0, le=1e6)] = 0.1
     misfit: Annotated[float, Meta(ge=1, le=1e6)] = 2.0
-
-    def start(self) -> GaoFitState:
-        return GaoFitState()
 
     def step(self, state: GaoFitState, observation: Observation) -> tuple[GaoFitState, Evidence]:
         if observation.finite:

@@ -18,7 +18,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from evalstop_detectors.detectors.counting import CountingRule
-from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Evidence
+from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Detector, Evidence
 from evalstop_detectors.observation import MetricRole, Observation
 
 
@@ -31,7 +31,7 @@ class KBelowBestState(Struct, frozen=True):
     below: int = 0
 
 
-class KBelowBest(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
+class KBelowBest(CountingRule, Detector[KBelowBestState], frozen=True):
     """Counts consecutive values below the best.
 
     `tolerance`: how far below the best a value must lie to count, in the unit of the role.
@@ -56,9 +56,6 @@ class KBelowBest(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
     tolerance: Amount = 0.0
     warmup_evals: CountOrZero = 0
     role: MetricRole = MetricRole.EVAL
-
-    def start(self) -> KBelowBestState:
-        return KBelowBestState()
 
     def step(self, state: KBelowBestState, observation: Observation) -> tuple[KBelowBestState, Evidence]:
         if observation.finite:

@@ -17,7 +17,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from evalstop_detectors.detectors.counting import CountingRule
-from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Evidence
+from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Detector, Evidence
 from evalstop_detectors.observation import MetricRole, Observation
 
 
@@ -31,7 +31,7 @@ class KDeclineState(Struct, frozen=True):
     turn_step: int | None = None
 
 
-class KDecline(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
+class KDecline(CountingRule, Detector[KDeclineState], frozen=True):
     """Counts consecutive declines.
 
     `min_delta`: a fall counts if it is larger than this, in the unit of the role.
@@ -56,9 +56,6 @@ class KDecline(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
     min_delta: Amount = 0.0
     warmup_evals: CountOrZero = 0
     role: MetricRole = MetricRole.EVAL
-
-    def start(self) -> KDeclineState:
-        return KDeclineState()
 
     def step(self, state: KDeclineState, observation: Observation) -> tuple[KDeclineState, Evidence]:
         if observation.finite:

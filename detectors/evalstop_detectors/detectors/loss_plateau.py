@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from evalstop_detectors.detectors.detector import Amount, Count, Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import Amount, Count, Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.wording import format_count
 
@@ -27,7 +27,7 @@ class LossPlateauState(Struct, frozen=True):
     since: int = 0
 
 
-class LossPlateau(Struct, frozen=True, forbid_unknown_fields=True):
+class LossPlateau(Detector[LossPlateauState], frozen=True):
     """Counts values of the loss since it last improved by more than `min_delta` (in its unit).
 
     A loss (with its sign turned) that falls for 20 steps and then stays:
@@ -52,9 +52,6 @@ class LossPlateau(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def thresholds(self) -> Thresholds:
         return Thresholds(suspect_at=None, stop_at=float(self.patience))
-
-    def start(self) -> LossPlateauState:
-        return LossPlateauState()
 
     def step(self, state: LossPlateauState, observation: Observation) -> tuple[LossPlateauState, Evidence]:
         if observation.finite:

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from evalstop_detectors.detectors.detector import Changes, Evidence, Kind, Thresholds, fold_steps
+from evalstop_detectors.detectors.detector import Changes, Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_observations
 from evalstop_detectors.wording import format_count
 
@@ -28,7 +28,7 @@ class NonFiniteState(Struct, frozen=True):
     last_finite_step: int | None = None
 
 
-class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
+class NonFinite(Detector[NonFiniteState], frozen=True):
     """Counts consecutive NaN and infinite values.
 
     Two NaN in a row:
@@ -51,9 +51,6 @@ class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
     def roles(self) -> frozenset[MetricRole]:
         return frozenset({self.role})
 
-    def start(self) -> NonFiniteState:
-        return NonFiniteState()
-
     def step(self, state: NonFiniteState, observation: Observation) -> tuple[NonFiniteState, Evidence]:
         if math.isfinite(observation.value):
             return NonFiniteState(0, observation.step), _QUIET[self.role]
@@ -65,7 +62,7 @@ class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
     ) -> tuple[NonFiniteState, Changes]:
         column, quiet = columns[self.role], _QUIET[self.role]
         if not all(map(math.isfinite, column.values)):
-            return fold_steps(self, state, evidence, to_observations(columns))
+            return self.fold_steps(state, evidence, to_observations(columns))
         changes = [] if evidence is quiet else [((column.steps[0], RANK[self.role]), quiet)]
         return NonFiniteState(0, column.steps[-1]), changes
 

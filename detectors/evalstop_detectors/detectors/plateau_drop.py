@@ -43,7 +43,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, clipped, estimate
-from evalstop_detectors.detectors.detector import Changes, Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import Changes, Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.detectors.slope import slopes_up
 from evalstop_detectors.observation import RANK, Column, Columns, MetricRole, Observation
 from evalstop_detectors.summation import add_up
@@ -107,7 +107,7 @@ class PlateauDropState(Struct, frozen=True):
     evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "no evals yet")
 
 
-class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
+class PlateauDrop(Detector[PlateauDropState], frozen=True):
     """Weighs how long and how deep the eval score has been below its best.
 
     `sigmas`: how many standard deviations of a fall are attributed to noise, in addition to the correction for the
@@ -127,6 +127,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: ClassVar[str] = "plateau_drop"
     kind: ClassVar[Kind] = Kind.STATISTIC
+    thresholds: ClassVar[Thresholds] = Thresholds(suspect_at=None, stop_at=None)  # calibrated ones come with the policy
     state_type: ClassVar[type[PlateauDropState]] = PlateauDropState
 
     sigmas: Annotated[float, Meta(ge=0, le=100)] = 1.5
@@ -135,13 +136,6 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def roles(self) -> frozenset[MetricRole]:
         return frozenset({MetricRole.EVAL, MetricRole.PROXY}) if self.use_proxy else frozenset({MetricRole.EVAL})
-
-    @property
-    def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=None, stop_at=None)  # calibrated ones come with the policy
-
-    def start(self) -> PlateauDropState:
-        return PlateauDropState()
 
     def start_anew(self, state: PlateauDropState) -> PlateauDropState:
         """Drops the levels; keeps the rest of the plan."""

@@ -41,14 +41,13 @@ from msgspec.structs import replace
 from evalstop_detectors.checkpoint.noise import LARGEST, clipped
 from evalstop_detectors.detectors.detector import (
     Changes,
+    Detector,
     EvalRequest,
     EvalRequests,
     Evidence,
     Kind,
     Thresholds,
     Trace,
-    fold_steps,
-    trace_run,
 )
 from evalstop_detectors.detectors.posterior_columns import list_given
 from evalstop_detectors.observation import RANK, Column, Columns, MetricRole, Observation, to_observations
@@ -131,7 +130,7 @@ class PosteriorState(Struct, frozen=True):
     log_bets: tuple[float, ...] = ()
 
 
-class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
+class Posterior(Detector[PosteriorState], frozen=True):
     """Estimates the probability that the run has turned for good.
 
     `model`: the network; its name never changes its meaning. `requests`: when it asks for paired evaluations, null:
@@ -161,9 +160,6 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
     model: Literal["gru-1"] = "gru-1"
     requests: EvalRequests | None = None
 
-    def start(self) -> PosteriorState:
-        return PosteriorState()
-
     def start_anew(self, state: PosteriorState) -> PosteriorState:
         """Drops the levels; keeps the rest of the plan and of the requests."""
         return PosteriorState(progress=state.progress, planned_from=state.progress, asked=state.asked)
@@ -185,7 +181,7 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
         self, state: PosteriorState, evidence: Evidence | None, columns: Columns
     ) -> tuple[PosteriorState, Changes]:
         if MetricRole.PAIRED in columns or state.evidence is not evidence:
-            return fold_steps(self, state, evidence, to_observations(columns))
+            return self.fold_steps(state, evidence, to_observations(columns))
         changes: Changes = []
         proxies, kls = columns.get(MetricRole.PROXY, _NO_VALUES), columns.get(MetricRole.KL, _NO_VALUES)
         proxies_taken = kls_taken = 0
@@ -205,7 +201,10 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
         at_once = {index: item for index, item in inputs.items() if item is not None}
         courses = follow_runs(load_network(self.model), list(at_once.values()))
         traces = {index: _trace(runs[index], course) for index, course in zip(at_once, courses, strict=True)}
-        return [traces[index] if index in traces else trace_run(self, columns) for index, columns in enumerate(runs)]
+        return [
+            traces[index] if index in traces else self.fold(self.start(), None, columns)[1]
+            for index, columns in enumerate(runs)
+        ]
 
     def _with_eval(self, state: PosteriorState, observation: Observation, value: float) -> PosteriorState:
         features, features_seen = advance(ONE, state.features, _given(state, observation, value))
@@ -272,11 +271,9 @@ class Posterior(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def with_requests(self, requests: EvalRequests) -> Posterior:
-        """The detector, set to ask for paired evaluations."""
         return replace(self, requests=requests)
 
     def find_open_request(self, state: PosteriorState) -> EvalRequest | None:
-        """The paired evaluation that is awaited."""
         if self.requests is None or not state.awaited or state.asked_step is None:
             return None
         return EvalRequest(state.asked_step, state.asked, self.requests.multiplier)

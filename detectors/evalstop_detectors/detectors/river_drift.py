@@ -31,10 +31,10 @@ from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
-from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.summation import add_up
 from evalstop_detectors.wording import format_count
@@ -62,7 +62,7 @@ class RiverDriftState(Struct, frozen=True, dict=True):
     turn_step: int | None = None
 
 
-class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
+class RiverDrift(Detector[RiverDriftState], frozen=True):
     """Counts the downward drifts that a detector of river reports.
 
     `detector` and `params`: the name of a class in `river.drift` and the arguments of its constructor. `series`: see
@@ -87,15 +87,12 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
     state_type: ClassVar[type[RiverDriftState]] = RiverDriftState
 
     detector: str = "PageHinkley"
-    params: dict[str, Param] = {}
+    params: dict[str, Param] = field(default_factory=dict)
     series: Literal["value", "minus_mean", "minus_best"] = "value"
     memory: Annotated[int, Meta(ge=16, le=4096)] = 1024
 
     def __post_init__(self) -> None:
         _check_parameters(self.detector, self.params, self.memory)
-
-    def start(self) -> RiverDriftState:
-        return RiverDriftState()
 
     def step(self, state: RiverDriftState, observation: Observation) -> tuple[RiverDriftState, Evidence]:
         if observation.finite:

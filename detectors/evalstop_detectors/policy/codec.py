@@ -18,7 +18,6 @@ from evalstop_detectors.detectors.detector import (
     EvalRequests,
     Evidence,
     Thresholds,
-    tells_outlook,
 )
 from evalstop_detectors.errors import InvalidPolicy, StaleState
 from evalstop_detectors.policy.allowed_values import allowed_at
@@ -146,7 +145,7 @@ def policy_from_document(document: object, *, stored: bool = False) -> Policy:
     if not stored:
         _check_reachable(members)
     weights = [member.weight for member in members]
-    if Ground.LEVELLED_OFF in parsed.stop_on and not any(tells_outlook(m.detector) for m in members if m.weight):
+    if Ground.LEVELLED_OFF in parsed.stop_on and not any(m.detector.has_outlook for m in members if m.weight):
         message = "no member detects whether the eval has levelled off; add the detector posterior, or omit it"
         raise _invalid(("stop_on",), message)
     return Policy(

@@ -18,7 +18,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.detectors.detector import EvalRequest, Evidence, find_open_request, fold_steps, start_anew
+from evalstop_detectors.detectors.detector import EvalRequest, Evidence
 from evalstop_detectors.errors import OutOfOrder
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_columns, to_observations
 from evalstop_detectors.policy.calls import Call
@@ -69,7 +69,7 @@ def find_request(policy: Policy, state: MonitorState) -> EvalRequest | None:
     """The paired evaluation that is awaited, the latest if several detectors ask; none for a run to be stopped."""
     if not policy.asking or state.verdict.stops:
         return None
-    open_requests = [find_open_request(policy.members[index].detector, state.states[index]) for index in policy.asking]
+    open_requests = [policy.members[index].detector.find_open_request(state.states[index]) for index in policy.asking]
     requests = [request for request in open_requests if request is not None]
     return max(requests, key=lambda request: request.step, default=None)
 
@@ -152,7 +152,7 @@ def _name_critical(policy: Policy, guarded: Sequence[MonitorState], index: int) 
 def _start_anew(policy: Policy, state: MonitorState, eval_version: int) -> MonitorState:
     """The state at a change of the eval's measurement; its verdict is unchanged."""
     restarted = [
-        (start_anew(member.detector, member_state), None) if member.sees_eval else (member_state, evidence)
+        (member.detector.start_anew(member_state), None) if member.sees_eval else (member_state, evidence)
         for member, member_state, evidence in zip(policy.members, state.states, state.evidence, strict=True)
     ]
     states, evidence = zip(*restarted, strict=True)
@@ -279,8 +279,8 @@ def _fold_detectors(
     policy: Policy, state: MonitorState, columns: Columns
 ) -> tuple[list[Any], list[Evidence | None], list[Change]]:
     states, evidence, changes = list(state.states), list(state.evidence), list[Change]()
-    observations: dict[tuple[MetricRole, ...], list[Observation]] = {}
-    for index, (roles, fold) in enumerate(policy.folds):
+    for index, member in enumerate(policy.members):
+        roles = member.roles
         watched = (
             columns
             if len(columns) == len(roles) == len(policy.roles)
@@ -288,13 +288,7 @@ def _fold_detectors(
         )
         if not watched:
             continue
-        if fold is not None:
-            states[index], changed = fold(states[index], evidence[index], watched)
-        else:  # members with the same roles share one list
-            if roles not in observations:
-                observations[roles] = to_observations(watched)
-            detector = policy.members[index].detector
-            states[index], changed = fold_steps(detector, states[index], evidence[index], observations[roles])
+        states[index], changed = member.detector.fold(states[index], evidence[index], watched)
         if changed:
             changes += [(order, index, item) for order, item in changed]
             evidence[index] = changed[-1][1]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from evalstop_detectors.detectors.detector import Evidence, Trace, trace_runs
+from evalstop_detectors.detectors.detector import Evidence, Trace
 from evalstop_detectors.observation import Columns
 from evalstop_detectors.policy.calls import Call
 from evalstop_detectors.policy.monitor import ORDER, Change, finite_evals, judge_changes, start
@@ -30,12 +30,12 @@ def replay_runs(policy: Policy, runs: Sequence[Columns]) -> list[PastRun]:
     """The results of the policy, without critical evals, on each of these whole runs; columns are in step order."""
     watched = [{role: column for role, column in columns.items() if role in policy.roles} for columns in runs]
     traces: list[list[tuple[int, Trace]]] = [[] for _ in runs]
-    for member, (roles, _) in enumerate(policy.folds):
-        role_columns = [{role: columns[role] for role in roles if role in columns} for columns in watched]
+    for number, member in enumerate(policy.members):
+        role_columns = [{role: columns[role] for role in member.roles if role in columns} for columns in watched]
         seeing = [index for index, columns in enumerate(role_columns) if columns]
-        member_traces = trace_runs(policy.members[member].detector, [role_columns[index] for index in seeing])
+        member_traces = member.detector.trace_runs([role_columns[index] for index in seeing])
         for index, trace in zip(seeing, member_traces, strict=True):
-            traces[index].append((member, trace))
+            traces[index].append((number, trace))
     return [_judge_run(policy, columns, run_traces) for columns, run_traces in zip(watched, traces, strict=True)]
 
 

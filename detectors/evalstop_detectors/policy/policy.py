@@ -10,17 +10,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.detectors.detector import (
-    Detector,
-    EvalRequests,
-    Evidence,
-    Fold,
-    Kind,
-    Thresholds,
-    fold_of,
-    tells_outlook,
-    with_requests,
-)
+from evalstop_detectors.detectors.detector import Detector, EvalRequests, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.policy.calls import Action, Call, Ground, GuardKind
 from evalstop_detectors.wording import format_count
@@ -166,7 +156,7 @@ class Policy(Struct, frozen=True, dict=True):
         share = min(2.0 ** math.ceil(math.log2(eval_share)), 1.0) if eval_share > 1e-6 else 0.0
         if share not in self._by_share:
             asking = replace(self.evaluate_now, eval_share=share)
-            members = tuple(replace(m, detector=with_requests(m.detector, asking)) for m in self.members)
+            members = tuple(replace(m, detector=m.detector.with_requests(asking)) for m in self.members)
             self._by_share[share] = self if members == self.members else replace(self, members=members)
         return self._by_share[share]
 
@@ -227,7 +217,7 @@ class Policy(Struct, frozen=True, dict=True):
         """The roles of the members that can call for a stop, and the eval score if it is required."""
         levels = Ground.LEVELLED_OFF in self.stop_on
         members = [m for name, m in zip(self.ids, self.members, strict=True) if m.weight or name in self.gate]
-        calling = (m for m in members if m.thresholds.stop_at is not None or (levels and tells_outlook(m.detector)))
+        calling = (m for m in members if m.thresholds.stop_at is not None or (levels and m.detector.has_outlook))
         required = (MetricRole.EVAL,) if self.eval_required else ()
         return frozenset(required).union(*(m.detector.roles for m in calling))
 
@@ -239,11 +229,6 @@ class Policy(Struct, frozen=True, dict=True):
             role: tuple((index, member.detector.step) for index, member in members if role in member.roles)
             for role in self.roles
         }
-
-    @cached_property
-    def folds(self) -> tuple[tuple[tuple[MetricRole, ...], Fold | None], ...]:
-        """For each member the roles that it sees, and its detector's own `fold`, if it has one."""
-        return tuple((member.roles, fold_of(member.detector)) for member in self.members)
 
     @cached_property
     def ids(self) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from evalstop_detectors import Detector, Kind, MetricRole, Observation
-from evalstop_detectors.detectors.detector import start_anew
 
 from evalstop_lab.replay import RequestedRoles, Run, jsonl, read_runs
 from evalstop_lab.replay.lines import read_lines
@@ -83,7 +82,7 @@ def record_evidence(detector: Detector[Any], observations: Iterable[Observation]
             continue
         if item.eval_version != eval_version:
             eval_version = item.eval_version
-            state = start_anew(detector, state) if MetricRole.EVAL in detector.roles else state
+            state = detector.start_anew(state) if MetricRole.EVAL in detector.roles else state
         state, evidence = detector.step(state, item)
         kind = evidence.kind
         if not alarms or evidence.value > alarms[-1]:

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import pytest
 from evalstop_detectors import (
     Call,
+    Detector,
     Evidence,
     Ground,
     InvalidPolicy,
     Kind,
     Member,
     MetricRole,
-    Observation,
     Policy,
     Thresholds,
     policy_from_document,
@@ -25,7 +25,6 @@ from evalstop_detectors import (
 from evalstop_detectors.policy.calibration import SHIPPED
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Struct
 from msgspec.structs import replace
 
 from tests.detectors.strategies import reachable_sums, weight_lists
@@ -43,7 +42,7 @@ CALIBRATED: dict[str, Any] = {
 }
 
 
-class FakeDetector(Struct, frozen=True):
+class FakeDetector(Detector[None], frozen=True):
     """A detector with a role and no evidence of its own; tests pass the evidence to the policy."""
 
     name: ClassVar[str] = "fake"
@@ -59,12 +58,6 @@ class FakeDetector(Struct, frozen=True):
     @property
     def thresholds(self) -> Thresholds:
         return Thresholds(1, 2)
-
-    def start(self) -> None:
-        """Returns no state."""
-
-    def step(self, state: None, observation: Observation) -> tuple[None, Evidence]:
-        raise NotImplementedError
 
 
 EvidenceList = list[Evidence | None]

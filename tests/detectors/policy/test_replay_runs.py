@@ -19,7 +19,7 @@ from evalstop_detectors import (
     step,
     to_columns,
 )
-from evalstop_detectors.detectors.detector import Evidence, fold_steps
+from evalstop_detectors.detectors.detector import Evidence
 from evalstop_detectors.detectors.posterior import Posterior
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,7 +90,7 @@ def test_posterior_trace_equals_stepwise(runs: list[list[Observation]]) -> None:
     detector = Posterior()
     whole = [run for run in runs if run]
     traces = [list(trace) for trace in detector.trace_runs([to_columns(run) for run in whole])]
-    assert traces == [fold_steps(detector, detector.start(), None, run)[1] for run in whole]
+    assert traces == [detector.fold_steps(detector.start(), None, run)[1] for run in whole]
 
 
 @pytest.mark.slow
