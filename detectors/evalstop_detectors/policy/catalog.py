@@ -42,15 +42,12 @@ DETECTORS: dict[str, type[Detector[Any]]] = {
     "river_drift": RiverDrift,
 }
 
-_TO_INSTALL: dict[str, str] = {}
-
 if find_spec("river") is None:
     del DETECTORS["river_drift"]
-    _TO_INSTALL["river_drift"] = "evalstop-detectors[river]"
 
 
 def explain_unknown(name: str) -> str:
     """The error message for an unknown detector name."""
-    if name in _TO_INSTALL:
-        return f"the detector {name} needs an extra that is not installed; run pip install '{_TO_INSTALL[name]}'"
+    if name == RiverDrift.name:
+        return f"the detector {name} needs an extra that is not installed; run pip install 'evalstop-detectors[river]'"
     return f"there is no detector {name!r}; there are {', '.join(DETECTORS)}"
