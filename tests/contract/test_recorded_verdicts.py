@@ -16,6 +16,7 @@ import pytest
 from evalstop_detectors import (
     DETECTORS,
     POLICIES,
+    BestSoFar,
     MetricRole,
     Observation,
     Policy,
@@ -73,7 +74,7 @@ def compute_best_checkpoint(observations: list[Observation]) -> dict[str, Any]:
     assert best is not None
     assert best.smoothed is not None
     assert best.smoothed_stderr is not None
-    follower, choices = SmoothedMaximum().begin(), hashlib.sha256()
+    follower, choices = BestSoFar(), hashlib.sha256()
     for index, score in enumerate(scores):
         if index % 2 == 0:
             follower.saved(score.step)

@@ -1,8 +1,8 @@
 """Which checkpoint is the best one, given noisy scores.
 
-A rule either chooses from a whole run (`choose`), or follows a run (`begin`) and answers after every score at a cost
-that does not grow with the run. Both give the same answer: it depends on the order of the scores and on which
-checkpoints exist, not on when it was asked for. `smoothing` describes how scores are smoothed.
+A rule chooses from a whole run. `BestSoFar` follows a run, and answers after every score at a cost that does not grow
+with the run; its answer is that of `SmoothedMaximum`. It depends on the order of the scores and on which checkpoints
+exist, not on when it was asked for. `smoothing` describes how scores are smoothed.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from typing import Annotated, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from evalstop_detectors.checkpoint.smoothing import Curve, count_fitted, count_settled
+
+_CAUTION = 0.5
 
 
 class Score(Struct, frozen=True):
@@ -50,19 +52,6 @@ class BestCheckpoint(Struct, frozen=True):
     smoothed_stderr: float | None = None
 
 
-class Follower(Protocol):
-    """A choice that follows one run, in memory; each addition may change its answer."""
-
-    def add(self, score: Score) -> None:
-        """Add a score at a step after all previous ones; raises ValueError if it is late."""
-
-    def saved(self, step: int) -> None:
-        """Add the checkpoint of this step, before or after its score."""
-
-    def best(self) -> BestCheckpoint | None:
-        """The result of `choose` for the same scores and checkpoints."""
-
-
 class Chooser(Protocol):
     """A rule that picks one of the scored steps."""
 
@@ -71,21 +60,17 @@ class Chooser(Protocol):
     def choose(self, scores: Sequence[Score], existing: Collection[int]) -> BestCheckpoint | None:
         """The best of the finite `scores` (by ascending step) whose step is in `existing`; None when there is none."""
 
-    def begin(self) -> Follower:
-        """Start following a run."""
-
 
 class BestSoFar:
-    """The best checkpoint of a run in progress, by a chooser, and its highest score.
+    """The best checkpoint of a run in progress, by `SmoothedMaximum`, and its highest score.
 
     Both are chosen among the scores of the newest version; while none of these has a checkpoint, the best one remains
     that of the previous version. A mutable in-memory cache, rebuilt from scores by ascending step and from the
     checkpoints, interleaved in any order. A late score requires rebuilding it.
     """
 
-    def __init__(self, chooser: Chooser) -> None:
-        self._chooser = chooser
-        self._followers = [chooser.begin()]  # one for each version, newest last
+    def __init__(self) -> None:
+        self._followers = [_HighestBound()]  # one for each version, newest last
         self._eval_version = 0
         self._saved: list[int] = []
         self._raw: Score | None = None
@@ -93,7 +78,7 @@ class BestSoFar:
     def add(self, score: Score) -> None:
         """Add a score at a step after all previous ones; raises ValueError if it is late."""
         if score.eval_version != self._eval_version:
-            self._followers.append(self._chooser.begin())
+            self._followers.append(_HighestBound())
             for step in self._saved:
                 self._followers[-1].saved(step)
             self._eval_version, self._raw = score.eval_version, None
@@ -132,15 +117,12 @@ class RawMaximum:
         best = max(candidates, key=lambda score: (score.value, -score.step))
         return BestCheckpoint(best.step, best.value, self.name)
 
-    def begin(self) -> Follower:
-        return _Highest()
 
-
-class SmoothedMaximum(Struct, frozen=True):
+class SmoothedMaximum:
     """The highest lower bound of the smoothed scores; the earliest of equals.
 
-    Scores of steps without a checkpoint count as neighbors. Noiseless scores are not smoothed. The bound lies `caution`
-    standard errors below the smoothed score. In long runs the newest scores are held back until there are
+    Scores of steps without a checkpoint count as neighbors. Noiseless scores are not smoothed. The bound lies half a
+    standard error below the smoothed score. In long runs the newest scores are held back until there are
     several (see `smoothing`); if only such scores have checkpoints, the one with the highest raw score is chosen.
 
     One lucky score at step 2 is not the best checkpoint:
@@ -153,18 +135,13 @@ class SmoothedMaximum(Struct, frozen=True):
 
     name: ClassVar[str] = "smoothed_maximum"
 
-    caution: Annotated[float, Meta(ge=0, le=10)] = 0.5
-
     def choose(self, scores: Sequence[Score], existing: Collection[int]) -> BestCheckpoint | None:
-        follower = self.begin()
+        follower = _HighestBound()
         for step in existing:
             follower.saved(step)
         for score in scores:
             follower.add(score)
         return follower.best()
-
-    def begin(self) -> Follower:
-        return _HighestBound(self.caution)
 
 
 class _Scores:
@@ -204,42 +181,13 @@ class _Scores:
         return None
 
 
-class _Highest:
-    """Follows the highest score with a checkpoint. Mutable."""
-
-    def __init__(self) -> None:
-        self._scores = _Scores()
-        self._best: int | None = None
-
-    def add(self, score: Score) -> None:
-        index = self._scores.add(score)
-        if index is not None and self._scores.exists[index]:
-            self._consider(index)
-
-    def saved(self, step: int) -> None:
-        index = self._scores.saved(step)
-        if index is not None:
-            self._consider(index)
-
-    def best(self) -> BestCheckpoint | None:
-        if self._best is None:
-            return None
-        return BestCheckpoint(self._scores.steps[self._best], self._scores.values[self._best], RawMaximum.name)
-
-    def _consider(self, index: int) -> None:
-        values, best = self._scores.values, self._best
-        if best is None or values[index] > values[best] or (values[index] == values[best] and index < best):
-            self._best = index
-
-
 class _HighestBound:
     """Follows the highest lower bound of the smoothed scores. Mutable.
 
     The first `_final` means do not change until the next fit, and neither does the best of them, `_best_final`.
     """
 
-    def __init__(self, caution: float) -> None:
-        self._caution = caution
+    def __init__(self) -> None:
         self._scores = _Scores()
         self._half_range = 0.0
         self._grew_at: list[int] = []
@@ -323,7 +271,7 @@ class _HighestBound:
         """The better of `best` and of those in the range that have a checkpoint: bound, and the negative index."""
         candidates = [
             (bound, -index)
-            for index, bound in enumerate(curve.bounds(begin, end, self._caution), begin)
+            for index, bound in enumerate(curve.bounds(begin, end, _CAUTION), begin)
             if self._scores.exists[index]
         ]
         return max(candidates if best is None else [best, *candidates], default=None)

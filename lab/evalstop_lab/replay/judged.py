@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from evalstop_detectors import BestSoFar, Chooser, Evidence, PastRun, Policy, SmoothedMaximum, replay_runs, start, step
+from evalstop_detectors import BestSoFar, Evidence, PastRun, Policy, replay_runs, start, step
 
 from evalstop_lab.replay.runs import Run
-
-CHOOSER: Chooser = SmoothedMaximum()
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ def _judge_run(policy: Policy, run: Run, past: PastRun) -> Judged:
     verdict = past.verdict
     stop_step = verdict.step if verdict.stops else None
     scores = run.scores(stop_step)
-    chosen = BestSoFar(CHOOSER)
+    chosen = BestSoFar()
     for score in scores:
         chosen.saved(score.step)
         chosen.add(score)

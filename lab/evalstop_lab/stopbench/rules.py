@@ -33,7 +33,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
 import evalstop_detectors
-from evalstop_detectors import POLICIES, BestSoFar, MetricRole, Observation, Policy, Score, SmoothedMaximum
+from evalstop_detectors import POLICIES, BestSoFar, MetricRole, Observation, Policy, Score
 
 from evalstop_lab.errors import UnusableArguments
 
@@ -56,7 +56,7 @@ class PolicyRule:
     def __init__(self, policy: Policy, planned_steps: float | None) -> None:
         self._policy, self._state = policy, evalstop_detectors.start(policy)
         self._planned = planned_steps
-        self._best = BestSoFar(SmoothedMaximum())
+        self._best = BestSoFar()
 
     def stop(self, step: int, score: float | None, stderr: float | None, proxy: float | None, kl: float | None) -> bool:
         """See `Rule`."""

@@ -11,7 +11,7 @@ import math
 import zlib
 
 import numpy as np
-from evalstop_detectors import BestSoFar, EvalRequest, MetricRole, Observation, Score, SmoothedMaximum
+from evalstop_detectors import BestSoFar, EvalRequest, MetricRole, Observation, Score
 
 from evalstop_lab.worlds.world import World
 
@@ -24,7 +24,7 @@ class Evaluator:
     def __init__(self, world: World) -> None:
         self._world = world
         self._index = {step: index for index, step in enumerate(world.steps.tolist())}
-        self._best = BestSoFar(SmoothedMaximum())
+        self._best = BestSoFar()
         self._rng = np.random.default_rng([zlib.crc32(world.family.encode()), world.seed, 4])
 
     def observe(self, observation: Observation) -> None:

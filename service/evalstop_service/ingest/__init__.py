@@ -25,10 +25,8 @@ from evalstop_service.ingest.messages import (
 )
 from evalstop_service.ingest.receipts import MOST_UNWATCHED
 from evalstop_service.ingest.run_cache import RunCache
-from evalstop_service.ingest.run_state import CHOOSER
 
 __all__ = [
-    "CHOOSER",
     "MOST_UNWATCHED",
     "CheckpointSaved",
     "Committer",

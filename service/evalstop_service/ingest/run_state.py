@@ -8,13 +8,11 @@ from collections.abc import Iterable
 import msgspec
 from evalstop_detectors import (
     BestSoFar,
-    Chooser,
     CombinedState,
     MonitorState,
     Observation,
     Policy,
     Score,
-    SmoothedMaximum,
     Verdict,
     is_late,
 )
@@ -30,8 +28,6 @@ from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.runs import Run
 
 _log = logging.getLogger(__name__)
-
-CHOOSER: Chooser = SmoothedMaximum()
 
 CHOICE_FAILED = "the choice of the best checkpoint failed"
 
@@ -81,7 +77,7 @@ class Scores:
     __slots__ = ("best", "count", "last_step", "uris")
 
     def __init__(self, scores: Iterable[Score] = (), checkpoints: Iterable[Checkpoint] = ()) -> None:
-        self.best = BestSoFar(CHOOSER)
+        self.best = BestSoFar()
         self.last_step = -1
         self.uris: dict[int, str] = {}
         self.count = 0

@@ -61,7 +61,6 @@ def test_existing_steps_may_be_any_collection(chooser: Chooser, scores: list[Sco
     assert chooser.choose(scores, [*existing, *existing]) == chooser.choose(scores, existing)
 
 
-@every_chooser
 @given(
     scores=score_lists(values),
     existing=existing_steps,
@@ -69,18 +68,15 @@ def test_existing_steps_may_be_any_collection(chooser: Chooser, scores: list[Sco
     order=st.randoms(use_true_random=False),
 )
 def test_best_so_far_equals_choice(
-    chooser: Chooser, scores: list[Score], existing: set[int], stderr: float | None, order: random.Random
+    scores: list[Score], existing: set[int], stderr: float | None, order: random.Random
 ) -> None:
     """After each score and checkpoint, in any order, BestSoFar equals the choice from the whole history."""
-    check_best_so_far(
-        chooser, [Score(item.step, item.value, stderr) for item in scores], existing, order, check_probability=1.0
-    )
+    check_best_so_far([Score(item.step, item.value, stderr) for item in scores], existing, order, check_probability=1.0)
 
 
 @pytest.mark.slow
-@every_chooser
 @pytest.mark.parametrize("seed", range(12))
-def test_best_so_far_equals_choice_in_long_runs(chooser: Chooser, seed: int) -> None:
+def test_best_so_far_equals_choice_in_long_runs(seed: int) -> None:
     """BestSoFar equals the choice in long runs with rises, jumps, repeated values, outliers and a growing range."""
     order = random.Random(seed)
     length, sd = order.choice([40, 300, 1100]), order.choice([0.0, 0.01, 0.3])
@@ -91,7 +87,6 @@ def test_best_so_far_equals_choice_in_long_runs(chooser: Chooser, seed: int) -> 
     clean = [value + (order.choice([-9, 9]) if order.random() < 0.05 else 0) for value in clean]
     existing = {index for index in range(length) if order.random() < (0.02 if seed % 2 else 0.7)}
     check_best_so_far(
-        chooser,
         add_noise(clean, sd, seed, stderr=0.1 if seed % 5 == 0 else None),
         existing,
         order,
@@ -99,14 +94,12 @@ def test_best_so_far_equals_choice_in_long_runs(chooser: Chooser, seed: int) -> 
     )
 
 
-def check_best_so_far(
-    chooser: Chooser, scores: list[Score], existing: set[int], order: random.Random, check_probability: float
-) -> None:
+def check_best_so_far(scores: list[Score], existing: set[int], order: random.Random, check_probability: float) -> None:
     """Feed scores and checkpoints in random order, and compare with the choice from the whole history."""
     events: list[Score | int] = list(scores)
     for step in sorted(existing):
         events.insert(order.randint(0, len(events)), step)
-    best_so_far, seen, saved = BestSoFar(chooser), list[Score](), set[int]()
+    best_so_far, seen, saved = BestSoFar(), list[Score](), set[int]()
     for event in events:
         if isinstance(event, Score):
             best_so_far.add(event)
@@ -115,9 +108,9 @@ def check_best_so_far(
             best_so_far.saved(event)
             saved.add(event)
         if order.random() < check_probability:
-            assert best_so_far.best() == chooser.choose(seen, saved)
+            assert best_so_far.best() == SmoothedMaximum().choose(seen, saved)
             assert best_so_far.raw() == RawMaximum().choose(seen, {score.step for score in seen})
-    assert best_so_far.best() == chooser.choose(seen, saved)
+    assert best_so_far.best() == SmoothedMaximum().choose(seen, saved)
 
 
 def compute_bounds(scores: list[Score], caution: float = 0.5) -> list[float]:
@@ -206,7 +199,7 @@ def test_choice_has_the_highest_bound(length: int, sd: float, jump: float, seed:
 
 def test_unsmoothed_score_is_used_until_one_is_smoothed() -> None:
     """As long as no checkpoint has a smoothed score, the choice uses the raw scores of the newest."""
-    best_so_far = BestSoFar(SmoothedMaximum())
+    best_so_far = BestSoFar()
     best_so_far.saved(1025)
     for score in add_noise([0.0] * 1025, 0.1, 1):
         best_so_far.add(score)
@@ -219,10 +212,9 @@ def test_unsmoothed_score_is_used_until_one_is_smoothed() -> None:
         assert (best.smoothed is None) == (step < 1027)
 
 
-@every_chooser
-def test_late_score_is_refused(chooser: Chooser) -> None:
+def test_late_score_is_refused() -> None:
     """A score at or before the last step raises ValueError, also after a NaN."""
-    best_so_far = BestSoFar(chooser)
+    best_so_far = BestSoFar()
     best_so_far.add(Score(5, math.nan))
     for step in (5, 4):
         with pytest.raises(ValueError, match=f"step {step} is late; the last score was at step 5"):

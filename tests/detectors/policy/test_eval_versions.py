@@ -13,7 +13,6 @@ from evalstop_detectors import (
     Observation,
     Policy,
     Score,
-    SmoothedMaximum,
     advance,
     policy_from_document,
     replay,
@@ -103,7 +102,7 @@ def test_progress_counts_within_the_rest_of_the_plan() -> None:
 @given(events=st.permutations([(0, "score"), (0, "save"), (1, "score"), (1, "save"), (2, "score"), (2, "save")]))
 def test_best_checkpoint_has_the_newest_version(events: list[tuple[int, str]]) -> None:
     """In any order of scores and checkpoints, the best is a checkpoint of the newest version that has any."""
-    best = BestSoFar(SmoothedMaximum())
+    best = BestSoFar()
     scores = [Score(0, 0.5), Score(1, 0.9), Score(2, 0.3, eval_version=1)]
     existing = set()
     for position, (index, kind) in enumerate(events):
@@ -123,7 +122,7 @@ def test_best_checkpoint_has_the_newest_version(events: list[tuple[int, str]]) -
 
 def test_old_best_stays_until_the_new_version_has_one() -> None:
     """As long as no checkpoint has a score of the new version, the best of the old version stays."""
-    best = BestSoFar(SmoothedMaximum())
+    best = BestSoFar()
     for checkpoint in (0, 1):
         best.saved(checkpoint)
     for score in (Score(0, 0.5), Score(1, 0.9), Score(2, 0.3, eval_version=1)):

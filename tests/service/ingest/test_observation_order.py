@@ -12,9 +12,8 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
-from evalstop_detectors import Score, state_to_json
+from evalstop_detectors import Score, SmoothedMaximum, state_to_json
 from evalstop_service.ingest import (
-    CHOOSER,
     CheckpointSaved,
     Content,
     EvalChanged,
@@ -368,7 +367,7 @@ def test_results_equal_a_simple_reference(project: ProjectFixture, history: RunH
     assert saved == {step for step in history.saved if step <= resumed_at}
     raw = max(newest, key=lambda item: (item[1], -item[0]), default=None)
     choices = [
-        CHOOSER.choose([Score(*item) for item in sorted(version_scores)], saved)
+        SmoothedMaximum().choose([Score(*item) for item in sorted(version_scores)], saved)
         for version_scores in reversed(scores_by_version)
     ]
     chosen = next(filter(None, choices), None)

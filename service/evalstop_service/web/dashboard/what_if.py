@@ -23,7 +23,6 @@ from msgspec import structs
 
 from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.evaluation.replays import Replay, replay_run
-from evalstop_service.ingest import CHOOSER
 from evalstop_service.projects import policies
 from evalstop_service.projects.policies import Version
 from evalstop_service.runs.watched_metrics import list_watched, select_evals
@@ -168,7 +167,7 @@ def _compare_steps(step: int, run: Run, decision: Decision | None) -> str:
 
 def _describe_best(step: int, run: Run, replay: Replay, saved: Sequence[Checkpoint]) -> str:
     """The checkpoint that would have been the best at this step."""
-    chosen = BestSoFar(CHOOSER)
+    chosen = BestSoFar()
     for score in select_evals(run, replay.observations):
         if score.step <= step:
             chosen.add(score)
