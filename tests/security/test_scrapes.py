@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -92,3 +93,13 @@ def test_commas_in_label_values_do_not_count_as_labels(strict: bool) -> None:
     assert point.metric == f'reward{{split="{value}"}}'
     labels = ",".join(f'k{index}=""' for index in range(10, 40))
     assert len(read_observations(f"reward{{{labels}}} 1\n{end}", Stepping(1), strict=strict)) == 1
+
+
+@pytest.mark.parametrize("end", ["", "\\"])
+def test_open_quote_is_refused_cheaply(end: str) -> None:
+    """A line with a quote that is not closed takes milliseconds, however many escaped quotes follow."""
+    line = f'reward{{a="{",=" * 65}{chr(92)}"' + '\\"' * 8000 + end
+    before = time.thread_time()
+    with pytest.raises(Invalid, match="labels"):
+        read_observations(line + "\n", Stepping(1))
+    assert time.thread_time() - before < 0.1

@@ -21,6 +21,10 @@ Fields = Mapping[str, Mapping[str, Any]]
 
 T = TypeVar("T")
 
+LONGEST_PATTERN, LONGEST_COMPARED = 500, 8000
+"""Characters of a LIKE pattern, and those at the start of a value that are compared with it. A comparison takes up to
+their product, and a regular expression lets no other thread compute meanwhile."""
+
 _CLAUSE = re.compile(
     r"\s*(?:(?P<kind>[a-z_]+)\s*\.\s*)?(?P<key>`[^`]+`|\"[^\"]+\"|[\w.\-/]+?)\s*"
     r"(?:(?P<sign><=|>=|!=|=|<|>)\s*|\s(?P<word>(?:not\s+)?(?:i?like|in))\s*)"
@@ -29,9 +33,11 @@ _CLAUSE = re.compile(
     re.IGNORECASE,
 )
 _AND = re.compile(r"and\b", re.IGNORECASE)
-_LISTED = re.compile(r"\s*('[^']*'|\"[^\"]*\"|-?[0-9][0-9.]*)\s*(?:,|$)")
+_TEXT = r"(?:'[^']*'|\"[^\"]*\")"
+_LIST = re.compile(rf"\(\s*{_TEXT}\s*(?:,\s*{_TEXT}\s*)*(?:,\s*)?\)")
 _ORDER = re.compile(
-    r"\s*(?:(?P<kind>[a-z_]+)\s*\.\s*)?(?P<key>`[^`]+`|\"[^\"]+\"|[\w.\-/ ]+?)(?:\s+(?P<direction>asc|desc))?\s*",
+    r"(?:(?P<kind>[a-z_]+)\s*\.\s*)?(?P<key>`[^`]+`|\"[^\"]+\"|[\w.\-/]+(?: +[\w.\-/]+)*?)"
+    r"(?:\s+(?P<direction>asc|desc))?",
     re.IGNORECASE,
 )
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -41,10 +47,10 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
-    "like": lambda value, pattern: pattern.fullmatch(value) is not None,
-    "ilike": lambda value, pattern: pattern.fullmatch(value) is not None,
-    "not like": lambda value, pattern: pattern.fullmatch(value) is None,
-    "not ilike": lambda value, pattern: pattern.fullmatch(value) is None,
+    "like": lambda value, pattern: pattern.fullmatch(value[:LONGEST_COMPARED]) is not None,
+    "ilike": lambda value, pattern: pattern.fullmatch(value[:LONGEST_COMPARED]) is not None,
+    "not like": lambda value, pattern: pattern.fullmatch(value[:LONGEST_COMPARED]) is None,
+    "not ilike": lambda value, pattern: pattern.fullmatch(value[:LONGEST_COMPARED]) is None,
     "in": lambda value, values: value in values,
     "not in": lambda value, values: value not in values,
 }
@@ -138,7 +144,7 @@ def parse_orders(texts: Iterable[str], language: Language) -> list[Order]:
     """The sort keys, most significant first; raises MlflowError."""
     orders = []
     for text in texts:
-        match = _ORDER.fullmatch(text)
+        match = _ORDER.fullmatch(text.strip())
         if match is None:
             raise invalid_parameter(f"Invalid order_by clause {text!r:.100}: write for example `metrics.loss ASC`")
         kind, key = _parse_key(match["kind"], match["key"], language)
@@ -198,12 +204,9 @@ def _parse_value(text: str, kind: str, key: str, sign: str, value: str, language
             )
         return _parse_float(value, text)
     if sign in ("in", "not in"):
-        if value[0] != "(":
+        if not _LIST.fullmatch(value):
             raise _refuse_filter(text)
-        parts = _LISTED.findall(value[1:-1])
-        if not parts or not all(part[0] in "'\"" for part in parts):
-            raise _refuse_filter(text)
-        return frozenset(part[1:-1] for part in parts)
+        return frozenset(part[1:-1] for part in re.findall(_TEXT, value))
     if not quoted or sign in ("<", "<=", ">", ">="):
         raise invalid_parameter(
             f"{kind}.{key} is a text: compare it with = != LIKE ILIKE IN to a quoted text, in {text!r:.300}"
@@ -220,8 +223,10 @@ def _parse_float(value: str, text: str) -> float:
 
 def _parse_pattern(value: str, sign: str) -> re.Pattern[str]:
     """A LIKE pattern: `%` matches any text, `_` any character."""
+    if len(value) > LONGEST_PATTERN:
+        raise invalid_parameter(f"A LIKE pattern may have {LONGEST_PATTERN} characters; this one has {len(value)}")
     wildcards = {"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"}
-    # fnmatch's regular expressions match in linear time for any pattern.
+    # In fnmatch's regular expressions the number of wildcards does not matter.
     expression = fnmatch.translate("".join(wildcards.get(character, character) for character in value))
     return re.compile(expression, re.IGNORECASE if "ilike" in sign else re.NOFLAG)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import time
 from typing import Any
 
 import pytest
@@ -164,6 +165,43 @@ def test_invalid_filter_is_refused_with_the_right_form(text: str) -> None:
     """The error names what would be valid."""
     with pytest.raises(MlflowError, match=r"join comparisons|compare it with|one of"):
         search.parse_filter(text, search.RUNS)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        *(("order_by", text) for text in (" " * 1000 + "!", "a" + " " * 9999 + "!")),
+        *(("filter", f"status IN ({text})") for text in (" " * 9980, "'a'" + " " * 9980 + "x")),
+        ("filter", f"status LIKE '{'a' * 501}'"),
+    ],
+)
+def test_cost_of_a_refusal_is_linear_in_its_text(field: str, text: str) -> None:
+    """A regular expression that backtracks would stop the whole process for seconds or hours."""
+    before = time.thread_time()
+    with pytest.raises(MlflowError):
+        search.parse_orders([text], search.RUNS) if field == "order_by" else search.parse_filter(text, search.RUNS)
+    assert time.thread_time() - before < 0.1
+
+
+def test_cost_of_a_pattern_is_limited() -> None:
+    """The longest pattern is compared with the first 8000 characters of a longer value."""
+    pattern, value = f"%{'a' * 498}b", "a" * 1_000_000
+    (clause,) = search.parse_filter(f"tags.t LIKE '{pattern}'", search.RUNS)
+    before = time.thread_time()
+    assert not search.matches([clause], {"tags": {"t": value}})
+    assert time.thread_time() - before < 0.1
+    assert search.matches(search.parse_filter("tags.t LIKE 'a%'", search.RUNS), {"tags": {"t": value}})
+
+
+def test_orders_are_read_as_mlflow_writes_them() -> None:
+    """Keys may contain spaces, be quoted, and be followed by a direction."""
+    texts = ["metrics.m DESC", " Run name asc ", "attributes.`Created`", "params.a  b"]
+    assert [tuple(order) for order in search.parse_orders(texts, search.RUNS)] == [
+        ("metrics", "m", True),
+        ("attributes", "run_name", False),
+        ("attributes", "start_time", False),
+        ("params", "a  b", False),
+    ]
 
 
 def test_sorting_puts_nan_after_numbers_and_missing_last() -> None:

@@ -25,7 +25,7 @@ from evalstop_service.web.api.schemas import MAX_POINTS, MAX_STEP
 _TAKEN = ("gauge", "counter", "unknown", "untyped")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _LONGEST_NAME = 256
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.?)*+("|$)')  # an open one ends with the line
 
 MOST_SCRAPE_BYTES = 2**20
 MOST_LINE_BYTES, MOST_LABELS = 16 * 1024, 64
@@ -76,7 +76,7 @@ def _check_lines(text: str) -> None:
             raise Invalid(f"line {number} has {size} bytes; the limit is {MOST_LINE_BYTES}. Nothing was stored")
         if line.startswith("#") or max(line.count("="), line.count(",")) <= MOST_LABELS:
             continue
-        outside = _QUOTED.sub("", line)
+        outside = _QUOTED.sub(lambda quoted: "" if quoted[1] else quoted[0], line)
         if max(outside.count("="), outside.count(",")) > MOST_LABELS:
             raise Invalid(f"line {number} has more than {MOST_LABELS} labels; nothing was stored")
 
