@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from evalstop_service.rules.run_results import Call
 from evalstop_service.web.api.reading.decompression import WINDOW_LOG, Decompressor, create_decompressor
 from evalstop_service.web.api.reading.json_lines import LINE, MOST_LINE_BYTES
 from evalstop_service.web.api.reading.stream import StreamIngestion, StreamLimits, too_slow
-from evalstop_service.web.api.reading.stream_result import MOST_ERRORS, StreamResult
+from evalstop_service.web.api.reading.stream_result import MOST_ERRORS, StreamTotals
 from evalstop_service.web.api.schemas import Answer, BestCheckpointOut
 from evalstop_service.web.context import Commit, Ctx, Ingest, Tell
 from evalstop_service.web.problem_kinds import ProblemKind
@@ -132,9 +133,7 @@ def routes(limits: StreamLimits) -> APIRouter:
                     await ingestion.ingest(body.parts(), decompressor)
                 except Problem as problem:
                     is_drained = await body.drain()
-                    raise _describe_interruption(
-                        problem, ingestion.totals.result(clock()), keep=is_drained
-                    ) from problem
+                    raise _describe_interruption(problem, ingestion.totals, clock(), keep=is_drained) from problem
         return Response(msgspec.json.encode(ingestion.totals.result(clock())), media_type="application/json")
 
     return router
@@ -171,12 +170,12 @@ async def _hold_stream(room: asyncio.Semaphore, wait_seconds: float) -> AsyncIte
         room.release()
 
 
-def _describe_interruption(problem: Problem, result: StreamResult, *, keep: bool) -> Problem:
-    lines = result.lines
+def _describe_interruption(problem: Problem, totals: StreamTotals, now: datetime, *, keep: bool) -> Problem:
+    lines = totals.lines
     detail = f"{problem.detail}. The first {lines} lines were processed, see `totals`; the stream failed after them. "
     detail += "Sending the whole stream again is harmless: stored observations count as duplicates"
     headers = {**(problem.headers or {}), **({} if keep else {"Connection": "close"})}
-    extra = {"lines_stored": lines, "totals": msgspec.to_builtins(result)}
+    extra = {"lines_stored": lines, "totals": msgspec.to_builtins(totals.result(now))}
     return Problem(problem.status, problem.kind, detail, headers=headers, more=extra)
 
 

@@ -2,54 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from msgspec import Struct
-
 from evalstop_service.ingest import Receipt
-from evalstop_service.rules.run_results import BestCheckpoint, Call
 
 MOST_ERRORS = 1000
-
-
-class LineError(Struct, frozen=True):
-    """The error of a line."""
-
-    line: int
-    title: str
-    detail: str
-
-
-class RunResult(Struct, frozen=True):
-    """The state of a run after a stream, in the response."""
-
-    run_id: UUID
-    accepted: int
-    verdict: Call
-    should_stop: bool
-    best_checkpoint: BestCheckpoint | None
-
-
-class StreamResult(Struct, frozen=True):
-    """The result of a stream, in the response."""
-
-    lines: int
-    accepted: int
-    duplicates: int
-    conflict_count: int
-    error_count: int
-    errors: list[LineError]
-    runs: list[RunResult]
-
-
-@dataclass(slots=True)
-class RunTotals:
-    """The state of a run after a stream."""
-
-    accepted: int
-    last: Receipt
 
 
 @dataclass(slots=True)
@@ -57,11 +18,11 @@ class StreamTotals:
     """Counts of a stream's results; `lines`: this many, from the first on, are durable or refused."""
 
     lines: int = 0
-    accepted: int = 0
     duplicates: int = 0
     conflict_count: int = 0
     error_count: int = 0
-    runs: dict[UUID, RunTotals] = field(default_factory=dict)
+    accepted: Counter[UUID] = field(default_factory=Counter)
+    _last: dict[UUID, Receipt] = field(default_factory=dict)
     _errors: list[tuple[int, str, str]] = field(default_factory=list)
 
     def add_error(self, line: int, title: str, detail: str) -> None:
@@ -73,29 +34,30 @@ class StreamTotals:
 
     def add_receipt(self, run_id: UUID, receipt: Receipt) -> None:
         """Count a receipt, except for its conflicts: each is recorded as the error of its line."""
-        self.accepted += receipt.accepted
+        self.accepted[run_id] += receipt.accepted
         self.duplicates += receipt.duplicates
-        totals = self.runs.get(run_id)
-        if totals is None:
-            self.runs[run_id] = RunTotals(receipt.accepted, receipt)
-        else:
-            totals.accepted += receipt.accepted
-            totals.last = receipt
+        self._last[run_id] = receipt
 
-    def result(self, now: datetime) -> StreamResult:
+    def result(self, now: datetime) -> dict[str, Any]:
         """The totals for the response."""
-        return StreamResult(
-            lines=self.lines,
-            accepted=self.accepted,
-            duplicates=self.duplicates,
-            conflict_count=self.conflict_count,
-            error_count=self.error_count,
-            errors=[LineError(*error) for error in sorted(self._errors)[:MOST_ERRORS]],
-            runs=[_describe_run(run_id, totals, now) for run_id, totals in self.runs.items()],
-        )
-
-
-def _describe_run(run_id: UUID, totals: RunTotals, now: datetime) -> RunResult:
-    run, decision = totals.last.run, totals.last.decision
-    should_stop = decision is not None and decision.stops(now)
-    return RunResult(run_id, totals.accepted, run.verdict.verdict, should_stop, run.best_checkpoint)
+        return {
+            "lines": self.lines,
+            "accepted": self.accepted.total(),
+            "duplicates": self.duplicates,
+            "conflict_count": self.conflict_count,
+            "error_count": self.error_count,
+            "errors": [
+                {"line": line, "title": title, "detail": detail}
+                for line, title, detail in sorted(self._errors)[:MOST_ERRORS]
+            ],
+            "runs": [
+                {
+                    "run_id": run_id,
+                    "accepted": self.accepted[run_id],
+                    "verdict": receipt.run.verdict.verdict,
+                    "should_stop": receipt.decision is not None and receipt.decision.stops(now),
+                    "best_checkpoint": receipt.run.best_checkpoint,
+                }
+                for run_id, receipt in self._last.items()
+            ],
+        }
