@@ -8,7 +8,6 @@ from uuid import UUID
 
 from evalstop_detectors import MetricRole, Observation, Policy
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
 
 from evalstop_service.projects import policies
 from evalstop_service.runs import watched_metrics
@@ -18,11 +17,9 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import MAX_STEP, PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import evidence, gao_chart
-from evalstop_service.web.dashboard.charted_series import finite_or_none
 from evalstop_service.web.dashboard.downsampling import downsample
 from evalstop_service.web.dashboard.evidence import Track
-from evalstop_service.web.dashboard.gao_chart import GaoChart
-from evalstop_service.web.dashboard.responses import PageRoute
+from evalstop_service.web.dashboard.responses import PageRoute, send_json
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
@@ -52,13 +49,10 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         series.catch_up_summaries(site.database, run.id, metric)
     with site.database.reading() as tx:
         tracks, note = _load_tracks(tx, run, policy, long)
-        chart = gao_chart.build_chart(_load_pairs(tx, run, paired, long)) if len(paired) == 2 else None
-    return JSONResponse(
-        {
-            "evidence": {"note": note, "tracks": [_encode_track(track) for track in tracks if track.has_evidence]},
-            "gao": None if chart is None else _encode_chart(chart, watched_metrics.find_eval_sign(run)),
-        }
-    )
+        pairs = _load_pairs(tx, run, paired, long) if len(paired) == 2 else None
+    chart = None if pairs is None else gao_chart.build_chart(pairs, watched_metrics.find_eval_sign(run))
+    encoded_tracks = [_encode_track(track) for track in tracks if track.has_evidence]
+    return send_json({"evidence": {"note": note, "tracks": encoded_tracks}, "gao": chart})
 
 
 def _find_paired_metrics(run: Run) -> list[str]:
@@ -91,17 +85,12 @@ def _load_pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str
             points += [PostedObservation(metric, bucket.last_step, bucket.last) for bucket in buckets]
     eval_metric = watched_metrics.find_eval_metric(run)
     evals = [point for point in points if point.metric == eval_metric]
-    every = -(-len(evals) // MOST_PAIRS)
-    sampled_ids = {id(point) for point in evals[:: every or 1]}
+    every = -(-len(evals) // MOST_PAIRS) or 1
+    distances = [point for point in points if point.metric != eval_metric]
     paired = [
-        Observation(
-            MetricRole.EVAL if point.metric == eval_metric else MetricRole.KL,
-            point.step,
-            watched_metrics.find_sign(run, point.metric) * point.value,
-            point.stderr,
-        )
-        for point in points
-        if point.metric != eval_metric or id(point) in sampled_ids
+        Observation(role, point.step, watched_metrics.find_sign(run, point.metric) * point.value, point.stderr)
+        for role, of_role in ((MetricRole.EVAL, evals[::every]), (MetricRole.KL, distances))
+        for point in of_role
     ]
     return sorted(paired, key=lambda item: item.order)
 
@@ -116,36 +105,11 @@ def _encode_track(track: Track) -> dict[str, Any]:
         "suspect_at": track.suspect_at,
         "stop_at": track.stop_at,
         "steps": [point.step for point in points],
-        "values": [finite_or_none(point.value) for point in points],
+        "values": [point.value for point in points],
         "covered": {
             "steps": [share.step for share in covered],
             "low": [share.low for share in covered],
             "values": [share.middle for share in covered],
             "high": [share.high for share in covered],
-        },
-    }
-
-
-def _encode_chart(chart: GaoChart, sign: float) -> dict[str, Any]:
-    """The chart in the eval's own direction."""
-    line = chart.line
-    sides = (line.low, line.high) if line is not None else ([], [])
-    low, high = sides if sign > 0 else reversed(sides)
-    return {
-        "note": chart.note,
-        "steps": [pair.step for pair in chart.pairs],
-        "distances": [pair.distance for pair in chart.pairs],
-        "eval_scores": [finite_or_none(sign * pair.eval_score) for pair in chart.pairs],
-        "stderrs": [finite_or_none(pair.stderr) for pair in chart.pairs],
-        "line": None
-        if line is None
-        else {
-            "form": line.form,
-            "trusted": line.trusted,
-            "distances": line.distances,
-            "eval_scores": [sign * value for value in line.eval_scores],
-            "low": [sign * value for value in low],
-            "high": [sign * value for value in high],
-            "peak": None if line.peak is None else {"distance": line.peak[0], "stderr": line.peak[1]},
         },
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
@@ -62,11 +61,6 @@ def find_turn_step(run: Run, decision: Decision | None) -> int | None:
     if run.turn is not None:
         return run.turn.step
     return (decision or run).verdict.turn_step
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """The value for JSON: None if it is not finite."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def list_charted(run: Run) -> dict[str, str]:

@@ -11,7 +11,6 @@ from uuid import UUID
 
 from evalstop_detectors import MetricRole
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from evalstop_service.errors import Invalid
@@ -24,8 +23,8 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import charted_series
-from evalstop_service.web.dashboard.charted_series import ChartedSeries, finite_or_none
-from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
+from evalstop_service.web.dashboard.charted_series import ChartedSeries
+from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page, send_json
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf, Visitor
 
 router = APIRouter(prefix="/runs/compare", route_class=PageRoute)
@@ -113,7 +112,7 @@ def show_series(site: SiteOf, visitor: SignedIn, comparison: ComparisonQuery) ->
             _encode_run(tx, run, charted[run.id], charted_series.find_turn_step(run, decided.get(run.id)))
             for run in runs
         ]
-    return JSONResponse({"runs": documents})
+    return send_json({"runs": documents})
 
 
 def _load_runs(tx: Transaction, visitor: Visitor, comparison: Comparison) -> list[Run]:
@@ -180,7 +179,7 @@ def _encode_run(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], tur
                 "steps": _list_steps(item.drawn),
                 "seconds": [None if time is None or first is None else (time - first).total_seconds() for time in at],
                 "kl": _find_kl(kl, _list_steps(item.drawn)),
-                "values": [finite_or_none(point.value) for point in item.drawn],
+                "values": [point.value for point in item.drawn],
             }
         )
     best = run.best_checkpoint.step if run.best_checkpoint else None
@@ -213,7 +212,7 @@ def _find_kl(kl: Sequence[PostedObservation], steps: Sequence[int]) -> list[floa
     """The last KL up to each step."""
     kl_steps = _list_steps(kl)
     positions = [bisect_right(kl_steps, step) - 1 for step in steps]
-    return [None if position < 0 else finite_or_none(kl[position].value) for position in positions]
+    return [None if position < 0 else kl[position].value for position in positions]
 
 
 def _list_steps(points: Sequence[PostedObservation]) -> list[int]:

@@ -55,19 +55,21 @@ class GaoChart:
     note: str
 
 
-def build_chart(observations: Iterable[Observation]) -> GaoChart:
-    """The chart of evals and KL, given in step order and with higher evals being better."""
+def build_chart(observations: Iterable[Observation], sign: float = 1.0) -> GaoChart:
+    """The chart of evals and KL, given in step order and with higher evals being better; `sign` restores their own
+    direction."""
     detector = GaoFit()
     state, pairs = detector.start(), []
     for item in observations:
         before = state.pairs
         state, _ = detector.step(state, item)
         if state.pairs > before:
-            pairs.append(Pair(item.step, state.recent[-1][1], item.value, item.stderr))
-    return GaoChart(pairs, _fit_line(detector, state) if state.pairs >= detector.least_evals else None, state.note)
+            pairs.append(Pair(item.step, state.recent[-1][1], sign * item.value, item.stderr))
+    line = _fit_line(detector, state, sign) if state.pairs >= detector.least_evals else None
+    return GaoChart(pairs, line, state.note)
 
 
-def _fit_line(detector: GaoFit, state: GaoFitState) -> Line | None:
+def _fit_line(detector: GaoFit, state: GaoFitState, sign: float) -> Line | None:
     if not state.fits or state.sd <= 0:
         return None
     farthest = max(d for _, d in (*state.path, *state.recent))
@@ -78,7 +80,7 @@ def _fit_line(detector: GaoFit, state: GaoFitState) -> Line | None:
     variance = max(best.misfit / dof, (state.sd / 4) ** 2) * sound.inflation**2
     distances = [farthest * index / (LINE_POINTS - 1) for index in range(LINE_POINTS)]
     origin = state.noise.origin  # the detector measures evals from the first one
-    eval_scores = [origin + best.combined(best.vector(d)) for d in distances]
+    eval_scores = [sign * (origin + best.combined(best.vector(d))) for d in distances]
     widths = [_quantile(dof) * math.sqrt(variance * best.leverage(best.vector(d))) for d in distances]
     if not all(map(math.isfinite, (*eval_scores, *widths))):
         return None

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import JSONResponse
 
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures, regroup
@@ -20,7 +19,7 @@ from evalstop_service.store.case_counts import CaseFilter, Delay, Grouping, Key
 from evalstop_service.web.api.list_filters import ListedCases
 from evalstop_service.web.dashboard import forms
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
-from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
+from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page, send_json
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
@@ -91,13 +90,13 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
 
 
 @router.get("/precision/figures.json")
-def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> JSONResponse:
+def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Response:
     """The data of the charts."""
     with site.database.reading() as tx:
         counts = case_counts.count_cases(tx, visitor.project.id, filters.case_filter, ("policy", "week"))
         late = case_counts.count_delays(tx, visitor.project.id, filters.case_filter)
     by_week = regroup(counts, lambda key: [key[2:]])
-    return JSONResponse(
+    return send_json(
         {
             "running": [_encode_week(group) for group in figures.compute_running_figures(by_week)],
             "weeks": [_encode_week(group) for group in figures.compute_figures(by_week, ())],

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import msgspec
 import sqlalchemy as sa
 from evalstop_detectors.wording import format_count
 from fastapi import Request, Response
@@ -98,6 +99,11 @@ TEMPLATES = _create_environment()
 def render_page(template: str, status_code: int = 200, **values: Any) -> HTMLResponse:
     """A rendered template; every value is escaped."""
     return HTMLResponse(TEMPLATES.get_template(template).render(values), status_code)
+
+
+def send_json(document: Any) -> Response:
+    """Data for a script, in which values that are not finite are null."""
+    return Response(msgspec.json.encode(document), media_type="application/json")
 
 
 def make_link(path: str, query: Mapping[str, object]) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from evalstop_service.errors import NotFound
 from evalstop_service.projects import policies
@@ -39,7 +38,7 @@ from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import charted_series, curve_drawing, decision_lanes, formatting
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
-from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
+from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page, send_json
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
@@ -137,7 +136,7 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         run = visitor.load_run(tx, run_id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     charted = charted_series.load_charted(site.database, [run], MOST_POINTS)[run.id]
-    return JSONResponse(
+    return send_json(
         {
             # A list, because a metric may be named __proto__.
             "series": [{"metric": item.metric, "role": item.role, **_to_columns(item.drawn)} for item in charted],
@@ -220,8 +219,8 @@ def _order_by_role(run: Run, metrics: list[LatestObservation]) -> list[tuple[Lat
 def _to_columns(points: Sequence[PostedObservation]) -> dict[str, list[Any]]:
     return {
         "steps": [point.step for point in points],
-        "values": [charted_series.finite_or_none(point.value) for point in points],
-        "stderrs": [charted_series.finite_or_none(point.stderr) for point in points],
+        "values": [point.value for point in points],
+        "stderrs": [point.stderr for point in points],
     }
 
 

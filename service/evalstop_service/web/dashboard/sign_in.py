@@ -9,7 +9,7 @@ from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Form, Request, Response
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 
 from evalstop_service.errors import TooOften
 from evalstop_service.store import keys, sessions
@@ -24,7 +24,7 @@ from evalstop_service.web.dashboard.cookies import (
     read_cookie,
     set_cookie,
 )
-from evalstop_service.web.dashboard.responses import PageRoute, render_page
+from evalstop_service.web.dashboard.responses import PageRoute, render_page, send_json
 from evalstop_service.web.dashboard.sessions import SESSION_SECONDS
 from evalstop_service.web.dashboard.visitor import SignedIn, Site, SiteOf, find_visitor, is_cross_site, may_view
 
@@ -83,7 +83,7 @@ def sign_in(
 def show_session(request: Request, site: SiteOf) -> Response:
     """Whether the visitor is signed in, for a page that was requested from another site, without the cookie."""
     with site.database.reading() as tx:
-        return JSONResponse({"signed_in": find_visitor(tx, site, request) is not None})
+        return send_json({"signed_in": find_visitor(tx, site, request) is not None})
 
 
 @router.post("/logout")

@@ -18,7 +18,6 @@ from evalstop_detectors import (
 from evalstop_detectors.detectors.detector import Kind, Thresholds
 from evalstop_detectors.policy.calls import Action
 from fastapi import APIRouter, Query, Response
-from fastapi.responses import JSONResponse
 from msgspec import structs
 
 from evalstop_service.errors import Invalid, NotFound
@@ -32,7 +31,7 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard.formatting import format_number, format_step
-from evalstop_service.web.dashboard.responses import PageRoute
+from evalstop_service.web.dashboard.responses import PageRoute, send_json
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
@@ -83,7 +82,7 @@ def _find_policy(tx: Transaction, project_id: UUID, reference: str) -> Version:
 def _create_answer(
     sentence: str, *, step: int | None = None, reason: str = "", threshold: dict[str, Any] | None = None
 ) -> Response:
-    return JSONResponse({"sentence": sentence, "step": step, "reason": reason, "threshold": threshold})
+    return send_json({"sentence": sentence, "step": step, "reason": reason, "threshold": threshold})
 
 
 def _find_main_member(policy: Policy) -> int | None:

@@ -138,7 +138,7 @@ def test_analysis_has_evidence_and_curve(
     chart = visitor.get(f"/runs/{run.id}/analysis.json").json()
     assert chart["evidence"]["note"] == analysis.REPLAYED
     assert [track["member"] for track in chart["evidence"]["tracks"]] == ["k_below_best"]
-    assert chart["gao"]["eval_scores"] == [item.gold for item in HACKING[:29]]
+    assert [pair["eval_score"] for pair in chart["gao"]["pairs"]] == [item.gold for item in HACKING[:29]]
     line = chart["gao"]["line"]
     assert all(
         low <= score <= high for low, score, high in zip(line["low"], line["eval_scores"], line["high"], strict=True)
@@ -198,4 +198,4 @@ def test_run_without_observations_has_no_charts(
     """Without observations the analysis has neither tracks nor points."""
     run = open_run(database, tenant, now, "bare")
     chart = visitor.get(f"/runs/{run.id}/analysis.json").json()
-    assert (chart["evidence"]["tracks"], chart["gao"]["steps"]) == ([], [])
+    assert (chart["evidence"]["tracks"], chart["gao"]["pairs"]) == ([], [])
