@@ -9,7 +9,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, find_one
 from evalstop_service.store.tables import cases
 
 
@@ -65,8 +65,7 @@ def delete_case(tx: Transaction, run_id: UUID, attempt: int) -> None:
 def find_case(tx: Transaction, run_id: UUID, attempt: int) -> Case | None:
     """The case of an attempt; None while the attempt has not ended."""
     columns = (cases.c[name] for name in Case.__dataclass_fields__)
-    row = tx.execute(sa.select(*columns).where(*_of(run_id, attempt))).mappings().one_or_none()
-    return Case(**row) if row else None
+    return find_one(tx, Case, sa.select(*columns).where(*_of(run_id, attempt)))
 
 
 def _of(run_id: UUID, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
 import msgspec
@@ -20,6 +20,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from evalstop_service.errors import UnreadableRow
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -265,6 +267,14 @@ def insert_if_new(
     statement = insert(table).values(**values).on_conflict_do_nothing(index_elements=unique)
     # Not `rowcount`: not every driver reports it for an INSERT.
     return tx.execute(statement.returning(sa.literal_column("1"))).first() is not None
+
+
+def find_one(
+    tx: Transaction, kind: Callable[..., T], statement: sa.Executable, parameters: dict[str, Any] | None = None
+) -> T | None:
+    """The one row that a statement returns, as an object of this kind; None if there is no row."""
+    row = tx.execute(statement, parameters).mappings().one_or_none()
+    return kind(**row) if row else None
 
 
 def read_rows(result: sa.Result[Any], *, skip_unreadable: bool = True) -> list[Row]:

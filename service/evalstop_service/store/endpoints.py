@@ -18,7 +18,7 @@ from evalstop_service.rules.event_types import URGENT_EVENTS
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.security.encryption import PREFIX, SETTING, Encryption, UnreadableSecret
 from evalstop_service.store import wakeup
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, find_one
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints
 
@@ -117,8 +117,7 @@ def add_endpoint(
 
 def find_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
     """The endpoint with this id; None when the project has none, or it was deleted."""
-    row = tx.execute(_FIND, {"of_project": project_id, "of_id": endpoint_id}).mappings().one_or_none()
-    return Endpoint(**row) if row else None
+    return find_one(tx, Endpoint, _FIND, {"of_project": project_id, "of_id": endpoint_id})
 
 
 def load_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.store.database import Transaction, insert_if_new
+from evalstop_service.store.database import Transaction, find_one, insert_if_new
 from evalstop_service.store.tables import experiments
 
 DEFAULT_NUMBER, DEFAULT_NAME = 0, "Default"
@@ -66,7 +67,7 @@ def find_highest_number(tx: Transaction, project_id: UUID) -> int:
 
 def find_experiment(tx: Transaction, project_id: UUID, number: int) -> Experiment | None:
     """The project's experiment with this number."""
-    return _load_one(tx, project_id, experiments.c.number == number)
+    return find_one(tx, Experiment, _of_project(project_id).where(experiments.c.number == number))
 
 
 def load_experiments(tx: Transaction, ids: Collection[UUID]) -> dict[UUID, Experiment]:
@@ -77,23 +78,20 @@ def load_experiments(tx: Transaction, ids: Collection[UUID]) -> dict[UUID, Exper
 
 def lock_experiment(tx: Transaction, project_id: UUID, number: int) -> Experiment | None:
     """The project's experiment with this number, locked until the transaction ends."""
-    return _load_one(tx, project_id, experiments.c.number == number, lock=True)
+    query = _of_project(project_id).where(experiments.c.number == number)
+    return find_one(tx, Experiment, query.with_for_update())
 
 
 def find_experiment_by_name(tx: Transaction, project_id: UUID, name: str) -> Experiment | None:
     """The project's experiment with this name."""
-    return _load_one(tx, project_id, experiments.c.name == name)
+    return find_one(tx, Experiment, _of_project(project_id).where(experiments.c.name == name))
 
 
 def list_experiments(tx: Transaction, project_id: UUID, limit: int) -> list[Experiment]:
     """The newest experiments of a project."""
-    query = sa.select(experiments).where(experiments.c.project_id == project_id).order_by(experiments.c.number.desc())
-    return [Experiment(**row) for row in tx.execute(query.limit(limit)).mappings()]
+    query = _of_project(project_id).order_by(experiments.c.number.desc()).limit(limit)
+    return [Experiment(**row) for row in tx.execute(query).mappings()]
 
 
-def _load_one(
-    tx: Transaction, project_id: UUID, condition: sa.ColumnElement[bool], *, lock: bool = False
-) -> Experiment | None:
-    query = sa.select(experiments).where(experiments.c.project_id == project_id, condition)
-    row = tx.execute(query.with_for_update() if lock else query).mappings().one_or_none()
-    return Experiment(**row) if row else None
+def _of_project(project_id: UUID) -> sa.Select[Any]:
+    return sa.select(experiments).where(experiments.c.project_id == project_id)

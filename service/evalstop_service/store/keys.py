@@ -13,7 +13,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, find_one
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import keys, retired_key_hashes
 
@@ -99,12 +99,12 @@ def authenticate_key(tx: Transaction, secret: str, now: datetime) -> Key | None:
     """The valid key with this secret, or whose previous secret this is while that is still accepted."""
     secret_hash = _hash_secret(secret)
     present = (keys.c.hash == secret_hash) | ((keys.c.previous_hash == secret_hash) & (keys.c.previous_until > now))
-    return _load_one(tx, present & is_in_use(now))
+    return find_one(tx, Key, sa.select(*COLUMNS).where(present, is_in_use(now)))
 
 
 def find_key(tx: Transaction, key_id: UUID, now: datetime) -> Key | None:
     """The valid key with this id."""
-    return _load_one(tx, (keys.c.id == key_id) & is_in_use(now))
+    return find_one(tx, Key, sa.select(*COLUMNS).where(keys.c.id == key_id, is_in_use(now)))
 
 
 def find_project_id(tx: Transaction, secret_hash: str) -> UUID | None:
@@ -130,8 +130,8 @@ def rotate_key(
     if retired is not None:
         tx.execute(retired_key_hashes.insert().values(hash=retired, project_id=project_id))
     values = {"hash": _hash_secret(secret), "previous_hash": keys.c.hash, "previous_until": previous_until}
-    row = tx.execute(keys.update().where(condition).values(values).returning(*COLUMNS)).mappings().one_or_none()
-    return (Key(**row), secret) if row else None
+    key = find_one(tx, Key, keys.update().where(condition).values(values).returning(*COLUMNS))
+    return (key, secret) if key else None
 
 
 def list_keys(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int) -> list[Key]:
@@ -162,9 +162,7 @@ def has_any_key(tx: Transaction) -> bool:
 def revoke_key(tx: Transaction, project_id: UUID, key_id: UUID, now: datetime) -> Key | None:
     """Revoke a key; None if the project has no such valid key."""
     condition = (keys.c.id == key_id) & (keys.c.project_id == project_id) & keys.c.revoked_at.is_(None)
-    change = keys.update().where(condition).values(revoked_at=now).returning(*COLUMNS)
-    row = tx.execute(change).mappings().one_or_none()
-    return Key(**row) if row else None
+    return find_one(tx, Key, keys.update().where(condition).values(revoked_at=now).returning(*COLUMNS))
 
 
 COLUMNS = [column for column in keys.c if column.name not in ("hash", "previous_hash")]
@@ -173,11 +171,6 @@ COLUMNS = [column for column in keys.c if column.name not in ("hash", "previous_
 def is_in_use(now: datetime | sa.BindParameter[Any]) -> sa.ColumnElement[bool]:
     """The condition that a key is valid."""
     return keys.c.revoked_at.is_(None) & (keys.c.expires_at.is_(None) | (keys.c.expires_at > now))
-
-
-def _load_one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Key | None:
-    row = tx.execute(sa.select(*COLUMNS).where(condition)).mappings().one_or_none()
-    return Key(**row) if row else None
 
 
 def _compute_checksum(random: str) -> str:

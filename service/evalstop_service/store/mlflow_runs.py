@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.store.database import Transaction, insert_if_new
+from evalstop_service.store.database import Transaction, find_one, insert_if_new
 from evalstop_service.store.runs import Run, load_runs
 from evalstop_service.store.tables import logged_models, mlflow_runs, runs
 
@@ -95,8 +95,7 @@ def save_logged_model(tx: Transaction, model: LoggedModel) -> None:
 def find_logged_model(tx: Transaction, project_id: UUID, model_id: UUID, *, lock: bool = False) -> LoggedModel | None:
     """The project's model with this id; with `lock`, locked until the transaction ends."""
     query = sa.select(logged_models).where(logged_models.c.project_id == project_id, logged_models.c.id == model_id)
-    row = tx.execute(query.with_for_update() if lock else query).mappings().one_or_none()
-    return LoggedModel(**row) if row else None
+    return find_one(tx, LoggedModel, query.with_for_update() if lock else query)
 
 
 def list_logged_models(

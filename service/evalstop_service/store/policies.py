@@ -10,7 +10,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.store import projects
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, find_one
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import policies, runs
@@ -50,8 +50,7 @@ def find_policy(tx: Transaction, project_id: UUID, name: str, version: int | Non
     query = sa.select(policies).where(policies.c.project_id == project_id, policies.c.name == name)
     if version is not None:
         query = query.where(policies.c.version == version)
-    row = tx.execute(query.order_by(policies.c.version.desc()).limit(1)).mappings().one_or_none()
-    return StoredPolicy(**row) if row else None
+    return find_one(tx, StoredPolicy, query.order_by(policies.c.version.desc()).limit(1))
 
 
 def has_runs(tx: Transaction, project_id: UUID, name: str) -> bool:

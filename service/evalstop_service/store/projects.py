@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from evalstop_service.rules.case_requirements import CaseRequirements
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.quotas import Quotas
-from evalstop_service.store.database import Transaction, insert_if_new
+from evalstop_service.store.database import Transaction, find_one, insert_if_new
 from evalstop_service.store.tables import projects
 
 
@@ -93,7 +93,7 @@ def lock_project(tx: Transaction, project_id: UUID) -> Project:
 
 def find_project(tx: Transaction, project_id: UUID) -> Project | None:
     """The project with this id."""
-    return _load_one(tx, projects.c.id == project_id)
+    return find_one(tx, Project, sa.select(projects).where(projects.c.id == project_id))
 
 
 def get_project(tx: Transaction, project_id: UUID) -> Project:
@@ -103,7 +103,7 @@ def get_project(tx: Transaction, project_id: UUID) -> Project:
 
 def find_project_by_name(tx: Transaction, name: str) -> Project | None:
     """The project with this name."""
-    return _load_one(tx, projects.c.name == name)
+    return find_one(tx, Project, sa.select(projects).where(projects.c.name == name))
 
 
 def list_projects(tx: Transaction) -> list[Project]:
@@ -112,8 +112,3 @@ def list_projects(tx: Transaction) -> list[Project]:
 
 
 _GET = sa.select(projects).where(projects.c.id == sa.bindparam("of_id"))
-
-
-def _load_one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Project | None:
-    row = tx.execute(sa.select(projects).where(condition)).mappings().one_or_none()
-    return Project(**row) if row else None

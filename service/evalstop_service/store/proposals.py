@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from evalstop_service.errors import NotFound
 from evalstop_service.rules.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
-from evalstop_service.store.database import Transaction, insert_if_new, read_page, read_rows
+from evalstop_service.store.database import Transaction, find_one, insert_if_new, read_page, read_rows
 from evalstop_service.store.tables import proposals
 
 
@@ -67,8 +67,7 @@ def add_proposal(tx: Transaction, proposal: Proposal) -> bool:
 def add_approval(tx: Transaction, proposal: Proposal, approval: Approval) -> Proposal | None:
     """Store another approval of an open proposal; None if it has changed since it was read."""
     query = sa.select(proposals).where(*_of(proposal.project_id, proposal.id)).with_for_update()
-    row = tx.execute(query).mappings().one_or_none()
-    if row is None or Proposal(**row) != proposal:
+    if find_one(tx, Proposal, query) != proposal:
         return None
     approved = replace(proposal, approvals=(*proposal.approvals, approval))
     tx.execute(proposals.update().where(*_of(proposal.project_id, proposal.id)).values(approvals=approved.approvals))
@@ -83,10 +82,10 @@ def close_proposal(tx: Transaction, proposal: Proposal, state: ProposalState, no
 
 def load_proposal(tx: Transaction, project_id: UUID, proposal_id: UUID) -> Proposal:
     """The proposal with this id; raises NotFound."""
-    row = tx.execute(sa.select(proposals).where(*_of(project_id, proposal_id))).mappings().one_or_none()
-    if row is None:
+    proposal = find_one(tx, Proposal, sa.select(proposals).where(*_of(project_id, proposal_id)))
+    if proposal is None:
         raise NotFound(f"there is no proposal {proposal_id} in this project")
-    return Proposal(**row)
+    return proposal
 
 
 def find_newest(tx: Transaction, project_id: UUID, kind: ProposalKind, subject: str) -> Proposal | None:
@@ -96,8 +95,7 @@ def find_newest(tx: Transaction, project_id: UUID, kind: ProposalKind, subject: 
     )
     # Not by id alone: the clock of the replica that gave the open one its id may be behind.
     order = ((proposals.c.state == ProposalState.OPEN).desc(), proposals.c.id.desc())
-    row = tx.execute(query.order_by(*order).limit(1)).mappings().one_or_none()
-    return Proposal(**row) if row else None
+    return find_one(tx, Proposal, query.order_by(*order).limit(1))
 
 
 def list_proposals(

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.confidence_sequences import StageNumbers
 from evalstop_service.rules.statuses import Stage
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, find_one
 from evalstop_service.store.tables import policies, rollout_stages, runs
 
 
@@ -34,15 +34,13 @@ class RolloutStage:
 
 def find_stage(tx: Transaction, project_id: UUID, policy_name: str) -> RolloutStage | None:
     """The rollout stage of a policy; None: only its runs' mode counts."""
-    row = tx.execute(sa.select(rollout_stages).where(*_of(project_id, policy_name))).mappings().one_or_none()
-    return RolloutStage(**row) if row else None
+    return find_one(tx, RolloutStage, sa.select(rollout_stages).where(*_of(project_id, policy_name)))
 
 
 def lock_stage(tx: Transaction, project_id: UUID, policy_name: str) -> RolloutStage | None:
     """The rollout stage of a policy, locked until the transaction ends."""
-    query = sa.select(rollout_stages).where(*_of(project_id, policy_name)).with_for_update()
-    row = tx.execute(query).mappings().one_or_none()
-    return RolloutStage(**row) if row else None
+    query = sa.select(rollout_stages).where(*_of(project_id, policy_name))
+    return find_one(tx, RolloutStage, query.with_for_update())
 
 
 def list_stages(tx: Transaction, project_id: UUID | None = None) -> list[RolloutStage]:

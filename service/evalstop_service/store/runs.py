@@ -17,7 +17,7 @@ from evalstop_service.rules.eval_changes import EvalChange, find_version
 from evalstop_service.rules.role_recognition import MetricFields, Recognition
 from evalstop_service.rules.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
 from evalstop_service.rules.statuses import OPEN, RunStatus
-from evalstop_service.store.database import Transaction, insert_if_new, read_rows
+from evalstop_service.store.database import Transaction, find_one, insert_if_new, read_rows
 from evalstop_service.store.tables import LIVE, attempts, checkpoints, decisions, policies, runs
 
 
@@ -156,7 +156,7 @@ def load_attempt_starts(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, 
 
 def find_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
     """The project's run with this id."""
-    return _load_one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id))
+    return find_one(tx, Run, _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id))
 
 
 def load_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
@@ -166,12 +166,12 @@ def load_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
 
 def find_run_by_name(tx: Transaction, project_id: UUID, name: str) -> Run | None:
     """The project's run with this name."""
-    return _load_one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.name == name))
+    return find_one(tx, Run, _SELECT.where(runs.c.project_id == project_id, runs.c.name == name))
 
 
 def find_run_by_opening(tx: Transaction, project_id: UUID, opening: UUID) -> Run | None:
     """The project's run that was opened by the request with this id."""
-    return _load_one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.opening == opening))
+    return find_one(tx, Run, _SELECT.where(runs.c.project_id == project_id, runs.c.opening == opening))
 
 
 def find_opened_run(tx: Transaction, project_id: UUID, name: str, job: str | None, *, ended: bool) -> Run | None:
@@ -184,7 +184,7 @@ def find_opened_run(tx: Transaction, project_id: UUID, name: str, job: str | Non
         query = query.where(runs.c.status.in_(OPEN))
         if job is not None:
             query = query.where(runs.c.job == job)
-    return _load_one(tx, query.order_by(runs.c.job.is_not_distinct_from(job).desc(), runs.c.id.desc()).limit(1))
+    return find_one(tx, Run, query.order_by(runs.c.job.is_not_distinct_from(job).desc(), runs.c.id.desc()).limit(1))
 
 
 def lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
@@ -192,7 +192,7 @@ def lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
     query = _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id).with_for_update(of=runs)
     # If the run's policy changed while PostgreSQL waited for the lock, the join has no row. The run is locked then, and
     # the second time the join has it, with the new policy.
-    return _require(_load_one(tx, query) or _load_one(tx, query), run_id)
+    return _require(find_one(tx, Run, query) or find_one(tx, Run, query), run_id)
 
 
 def lock_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:
@@ -262,11 +262,6 @@ _INGESTED = (
     *("status", "attempt", "metrics", "recognition", "eval_changes", "rewritten_version", "last_step"),
     *("best_checkpoint", "raw_maximum", "turn", "ended_at", "detector_failure"),
 )
-
-
-def _load_one(tx: Transaction, query: sa.Select[Any]) -> Run | None:
-    row = tx.execute(query).mappings().one_or_none()
-    return Run(**row) if row else None
 
 
 def _require(run: Run | None, run_id: UUID) -> Run:

@@ -13,7 +13,7 @@ from evalstop_service.errors import NotFound
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import wakeup
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, find_one
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints, events
 
 
@@ -59,10 +59,10 @@ class DeliveryContent:
 
 def load_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID) -> Delivery:
     """The project's delivery with this id; raises NotFound."""
-    row = tx.execute(_of(project_id).where(deliveries.c.id == delivery_id)).mappings().one_or_none()
-    if row is None:
+    delivery = find_one(tx, Delivery, _of(project_id).where(deliveries.c.id == delivery_id))
+    if delivery is None:
         raise NotFound(f"there is no delivery {delivery_id} in this project")
-    return Delivery(**row)
+    return delivery
 
 
 def list_deliveries(
