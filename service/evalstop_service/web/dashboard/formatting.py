@@ -167,79 +167,69 @@ def merge_alike(evidence: Iterable[Evidence]) -> list[Evidence]:
 def _describe_decision(run: Run, decision: Decision, now: datetime) -> str:
     at = format_step(decision.step)
     going_on = "The run may continue." if decision.state is DecisionState.UNDONE else "The run continues."
-    status = _STATUSES.get(run.status, going_on)
-    if decision.state == DecisionState.SHADOW:
+    if decision.state is DecisionState.SHADOW:
         done = "parked" if decision.action is Action.PARK else "stopped"
         limit = "The run is in shadow"
         if run.mode is Mode.ENFORCE:
             limit = "The project's highest mode or the policy's rollout stage limits it"
         return f"Would have been {done} at step {at}. {limit}: recorded, not carried out."
-    if decision.action is Action.PARK:
-        return _describe_parking(decision, at, status, now)
-    match DecisionState(decision.state):
-        case DecisionState.HELD_OUT:
-            return f"The stop at step {at} is held out at random, to measure whether it is right. {status}"
-        case DecisionState.ON_HOLD:
-            return f"Stop on hold: {decision.state_reason}. Called at step {at}; its guards are checked every minute."
-        case DecisionState.PENDING if not decision.is_carried_out(now):
-            until = format_time(decision.due_at)
-            return f"Will be stopped for its verdict at step {at} unless vetoed before {until}."
-        case DecisionState.PENDING | DecisionState.REQUESTED:
-            return f"Stop requested at step {at}. No scheduler has confirmed yet that the job is gone."
-        case DecisionState.ACKNOWLEDGED:
-            return f"A receiver is carrying out the stop at step {at}. The job is not confirmed to be gone yet."
-        case DecisionState.ESCALATED:
-            action = "repeated" if decision.escalations == 1 else "escalated"
-            return f"The stop at step {at} was not confirmed in time and was {action}. The job may be running."
-        case DecisionState.CONFIRMED:
-            return f"Stopped at step {at}. The job is confirmed to be gone."
-        case DecisionState.OBEYED:
-            return f"Stopped at step {at}: the trainer saw the stop and ended the run by itself."
-        case DecisionState.FAILED:
-            return f"The stop at step {at} failed. The job may still be running."
-        case DecisionState.VETOED:
-            return f"The stop at step {at} was vetoed. {status}"
-        case DecisionState.MOOT:
-            return f"The stop at step {at} is moot: the run ended or resumed before a receiver had it."
-    return f"The stop at step {at} was undone. {status}"
+    is_over = decision.state is DecisionState.PENDING and decision.is_carried_out(now)
+    sentences = _PARKING if decision.action is Action.PARK else _STOPPING
+    state = DecisionState.REQUESTED if is_over or decision.state not in sentences else decision.state
+    return sentences[state].format(
+        at=at,
+        reason=decision.state_reason,
+        status=_STATUSES.get(run.status, going_on),
+        until=format_time(decision.due_at),
+        escalated="repeated" if decision.escalations == 1 else "escalated",
+    )
 
 
-def _describe_parking(decision: Decision, at: str, status: str, now: datetime) -> str:
-    match decision.state:
-        case DecisionState.HELD_OUT:
-            return f"Not parked at step {at}, by random assignment, to measure whether it is right. {status}"
-        case DecisionState.ON_HOLD:
-            return f"Parking is on hold: {decision.state_reason}. Called for at step {at}."
-        case DecisionState.PENDING if not decision.is_carried_out(now):
-            until = format_time(decision.due_at)
-            return f"Will be parked for its verdict at step {at} unless vetoed before {until}."
-        case DecisionState.PARKED:
-            return f"Parked at step {at}: the job is set aside and can return. It returns by itself once it recovers."
-        case DecisionState.CONFIRMED:
-            return f"The job ended before it was parked. Parking was called for at step {at}."
-        case DecisionState.FAILED:
-            return f"The job could not be parked at step {at}: {decision.state_reason}. It may still be running."
-        case DecisionState.VETOED:
-            return f"Parking at step {at} was vetoed. {status}"
-        case DecisionState.MOOT:
-            return f"Not parked at step {at} after all: {decision.state_reason}."
-        case DecisionState.UNDONE:
-            return f"Was to be parked at step {at}; that was undone: {decision.state_reason}. {status}"
-    return f"Parking requested at step {at}. No scheduler has confirmed yet that the job is set aside."
+_STOPPING = {
+    DecisionState.HELD_OUT: "The stop at step {at} is held out at random, to measure whether it is right. {status}",
+    DecisionState.ON_HOLD: "Stop on hold: {reason}. Called at step {at}; its guards are checked every minute.",
+    DecisionState.PENDING: "Will be stopped for its verdict at step {at} unless vetoed before {until}.",
+    DecisionState.REQUESTED: "Stop requested at step {at}. No scheduler has confirmed yet that the job is gone.",
+    DecisionState.ACKNOWLEDGED: (
+        "A receiver is carrying out the stop at step {at}. The job is not confirmed to be gone yet."
+    ),
+    DecisionState.ESCALATED: (
+        "The stop at step {at} was not confirmed in time and was {escalated}. The job may be running."
+    ),
+    DecisionState.CONFIRMED: "Stopped at step {at}. The job is confirmed to be gone.",
+    DecisionState.OBEYED: "Stopped at step {at}: the trainer saw the stop and ended the run by itself.",
+    DecisionState.FAILED: "The stop at step {at} failed. The job may still be running.",
+    DecisionState.VETOED: "The stop at step {at} was vetoed. {status}",
+    DecisionState.MOOT: "The stop at step {at} is moot: the run ended or resumed before a receiver had it.",
+    DecisionState.UNDONE: "The stop at step {at} was undone. {status}",
+}
+
+_PARKING = {
+    DecisionState.HELD_OUT: "Not parked at step {at}, by random assignment, to measure whether it is right. {status}",
+    DecisionState.ON_HOLD: "Parking is on hold: {reason}. Called for at step {at}.",
+    DecisionState.PENDING: "Will be parked for its verdict at step {at} unless vetoed before {until}.",
+    DecisionState.REQUESTED: (
+        "Parking requested at step {at}. No scheduler has confirmed yet that the job is set aside."
+    ),
+    DecisionState.PARKED: (
+        "Parked at step {at}: the job is set aside and can return. It returns by itself once it recovers."
+    ),
+    DecisionState.CONFIRMED: "The job ended before it was parked. Parking was called for at step {at}.",
+    DecisionState.FAILED: "The job could not be parked at step {at}: {reason}. It may still be running.",
+    DecisionState.VETOED: "Parking at step {at} was vetoed. {status}",
+    DecisionState.MOOT: "Not parked at step {at} after all: {reason}.",
+    DecisionState.UNDONE: "Was to be parked at step {at}; that was undone: {reason}. {status}",
+}
+"""The sentence about each state of a decision to stop, and of one to park."""
+
+_ROLE_SOURCES = {
+    "names": "from its name",
+    "pattern": "from a project pattern",
+    "person": "set by a person",
+    "default": "default",
+}
 
 
 def describe_role_source(source: str) -> str:
     """Where the role of a metric comes from."""
-    kind, _, name = source.partition(" ")
-    match kind:
-        case "preset":
-            return f"preset {name}"
-        case "names":
-            return "from its name"
-        case "pattern":
-            return "from a project pattern"
-        case "person":
-            return "set by a person"
-        case "default":
-            return "default"
-    return "set by the trainer"
+    return source if source.startswith("preset ") else _ROLE_SOURCES.get(source, "set by the trainer")
