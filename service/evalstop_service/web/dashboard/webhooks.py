@@ -12,6 +12,7 @@ from fastapi.responses import RedirectResponse
 
 from evalstop_service.clock import in_utc
 from evalstop_service.errors import Invalid
+from evalstop_service.projects.project_settings import parse_form
 from evalstop_service.rules.event_types import PRESETS, SUBSCRIBABLE
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.security.address_policy import AddressRefused
@@ -19,12 +20,13 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.queue.deliveries import Delivery
+from evalstop_service.web.api.endpoints import EndpointIn
 from evalstop_service.web.dashboard.formatting import format_json
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import Admin, FreshAdmin, Operator, SignedIn, Site, SiteOf, Visitor
 from evalstop_service.webhooks import endpoint_test, resend
 from evalstop_service.webhooks import endpoints as webhooks
-from evalstop_service.webhooks.channels import Format, render_body
+from evalstop_service.webhooks.channels import render_body
 from evalstop_service.webhooks.endpoints import MAX_URL_CHARACTERS, EndpointChanges
 from evalstop_service.webhooks.links import add_url
 
@@ -80,10 +82,13 @@ def add_endpoint(
     url = url.strip()
     subscribed = event_types or list(PRESETS.get(preset, ()))
     try:
+        if not subscribed:
+            raise Invalid("choose at least one event type")
+        fields = parse_form(EndpointIn, {"url": url, "event_types": subscribed, "format": form})
         endpoint = webhooks.create_endpoint(
             site.database,
             visitor.author(site.clock()),
-            **_check_form(url, subscribed, form),
+            **fields.model_dump(),
             address_policy=site.context.address_policy,
             encryption=site.context.encryption,
         )
@@ -212,23 +217,6 @@ def _render_webhooks(
         longest_url=MAX_URL_CHARACTERS,
         **values,
     )
-
-
-def _check_form(url: str, event_types: list[str], form: str) -> dict[str, Any]:
-    try:
-        if len(url) > MAX_URL_CHARACTERS:
-            raise ValueError(f"a URL has at most {MAX_URL_CHARACTERS} characters")
-        if not event_types:
-            raise ValueError("choose at least one event type")
-        if form not in list(Format):
-            raise ValueError(f"a format is one of {', '.join(Format)}")
-        types = [webhooks.check_event_type(name) for name in dict.fromkeys(event_types)]
-    except ValueError as error:
-        raise Invalid(str(error)) from None
-    try:
-        return {"url": webhooks.check_url(url), "event_types": types, "format": form}
-    except ValueError as error:
-        raise Invalid(f"URL: {error}") from None
 
 
 def _indent(body: str) -> str:

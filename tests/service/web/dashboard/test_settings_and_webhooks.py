@@ -143,7 +143,7 @@ def test_new_endpoint_shows_its_secret_once(pages: AdminPages) -> None:
     assert "whsec_" in rotated
     assert "whsec_" not in pages.get("/webhooks")
     for invalid, words in (
-        ({"url": "ftp://x"}, "URL: an absolute http or https"),
+        ({"url": "ftp://x"}, "url: an absolute http or https"),
         ({"url": "http://10.0.0.1/"}, "not a public address"),
         ({"url": url, "event_types": []}, "at least one event type"),
         ({"url": url, "event_types": ["run.nonsense"]}, "or one of"),
