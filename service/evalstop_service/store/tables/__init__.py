@@ -1,72 +1,38 @@
 """The tables. Every table that grows has the run's id first in its key, so that it can be partitioned by run."""
 
-from evalstop_service.store.tables.columns import UtcTime, metadata, moment_text
-from evalstop_service.store.tables.decisions import backtests, cases, decision_changes, decisions, outcomes
-from evalstop_service.store.tables.projects import (
-    audit_chains,
-    audit_log,
-    keys,
-    policies,
-    projects,
-    proposals,
-    retired_key_hashes,
-    rollout_stages,
-    sessions,
-)
-from evalstop_service.store.tables.runs import (
-    LIVE,
-    attempts,
-    checkpoints,
-    eval_requests,
-    experiments,
-    logged_models,
-    mlflow_runs,
-    monitor_states,
-    observations,
-    run_deletions,
-    run_descriptions,
-    run_health,
-    runs,
-    series_buckets,
-    verdicts,
-)
-from evalstop_service.store.tables.webhooks import deliveries, delivery_attempts, endpoints, events
-
-__all__ = [
-    "LIVE",
-    "UtcTime",
-    "attempts",
-    "audit_chains",
-    "audit_log",
-    "backtests",
-    "cases",
-    "checkpoints",
-    "decision_changes",
-    "decisions",
-    "deliveries",
-    "delivery_attempts",
-    "endpoints",
-    "eval_requests",
-    "events",
-    "experiments",
-    "keys",
-    "logged_models",
-    "metadata",
-    "mlflow_runs",
-    "moment_text",
-    "monitor_states",
-    "observations",
-    "outcomes",
-    "policies",
-    "projects",
-    "proposals",
-    "retired_key_hashes",
-    "rollout_stages",
-    "run_deletions",
-    "run_descriptions",
-    "run_health",
-    "runs",
-    "series_buckets",
-    "sessions",
-    "verdicts",
-]
+from evalstop_service.store.tables.columns import UtcTime as UtcTime
+from evalstop_service.store.tables.columns import metadata as metadata
+from evalstop_service.store.tables.columns import moment_text as moment_text
+from evalstop_service.store.tables.decisions import backtests as backtests
+from evalstop_service.store.tables.decisions import cases as cases
+from evalstop_service.store.tables.decisions import decision_changes as decision_changes
+from evalstop_service.store.tables.decisions import decisions as decisions
+from evalstop_service.store.tables.decisions import outcomes as outcomes
+from evalstop_service.store.tables.projects import audit_chains as audit_chains
+from evalstop_service.store.tables.projects import audit_log as audit_log
+from evalstop_service.store.tables.projects import keys as keys
+from evalstop_service.store.tables.projects import policies as policies
+from evalstop_service.store.tables.projects import projects as projects
+from evalstop_service.store.tables.projects import proposals as proposals
+from evalstop_service.store.tables.projects import retired_key_hashes as retired_key_hashes
+from evalstop_service.store.tables.projects import rollout_stages as rollout_stages
+from evalstop_service.store.tables.projects import sessions as sessions
+from evalstop_service.store.tables.runs import LIVE as LIVE
+from evalstop_service.store.tables.runs import attempts as attempts
+from evalstop_service.store.tables.runs import checkpoints as checkpoints
+from evalstop_service.store.tables.runs import eval_requests as eval_requests
+from evalstop_service.store.tables.runs import experiments as experiments
+from evalstop_service.store.tables.runs import logged_models as logged_models
+from evalstop_service.store.tables.runs import mlflow_runs as mlflow_runs
+from evalstop_service.store.tables.runs import monitor_states as monitor_states
+from evalstop_service.store.tables.runs import observations as observations
+from evalstop_service.store.tables.runs import run_deletions as run_deletions
+from evalstop_service.store.tables.runs import run_descriptions as run_descriptions
+from evalstop_service.store.tables.runs import run_health as run_health
+from evalstop_service.store.tables.runs import runs as runs
+from evalstop_service.store.tables.runs import series_buckets as series_buckets
+from evalstop_service.store.tables.runs import verdicts as verdicts
+from evalstop_service.store.tables.webhooks import deliveries as deliveries
+from evalstop_service.store.tables.webhooks import delivery_attempts as delivery_attempts
+from evalstop_service.store.tables.webhooks import endpoints as endpoints
+from evalstop_service.store.tables.webhooks import events as events
