@@ -41,7 +41,6 @@ class _Pages(StaticFiles):
         super().__init__(directory=FOLDER, html=True)
         self._headers = {
             "Content-Security-Policy": _build_policy(),
-            "X-Content-Type-Options": "nosniff",
             "X-Frame-Options": "DENY",
             "Referrer-Policy": "no-referrer",
         }

@@ -43,7 +43,6 @@ HEADERS = {
             "frame-ancestors 'none'",
         )
     ),
-    "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -126,7 +125,6 @@ class PageRoute(APIRoute):
             notices.clear_notice(response, request)
             for name, value in HEADERS.items():
                 response.headers[name] = value
-            response.headers.setdefault("Cache-Control", "no-store")
             return response
 
         return handle_page

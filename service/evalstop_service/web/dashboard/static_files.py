@@ -44,7 +44,6 @@ def get_asset(digest: str, name: str, request: Request) -> Response:
     headers = {
         "Cache-Control": "public, max-age=31536000, immutable" if digest == asset.digest else "no-store",
         "Vary": "Accept-Encoding",
-        "X-Content-Type-Options": "nosniff",
         **({"Content-Encoding": "gzip"} if gzipped else {}),
     }
     return Response(asset.gzipped if gzipped else asset.body, media_type=_TYPES[Path(name).suffix], headers=headers)

@@ -40,8 +40,7 @@ def download_artifact(path: str, caller: ReadOrIngest, artifacts: Artifacts) -> 
     file = artifacts.find_file(caller.project_id, path)
     if file is None:
         raise not_found(f"there is no artifact {path!r:.300}")
-    headers = {"X-Content-Type-Options": "nosniff"}
-    return FileResponse(file, media_type="application/octet-stream", filename=file.name, headers=headers)
+    return FileResponse(file, media_type="application/octet-stream", filename=file.name)
 
 
 @router.put("/{path:path}")

@@ -84,7 +84,6 @@ _DIGEST = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 _HEADERS = {
     "Content-Security-Policy": f"default-src 'none'; script-src 'sha256-{_DIGEST}'; base-uri 'none'; "
     "frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
 
