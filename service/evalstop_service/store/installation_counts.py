@@ -9,7 +9,7 @@ from itertools import chain
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.decision_lifecycle import AWAITING_CONFIRMATION, DecisionState
+from evalstop_service.rules.decision_lifecycle import AWAITING_CONFIRMATION, DecisionState, GuardKind
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.quotas import Quota
 from evalstop_service.store import quota_use
@@ -23,26 +23,24 @@ class InstallationCounts:
 
     `running_runs`: those that have not ended. Of these, as of their last check, `stale_runs` are late with their posts
     and `no_data_runs` have a watched metric without data. `paused_projects`: projects in which nothing is stopped.
-    `on_hold`: stops on hold by kind of guard; a stop counts for each guard that holds it. `awaited`: requested stops
-    that are not yet confirmed, by state. `open_endpoints`: endpoints with an open circuit breaker. Waiting deliveries:
-    `due`, `later` (between two attempts, leased to a worker, or in a veto window), `held` (the endpoint is disabled or
-    deleted). `oldest_due_seconds`: how long the oldest due delivery has been due; `oldest_waiting_seconds`: the age of
-    the oldest that is not held; 0 for none. `quota_use`: for each quota the largest share that any project uses.
+    `on_hold_stops`: by kind of guard; a stop counts for each guard that holds it. `awaited_stops`: those that are not
+    yet confirmed, by state. `open_endpoints`: endpoints with an open circuit breaker. `outbox_deliveries`: those that
+    wait: `due`, `later` (between two attempts, leased to a worker, or in a veto window), `held` (the endpoint is
+    disabled or deleted); how long the oldest due one has been due, and the age of the oldest that is not held, 0 for
+    none. `quota_use_ratio`: for each quota the largest share that any project uses.
     """
 
     running_runs: int
     stale_runs: int
     no_data_runs: int
     paused_projects: int
-    on_hold: dict[str, int]
-    awaited: dict[str, int]
+    on_hold_stops: dict[str, int]
+    awaited_stops: dict[str, int]
     open_endpoints: int
-    due: int
-    later: int
-    held: int
-    oldest_due_seconds: float
-    oldest_waiting_seconds: float
-    quota_use: dict[Quota, float]
+    outbox_deliveries: dict[str, int]
+    outbox_oldest_due_seconds: float
+    outbox_oldest_waiting_seconds: float
+    quota_use_ratio: dict[Quota, float]
 
 
 def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
@@ -65,20 +63,20 @@ def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
         .group_by(kind)
     )
     rows = {row[0]: row for row in tx.execute(query)}
-    counts = {name: rows[name][1] if name in rows else 0 for name in ("due", "later", "held")}
+    guard_kinds = tx.execute(_GUARD_KINDS).scalars()
     created_at = [rows[name][3] for name in ("due", "later") if name in rows]
     return InstallationCounts(
         running_runs=running_runs,
         stale_runs=stale_runs,
         no_data_runs=no_data_runs,
         paused_projects=tx.execute(paused).scalar_one(),
-        on_hold=Counter(chain.from_iterable(tx.execute(_GUARD_KINDS).scalars())),
-        awaited={str(state): count for state, count in tx.execute(_AWAITED)},
+        on_hold_stops={**dict.fromkeys(GuardKind, 0), **Counter(chain.from_iterable(guard_kinds))},
+        awaited_stops={**dict.fromkeys(AWAITING_CONFIRMATION, 0), **dict(tx.execute(_AWAITED).all())},
         open_endpoints=tx.execute(_OPEN).scalar_one(),
-        **counts,
-        oldest_due_seconds=_compute_age(rows["due"][2] if "due" in rows else None, now),
-        oldest_waiting_seconds=_compute_age(min(created_at, default=None), now),
-        quota_use=quota_use.find_highest_use(tx, now),
+        outbox_deliveries={name: rows[name][1] if name in rows else 0 for name in ("due", "later", "held")},
+        outbox_oldest_due_seconds=_compute_age(rows["due"][2] if "due" in rows else None, now),
+        outbox_oldest_waiting_seconds=_compute_age(min(created_at, default=None), now),
+        quota_use_ratio=quota_use.find_highest_use(tx, now),
     )
 
 

@@ -24,7 +24,6 @@ from evalstop_service.clock import Clock
 from evalstop_service.errors import TooOften
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects.key_cache import KeyCache
-from evalstop_service.rules.decision_lifecycle import AWAITING_CONFIRMATION, GuardKind
 from evalstop_service.store import installation_counts
 from evalstop_service.store.database import Database
 from evalstop_service.store.installation_counts import InstallationCounts
@@ -154,45 +153,31 @@ class Installation(Collector):
 
 
 def _create_families(counts: InstallationCounts | None) -> Iterator[Metric]:
-    up = GaugeMetricFamily("evalstop_database_up", "1 if the database answered the last query, else 0.")
-    up.add_metric([], 0 if counts is None else 1)
-    running = GaugeMetricFamily("evalstop_running_runs", "Runs that have not ended.")
-    stale = GaugeMetricFamily("evalstop_stale_runs", "Runs that have not ended and have been silent for too long.")
-    no_data = GaugeMetricFamily(
-        "evalstop_no_data_runs", "Runs that have not ended and have a watched metric without usable data."
-    )
-    paused = GaugeMetricFamily("evalstop_paused_projects", "Projects whose stops are paused.")
-    on_hold = GaugeMetricFamily("evalstop_on_hold_stops", "Stops that are on hold, by kind of guard.", labels=["guard"])
-    awaited = GaugeMetricFamily(
-        "evalstop_awaited_stops", "Requested stops that no scheduler has confirmed yet.", labels=["state"]
-    )
-    left_alone = GaugeMetricFamily("evalstop_open_endpoints", "Endpoints that are paused after repeated failures.")
-    waiting = GaugeMetricFamily(
-        "evalstop_outbox_deliveries",
+    up = "1 if the database answered the last query, else 0."
+    yield GaugeMetricFamily("evalstop_database_up", up, 0 if counts is None else 1)
+    for name, (text, label) in _GAUGES.items():
+        family = GaugeMetricFamily(f"evalstop_{name}", text, labels=[label] if label else [])
+        if counts is not None:
+            value = getattr(counts, name)
+            for labels, number in [([key], number) for key, number in value.items()] if label else [([], value)]:
+                family.add_metric(labels, number)
+        yield family
+
+
+_GAUGES = {
+    "running_runs": ("Runs that have not ended.", None),
+    "stale_runs": ("Runs that have not ended and have been silent for too long.", None),
+    "no_data_runs": ("Runs that have not ended and have a watched metric without usable data.", None),
+    "paused_projects": ("Projects whose stops are paused.", None),
+    "on_hold_stops": ("Stops that are on hold, by kind of guard.", "guard"),
+    "awaited_stops": ("Requested stops that no scheduler has confirmed yet.", "state"),
+    "open_endpoints": ("Endpoints that are paused after repeated failures.", None),
+    "outbox_deliveries": (
         "Waiting deliveries: due, later (a pause, a lease or a veto window), held (their endpoint is disabled).",
-        labels=["waiting"],
-    )
-    due = GaugeMetricFamily("evalstop_outbox_oldest_due_seconds", "How long the oldest due delivery has been due.")
-    oldest = GaugeMetricFamily(
-        "evalstop_outbox_oldest_waiting_seconds", "Age of the oldest waiting delivery that is not held."
-    )
-    quota_use = GaugeMetricFamily(
-        "evalstop_quota_use_ratio", "The largest share of a quota that a project uses, from 0 to 1.", labels=["quota"]
-    )
-    if counts is not None:
-        running.add_metric([], counts.running_runs)
-        stale.add_metric([], counts.stale_runs)
-        no_data.add_metric([], counts.no_data_runs)
-        paused.add_metric([], counts.paused_projects)
-        for kind in GuardKind:
-            on_hold.add_metric([kind], counts.on_hold.get(kind, 0))
-        for state in sorted(AWAITING_CONFIRMATION):
-            awaited.add_metric([state], counts.awaited.get(state, 0))
-        left_alone.add_metric([], counts.open_endpoints)
-        for name in ("due", "later", "held"):
-            waiting.add_metric([name], getattr(counts, name))
-        due.add_metric([], counts.oldest_due_seconds)
-        oldest.add_metric([], counts.oldest_waiting_seconds)
-        for quota, share in counts.quota_use.items():
-            quota_use.add_metric([quota], share)
-    yield from (up, running, stale, no_data, paused, on_hold, awaited, left_alone, waiting, due, oldest, quota_use)
+        "waiting",
+    ),
+    "outbox_oldest_due_seconds": ("How long the oldest due delivery has been due.", None),
+    "outbox_oldest_waiting_seconds": ("Age of the oldest waiting delivery that is not held.", None),
+    "quota_use_ratio": ("The largest share of a quota that a project uses, from 0 to 1.", "quota"),
+}
+"""The gauges, which are named after the counts, with the label that splits a count."""
