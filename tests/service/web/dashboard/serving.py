@@ -77,20 +77,15 @@ def get_html(client: httpx.Client, path: str) -> str:
 
 
 def read_csrf_token(client: httpx.Client, path: str = "/runs") -> str:
-    """The CSRF token of a signed-in session, from the head of a page."""
-    return client.get(path).text.split('<meta name="csrf" content="')[1].split('"')[0]
-
-
-def read_login_token(client: httpx.Client) -> str:
-    """The CSRF token of the sign-in form."""
-    return client.get("/login").text.split('name="csrf" value="')[1].split('"')[0]
+    """The CSRF token of the forms of a page."""
+    return client.get(path).text.split('name="csrf" value="')[1].split('"')[0]
 
 
 def submit_login_form(
     client: httpx.Client, key: str, target: str = "/", headers: dict[str, str] | None = None
 ) -> httpx.Response:
     """Submit the sign-in form, as a browser does."""
-    form = {"key": key, "next": target, "csrf": read_login_token(client)}
+    form = {"key": key, "next": target, "csrf": read_csrf_token(client, "/login")}
     return client.post("/login", data=form, headers=headers)
 
 

@@ -303,20 +303,7 @@ def test_form_without_its_csrf_token_is_refused(service: PopulatedService, route
         assert "Nothing was changed" in response.text
     for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}):
         assert service.send_request(admin, route, service.ids, token, headers).status_code == 403
-    assert (
-        service.send_request(admin, route, service.ids, headers={"X-CSRF-Token": service.tokens[VIEWER]}).status_code
-        == 403
-    )
     assert read_state(service.database) == before
-
-
-def test_csrf_token_is_accepted_as_a_header(service: PopulatedService) -> None:
-    """A script sends the token of the page's head as a header."""
-    headers = {"X-CSRF-Token": service.tokens[ADMIN]}
-    assert (
-        service.send_request(service.visitors[ADMIN], ("POST", "/settings/resume"), {}, headers=headers).status_code
-        == 303
-    )
 
 
 @pytest.mark.parametrize("route", ROUTES_WITH_PARAMETERS, ids=" ".join)

@@ -20,7 +20,6 @@ from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, open_r
 from tests.service.web.dashboard.serving import (
     SQLITE_ONLY,
     read_csrf_token,
-    read_login_token,
     sign_in_link,
     submit_login_form,
 )
@@ -133,7 +132,7 @@ def test_another_site_cannot_sign_a_visitor_in(anonymous: httpx.Client, tenant: 
     """A sign-in form that another site sends is refused, so that nobody uses a foreign project unawares."""
     assert submit_login_form(anonymous, tenant.secret, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     assert anonymous.post("/login", data={"key": tenant.secret}).status_code == 403
-    token = read_login_token(anonymous)
+    token = read_csrf_token(anonymous, "/login")
     anonymous.cookies.clear()
     assert anonymous.post("/login", data={"key": tenant.secret, "csrf": token}).status_code == 403
     assert SESSION not in anonymous.cookies
