@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import backtests
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.web.dashboard import formatting
-from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
+from evalstop_service.web.dashboard.live_updates import Follow
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
@@ -40,13 +40,9 @@ def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
 
 
 @router.get("/{backtest_id}/events")
-def follow_backtest(
-    backtest_id: UUID, request: Request, site: SiteOf, visitor: SignedIn, seen_revision: SeenRevision
-) -> Response:
+def follow_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn, follow: Follow) -> Response:
     """Send an event whenever it has progressed."""
     with site.database.reading() as tx:
         if backtest_rows.read_revision(tx, visitor.project.id, backtest_id) is None:
             raise NotFound
-    return stream_changes(
-        request, site, seen_revision, lambda tx: backtest_rows.read_revision(tx, visitor.project.id, backtest_id)
-    )
+    return follow(lambda tx: backtest_rows.read_revision(tx, visitor.project.id, backtest_id))

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.detectors.detector import Kind
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from evalstop_service.rules.run_results import Call, Verdict
 from evalstop_service.rules.statuses import RunStatus
@@ -21,7 +21,7 @@ from evalstop_service.store import run_lists
 from evalstop_service.store.run_lists import ListedVerdict, RunFilter
 from evalstop_service.store.runs import Run, load_runs
 from evalstop_service.store.sparklines import Segment
-from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
+from evalstop_service.web.dashboard.live_updates import Follow
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.run_list import load_eval_segments
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
@@ -89,9 +89,9 @@ def show_fleet(
 
 
 @router.get("/events")
-def follow_fleet(request: Request, site: SiteOf, visitor: SignedIn, seen_revision: SeenRevision) -> Response:
+def follow_fleet(site: SiteOf, visitor: SignedIn, follow: Follow) -> Response:
     """Send an event whenever the page must be refreshed."""
-    return stream_changes(request, site, seen_revision, lambda _: _read_revision(site.clock()))
+    return follow(lambda _: _read_revision(site.clock()))
 
 
 def draw_strip(run: Run, segments: Sequence[Segment]) -> Strip:

@@ -10,7 +10,7 @@ from datetime import datetime
 from urllib.parse import urlencode
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures
@@ -36,7 +36,7 @@ from evalstop_service.store.pending_actions import Excerpt, RunAlert, WaitingSto
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.dashboard import formatting, run_list, sparkline
-from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
+from evalstop_service.web.dashboard.live_updates import Follow
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.sparkline import Sparkline
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
@@ -128,12 +128,10 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
 
 
 @router.get("/overview/events")
-def follow_overview(request: Request, site: SiteOf, visitor: SignedIn, seen_revision: SeenRevision) -> Response:
+def follow_overview(site: SiteOf, visitor: SignedIn, follow: Follow) -> Response:
     """Send an event whenever the page has changed."""
     project_id = visitor.project.id
-    return stream_changes(
-        request, site, seen_revision, lambda tx: _load_overview(tx, project_id, site.clock()).revision
-    )
+    return follow(lambda tx: _load_overview(tx, project_id, site.clock()).revision)
 
 
 def says_enough(estimate: Estimate) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
 
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures, regroup
@@ -18,7 +18,7 @@ from evalstop_service.store import case_counts, policies, rollout_stages
 from evalstop_service.store.case_counts import CaseFilter, Delay, Grouping, Key
 from evalstop_service.web.api.list_filters import ListedCases
 from evalstop_service.web.dashboard import forms
-from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
+from evalstop_service.web.dashboard.live_updates import Follow
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page, send_json
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
@@ -115,11 +115,9 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Respo
 
 
 @router.get("/precision/events")
-def follow_precision(
-    request: Request, site: SiteOf, visitor: SignedIn, filters: FilterQuery, seen_revision: SeenRevision
-) -> Response:
+def follow_precision(visitor: SignedIn, follow: Follow) -> Response:
     """Send an event whenever a case was added or changed."""
-    return stream_changes(request, site, seen_revision, lambda tx: case_counts.read_revision(tx, visitor.project.id))
+    return follow(lambda tx: case_counts.read_revision(tx, visitor.project.id))
 
 
 @router.get("/cases")

@@ -28,7 +28,7 @@ from evalstop_service.store.sparklines import Segment
 from evalstop_service.web.api.list_filters import RunQuery
 from evalstop_service.web.dashboard import formatting, forms, sparkline
 from evalstop_service.web.dashboard.compare import LEAST_RUNS, MOST_RUNS
-from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
+from evalstop_service.web.dashboard.live_updates import Follow
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.sparkline import Sparkline
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
@@ -141,14 +141,10 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
 
 
 @router.get("/runs/events")
-def follow_runs(
-    request: Request, site: SiteOf, visitor: SignedIn, filters: Annotated[Filters, Query()], seen_revision: SeenRevision
-) -> Response:
+def follow_runs(visitor: SignedIn, filters: Annotated[Filters, Query()], follow: Follow) -> Response:
     """Send an event whenever the list has changed."""
     run_filter = filters.to_page()
-    return stream_changes(
-        request, site, seen_revision, lambda tx: run_lists.read_list_revision(tx, visitor.project.id, run_filter, PAGE)
-    )
+    return follow(lambda tx: run_lists.read_list_revision(tx, visitor.project.id, run_filter, PAGE))
 
 
 def load_eval_segments(

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from evalstop_service.errors import NotFound
 from evalstop_service.projects import policies
@@ -37,7 +37,7 @@ from evalstop_service.store.observations import LatestObservation, PostedObserva
 from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import charted_series, curve_drawing, decision_lanes, formatting
-from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
+from evalstop_service.web.dashboard.live_updates import Follow
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page, send_json
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
@@ -153,15 +153,11 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
 
 
 @router.get("/events")
-def follow_run(
-    run_id: UUID, request: Request, site: SiteOf, visitor: SignedIn, seen_revision: SeenRevision
-) -> Response:
+def follow_run(run_id: UUID, site: SiteOf, visitor: SignedIn, follow: Follow) -> Response:
     """Send an event whenever the run or a decision on it has changed."""
     with site.database.reading() as tx:
         visitor.load_run(tx, run_id)
-    return stream_changes(
-        request, site, seen_revision, lambda tx: run_lists.read_run_revision(tx, visitor.project.id, run_id)
-    )
+    return follow(lambda tx: run_lists.read_run_revision(tx, visitor.project.id, run_id))
 
 
 def _find_actions(run: Run, decision: Decision | None, now: datetime) -> dict[str, bool]:
