@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Protocol
@@ -97,14 +96,13 @@ class Plan:
 
 
 class Job:
-    """Trains one run, and writes its checkpoints, log and reports."""
+    """Trains one run, and writes its checkpoints and reports."""
 
-    def __init__(self, plan: Plan, checkpoints: Path, log: Path | None, progress: Progress, polls: bool) -> None:
+    def __init__(self, plan: Plan, checkpoints: Path, progress: Progress, polls: bool) -> None:
         """`polls`: end the run when the service answers `should_stop`; otherwise only a signal ends it early."""
         self._trainer = Trainer(plan.config, plan.state)
         self._plan = plan
         self._checkpoints = checkpoints
-        self._log = log
         self._progress = progress
         self._polls = polls
         self._saved: Path | None = None
@@ -130,9 +128,6 @@ class Job:
 
     def _report(self, run: Watched, logged: Eval) -> None:
         path = self._save(run)
-        if self._log is not None:
-            with self._log.open("a", encoding="utf-8") as log:
-                log.write(json.dumps(asdict(logged)) + "\n")
         run.log(
             {"proxy": logged.proxy, "gold": logged.gold, "kl": logged.kl, "entropy": logged.entropy},
             step=logged.step,
@@ -178,7 +173,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="poll",
         help="poll: end when the service answers should_stop; signal: a receiver ends the run (default: poll)",
     )
-    parser.add_argument("--log", type=Path, metavar="FILE", help="append every eval to this file as a line of JSON")
     parser.add_argument("--json", action="store_true", help="print events as lines of JSON instead of a table")
     parser.set_defaults(run=run)
 
@@ -187,7 +181,7 @@ def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab train`; return its exit code."""
     plan = get_plan(args)
     progress: Progress = JsonLines(sys.stdout) if args.json else Rows(Console(highlight=False))
-    job = Job(plan, args.checkpoints, args.log, progress, polls=args.stop_by == "poll")
+    job = Job(plan, args.checkpoints, progress, polls=args.stop_by == "poll")
     reported = Run(
         url=args.url,
         key=args.key,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -13,20 +13,7 @@ from rich.text import Text
 from evalstop_lab.rlhf.trainer import Config, Eval
 
 
-class Progress(Protocol):
-    """Prints the start, the evals and the end of a run."""
-
-    def show_start(self, run_name: str, config: Config, step: int) -> None:
-        """Print that the run starts or resumes at this step."""
-
-    def show_eval(self, logged: Eval, checkpoint: Path) -> None:
-        """Print an eval and the checkpoint that was saved with it."""
-
-    def show_end(self, end: str, step: int, checkpoint: Path | None) -> None:
-        """Print the end of the run ("completed", "stopped" or a signal's name), its step and the last checkpoint."""
-
-
-class Rows(Progress):
+class Rows:
     """Prints a header and one row per eval; each new best gold is green."""
 
     def __init__(self, console: Console) -> None:
@@ -48,7 +35,7 @@ class Rows(Progress):
         self._console.print(f"{end} at step {step}; last checkpoint: {checkpoint}", soft_wrap=True)
 
 
-class JsonLines(Progress):
+class JsonLines:
     """Prints each event as one JSON object per line: "begin", "eval", "end"."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -66,3 +53,6 @@ class JsonLines(Progress):
     def _write(self, event: dict[str, object]) -> None:
         self._stream.write(json.dumps(event) + "\n")
         self._stream.flush()
+
+
+Progress = Rows | JsonLines

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from io import StringIO
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,7 +20,9 @@ from evalstop_lab.rlhf import PRESETS, Trainer, hasten_run
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
 from evalstop_lab.rlhf.job import Interruption, Job, Plan
 from evalstop_lab.rlhf.progress import JsonLines
+from evalstop_lab.rlhf.trainer import Eval
 
+EVAL_FIELDS = [item.name for item in fields(Eval)]
 CONFIG = replace(hasten_run(PRESETS["overoptimizes"], 20), steps=60)
 
 
@@ -50,7 +52,7 @@ class FakeRun:
 def train(run: FakeRun, folder: Path, polls: bool = True, plan: Plan | None = None) -> list[dict[str, object]]:
     """Run a job to its end; return the events that it printed."""
     events = StringIO()
-    job = Job(plan or Plan("a run", CONFIG, None), folder, folder / "log.jsonl", JsonLines(events), polls)
+    job = Job(plan or Plan("a run", CONFIG, None), folder, JsonLines(events), polls)
     job.train(run, Interruption())
     return [json.loads(line) for line in events.getvalue().splitlines()]
 
@@ -73,12 +75,15 @@ def read_events(process: subprocess.Popen[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in process.stdout]
 
 
-def test_every_eval_is_reported_logged_and_saved(tmp_path: Path) -> None:
-    """Each eval is reported with its standard errors, appended to the log file, and has an existing checkpoint."""
-    run, log = FakeRun(), list(Trainer(CONFIG).evals())
-    train(run, tmp_path)
-    assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [asdict(e) for e in log]
-    for logged in log:
+def select_evals(events: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [{name: event[name] for name in EVAL_FIELDS} for event in events if event["event"] == "eval"]
+
+
+def test_every_eval_is_reported_printed_and_saved(tmp_path: Path) -> None:
+    """Each eval is reported with its standard errors, printed, and has an existing checkpoint."""
+    run, evals = FakeRun(), list(Trainer(CONFIG).evals())
+    assert select_evals(train(run, tmp_path)) == [asdict(logged) for logged in evals]
+    for logged in evals:
         values, stderr = run.logged[logged.step]
         assert values == {"proxy": logged.proxy, "gold": logged.gold, "kl": logged.kl, "entropy": logged.entropy}
         assert stderr == {"proxy": logged.proxy_stderr, "gold": logged.gold_stderr}
@@ -123,39 +128,36 @@ def test_last_step_is_saved(tmp_path: Path) -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_run_resumes_after_a_signal_bit_for_bit(tmp_path: Path, number: signal.Signals) -> None:
-    """SIGTERM or SIGINT ends the process with 128 + its number; the resumed log equals an uninterrupted one."""
-    log = tmp_path / "log.jsonl"
-    with start_training("--seed", "5", "--checkpoints", tmp_path, "--log", log) as process:
+    """SIGTERM or SIGINT ends the process with 128 + its number; resumed, it has the evals of an uninterrupted one."""
+    with start_training("--seed", "5", "--checkpoints", tmp_path) as process:
         assert process.stdout is not None
-        assert [json.loads(process.stdout.readline())["event"] for _ in range(2)] == ["begin", "eval"]
+        events = [json.loads(process.stdout.readline()) for _ in range(2)]
+        assert [event["event"] for event in events] == ["begin", "eval"]
         process.send_signal(number)
-        *_, end = read_events(process)
+        events += read_events(process)
+    end = events[-1]
     assert process.returncode == 128 + number
     assert end["how"] == number.name
     saved = load_checkpoint(Path(str(end["checkpoint"])))
     assert saved.state.step == end["step"]
     until = (saved.state.step // 400 + 1) * 400
-    with start_training(
-        "--resume", str(end["checkpoint"]), "--steps", str(until), "--checkpoints", tmp_path, "--log", log
-    ) as rest:
-        read_events(rest)
+    with start_training("--resume", str(end["checkpoint"]), "--steps", str(until), "--checkpoints", tmp_path) as rest:
+        events += read_events(rest)
     assert rest.returncode == 0
     whole = Trainer(replace(PRESETS["overoptimizes"], seed=5, steps=until)).evals()
-    assert [json.loads(line) for line in log.read_text().splitlines()] == [asdict(logged) for logged in whole]
+    assert select_evals(events) == [asdict(logged) for logged in whole]
 
 
 @pytest.mark.real
 def test_number_of_threads_changes_no_bit(tmp_path: Path) -> None:
-    """With one BLAS thread and with four, a run writes the same log byte for byte."""
-    logs = []
+    """With one BLAS thread and with four, a run has the same evals bit for bit."""
+    runs = []
     for threads in ("1", "4"):
-        log = tmp_path / f"{threads}.jsonl"
-        arguments = ("--hasten", "40", "--steps", "40", "--preset", "healthy", "--checkpoints", tmp_path, "--log", log)
+        arguments = ("--hasten", "40", "--steps", "40", "--preset", "healthy", "--checkpoints", tmp_path)
         with start_training(*arguments, OPENBLAS_NUM_THREADS=threads) as process:
-            read_events(process)
-        logs.append(log.read_bytes())
-    assert logs[0] == logs[1]
-    assert logs[0].count(b"\n") == 5
+            runs.append(select_evals(read_events(process)))
+    assert runs[0] == runs[1]
+    assert len(runs[0]) == 5
 
 
 def test_resume_excludes_options_of_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
