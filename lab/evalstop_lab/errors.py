@@ -2,7 +2,6 @@
 
 LabError
 ├── CheckpointUnreadable
-├── DemoFailed
 ├── ServiceUnavailable
 ├── UnreadableInput
 └── UnusableArguments
@@ -49,7 +48,3 @@ class UnreadableInput(LabError):
 
 class ServiceUnavailable(LabError):
     """The EvalStop service could not be started."""
-
-
-class DemoFailed(LabError):
-    """The demo failed."""

@@ -1,4 +1,4 @@
-"""Starts a service in its own process, on a free port, for demos and benchmarks."""
+"""Starts a service, or a trainer under a receiver, in processes of their own, for demos and benchmarks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from evalstop_lab.errors import ServiceUnavailable
 
+START_SECONDS = 30.0
 STOP_SECONDS = 15
 SETTINGS = {
     "EVALSTOP_WEBHOOK_NETWORKS": "127.0.0.0/8,::1/128",
@@ -43,22 +46,84 @@ def running_service(folder: Path, environment: Mapping[str, str] | None = None) 
 
     Webhooks to this machine are allowed. The first project holds out no stops.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    log_path = folder / "service.log"
+    folder = folder.resolve()
     command = [sys.executable, "-m", "evalstop_service.cli", "up", "--json", "--port", "0"]
     command += ["--data-folder", str(folder)]
-    environment = {**os.environ, **SETTINGS, **(environment or {})}
-    with log_path.open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
-    try:
+    with run_announced(command, folder / "service.log", {**SETTINGS, **(environment or {})}) as (_, ready):
+        yield Service(ready["url"], ready["key"], ready["sign_in"])
+
+
+@contextmanager
+def run_trainer(
+    service: Service,
+    folder: Path,
+    trainer: Sequence[str],
+    action: str = "stop",
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a trainer within the block as the child of `evalstop-receiver process`, which carries out the action.
+
+    `trainer`: the arguments of Python. The receiver's log is receiver.log.
+    """
+    ready, secret, log = folder / "ready.json", folder / "secret", folder / "receiver.log"
+    for file in (ready, secret):
+        file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "evalstop_client.receivers.cli", "process"]
+    command += ["--secret-file", str(secret), "--ready-file", str(ready), "--job-key-env", "EVALSTOP_KEY", *options]
+    command += ["--", sys.executable, *trainer]
+    environment = {"EVALSTOP_URL": service.url, "EVALSTOP_KEY": service.key, **(environment or {})}
+    with run_logged(command, log, environment, stdout=subprocess.PIPE) as process, service.connect() as api:
+        wait_until(lambda: ready.exists() or process.poll() is not None, START_SECONDS)
+        if not ready.exists():
+            raise ServiceUnavailable(f"The receiver does not start; its log {log} ends with: {_read_end(log)}")
+        endpoint = {"url": json.loads(ready.read_text())["url"], "event_types": [f"run.{action}_requested"]}
+        created = api.post("/endpoints", json=endpoint).raise_for_status().json()
+        secret.touch(mode=0o600)
+        secret.write_text(created["secret"])
+        yield process
+
+
+@contextmanager
+def run_announced(
+    command: Sequence[str], log: Path, environment: Mapping[str, str]
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """Run a server that prints one line of JSON when it is ready; yields its process and that line."""
+    with run_logged(command, log, environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise ServiceUnavailable(f"Its log is {log_path}; it ends with: {_last_line(log_path)}")
-        announcement = json.loads(line)
-        yield Service(announcement["url"], announcement["key"], announcement["sign_in"])
+            raise ServiceUnavailable(f"Its log is {log}; it ends with: {_read_end(log)}")
+        yield process, json.loads(line)
+
+
+@contextmanager
+def run_logged(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, stdout: int | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a process in the folder of its log; it is terminated at the end of the block."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout or file,
+            stderr=file,
+            text=True,
+            env=os.environ | (environment or {}),
+            cwd=log.parent,
+        )
+    try:
+        yield process
     finally:
         end_process(process)
+
+
+def wait_until(condition: Callable[..., bool], seconds: float) -> None:
+    """Wait until the condition holds, at most so long."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def end_process(process: subprocess.Popen[str]) -> None:
@@ -74,6 +139,5 @@ def end_process(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
-def _last_line(path: Path) -> str:
-    lines = path.read_text().splitlines()
-    return lines[-1] if lines else "(empty)"
+def _read_end(log: Path) -> str:
+    return log.read_text()[-500:]

@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from evalstop_lab.errors import LabError, ServiceUnavailable
-from evalstop_lab.service_process import end_process
+from evalstop_lab.service_process import run_announced
 
 START_SECONDS = 90.0
 
@@ -50,7 +50,7 @@ def run_service(
 ) -> Iterator[Server]:
     """Run `evalstop serve` on a migrated database within the block; its log is in the folder."""
     command = [python, "-m", "evalstop_service.cli", "serve", "--json", "--port", str(port)]
-    with run_announced(command, folder / "serve.log", environment) as server:
+    with run_server(command, folder / "serve.log", environment) as server:
         yield Server(server.address, server.pid, key)
 
 
@@ -79,38 +79,12 @@ def prepare_service(environment: Mapping[str, str], python: str = sys.executable
 
 
 @contextmanager
-def run_announced(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Iterator[Server]:
+def run_server(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Iterator[Server]:
     """Run a server that prints one line of JSON with its URL when it is ready."""
-    with run_logged(command, log, environment, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise ServiceUnavailable(f"Its log ends with: {log.read_text()[-500:]}")
-        url = httpx.URL(json.loads(line)["url"])
+    with run_announced(command, log, environment) as (process, ready):
+        url = httpx.URL(ready["url"])
         assert url.port is not None
         yield Server((url.host, url.port), process.pid)
-
-
-@contextmanager
-def run_logged(
-    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, stdout: int | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that writes to a log; it is terminated at the end of the block."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout or file,
-            stderr=file,
-            text=True,
-            env=os.environ | (environment or {}),
-            cwd=log.parent,
-        )
-    try:
-        yield process
-    finally:
-        end_process(process)
 
 
 def wait_until_answers(url: str, process: subprocess.Popen[str], log: Path) -> None:

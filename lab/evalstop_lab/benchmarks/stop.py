@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,11 +23,10 @@ from evalstop_lab.benchmarks.databases import add_database_option, parse_with_da
 from evalstop_lab.benchmarks.machine import describe_machine, format_machine
 from evalstop_lab.errors import ServiceUnavailable
 from evalstop_lab.report import new_table
-from evalstop_lab.service_process import Service, end_process, running_service
+from evalstop_lab.service_process import START_SECONDS, Service, run_trainer, running_service
 
 TARGET_MS = 250.0
 VERSIONS = ("evalstop-service", "evalstop-client", "aiohttp", "sqlalchemy", "psycopg")
-START_SECONDS = 30.0
 
 PARKS = {
     "name": "parks",
@@ -95,46 +92,21 @@ def main() -> int:
 
 def _time_stop(service: Service, action: str, folder: Path) -> float:
     """Start a trainer and wait for its end; returns the milliseconds from the eval to SIGTERM."""
-    ready, secret = folder / "ready.json", folder / "secret"
-    for file in (ready, secret):
-        file.unlink(missing_ok=True)
-    receiver = [sys.executable, "-m", "evalstop_client.receivers.cli", "process"]
-    receiver += ["--secret-file", str(secret), "--ready-file", str(ready)]
-    receiver += ["--job-key-env", "EVALSTOP_KEY", "--restartable"]
-    trainer = [sys.executable, "-m", "evalstop_lab.benchmarks.stopped_trainer"]
-    environment = os.environ | {"EVALSTOP_URL": service.url, "EVALSTOP_KEY": service.key}
-    environment |= {"EVALSTOP_SPOOL": str(folder / "spool"), "EVALSTOP_RUN_NAME": f"ended-{time.time_ns()}"}
+    trainer = ["-m", "evalstop_lab.benchmarks.stopped_trainer"]
+    environment = {"EVALSTOP_SPOOL": str(folder / "spool"), "EVALSTOP_RUN_NAME": f"ended-{time.time_ns()}"}
     environment |= {"EVALSTOP_POLICY": POLICIES[action]}
-    log = folder / "receiver.log"
-    with log.open("w") as log_file, service.connect() as api:
-        process = subprocess.Popen(
-            [*receiver, "--", *trainer], stdout=subprocess.PIPE, stderr=log_file, text=True, env=environment
-        )
-        try:
-            _wait_until_ready(ready, process, log)
-            endpoint = {"url": json.loads(ready.read_text())["url"], "event_types": [f"run.{action}_requested"]}
-            created = api.post("/endpoints", json=endpoint).raise_for_status().json()
-            secret.touch(mode=0o600)
-            secret.write_text(created["secret"])
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise ServiceUnavailable(f"The trainer was not stopped; its log ends with: {log.read_text()[-500:]}")
-            milliseconds: float = json.loads(line)["milliseconds"]
-            if action == "stop":  # the receiver of a parked job waits until the job is resumed
-                process.wait(START_SECONDS)
-            api.delete(f"/endpoints/{created['id']}").raise_for_status()
-            return milliseconds
-        finally:
-            end_process(process)
-
-
-def _wait_until_ready(ready: Path, process: subprocess.Popen[str], log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not ready.exists():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise ServiceUnavailable(f"The receiver does not start; its log ends with: {log.read_text()[-500:]}")
-        time.sleep(0.01)
+    with service.connect() as api, run_trainer(service, folder, trainer, action, ["--restartable"], environment) as job:
+        assert job.stdout is not None
+        line = job.stdout.readline()
+        if not line:
+            log = (folder / "receiver.log").read_text()
+            raise ServiceUnavailable(f"The trainer was not stopped; its log ends with: {log[-500:]}")
+        milliseconds: float = json.loads(line)["milliseconds"]
+        if action == "stop":  # the receiver of a parked job waits until the job is resumed
+            job.wait(START_SECONDS)
+        for endpoint in api.get("/endpoints").raise_for_status().json()["items"]:
+            api.delete(f"/endpoints/{endpoint['id']}").raise_for_status()
+        return milliseconds
 
 
 if __name__ == "__main__":

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,12 +17,11 @@ from rich.console import Console
 from rich.progress import track
 
 from evalstop_lab.arguments import positive_number, whole_number
-from evalstop_lab.errors import DemoFailed
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
 from evalstop_lab.rlhf.picture import draw_picture
 from evalstop_lab.rlhf.presets import PRESETS
 from evalstop_lab.rlhf.trainer import Eval, Trainer
-from evalstop_lab.service_process import Service, end_process, running_service
+from evalstop_lab.service_process import run_trainer, running_service, wait_until
 
 EXAMPLES = """examples:
   evalstop-lab demo                        a run that over-optimizes and is stopped
@@ -66,8 +62,10 @@ def run(args: argparse.Namespace) -> int:
         api.patch("/project", json=settings).raise_for_status()
         console.print("The demo carries out every stop; by default a tenth is held out to measure the precision.")
         console.print(f"EvalStop is running; open {service.sign_in} to watch the run in a browser.", soft_wrap=True)
-        with _start_training(args, service, folder) as job:
-            _connect_receiver(api, folder, job)
+        trainer = ["-m", "evalstop_lab.cli", "train", "--json", "--stop-by", "signal", "--policy", args.policy]
+        trainer += ["--preset", args.preset, "--seed", str(args.seed), "--hasten", str(args.hasten)]
+        trainer += ["--checkpoints", str(folder / "checkpoints")]
+        with run_trainer(service, folder, trainer) as job:
             evals = list(_follow_evals(api, job, console))
             job.wait()
         summary = _summarize(args, _wait_for_end(api), evals, folder)
@@ -82,40 +80,6 @@ def run(args: argparse.Namespace) -> int:
     return 0 if summary["stopped"] == (args.preset == "overoptimizes") else 1
 
 
-@contextmanager
-def _start_training(args: argparse.Namespace, service: Service, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start the trainer as the child of a process receiver, which stops it."""
-    trainer = [sys.executable, "-m", "evalstop_lab.cli", "train", "--json", "--stop-by", "signal"]
-    trainer += ["--preset", args.preset, "--seed", str(args.seed), "--hasten", str(args.hasten)]
-    trainer += ["--policy", args.policy]
-    trainer += ["--checkpoints", str(folder / "checkpoints")]
-    receiver = [sys.executable, "-m", "evalstop_client.receivers.cli", "process"]
-    receiver += ["--secret-file", str(folder / "secret"), "--ready-file", str(folder / "ready.json")]
-    receiver += ["--job-key-env", "EVALSTOP_KEY"]
-    environment = os.environ | {"EVALSTOP_URL": service.url, "EVALSTOP_KEY": service.key}
-    with (folder / "receiver.log").open("w") as log:
-        process = subprocess.Popen(
-            [*receiver, "--", *trainer], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
-        )
-    try:
-        yield process
-    finally:
-        end_process(process)
-
-
-def _connect_receiver(api: httpx.Client, folder: Path, job: subprocess.Popen[str]) -> None:
-    """Create the receiver's endpoint in the service, and give the receiver its signing secret."""
-    ready = folder / "ready.json"
-    _wait_until(lambda: ready.exists() or job.poll() is not None, CONFIRM_SECONDS)
-    if not ready.exists():
-        raise DemoFailed(f"The receiver did not start; see {folder / 'receiver.log'}")
-    url = json.loads(ready.read_text())["url"]
-    endpoint = api.post("/endpoints", json={"url": url, "event_types": ["run.stop_requested"]}).raise_for_status()
-    secret = folder / "secret"
-    secret.touch(mode=0o600)
-    secret.write_text(endpoint.json()["secret"])
-
-
 def _follow_evals(api: httpx.Client, job: subprocess.Popen[str], console: Console) -> Iterator[Eval]:
     """Yield the evals that the trainer prints, after printing each with the service's verdict."""
     assert job.stdout is not None
@@ -126,7 +90,7 @@ def _follow_evals(api: httpx.Client, job: subprocess.Popen[str], console: Consol
             continue
         event.pop("checkpoint")
         logged = Eval(**event)
-        _wait_until(lambda step=logged.step: (_get_run(api).get("last_step") or -1) >= step, SEEN_SECONDS)
+        wait_until(lambda step=logged.step: (_get_run(api).get("last_step") or -1) >= step, SEEN_SECONDS)
         verdict = _get_run(api).get("verdict", {"verdict": "-", "reason": ""})
         color = {"continue": "dim", "suspect": "yellow", "stop": "bold red"}.get(verdict["verdict"], "")
         gold = f"{logged.gold:7.2f} ± {logged.gold_stderr:5.2f}"
@@ -137,8 +101,8 @@ def _follow_evals(api: httpx.Client, job: subprocess.Popen[str], console: Consol
 
 def _wait_for_end(api: httpx.Client) -> dict[str, Any]:
     """The run after it has completed, or after its stop is confirmed."""
-    _wait_until(lambda: _get_run(api)["status"] in ("completed", "failed", "stopped"), CONFIRM_SECONDS)
-    _wait_until(
+    wait_until(lambda: _get_run(api)["status"] in ("completed", "failed", "stopped"), CONFIRM_SECONDS)
+    wait_until(
         lambda: not _get_run(api)["should_stop"] or _get_run(api)["decision"]["state"] == "confirmed", CONFIRM_SECONDS
     )
     return _get_run(api)
@@ -220,12 +184,6 @@ def _print_summary(console: Console, summary: dict[str, Any]) -> None:
 def _get_run(api: httpx.Client) -> dict[str, Any]:
     runs = api.get("/runs").raise_for_status().json()["items"]
     return dict(runs[0]) if runs else {}
-
-
-def _wait_until(condition: Any, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 def _make_folder() -> Path:

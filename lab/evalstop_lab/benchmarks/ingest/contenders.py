@@ -43,11 +43,11 @@ from evalstop_lab.benchmarks.processes import (
     find_free_port,
     measure_cpu_seconds,
     prepare_service,
-    run_announced,
-    run_logged,
+    run_server,
     run_service,
     wait_until_answers,
 )
+from evalstop_lab.service_process import run_logged
 
 FEWEST_RUNS = 8
 """The minimum number of runs to which clients post in turns."""
@@ -229,7 +229,7 @@ class Lineup:
 
     def _start_bound(self, url: str) -> Server:
         command = [sys.executable, "-m", "evalstop_lab.benchmarks.ingest.bound", url]
-        return self.ends.enter_context(run_announced(command, self.folder / "bound.log", {}))
+        return self.ends.enter_context(run_server(command, self.folder / "bound.log", {}))
 
     def _add_replicas(self, replicas: tuple[Server, ...], add: Callable[..., None]) -> None:
         if self.wants(DIRECT):
