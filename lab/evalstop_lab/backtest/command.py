@@ -118,7 +118,7 @@ def build_report(
         "without_gpu_hours": sum(run.gpu_hours is None for run in runs),
         "gpu_hours": sum(run.gpu_hours or 0.0 for run in runs),
         "roles": _list_roles(runs),
-        "policies": [_encode_summary(item) for item in summaries],
+        "policies": [asdict(item) | {"stopped": item.stopped} for item in summaries],
         "difference": asdict(compare_policies(cases, *labels)) if len(labels) == 2 else None,
         "read_errors": [str(error) for error in errors],
     }
@@ -143,11 +143,6 @@ def _list_roles(runs: Sequence[Run]) -> list[dict[str, Any]]:
         {"role": role, "metric": metric, "minimized": minimized, "runs": number}
         for (role, metric, minimized), number in sorted(count.items(), key=lambda item: (item[0][0], -item[1]))
     ]
-
-
-def _encode_summary(item: Summary) -> dict[str, Any]:
-    shares = {name: getattr(item, name).encode() for name in ("precision", "false_stops", "caught")}
-    return asdict(item) | {"stopped": item.stopped} | shares
 
 
 def _describe(item: Summary, runs: int) -> str:

@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,7 @@ def _encode_threshold(item: Threshold) -> dict[str, Any]:
         "rate": item.rate,
         "threshold": item.value,
         "interval": [item.low, item.high],
-        "stopped": item.stopped.encode(),
+        "stopped": asdict(item.stopped),
     }
 
 

@@ -12,6 +12,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -98,8 +99,8 @@ def calibrate_policy(
         "reported_on": len(others),
         "threshold": threshold.value,
         "interval": [threshold.low, threshold.high],
-        "false_stops": stopped.encode(),
-        "caught": caught.encode(),
+        "false_stops": asdict(stopped),
+        "caught": asdict(caught),
         "runs_needed": count_runs_needed(rate),
         "promise": assess_claim(rate, len(calibrating), stopped.hits, len(others)),
     }

@@ -22,11 +22,11 @@ from evalstop_lab.report import format_percent, new_table
 from evalstop_lab.simulator import options
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
-from evalstop_lab.simulator.metrics import estimate_share, measure_schedule
+from evalstop_lab.simulator.metrics import measure_schedule
 from evalstop_lab.simulator.schedulers import SRTF_EST
 from evalstop_lab.simulator.setting import Setting
 from evalstop_lab.simulator.stopping import decide_stops, no_stops
-from evalstop_lab.worlds.scoring import Figure, estimate_mean
+from evalstop_lab.worlds.scoring import Figure, estimate_mean, wilson
 
 SEEDS = 4
 EVALS = (5, 10, 20, 30, 50, 100)
@@ -122,7 +122,7 @@ def _summarize(
         for cost in costs:
             for count in evals:
                 rows = np.array([numbers[count, seed][policy.name, cost] for seed in seeds])
-                wrong = estimate_share(int(rows[:, 2].sum()), int(rows[:, 3].sum()))
+                wrong = wilson(int(rows[:, 2].sum()), int(rows[:, 3].sum()))
                 saved, time = estimate_mean(rows[:, 0]), estimate_mean(rows[:, 1])
                 nets.append(Net(policy.name, count, cost, saved, time, wrong))
     return nets

@@ -16,7 +16,7 @@ from evalstop_lab.simulator.engine import Schedule
 from evalstop_lab.simulator.hidden import Hidden
 from evalstop_lab.simulator.jobs import Floats, Workload
 from evalstop_lab.simulator.stopping import Stops
-from evalstop_lab.worlds.scoring import Figure, wilson
+from evalstop_lab.worlds.scoring import Share, wilson
 
 
 @dataclass(frozen=True)
@@ -65,30 +65,24 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 
-    def precision(self, late: bool = True) -> Figure:
+    def precision(self, late: bool = True) -> Share:
         """The share of flagged jobs that were hacking, before or after their peak."""
         right = self._right(late)
-        return estimate_share(right, right + self._wrong(late))
+        return wilson(right, right + self._wrong(late))
 
-    def recall(self, late: bool = True) -> Figure:
+    def recall(self, late: bool = True) -> Share:
         """The share of hacking jobs that were flagged."""
-        return estimate_share(self._right(late), self.hacking)
+        return wilson(self._right(late), self.hacking)
 
-    def false_stops(self, late: bool = True) -> Figure:
+    def false_stops(self, late: bool = True) -> Share:
         """The share of jobs that were not hacking and were flagged."""
-        return estimate_share(self._wrong(late), self.healthy)
+        return wilson(self._wrong(late), self.healthy)
 
     def _right(self, late: bool) -> int:
         return self.right + self.premature + (self.late_hacking if late else 0)
 
     def _wrong(self, late: bool) -> int:
         return self.wrong + (self.late_healthy if late else 0)
-
-
-def estimate_share(hits: int, n: int) -> Figure:
-    """A share with Wilson's interval."""
-    share = wilson(hits, n)
-    return Figure(share.value, share.low, share.high, n)
 
 
 def count_flags(workload: Workload, hidden: Hidden, stops: Stops) -> Counts:

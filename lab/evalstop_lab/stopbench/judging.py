@@ -103,9 +103,10 @@ def _compute_group(judged: Judged) -> dict[str, Any]:
     pairs = [(item.outcome, world.truth) for item, world in judged]
     scores = score_outcomes(pairs)
     _, ratio = compare_with_bound(pairs, BOUND_ERROR)
-    counted = {"recall": scores.recall, "false_stops": scores.false_stops, "premature": scores.premature}
-    shares = {name: share.encode() for name, share in counted.items()}
-    return shares | {
+    return {
+        "recall": asdict(scores.recall),
+        "false_stops": asdict(scores.false_stops),
+        "premature": asdict(scores.premature),
         "runs": len(judged),
         "delay": asdict(scores.delay),
         "delay_to_bound": asdict(ratio),

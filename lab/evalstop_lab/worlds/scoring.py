@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -46,31 +45,20 @@ class OutcomeKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Share:
-    """The share `hits` / `n` with its interval; if `n` is 0, the value is NaN and the interval [0, 1]."""
-
-    hits: int
-    n: int
-    low: float
-    high: float
-
-    @property
-    def value(self) -> float:
-        return self.hits / self.n if self.n else math.nan
-
-    def encode(self) -> dict[str, Any]:
-        """The share with its value, as JSON values but for NaN."""
-        return asdict(self) | {"value": self.value}
-
-
-@dataclass(frozen=True)
 class Figure:
-    """A quantile or a mean of `n` numbers with its interval; NaN if `n` is 0."""
+    """A quantile, mean or share of `n` numbers or runs with its interval; NaN if `n` is 0."""
 
     value: float
     low: float
     high: float
     n: int
+
+
+@dataclass(frozen=True)
+class Share(Figure):
+    """The share `hits` / `n` with its interval; if `n` is 0, the value is NaN and the interval [0, 1]."""
+
+    hits: int
 
 
 @dataclass(frozen=True)
@@ -186,9 +174,9 @@ def clopper_pearson(hits: int, n: int) -> Share:
 @lru_cache(maxsize=10_000)  # SciPy takes milliseconds, and the same counts recur from threshold to threshold
 def _estimate_share(hits: int, n: int, method: str) -> Share:
     if n == 0:
-        return Share(0, 0, 0.0, 1.0)
+        return Share(math.nan, 0.0, 1.0, 0, 0)
     interval = stats.binomtest(hits, n).proportion_ci(CONFIDENCE, method)
-    return Share(hits, n, float(interval.low), float(interval.high))
+    return Share(hits / n, float(interval.low), float(interval.high), n, hits)
 
 
 def estimate_quantile(numbers: Sequence[float], q: float) -> Figure:

@@ -20,7 +20,6 @@ from evalstop_lab.worlds import FAMILIES, HELD_OUT, LEVELS, Group, Label, World,
 from evalstop_lab.worlds.scoring import (
     Outcome,
     OutcomeKind,
-    Score,
     Share,
     classify_outcome,
     clopper_pearson,
@@ -98,17 +97,17 @@ def score_runs(judged: Sequence[JudgedWorld], point: OperatingPoint) -> dict[str
     """Score these runs, with the lower bound of the delay, as JSON values."""
     pairs = [(item.outcome(point.alarm), item.world.truth) for item in judged]
     bounds, ratios = compare_with_bound(pairs, point.alpha or RATES[0])
-    return _encode_score(score_outcomes(pairs)) | {"bound": asdict(bounds), "delay_to_bound": asdict(ratios)}
+    return asdict(score_outcomes(pairs)) | {"bound": asdict(bounds), "delay_to_bound": asdict(ratios)}
 
 
 def compute_figures(judged: Sequence[JudgedWorld], point: OperatingPoint) -> dict[str, Any]:
     """The row of the table, as JSON values, overall and by noise."""
     return score_runs(judged, point) | {
         "alarm": point.alarm,
-        "false_stops_held_out": _count_false_stops(judged, point, is_held_out).encode(),
-        "false_stops_dips": _count_false_stops(judged, point, is_dip).encode(),
+        "false_stops_held_out": asdict(_count_false_stops(judged, point, is_held_out)),
+        "false_stops_dips": asdict(_count_false_stops(judged, point, is_dip)),
         "recall_by_family": {
-            family: _count_recall([item for item in judged if item.world.family == family], point).encode()
+            family: asdict(_count_recall([item for item in judged if item.world.family == family], point))
             for family in list_families(Group.HACKING)
         },
         "by_noise": {
@@ -145,13 +144,6 @@ def compute_delay_curve(judged: Sequence[JudgedWorld]) -> list[tuple[float, floa
         false = sum(item.records.highest >= alarm for item in healthy) / len(healthy)
         curve.append((false, ratio.value, right / len(pairs)))
     return curve
-
-
-def _encode_score(figures: Score) -> dict[str, Any]:
-    document = asdict(figures)
-    for name in ("recall", "precision", "false_stops", "premature"):
-        document[name] = getattr(figures, name).encode()
-    return document
 
 
 def _count_recall(judged: Sequence[JudgedWorld], point: OperatingPoint) -> Share:
