@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -67,6 +68,22 @@ def test_place_is_held_until_the_answer(project: ServedProject) -> None:
         expect_json(waiting.result(), 200)
     expect_problem(claim(str(uuid4()), 0.0), 404)
     expect_json(claim(endpoint, 0.0), 200)
+
+
+@pytest.mark.parametrize("item", [b"1", b"1.5", b"{}"])
+def test_other_requests_are_answered_while_a_long_body_is_parsed(project: ServedProject, item: bytes) -> None:
+    """The event loop does not parse it, and other threads run meanwhile."""
+    busy, other = project.open_client("ingest", name="busy"), project.open_client(name="other")
+    body = b"[" + b",".join([item] * 500_000) + b"]"
+    with ThreadPoolExecutor(1) as thread:
+        durations, began = [0.0], time.monotonic()
+        parsed = thread.submit(busy.post, "/runs", content=body, headers={"Content-Type": "application/json"})
+        while not parsed.done():
+            sent = time.monotonic()
+            expect_json(other.get(f"{project.url}/livez"), 200)
+            durations.append(time.monotonic() - sent)
+        expect_problem(parsed.result(), 422)
+    assert max(durations) < (time.monotonic() - began) / 2
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Annotated, TypeVar
 from uuid import UUID
 
-from anyio import CapacityLimiter
 from fastapi import Depends, Request
 from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
@@ -50,7 +49,6 @@ class Context:
     public_url: str | None = None
     mail: MailSettings | None = None
     shares: FairShares = field(default_factory=FairShares)
-    scrape_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))
     shutdown: Shutdown = field(default_factory=Shutdown)
     recent_sessions: RecentSessions = field(default_factory=RecentSessions)
 

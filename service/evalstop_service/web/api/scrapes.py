@@ -69,6 +69,6 @@ async def post_scrape(
         metric or (),
         strict=media_type == OPENMETRICS,
     )
-    points = await to_thread.run_sync(read, limiter=context.scrape_threads)
+    points = await to_thread.run_sync(read, limiter=context.shares.get_parser(caller.sender))
     receipt = await committer.submit(Message(caller.project_id, run_id, Observations(points), caller.key.id))
     return Response(receipt_json(receipt, clock()), media_type="application/json")
