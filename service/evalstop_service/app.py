@@ -142,6 +142,7 @@ def create_app(
         generate_unique_id_function=description.name_operation,
         responses=problems.RESPONSES,
         redirect_slashes=False,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         telemetry=TelemetryConfig(tracing=False, metrics=False, logs=False),  # RequestLog measures and traces

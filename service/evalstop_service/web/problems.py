@@ -8,7 +8,9 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
+from itertools import islice
 from typing import Any, get_args, get_origin
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from evalstop_detectors import InvalidPolicy
@@ -214,7 +216,10 @@ def _no_route(request: Request, error: Exception) -> JSONResponse:
     if status == 404 and path.endswith("/") and _list_methods(request, path.rstrip("/")):
         query = f"?{request.url.query}" if request.url.query else ""
         problem = Problem(
-            308, ProblemKind.MOVED, "the path has no trailing slash", headers={"Location": path.rstrip("/") + query}
+            308,
+            ProblemKind.MOVED,
+            "the path has no trailing slash",
+            headers={"Location": quote(path.rstrip("/")) + query},
         )
     elif status == 404 and path.startswith(("/api/2.0/", "/ajax-api/2.0/")):
         detail = "MLflow's API is below /mlflow: the URI ends in /mlflow, such as http://HOST:8787/mlflow"
@@ -314,7 +319,8 @@ def refuse_unknown_parameters(request: Request) -> None:
         return
     accepted = _list_parameters(request.scope["route"].dependant)
     errors = []
-    for name in (name for name in dict.fromkeys(request.query_params) if name not in accepted):
+    unknown = (name for name in dict.fromkeys(request.query_params) if name not in accepted)
+    for name in islice(unknown, MOST_ERRORS):
         detail = f"there is no such parameter{suggest_similar(name, accepted)}"
         errors.append({"pointer": f"query {name}", "detail": detail})
     if errors:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from functools import cache
 from typing import Any
 
+import msgspec
 from evalstop_detectors import describe_document
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
@@ -72,14 +74,14 @@ def _name_properties(schema: Any) -> None:
             schema["propertyNames"] = {**schema.get("propertyNames", {}), "pattern": pattern}
 
 
-FILES = "/docs-files"
+FILES, DOCUMENT = "/docs-files", "/openapi.json"
 
 
 def install(app: FastAPI) -> None:
-    """Add the API reference at /docs to an app: Swagger UI with local files, without a CDN."""
+    """Add the OpenAPI document and the API reference to an app: Swagger UI with local files, without a CDN."""
     app.mount(FILES, StaticFiles(packages=[("fastapi_offline", "static")]))
     page = get_swagger_ui_html(
-        openapi_url=str(app.openapi_url),
+        openapi_url=DOCUMENT,
         title=f"{app.title} API",
         swagger_js_url=f"{FILES}/swagger-ui-bundle.js",
         swagger_css_url=f"{FILES}/swagger-ui.css",
@@ -94,6 +96,14 @@ def install(app: FastAPI) -> None:
         f"default-src 'none'; script-src 'self' 'sha256-{digest}'; style-src 'self' 'unsafe-inline'; "
         "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
+
+    @cache
+    def encode_document() -> bytes:  # anyone may ask for it, and encoding it takes milliseconds
+        return msgspec.json.encode(app.openapi())
+
+    @app.get(DOCUMENT, include_in_schema=False)
+    def show_document() -> Response:
+        return Response(encode_document(), media_type="application/json")
 
     @app.get("/docs", include_in_schema=False)
     def docs() -> HTMLResponse:

@@ -51,10 +51,18 @@ def test_unknown_query_parameter_is_refused(admin: httpx.Client) -> None:
     assert "no parameters" in expect_problem(admin.get("/project", params={"name": "x"}), 422)["detail"]
 
 
+def test_unknown_query_parameters_are_listed_up_to_100(admin: httpx.Client) -> None:
+    """To compare thousands of names with the accepted ones would stop the process for a second."""
+    document = expect_problem(admin.get("/runs", params={f"stat{index}": "x" for index in range(1000)}), 422)
+    assert len(document["errors"]) == problems.MOST_ERRORS
+
+
 def test_trailing_slash_is_redirected(admin: httpx.Client) -> None:
     """The redirect keeps the method, the body and the query."""
     document = expect_problem(response := admin.post("/runs/", params={"a": "1"}, json={"name": "x"}), 308)
     assert (response.headers["location"], document["code"]) == ("/api/v1/runs?a=1", "moved")
+    encoded = admin.get("/runs/%E2%82%AC%0D%0A/")
+    assert (encoded.status_code, encoded.headers["location"]) == (308, "/api/v1/runs/%E2%82%AC")
     expect_problem(admin.get("/nosuch/"), 404)
 
 
