@@ -19,7 +19,7 @@ from rich.table import Table
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.report import new_table
 from evalstop_lab.simulator.drawing import draw_jobs
-from evalstop_lab.simulator.engine import Cluster, simulate_cluster
+from evalstop_lab.simulator.engine import simulate_cluster
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import PAPER
 from evalstop_lab.simulator.stopping import RULES, decide_stops
@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure_schedulers(jobs: int, rounds: int) -> list[dict[str, Any]]:
     """One row per scheduler: events and jobs per second."""
     workload, _ = draw_jobs(replace(PAPER, jobs=jobs), SEED)
-    cluster, policy = Cluster(PAPER.gpus, PAPER.restore_hours), RULES["paper"]
-    ends = decide_stops(policy, workload).ends(workload, cluster)
+    cluster, policy = PAPER.cluster, RULES["paper"]
+    ends = decide_stops(policy, workload).ends(workload)
     rows = []
     for name, scheduler in SCHEDULERS.items():
         least = math.inf

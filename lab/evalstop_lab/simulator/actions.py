@@ -22,7 +22,7 @@ from evalstop_lab.replay import Run
 from evalstop_lab.report import format_figure, format_percent, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw_jobs
-from evalstop_lab.simulator.engine import Cluster, Schedule, simulate_cluster
+from evalstop_lab.simulator.engine import Schedule, simulate_cluster
 from evalstop_lab.simulator.hidden import Hidden, stop_at_peaks
 from evalstop_lab.simulator.jobs import Floats, Workload
 from evalstop_lab.simulator.metrics import measure_contended_waste
@@ -110,7 +110,7 @@ class Decisions:
     priorities: Priorities
 
 
-def decide_actions(rule: Rule, workload: Workload, probabilities: Floats, cluster: Cluster) -> Decisions:
+def decide_actions(rule: Rule, workload: Workload, probabilities: Floats) -> Decisions:
     """Decide the rule's actions by the probabilities of having turned, with a row per job and a column per eval.
 
     A job's action only rises until its probability falls below `RETURN_BELOW`; then the job returns.
@@ -125,7 +125,7 @@ def decide_actions(rule: Rule, workload: Workload, probabilities: Floats, cluste
     for job, row in zip(workload.jobs, probabilities.tolist(), strict=True):
         stop = next((number for number, value in enumerate(row, start=1) if value >= stop_at), None)
         if stop is not None:
-            ends[job.number] = min(job.eval_at(stop) + cluster.stop_hours, job.hours)
+            ends[job.number] = job.eval_at(stop)
         if of_job := _find_changes(row[:stop], levels):
             changes[job.number] = of_job
     return Decisions(ends, Priorities(changes))
@@ -164,9 +164,9 @@ _Numbers = dict[tuple[str, str], tuple[float, ...]]
 def _simulate_seed(setting: Setting, schedulers: Sequence[str], seed: int) -> _Numbers:
     """The numbers of an `Outcome`, by rule and scheduler."""
     workload, hidden = draw_jobs(setting, seed)
-    cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
+    cluster = setting.cluster
     probabilities = find_probabilities(workload)
-    decided = {rule.name: decide_actions(rule, workload, probabilities, cluster) for rule in RULES}
+    decided = {rule.name: decide_actions(rule, workload, probabilities) for rule in RULES}
     _, oracle_ends = stop_at_peaks(workload, hidden)
     numbers: _Numbers = {}
     for name in schedulers:

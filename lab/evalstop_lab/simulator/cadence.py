@@ -21,7 +21,7 @@ from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import format_percent, new_table
 from evalstop_lab.simulator import options
 from evalstop_lab.simulator.drawing import draw_jobs
-from evalstop_lab.simulator.engine import Cluster, simulate_cluster
+from evalstop_lab.simulator.engine import simulate_cluster
 from evalstop_lab.simulator.metrics import measure_schedule
 from evalstop_lab.simulator.schedulers import SRTF_EST
 from evalstop_lab.simulator.setting import Setting
@@ -89,7 +89,7 @@ def _simulate_seed(
     """The share of GPU-hours saved, the change of the mean time, false stops and healthy jobs, by policy and cost."""
     evals, seed = evals_and_seed
     setting = replace(setting, evals=evals)
-    cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
+    cluster = setting.cluster
     workload, hidden = draw_jobs(setting, seed)
     stops = {policy.name: decide_stops(policy, workload) for policy in policies}
     before = measure_schedule(
@@ -99,7 +99,7 @@ def _simulate_seed(
     for cost in costs:
         dearer, _ = draw_jobs(replace(setting, eval_share=cost), seed)
         for name, of_policy in stops.items():
-            ends = of_policy.ends(dearer, cluster)
+            ends = of_policy.ends(dearer)
             schedule = simulate_cluster(dearer, SRTF_EST, cluster, ends)
             after = measure_schedule(dearer, hidden, of_policy, schedule, setting.measured)
             saved = 1 - (after.gpu_hours + after.again) / before.gpu_hours

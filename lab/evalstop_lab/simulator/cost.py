@@ -17,7 +17,7 @@ from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import format_figure, new_table
 from evalstop_lab.simulator import options
 from evalstop_lab.simulator.drawing import draw_jobs
-from evalstop_lab.simulator.engine import Cluster, Schedule, simulate_cluster
+from evalstop_lab.simulator.engine import Schedule, simulate_cluster
 from evalstop_lab.simulator.jobs import Workload
 from evalstop_lab.simulator.metrics import Figures, measure_schedule
 from evalstop_lab.simulator.schedulers import SRTF_EST
@@ -109,11 +109,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _simulate_seed(setting: Setting, policies: Sequence[Policy], node_gpus: int, seed: int) -> list[Savings]:
     workload, hidden = draw_jobs(setting, seed)
-    cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
+    cluster = setting.cluster
 
     def measure_stops(stops: Stops) -> tuple[Figures, float]:
         """The figures, and the GPU-hours of the running nodes."""
-        ends = stops.ends(workload, cluster)
+        ends = stops.ends(workload)
         schedule = simulate_cluster(workload, SRTF_EST, cluster, ends)
         figures = measure_schedule(workload, hidden, stops, schedule, setting.measured)
         return figures, count_billed_hours(workload, schedule, node_gpus)

@@ -28,12 +28,10 @@ FINISH, CHANGE, RETURN, CROSSING, QUANTUM, ARRIVAL = range(6)
 
 @dataclass(frozen=True)
 class Cluster:
-    """`restore_hours` is the cost of resuming a paused job; `stop_hours` is the time, on its GPUs, from the eval that
-    stops a job to its end."""
+    """`restore_hours` is the cost of resuming a paused job."""
 
     gpus: int = 64
     restore_hours: float = 0.1
-    stop_hours: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

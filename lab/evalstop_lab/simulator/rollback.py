@@ -98,7 +98,7 @@ _Numbers = dict[tuple[str, str], tuple[float, float, float]]
 def _simulate_seed(setting: Setting, policies: Sequence[Policy], frontier_gain: float, seed: int) -> _Numbers:
     """The changes of GPU-hours and mean time, and the kept eval score, by policy and action."""
     workload, hidden = draw_jobs(setting, seed)
-    cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
+    cluster = setting.cluster
 
     def run_with(stops: Stops, ends: Floats) -> tuple[float, float, float]:
         schedule = simulate_cluster(workload, SRTF_EST, cluster, ends)
@@ -109,9 +109,7 @@ def _simulate_seed(setting: Setting, policies: Sequence[Policy], frontier_gain: 
     numbers: _Numbers = {}
     for policy in policies:
         stops = decide_stops(policy, workload)
-        for action, ends in zip(
-            ACTIONS, (stops.ends(workload, cluster), roll_back(workload, stops, cluster)), strict=True
-        ):
+        for action, ends in zip(ACTIONS, (stops.ends(workload), roll_back(workload, stops, cluster)), strict=True):
             gpu_hours, jct, eval_kept = run_with(stops, ends)
             added = frontier_gain * _compute_retried_share(stops, hidden) if action == "roll back" else 0.0
             numbers[policy.name, action] = gpu_hours / hours - 1, jct / time - 1, eval_kept + added

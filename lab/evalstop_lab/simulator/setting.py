@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from evalstop_lab.simulator.engine import Cluster
 from evalstop_lab.simulator.jobs import Kind
 
 Sizes = tuple[tuple[int, float], ...]
@@ -62,8 +63,11 @@ class Setting:
     start: float = 0.2
     loss_noise: float = 0.05
     restore_hours: float = 0.1
-    stop_hours: float = 0.0
     measured: tuple[float, float] = (0.2, 0.9)
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster(self.gpus, self.restore_hours)
 
 
 PAPER = Setting()

@@ -13,7 +13,6 @@ import numpy as np
 from evalstop_detectors import POLICIES, MetricRole, Policy, policy_from_document
 
 from evalstop_lab.replay import Run, judge_runs
-from evalstop_lab.simulator.engine import Cluster
 from evalstop_lab.simulator.jobs import Floats, Integers, Workload
 
 STEPS_AN_EVAL = 1000
@@ -49,11 +48,11 @@ class Stops:
     after: Integers
     kept: Integers
 
-    def ends(self, workload: Workload, cluster: Cluster) -> Floats:
+    def ends(self, workload: Workload) -> Floats:
         """The hours of running after which each job ends."""
         return np.array(
             [
-                min(job.eval_at(after) + cluster.stop_hours, job.hours) if after else job.hours
+                job.eval_at(after) if after else job.hours
                 for job, after in zip(workload.jobs, self.after.tolist(), strict=True)
             ]
         )

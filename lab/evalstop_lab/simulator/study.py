@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from evalstop_detectors import Policy
 
 from evalstop_lab.simulator.drawing import draw_jobs
-from evalstop_lab.simulator.engine import Cluster, simulate_cluster
+from evalstop_lab.simulator.engine import simulate_cluster
 from evalstop_lab.simulator.hidden import Hidden, stop_at_peaks
 from evalstop_lab.simulator.jobs import Workload
 from evalstop_lab.simulator.metrics import Counts, Figures, count_flags, measure_schedule
@@ -66,12 +66,12 @@ def simulate_rules(
 ) -> list[Row]:
     """Simulate these jobs under no stops, the oracle and each policy, by each scheduler."""
     workload, hidden = jobs
-    cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
+    cluster = setting.cluster
     unstopped = no_stops(workload)
-    decided = {NONE: (unstopped, unstopped.ends(workload, cluster)), ORACLE: stop_at_peaks(workload, hidden)}
+    decided = {NONE: (unstopped, unstopped.ends(workload)), ORACLE: stop_at_peaks(workload, hidden)}
     for policy in policies:
         stops = decide_stops(policy, workload)
-        decided[policy.name] = stops, stops.ends(workload, cluster)
+        decided[policy.name] = stops, stops.ends(workload)
     rows = []
     for rule, (stops, ends) in decided.items():
         counts = count_flags(workload, hidden, stops)

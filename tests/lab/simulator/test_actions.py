@@ -125,14 +125,14 @@ def test_actions_follow_the_evidence() -> None:
     between = (demote + park) / 2
     row = [0.0, demote, between, park, between, 0.5, 0.1, between]
     workload = add_evals(build_plain_workload(np.array([0.0]), np.array([1]), np.array([8.0])), 8)
-    decided = decide_actions(Rule("r", demote=0.2, park=0.01), workload, np.array([row]), Cluster())
+    decided = decide_actions(Rule("r", demote=0.2, park=0.01), workload, np.array([row]))
     normal, demoted, parked = Priority
     assert decided.priorities.changes == {0: ((2, demoted), (4, parked), (7, normal), (8, demoted))}
     assert decided.ends.tolist() == [8.0]
-    stopped = decide_actions(Rule("r", demote=0.2, stop=0.01), workload, np.array([row]), Cluster(stop_hours=0.25))
-    assert stopped.ends.tolist() == [4.25]
+    stopped = decide_actions(Rule("r", demote=0.2, stop=0.01), workload, np.array([row]))
+    assert stopped.ends.tolist() == [4.0]
     assert stopped.priorities.changes == {0: ((2, demoted),)}
-    untouched = decide_actions(Rule("r"), workload, np.array([row]), Cluster())
+    untouched = decide_actions(Rule("r"), workload, np.array([row]))
     assert (untouched.ends.tolist(), untouched.priorities.changes) == ([8.0], {})
 
 

@@ -64,7 +64,7 @@ def test_dollars_are_those_of_the_nodes_that_are_no_longer_billed(capsys: pytest
     """Where the whole cluster is one node, its hours without any job are what a stop saves."""
     setting = replace(PAPER, jobs=60)
     workload, _ = draw_jobs(setting, REPORTING_SEED)
-    cluster, ends = Cluster(), decide_stops(POLICIES["default"], workload).ends(workload, Cluster())
+    cluster, ends = Cluster(), decide_stops(POLICIES["default"], workload).ends(workload)
     schedules = [simulate_cluster(workload, SRTF_EST, cluster, item) for item in (workload.hours, ends)]
     before, after = (count_billed_hours(workload, item, setting.gpus) for item in schedules)
     arguments = ["--policies", "default", "--seeds", "1", "--cluster-jobs", "60", "--jobs", "1"]

@@ -29,7 +29,7 @@ from tests.lab.simulator.plain_workload import build_plain_workload
 
 GPUS = 8
 schedulers = st.sampled_from(list(SCHEDULERS.values()))
-clusters = st.sampled_from([Cluster(GPUS, 0.0), Cluster(GPUS, 0.25), Cluster(GPUS, 0.1, 0.5)])
+clusters = st.sampled_from([Cluster(GPUS, 0.0), Cluster(GPUS, 0.25), Cluster(GPUS, 0.1)])
 
 
 @property_settings

@@ -43,7 +43,7 @@ def test_false_stop_repeats_the_whole_job() -> None:
     """A job that was stopped while healthy or before its peak is run again completely."""
     workload, hidden = draw_jobs(SMALL, 8)
     stops = Stops(np.full(SMALL.jobs, 3), np.zeros(SMALL.jobs, dtype=np.int64))
-    schedule = simulate_cluster(workload, SCHEDULERS["FIFO"], Cluster(), stops.ends(workload, Cluster()))
+    schedule = simulate_cluster(workload, SCHEDULERS["FIFO"], Cluster(), stops.ends(workload))
     figures = measure_schedule(workload, hidden, stops, schedule)
     assert figures.again == pytest.approx(float((workload.hours * workload.gpus).sum()))
     assert figures.false_stop == pytest.approx(0.3 * figures.again)

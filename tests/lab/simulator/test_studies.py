@@ -52,7 +52,7 @@ def test_only_metrics_depend_on_the_truth(seed: int, rule: str) -> None:
     columns = ("hacking", "peaks", "eval_scores", "best")
     permuted = replace(hidden, **{name: getattr(hidden, name)[order] for name in columns})
     stops = decide_stops(RULES[rule], workload)
-    schedule = simulate_cluster(workload, SCHEDULERS["LAS"], Cluster(), stops.ends(workload, Cluster()))
+    schedule = simulate_cluster(workload, SCHEDULERS["LAS"], Cluster(), stops.ends(workload))
     right, wrong = (measure_schedule(workload, truth, stops, schedule) for truth in (hidden, permuted))
     assert (right.jct, right.jct_p95, right.gpu_hours) == (wrong.jct, wrong.jct_p95, wrong.gpu_hours)
     flags = [count_flags(workload, truth, stops) for truth in (hidden, permuted)]
