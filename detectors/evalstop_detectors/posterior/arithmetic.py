@@ -34,17 +34,12 @@ def _log2_of_many(x: Any) -> Any:
     return (exponent - small) + z * (a + q * (b + q * (c + q * (d + q * e))))
 
 
-def _choose(condition: bool, yes: float, no: float) -> float:
-    return yes if condition else no
-
-
-def _smaller(a: float, b: float) -> float:
-    return a if a <= b else b
-
-
-def _larger(a: float, b: float) -> float:
-    return a if a >= b else b
-
-
-ONE = Arithmetic(_choose, _smaller, _larger, math.sqrt, _log2_of_one, abs)
+ONE = Arithmetic(
+    lambda condition, yes, no: yes if condition else no,
+    lambda a, b: a if a <= b else b,
+    lambda a, b: a if a >= b else b,
+    math.sqrt,
+    _log2_of_one,
+    abs,
+)
 MANY = Arithmetic(np.where, np.minimum, np.maximum, np.sqrt, _log2_of_many, np.abs)

@@ -8,7 +8,6 @@ import zipfile
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -57,7 +56,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             header = json.loads(str(stored["header"]))
-            config = _parse_config(header["config"])
+            config = Config(**{**header["config"], "task": Task(**header["config"]["task"])})
             size = (Policy.parameter_count(config.task),)
             parameters = stored["parameters"].reshape(size)
             moments = Moments(
@@ -71,7 +70,3 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointUnreadable(f"{path}: {error.strerror or error}") from error
     except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise CheckpointUnreadable(f"{path}: {type(error).__name__} on reading.") from error
-
-
-def _parse_config(fields: dict[str, Any]) -> Config:
-    return Config(**{**fields, "task": Task(**fields["task"])})

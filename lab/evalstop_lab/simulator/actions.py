@@ -206,7 +206,6 @@ def _print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
         "rule",
         "scheduler",
         "returned",
-        "95 %",
         "lost",
         "set aside",
         "their mean delay",
@@ -217,8 +216,7 @@ def _print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
         table.add_row(
             item.rule,
             item.scheduler,
-            format_percent(item.returned.value),
-            f"{format_percent(item.returned.low)} to {format_percent(item.returned.high)}",
+            format_figure(item.returned),
             format_percent(item.lost.value),
             format_percent(item.set_aside.value),
             f"{item.delay_hours.value:+.2f} h",

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from evalstop_lab.calibrate.evidence import Records, record_evidence
 from evalstop_lab.calibrate.thresholds import calibrate_thresholds
-from evalstop_lab.report import format_percent, new_table
+from evalstop_lab.report import format_figure, format_percent, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.metrics import Figures
@@ -158,9 +158,7 @@ def _print_table(console: Console, points: Sequence[OperatingPoint]) -> None:
         "world",
         "rule",
         "saved",
-        "95 %",
         "false stops",
-        "95 %",
         "recall",
         "premature",
         "share of its saving of mean time",
@@ -171,10 +169,8 @@ def _print_table(console: Console, points: Sequence[OperatingPoint]) -> None:
         table.add_row(
             item.world,
             item.rule,
-            format_percent(item.saved.value),
-            f"{format_percent(item.saved.low)} to {format_percent(item.saved.high)}",
-            format_percent(item.false_stops.value),
-            f"{format_percent(item.false_stops.low)} to {format_percent(item.false_stops.high)}",
+            format_figure(item.saved),
+            format_figure(item.false_stops),
             format_percent(item.recall, 0),
             format_percent(item.premature),
             f"{format_percent(min(times), 0)} to {format_percent(max(times), 0)}",

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from evalstop_lab.simulator.jobs import Floats
 from evalstop_lab.worlds.scoring import Figure, estimate_mean
 
 
@@ -24,19 +23,13 @@ class Change:
 def compare_paired(before: Sequence[float], after: Sequence[float]) -> Change:
     """Compare seed by seed, before and after."""
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
-    return Change(estimate_mean(new / old - 1), _compute_p_value(new - old))
+    p_value = float(stats.wilcoxon(new - old).pvalue) if np.any(new != old) else 1.0
+    return Change(estimate_mean(new / old - 1), p_value)
 
 
 def correct_p_values(p_values: Sequence[float]) -> list[float]:
     """The p-values corrected for multiple comparisons by Holm's method."""
-    order = np.argsort(p_values)
-    corrected = np.empty(len(p_values))
-    highest = 0.0
-    for place, index in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[index]))
-        corrected[index] = highest
-    return [float(value) for value in corrected]
-
-
-def _compute_p_value(differences: Floats) -> float:
-    return float(stats.wilcoxon(differences).pvalue) if np.any(differences) else 1.0
+    order, count = np.argsort(p_values), len(p_values)
+    corrected = np.empty(count)
+    corrected[order] = np.maximum.accumulate(np.minimum(1.0, np.arange(count, 0, -1) * np.asarray(p_values)[order]))
+    return corrected.tolist()

@@ -7,7 +7,6 @@ import argparse
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -83,7 +82,10 @@ def run(args: argparse.Namespace) -> int:
     lines, changes = build_lines(rows), compare_schedulers(rows)
     report = {
         "lines": [asdict(line) | {"matches": line.matches} for line in lines],
-        "changes": {scheduler: _encode_changes(by_figure) for scheduler, by_figure in changes.items()},
+        "changes": {
+            scheduler: {quantity: asdict(change) for quantity, change in by_figure.items()}
+            for scheduler, by_figure in changes.items()
+        },
         "rules": {rule: asdict(rows.counts("paper", rule)) for rule in STOPPING},
         "gpu_hours": {rule: _compute_shares(rows, rule) for rule in (NONE, *STOPPING)},
         "setting": options.encode_setting(setting, seeds),
@@ -165,10 +167,6 @@ def _compute_shares(rows: Rows, rule: str) -> dict[str, float]:
     return shares | {"eval_lost": sum(item.eval_lost for item in by_seed) / len(by_seed)}
 
 
-def _encode_changes(changes: Mapping[str, Change]) -> dict[str, Any]:
-    return {quantity: asdict(change) for quantity, change in changes.items()}
-
-
 def _print_tables(
     console: Console, rows: Rows, lines: Sequence[Line], changes: Mapping[str, Mapping[str, Change]]
 ) -> None:
@@ -181,11 +179,10 @@ def _print_tables(
 
 def _build_paper_table(lines: Sequence[Line]) -> Table:
     title = "the paper's table (with flags at the last eval)"
-    table = new_table(title, "", "paper", "ours", "95 %", "within 2 points")
+    table = new_table(title, "", "paper", "ours", "within 2 points")
     for line in lines:
         paper = f"{'' if line.bound == '=' else line.bound + ' '}{format_percent(line.paper)}"
-        interval = f"{format_percent(line.ours.low)} to {format_percent(line.ours.high)}"
-        table.add_row(line.what, paper, format_percent(line.ours.value), interval, "yes" if line.matches else "no")
+        table.add_row(line.what, paper, format_figure(line.ours), "yes" if line.matches else "no")
     return table
 
 

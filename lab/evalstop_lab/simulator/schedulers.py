@@ -23,10 +23,6 @@ GPU_HOURS_OF_SHORT_JOBS = 8.0
 QUANTUM_HOURS = 0.5
 
 
-def _crosses_nothing(job: Job, ran: float) -> float | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Scheduler:
     """How jobs are ordered; see the module's docstring.
@@ -42,28 +38,7 @@ class Scheduler:
     preemptive: bool = False
     strict: bool = False
     quantum_hours: float | None = None
-    crossing: Callable[[Job, float], float | None] = _crosses_nothing
-
-
-def _by_submission(job: Job, ran: float) -> float:
-    return job.submitted
-
-
-def _by_estimate(job: Job, ran: float) -> float:
-    return job.estimate_hours
-
-
-def _by_remaining(job: Job, ran: float) -> float:
-    return job.hours - ran
-
-
-def _by_estimated_remaining(job: Job, ran: float) -> float:
-    """A job that has exceeded its estimate has the remaining time 0."""
-    return max(job.estimate_hours - ran, 0.0)
-
-
-def _by_attained(job: Job, ran: float) -> float:
-    return ran
+    crossing: Callable[[Job, float], float | None] = lambda job, ran: None
 
 
 def _by_queue(job: Job, ran: float) -> float:
@@ -73,10 +48,6 @@ def _by_queue(job: Job, ran: float) -> float:
 def _leaves_queue(job: Job, ran: float) -> float | None:
     at = GPU_HOURS_OF_SHORT_JOBS / job.gpus
     return at if at > ran else None
-
-
-def _by_loss_reduction(job: Job, ran: float) -> float:
-    return _rank_by_loss(job, job.evals_after(ran))
 
 
 @lru_cache(maxsize=2**16)  # called at every event, but changes only with an eval
@@ -89,14 +60,17 @@ def _rank_by_loss(job: Job, eval_count: int) -> float:
     return -max(before - last, 0.0) / whole / (job.hours / job.evals * job.gpus)
 
 
-FIFO = Scheduler("FIFO", _by_submission, strict=True)
-FIFO_SKIPPING = Scheduler("FIFO-Skip", _by_submission)
-SJF = Scheduler("SJF", _by_estimate)
-SRTF = Scheduler("SRTF", _by_remaining, preemptive=True)
-SRTF_EST = Scheduler("SRTF-Est", _by_estimated_remaining, preemptive=True)
-LAS = Scheduler("LAS", _by_attained, preemptive=True, quantum_hours=QUANTUM_HOURS)
+FIFO = Scheduler("FIFO", lambda job, ran: job.submitted, strict=True)
+FIFO_SKIPPING = Scheduler("FIFO-Skip", lambda job, ran: job.submitted)
+SJF = Scheduler("SJF", lambda job, ran: job.estimate_hours)
+SRTF = Scheduler("SRTF", lambda job, ran: job.hours - ran, preemptive=True)
+# A job that has exceeded its estimate has the remaining time 0.
+SRTF_EST = Scheduler("SRTF-Est", lambda job, ran: max(job.estimate_hours - ran, 0.0), preemptive=True)
+LAS = Scheduler("LAS", lambda job, ran: ran, preemptive=True, quantum_hours=QUANTUM_HOURS)
 TIRESIAS = Scheduler("2D-LAS", _by_queue, preemptive=True, crossing=_leaves_queue)
-SLAQ = Scheduler("SLAQ", _by_loss_reduction, preemptive=True, quantum_hours=QUANTUM_HOURS)
+SLAQ = Scheduler(
+    "SLAQ", lambda job, ran: _rank_by_loss(job, job.evals_after(ran)), preemptive=True, quantum_hours=QUANTUM_HOURS
+)
 
 SCHEDULERS: dict[str, Scheduler] = {
     item.name: item for item in (FIFO, FIFO_SKIPPING, SJF, SRTF, SRTF_EST, LAS, TIRESIAS, SLAQ)

@@ -15,13 +15,15 @@ have no held-out seeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
 from evalstop_lab.stopbench.recording import read_runs
 from evalstop_lab.worlds import World, add_planned_steps, draw_world, plan_worlds, second_suite
+
+_plan_runs, _read_recorded = lru_cache(maxsize=2)(plan_worlds), lru_cache(maxsize=4)(read_runs)
 
 SEEDS = {"public": 40_000_000, "held-out": 60_000_000}
 TRAINED = Path(__file__).with_name("runs-1.jsonl.gz")
@@ -40,23 +42,13 @@ class Suite:
     held_out: bool = True
 
 
-@lru_cache(maxsize=2)
-def _plan_runs(seeds: str) -> Sequence[tuple[str, int]]:
-    return plan_worlds(DRAWN_RUNS, SEEDS[seeds])
-
-
 def _draw_first(seeds: str, number: int) -> World:
-    return add_planned_steps(draw_world(*_plan_runs(seeds)[number]), PLANNED_SHARE)
+    return add_planned_steps(draw_world(*_plan_runs(DRAWN_RUNS, SEEDS[seeds])[number]), PLANNED_SHARE)
 
 
 def _draw_second(seeds: str, number: int) -> World:
     kinds = list(second_suite.SECOND_SUITE)
     return second_suite.draw_world(kinds[number % len(kinds)], SEEDS[seeds] + number)
-
-
-@lru_cache(maxsize=4)
-def _read_recorded(file: Path, small: bool) -> Sequence[World]:
-    return read_runs(file, small)
 
 
 def _draw_recorded(file: Path, small: bool, seeds: str, number: int) -> World:
