@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,6 @@ from evalstop_lab.service_process import Service, running_service
 
 MODULES = ("evalstop_client", "httpx", "mlflow")
 METRICS = {"eval": 0.5, "proxy": 0.25, "kl": 0.125, "loss": 2.0}
-CALLS = 5_000
-PAUSE_SECONDS = 0.001
-"""The pause between two calls, like a trainer's steps."""
-
 TIMED_IMPORT = """
 import sys, time
 started = time.perf_counter()
@@ -43,11 +40,19 @@ def main() -> int:
     """Run the benchmark and print its tables."""
     parser = argparse.ArgumentParser(prog="make bench-client", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=positive_number, default=10, help="number of times that each import is timed")
+    parser.add_argument("--calls", type=positive_number, default=5_000, help="number of calls of each function")
+    parser.add_argument("--pause-ms", type=float, default=1.0, help="pause between two calls, like a trainer's steps")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    console, machine = Console(), format_machine(describe_machine("evalstop-client", "httpx"))
-    _print_table(console, "import in a new process", "ms", 1e3, _time_imports(options.rounds))
-    _print_table(console, f"one call with {len(METRICS)} metrics", "us", 1e6, _time_logs())
-    console.print(machine, highlight=False)
+    report = {
+        "machine": describe_machine("evalstop-client", "httpx"),
+        "import_seconds": _time_imports(options.rounds),
+        "log_seconds": _time_logs(options.calls, options.pause_ms / 1000),
+    }
+    if options.json:
+        sys.stdout.write(json.dumps(report) + "\n")
+    else:
+        _print_tables(report)
     return 0
 
 
@@ -63,41 +68,47 @@ def _time_imports(rounds: int) -> dict[str, dict[str, float]]:
     return {module: _summarize(times) for module, times in seconds.items()}
 
 
-def _time_logs() -> dict[str, dict[str, float]]:
+def _time_logs(calls: int, pause_seconds: float) -> dict[str, dict[str, float]]:
     times: dict[str, dict[str, float]] = {}
     logged: list[tuple[dict[str, float], int]] = []
-    times["append to a list"] = _time_calls(lambda step: logged.append((METRICS, step)))
+    times["append to a list"] = _time_calls(lambda step: logged.append((METRICS, step)), calls, pause_seconds)
     with tempfile.TemporaryDirectory(prefix="evalstop-bench-") as name:
         folder = Path(name)
         with running_service(folder / "service") as service:
             options: dict[str, Any] = {"url": service.url, "key": service.key, "limits": Limits(flush_seconds=60)}
             with Run(name="bench-client", spool_folder=folder, **options) as run:
-                times["evalstop: run.log()"] = _time_calls(lambda step: run.log(METRICS, step=step))
+                times["evalstop: run.log()"] = _time_calls(
+                    lambda step: run.log(METRICS, step=step), calls, pause_seconds
+                )
             if importlib.util.find_spec("mlflow") is not None:
-                times["mlflow: log_metrics(synchronous=False)"] = _time_mlflow(service)
+                times["mlflow: log_metrics(synchronous=False)"] = _time_mlflow(service, calls, pause_seconds)
         with Run(name="bench-unavailable", url=service.url, spool_folder=folder, flush_seconds=0.1) as run:
-            times["evalstop, service unavailable"] = _time_calls(lambda step: run.log(METRICS, step=step))
+            times["evalstop, service unavailable"] = _time_calls(
+                lambda step: run.log(METRICS, step=step), calls, pause_seconds
+            )
     return times
 
 
-def _time_mlflow(service: Service) -> dict[str, float]:
+def _time_mlflow(service: Service, calls: int, pause_seconds: float) -> dict[str, float]:
     import mlflow
 
     os.environ["MLFLOW_TRACKING_TOKEN"] = service.key
     mlflow.set_tracking_uri(f"{service.url}/mlflow")
     with mlflow.start_run():
-        summary = _time_calls(lambda step: mlflow.log_metrics(METRICS, step=step, synchronous=False))
+        summary = _time_calls(
+            lambda step: mlflow.log_metrics(METRICS, step=step, synchronous=False), calls, pause_seconds
+        )
         mlflow.flush_async_logging()
     return summary
 
 
-def _time_calls(call: Callable[[int], object]) -> dict[str, float]:
+def _time_calls(call: Callable[[int], object], calls: int, pause_seconds: float) -> dict[str, float]:
     seconds = []
-    for step in range(CALLS):
+    for step in range(calls):
         started = time.perf_counter()
         call(step)
         seconds.append(time.perf_counter() - started)
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(pause_seconds)
     return _summarize(seconds)
 
 
@@ -110,13 +121,17 @@ def _summarize(seconds: list[float]) -> dict[str, float]:
     }
 
 
-def _print_table(
-    console: Console, title: str, unit: str, scale: float, rows: Mapping[str, Mapping[str, float]]
-) -> None:
-    table = Table("", f"median {unit}", f"p99 {unit}", f"least {unit}", title=title, title_justify="left")
-    for name, row in rows.items():
-        table.add_row(name, *(f"{row[column] * scale:.1f}" for column in ("median", "p99", "least")))
-    console.print(table)
+def _print_tables(report: dict[str, Any]) -> None:
+    console = Console()
+    for title, unit, scale, rows in (
+        ("import in a new process", "ms", 1e3, report["import_seconds"]),
+        (f"one call with {len(METRICS)} metrics", "us", 1e6, report["log_seconds"]),
+    ):
+        table = Table("", f"median {unit}", f"p99 {unit}", f"least {unit}", title=title, title_justify="left")
+        for name, row in rows.items():
+            table.add_row(name, *(f"{row[column] * scale:.1f}" for column in ("median", "p99", "least")))
+        console.print(table)
+    console.print(format_machine(report["machine"]), highlight=False)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ lower priority.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import subprocess
 import sys
@@ -68,10 +69,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench-fair-shares", description=__doc__)
     add_database_option(parser)
     parser.add_argument("--times", type=positive_number, default=300, help="each request is timed so often")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parse_with_database(parser)
     with _start_service(options.database_url) as service, _start_service(options.database_url) as neighbor:
         ratios, flooded = measure_floods(service, neighbor, options.times)
-    _print_table(ratios, flooded, format_machine(describe_machine(*VERSIONS)))
+    machine = describe_machine(*VERSIONS)
+    if options.json:
+        rows = [vars(row) | {"ratio": row.ratio, "neighbor_ratio": row.neighbor_ratio} for row in ratios]
+        sys.stdout.write(json.dumps({"ratios": rows, "flood": flooded.statuses, "machine": machine}) + "\n")
+    else:
+        _print_table(ratios, flooded, format_machine(machine))
     return 0 if all(row.ratio <= TARGET for row in ratios) else 1
 
 

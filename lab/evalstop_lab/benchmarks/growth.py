@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
@@ -74,6 +75,7 @@ class Environment:
         """Post to these runs: a number of requests per client, or for a number of seconds."""
         job = Job(
             addresses=(server.address,),
+            format="evalstop",
             runs=tuple(runs),
             clients=clients,
             batch=batch,
@@ -264,6 +266,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=1.0, help="duration of a load on cached runs (default: 1)")
     parser.add_argument("--quick", action="store_true", help="use small sizes; the figures are not representative")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     options = parse_with_database(parser, arguments)
     if options.quick:
         options.rounds = 1
@@ -275,6 +278,9 @@ def main(arguments: list[str] | None = None) -> int:
                 key = prepare_service(variables)
                 environment = Environment(url, key, variables, Path(folder) / section, generator)
                 tables[section] = _measure_section(section, environment, options)
+    if options.json:
+        sys.stdout.write(msgspec.json.encode({"machine": machine, **tables}).decode() + "\n")
+        return 0
     console = Console() if sys.stdout.isatty() else Console(width=140)
     console.print(format_machine(machine), highlight=False)
     for rows in tables.values():

@@ -9,6 +9,7 @@ form, which needs no database query and is the baseline.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import statistics
 import subprocess
@@ -74,6 +75,7 @@ def main() -> int:
         "--decisions", type=positive_number, default=10_000, help="number of decisions (default: 10000)"
     )
     parser.add_argument("--times", type=positive_number, default=40, help="requests per page (default: 40)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parse_with_database(parser)
     with (
         tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder,
@@ -86,7 +88,12 @@ def main() -> int:
         runs, decisions = copy_runs(libpq_url(url), options.runs, options.decisions)
         with run_service(Path(folder), key, environment) as service:
             timed = measure_pages(service, options.times)
-    _print_table(timed, runs, decisions)
+    if options.json:
+        sys.stdout.write(
+            json.dumps({"runs": runs, "decisions": decisions, "pages": [vars(page) for page in timed]}) + "\n"
+        )
+    else:
+        _print_table(timed, runs, decisions)
     return 0 if all(page.median_ms < LIMIT_MS for page in timed) else 1
 
 

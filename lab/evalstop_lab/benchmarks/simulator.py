@@ -6,7 +6,9 @@ Times are CPU times, the best of several rounds. Ignored events do not count.
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -35,8 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rounds", type=positive_number, default=5, help="rounds, of which the best counts (%(default)s)"
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args(arguments)
-    Console().print(_build_table(measure_schedulers(options.cluster_jobs, options.rounds)))
+    rows = measure_schedulers(options.cluster_jobs, options.rounds)
+    if options.json:
+        sys.stdout.write(json.dumps({"rows": rows, "python": platform.python_version()}) + "\n")
+    else:
+        Console().print(_build_table(rows))
     return 0
 
 

@@ -130,7 +130,7 @@ def serve(handler: type[BaseHTTPRequestHandler]) -> Iterator[tuple[str, int]]:
 @given(st.sampled_from([1, 10, 100, 1000]), st.integers(0, 50))
 def test_requests_carry_every_step_once_in_order(batch: int, count: int) -> None:
     """Steps increase by one from the first, 1 observation in 20 is an eval, and Content-Length is correct."""
-    requests = payloads.generate_requests("r", batch, "h:1", "esk_x", first=60)
+    requests = payloads.generate_requests(payloads.FORMATS["evalstop"], "r", batch, "h:1", "esk_x", first=60)
     observations = []
     for _ in range(count):
         head, _, body = next(requests).partition(b"\r\n\r\n")
@@ -141,6 +141,18 @@ def test_requests_carry_every_step_once_in_order(batch: int, count: int) -> None
         observations += json.loads(body)["observations"]
     assert [item["step"] for item in observations] == list(range(60, 60 + len(observations)))
     assert all((item["metric"] == "eval") == (item["step"] % 20 == 0) for item in observations)
+
+
+def test_both_formats_carry_the_same_numbers() -> None:
+    """MLflow gets the same metrics, steps and values as the service."""
+    ours, theirs = (
+        json.loads(next(payloads.generate_requests(form, "r", 100, "h", None)).partition(b"\r\n\r\n")[2])
+        for form in (payloads.FORMATS["evalstop"], payloads.FORMATS["mlflow"])
+    )
+    assert theirs["run_id"] == "r"
+    assert [(item["key"], item["step"], item["value"]) for item in theirs["metrics"]] == [
+        (item["metric"], item["step"], item["value"]) for item in ours["observations"]
+    ]
 
 
 @given(st.lists(st.text(), min_size=1), st.integers(0, 100))
@@ -260,7 +272,9 @@ def test_refused_request_is_sent_again() -> None:
     """After a 503 the same observations are sent again, and counted once."""
     bodies: list[bytes] = []
     with serve(type("Handler", (FakeBusyServer,), {"bodies": bodies})) as address:
-        job = Job(addresses=(address,), runs=("a",), clients=1, batch=1, seconds=LONG_SECONDS, requests=3)
+        job = Job(
+            addresses=(address,), format="evalstop", runs=("a",), clients=1, batch=1, seconds=LONG_SECONDS, requests=3
+        )
         result = asyncio.run(generate_load(job))
     assert (result.observations, result.retried) == (3, 3)
     assert bodies[::2] == bodies[1::2]
@@ -282,7 +296,9 @@ def answer_once(*segments: bytes) -> Iterator[Job]:
 
         threading.Thread(target=answer, daemon=True).start()
         address = listening.getsockname()
-        yield Job(addresses=(address,), runs=("a",), clients=1, batch=1, seconds=LONG_SECONDS, requests=1)
+        yield Job(
+            addresses=(address,), format="evalstop", runs=("a",), clients=1, batch=1, seconds=LONG_SECONDS, requests=1
+        )
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import psycopg
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -87,7 +88,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.quick:
         options.rounds, options.seconds = 1, 0.5
     report = run(options)
-    print_report(Console() if sys.stdout.isatty() else Console(width=160), report)
+    if options.json:
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    else:
+        print_report(Console() if sys.stdout.isatty() else Console(width=160), report)
     return 1 if report.failures else 0
 
 
@@ -111,7 +115,7 @@ def run(options: argparse.Namespace) -> Report:
         progress = ends.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
         task = progress.add_task("starting the servers", total=None)
         wants = partial(is_wanted, options.only)
-        lineup = Lineup(ends, options.database_url, folder, wants, options.against)
+        lineup = Lineup(ends, options.database_url, folder, wants, options.against, options.mlflow)
         contenders = lineup.start()
         for contender in contenders:
             with suppress(JobFailed):  # the first requests warm up; a failure is recorded when it occurs again
@@ -266,7 +270,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--loads", nargs="+", metavar="PATTERN", help="such as '100 x 8': observations per request x clients"
     )
     parser.add_argument("--against", metavar="PYTHON", help="the Python of another checkout to compare with")
+    parser.add_argument("--mlflow", metavar="PYTHON", help="a Python with mlflow and psycopg2 to compare with")
     parser.add_argument("--quick", action="store_true", help="one short round of two loads; not representative")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The contenders of `make bench-ingest`: the service, the bound, replicas behind nginx, another checkout."""
+"""The contenders of `make bench-ingest`: the service, the bound, replicas behind nginx, another checkout, MLflow."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from uuid import UUID, uuid4
 import httpx
 import psutil
 import psycopg
+import sqlalchemy as sa
 
 from evalstop_lab.benchmarks.databases import libpq_url, temporary_database
 from evalstop_lab.benchmarks.ingest.load_generator import Job
@@ -28,6 +29,7 @@ from evalstop_lab.benchmarks.ingest.results import (
     DIRECT,
     EVALSTOP,
     HASHED,
+    MLFLOW,
     ON_SQLITE,
     REPLICA_SHAPES,
     ROUND_ROBIN,
@@ -73,13 +75,16 @@ class Contender:
     database_pid: int | None = None
     shapes: tuple[Shape, ...] = SHAPES
     proxy: tuple[str, int] | None = None
+    format: str = "evalstop"
 
     def measure(self, shape: Shape, seconds: float) -> Measurement:
         """Run the load on new runs; raises JobFailed if the acknowledged observations are not those stored."""
+        opens = OPENERS[self.format]
         with self.opener.connect() as api, ThreadPoolExecutor(8) as pool:
-            runs = tuple(pool.map(lambda _: open_run(api), range(max(shape.clients, FEWEST_RUNS))))
+            runs = tuple(pool.map(lambda _: opens(api), range(max(shape.clients, FEWEST_RUNS))))
         job = Job(
             addresses=(self.proxy,) if self.proxy else tuple(server.address for server in self.servers),
+            format=self.format,
             runs=runs,
             clients=shape.clients,
             batch=shape.batch,
@@ -109,18 +114,26 @@ def open_run(api: httpx.Client) -> str:
     return str(_decode_response(api.post("/api/v1/runs", json={"name": str(uuid4()), "policy": "default"}))["id"])
 
 
+def _open_mlflow_run(api: httpx.Client) -> str:
+    created = _decode_response(api.post("/api/2.0/mlflow/runs/create", json={"experiment_id": "0"}))
+    return str(created["run"]["info"]["run_id"])
+
+
+OPENERS: dict[str, Callable[[httpx.Client], str]] = {"evalstop": open_run, "mlflow": _open_mlflow_run}
+
+
 def _decode_response(response: httpx.Response) -> Any:
     if not response.is_success:
         raise JobFailed(f"{response.request.url} answered {response.status_code}: {response.text[:300]}")
     return response.json()
 
 
-def count_in_postgres(url: str) -> CountRows:
-    """Return a function that counts the observations of runs in a PostgreSQL database."""
+def count_in_postgres(url: str, table: str = "observations", column: str = "run_id") -> CountRows:
+    """Return a function that counts the rows of runs in a PostgreSQL database."""
 
     def count_rows(runs: Sequence[str]) -> int:
         with psycopg.connect(libpq_url(url)) as connection:
-            query = "SELECT count(*) FROM observations WHERE run_id::text = ANY(%s)"
+            query = f"SELECT count(*) FROM {table} WHERE {column}::text = ANY(%s)"  # noqa: S608 - of constants alone
             row = connection.execute(query, (list(runs),)).fetchone()
             assert row is not None
             return int(row[0])
@@ -158,6 +171,7 @@ class Lineup:
     folder: Path
     wants: Callable[[str], bool]
     against: str | None = None
+    mlflow: str | None = None
     contenders: list[Contender] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -172,6 +186,8 @@ class Lineup:
         if self.against is not None:
             self._start_on_postgres(AGAINST, self.against)
             self._start_on_sqlite(AGAINST, self.against)
+        if self.mlflow is not None and self.wants(MLFLOW):
+            self._start_mlflow(self.mlflow)
         return self.contenders
 
     def _start_on_postgres(self, name: str, python: str) -> None:
@@ -223,6 +239,22 @@ class Lineup:
                 self.notes.append(f"nginx is not installed: {name} is not measured")
             elif self.wants(name):
                 add(name, replicas, proxy=self.ends.enter_context(run_nginx(self.folder / name, replicas, hashed)))
+
+    def _start_mlflow(self, python: str) -> None:
+        url = self.ends.enter_context(temporary_database(self.server_url, "mlflow"))
+        store = sa.make_url(url).set(drivername="postgresql+psycopg2").render_as_string(hide_password=False)
+        port, log = find_free_port(), self.folder / "mlflow.log"
+        command = [python, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", "127.0.0.1"]
+        command += ["--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
+        # With its default pool of 5 connections, 64 clients run into timeouts.
+        environment = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "40"}
+        process = self.ends.enter_context(run_logged(command, log, environment))
+        wait_until_answers(f"http://127.0.0.1:{port}/health", process, log)
+        server = Server(("127.0.0.1", port), process.pid)
+        count_rows = count_in_postgres(url, "metrics", "run_uuid")
+        self._add(
+            MLFLOW, (server,), opener=server, count_rows=count_rows, database_pid=self.database_pid, format="mlflow"
+        )
 
     def _add(self, name: str, servers: tuple[Server, ...], **options: Any) -> None:
         self.contenders.append(Contender(name, self.generator, servers, **options))

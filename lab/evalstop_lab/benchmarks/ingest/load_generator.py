@@ -34,11 +34,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One load. Client i posts to the runs i, i + clients, ... in turns.
 
     `addresses`: each client posts to one of them.
+    `format`: a name in `payloads.FORMATS`.
     `first_step`: the step of each run's first observation.
     `requests`: the number per client; None: limited only by time.
     """
 
     addresses: tuple[tuple[str, int], ...]
+    format: str
     runs: tuple[str, ...]
     clients: int
     batch: int
@@ -73,10 +75,10 @@ class _Client:
 
     def __init__(self, job: Job, number: int) -> None:
         self._address = job.addresses[number % len(job.addresses)]
-        host = "{}:{}".format(*self._address)
+        form, host = payloads.FORMATS[job.format], "{}:{}".format(*self._address)
         self._requests = _take_turns(
             [
-                payloads.generate_requests(run, job.batch, host, job.key, job.first_step)
+                payloads.generate_requests(form, run, job.batch, host, job.key, job.first_step)
                 for run in job.runs[number :: job.clients]
             ]
         )
@@ -178,7 +180,7 @@ class _Connection(asyncio.Protocol):
 
 async def generate_load(job: Job) -> Load:
     """Run the job; returns after every request has been answered."""
-    payloads.prepare_templates(job.batch)  # fills its cache before the measurement
+    payloads.prepare_templates(payloads.FORMATS[job.format], job.batch)  # fills its cache before the measurement
     clients = [_Client(job, number) for number in range(job.clients)]
     await asyncio.gather(*(client.connect() for client in clients))
     gc.collect()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from evalstop_lab.benchmarks.ingest.load_generator import Load
 
-EVALSTOP, BOUND, AGAINST = "EvalStop", "bound", "the other checkout"
+EVALSTOP, BOUND, AGAINST, MLFLOW = "EvalStop", "bound", "the other checkout", "MLflow"
 ON_SQLITE = " on SQLite"
 DIRECT, HASHED, ROUND_ROBIN = (f"4 replicas, {routing}" for routing in ("sticky", "nginx hash", "nginx round robin"))
 
