@@ -75,19 +75,8 @@ def claim_deliveries(
     )
     secrets = tuple(encryption.decrypt(stored, endpoint.id) for stored in valid)
     claimed = [
-        ClaimedDelivery(
-            run_id=row.run_id,
-            id=row.id,
-            event_id=row.event_id,
-            endpoint_id=endpoint.id,
-            attempts=row.attempts + 1,
-            due_at=row.due_at,
-            lease_until=lease_until,
-            url=endpoint.url,
-            secrets=secrets,
-            body=row.body,
-        )
-        for row in tx.execute(_LOCK_DUE, {"of_endpoint": endpoint.id, "now": now, "most": limit})
+        ClaimedDelivery(**row, lease_until=lease_until, url=endpoint.url, secrets=secrets)
+        for row in tx.execute(_LOCK_DUE, {"of_endpoint": endpoint.id, "now": now, "most": limit}).mappings()
     ]
     for delivery in claimed:
         row = {"of_run": delivery.run_id, "of_id": delivery.id}
@@ -99,29 +88,18 @@ def settle_delivery(
     tx: Transaction, endpoint: Endpoint, delivery_id: UUID, attempt: int, result: Result, status_code: int, at: datetime
 ) -> bool | None:
     """Record the receiver's result. False: the lease had expired, or it was cancelled; None: unknown delivery."""
-    row = tx.execute(_FIND, {"of_id": delivery_id, "of_endpoint": endpoint.id}).one_or_none()
+    row = tx.execute(_FIND, {"of_id": delivery_id, "of_endpoint": endpoint.id}).mappings().one_or_none()
     if row is None:
         return None
-    claimed = ClaimedDelivery(
-        run_id=row.run_id,
-        id=delivery_id,
-        event_id=row.event_id,
-        endpoint_id=endpoint.id,
-        attempts=attempt,
-        due_at=row.due_at,
-        lease_until=row.due_at,
-        url=endpoint.url,
-        secrets=(),
-        body="",
-    )
-    return (
-        delivery_id
-        in leases.settle_deliveries(tx, [FinishedAttempt(claimed, result, at, status_code=status_code)]).still_held
-    )
+    claimed = ClaimedDelivery(**row, attempts=attempt, lease_until=row["due_at"], url=endpoint.url, secrets=(), body="")
+    ended = FinishedAttempt(claimed, result, at, status_code=status_code)
+    return delivery_id in leases.settle_deliveries(tx, [ended]).still_held
 
 
 # The statements of a claim are built once: SQLAlchemy takes longer to build one than to execute it.
 _TABLE = deliveries.c
+
+_KEY = (_TABLE.run_id, _TABLE.id, _TABLE.event_id, _TABLE.endpoint_id, _TABLE.due_at)
 
 _DUE = sa.and_(
     _TABLE.state == sa.literal_column("'waiting'"),  # inlined, not bound, so that the partial index is used
@@ -137,7 +115,7 @@ _FIND_WITH_DUE = sa.select(targets.c.id).where(
 )
 
 _LOCK_DUE = (
-    sa.select(_TABLE.run_id, _TABLE.id, _TABLE.event_id, _TABLE.attempts, _TABLE.due_at, events.c.body)
+    sa.select(*_KEY, (_TABLE.attempts + 1).label("attempts"), events.c.body)
     .join(events, (events.c.run_id == _TABLE.run_id) & (events.c.id == _TABLE.event_id))
     .where(_TABLE.endpoint_id == sa.bindparam("of_endpoint"), _DUE)
     .order_by(_TABLE.due_at, _TABLE.id)
@@ -147,6 +125,4 @@ _LOCK_DUE = (
 
 _LEASE = sa.update(deliveries).where(_TABLE.run_id == sa.bindparam("of_run"), _TABLE.id == sa.bindparam("of_id"))
 
-_FIND = sa.select(_TABLE.run_id, _TABLE.event_id, _TABLE.due_at).where(
-    _TABLE.id == sa.bindparam("of_id"), _TABLE.endpoint_id == sa.bindparam("of_endpoint")
-)
+_FIND = sa.select(*_KEY).where(_TABLE.id == sa.bindparam("of_id"), _TABLE.endpoint_id == sa.bindparam("of_endpoint"))
