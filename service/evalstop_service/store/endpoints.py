@@ -162,19 +162,13 @@ def update_endpoint(
 
 
 def rotate_secret(
-    tx: Transaction,
-    project_id: UUID,
-    endpoint_id: UUID,
-    *,
-    now: datetime,
-    previous_valid_hours: float = 24.0,
-    encryption: Encryption = UNENCRYPTED,
+    tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime, encryption: Encryption = UNENCRYPTED
 ) -> Endpoint:
-    """Give the endpoint a new secret; the previous one also signs for `previous_valid_hours`. Raises NotFound."""
+    """Give the endpoint a new secret; the previous one also signs for a day. Raises NotFound."""
     values = {
         "secret": encryption.encrypt(generate_secret(), endpoint_id),
         "previous_secret": endpoints.c.secret,
-        "previous_secret_until": now + timedelta(hours=previous_valid_hours),
+        "previous_secret_until": now + timedelta(days=1),
     }
     tx.execute(sa.update(endpoints).where(_is_endpoint(project_id, endpoint_id)).values(values))
     return load_endpoint(tx, project_id, endpoint_id)

@@ -60,14 +60,14 @@ def test_update_changes_only_given_fields(database: Database, project: SeededPro
 
 
 def test_rotated_secret_overlaps_with_the_previous(database: Database, project: SeededProject) -> None:
-    """After a rotation both secrets sign for the given hours, then only the new one."""
+    """After a rotation both secrets sign for a day, then only the new one."""
     endpoint = project.add_endpoint(database, "http://x.example")
     with database.transaction() as tx:
-        rotated = endpoints.rotate_secret(tx, project.id, endpoint.id, now=EPOCH, previous_valid_hours=2)
+        rotated = endpoints.rotate_secret(tx, project.id, endpoint.id, now=EPOCH)
         project.add_event(tx)
         project.add_event(tx)
-        during = claim_deliveries(tx, EPOCH + timedelta(hours=1), 10, 1)[0]
-        after = claim_deliveries(tx, EPOCH + timedelta(hours=2), 10, 1)[0]
+        during = claim_deliveries(tx, EPOCH + timedelta(hours=23), 10, 1)[0]
+        after = claim_deliveries(tx, EPOCH + timedelta(hours=24), 10, 1)[0]
     assert during.secrets == (rotated.secret, endpoint.secret, endpoint.signing_key)
     assert after.secrets == (rotated.secret, endpoint.signing_key)
     assert rotated.secret != endpoint.secret
