@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 from uuid import UUID
@@ -13,7 +14,7 @@ from evalstop_service.store.observations import LatestObservation
 from evalstop_service.store.sparklines import Segment
 from evalstop_service.web.dashboard.charted_series import list_charted
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
-from evalstop_service.web.dashboard.sparkline import HEIGHT, STRETCHES, WIDTH, Frame
+from evalstop_service.web.dashboard.sparkline import STRETCHES, Frame
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
@@ -24,14 +25,11 @@ MOST_SHOWN = 480
 
 @dataclass(frozen=True)
 class MetricChart:
-    """The line of a metric in an SVG of WIDTH x HEIGHT, and its range; no line without finite values."""
+    """The line of a metric and the frame that it fills; none without finite values."""
 
     latest: LatestObservation
-    line: str = ""
-    first_step: int = 0
-    last_step: int = 0
-    lowest: float = 0.0
-    highest: float = 0.0
+    line: str
+    frame: Frame | None
 
 
 @router.get("/metric-charts")
@@ -44,7 +42,7 @@ def show_metric_charts(
         charted = list_charted(run)
         other_metrics = [item for item in observations.list_latest(tx, run.id) if item.metric not in charted]
         segments = sparklines.load_segments(tx, [(run.id, item.metric) for item in other_metrics[:shown]], STRETCHES)
-    charts = [_draw_chart(item, segments.get((run.id, item.metric), [])) for item in other_metrics[:shown]]
+    charts = [_draw_chart(item, segments.get((run.id, item.metric), ())) for item in other_metrics[:shown]]
     more_link = make_link(f"/runs/{run.id}/metric-charts", {"shown": min(shown + A_PAGE, MOST_SHOWN)})
     remaining_count = max(0, len(other_metrics) - shown)
     return render_page(
@@ -54,12 +52,9 @@ def show_metric_charts(
         charts=charts,
         left=remaining_count,
         more=more_link if remaining_count and shown < MOST_SHOWN else None,
-        size=(WIDTH, HEIGHT),
     )
 
 
-def _draw_chart(latest: LatestObservation, segments: list[Segment]) -> MetricChart:
-    if not segments:
-        return MetricChart(latest)
-    frame = Frame.around(segments)
-    return MetricChart(latest, frame.line(segments), frame.first, frame.last, frame.lowest, frame.highest)
+def _draw_chart(latest: LatestObservation, segments: Sequence[Segment]) -> MetricChart:
+    frame = Frame.around(segments) if segments else None
+    return MetricChart(latest, frame.line(segments) if frame else "", frame)
