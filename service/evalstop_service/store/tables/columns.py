@@ -77,9 +77,6 @@ class EnumText(_CheckedColumn):
         super().__init__()
         self.kind = kind
 
-    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
-        return value
-
     def process_result_value(self, value: str | None, dialect: sa.Dialect) -> StrEnum | None:
         return None if value is None else self.kind(value)
 

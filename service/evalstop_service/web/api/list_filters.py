@@ -32,6 +32,9 @@ def _check_label(text: str) -> str:
 Label = Annotated[str, Field(max_length=2300), Plain, Rule(_check_label, {"pattern": r'^[^="\\\x00-\x1f\x7f-\x9f]+='})]
 
 
+_SAME_FIELDS = ("status", "verdict", "policy", "mode", "owner", "group", "since", "until")
+
+
 class RunQuery(BaseModel):
     """Which runs to list; omitted filters match every run."""
 
@@ -54,21 +57,10 @@ class RunQuery(BaseModel):
 
     def to_filter(self, before: UUID | None = None) -> RunFilter:
         """The filter for the store; `before`: the last run of the previous page."""
+        same = {name: getattr(self, name) for name in _SAME_FIELDS}
         labels = [(name, value) for name, _, value in (item.partition("=") for item in self.label)]
-        return RunFilter(
-            name=self.name or None,
-            status=self.status,
-            verdict=self.verdict,
-            mode=self.mode,
-            policy=self.policy,
-            owner=self.owner,
-            group=self.group,
-            tags=tuple(self.tag),
-            labels=(*labels, *([("job_kind", self.job_kind)] if self.job_kind else [])),
-            since=self.since,
-            until=self.until,
-            before=before,
-        )
+        labels += [("job_kind", self.job_kind)] if self.job_kind else []
+        return RunFilter(**same, name=self.name or None, tags=tuple(self.tag), labels=tuple(labels), before=before)
 
 
 class RunListQuery(RunQuery):
