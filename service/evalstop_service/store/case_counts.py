@@ -17,7 +17,7 @@ from evalstop_service.errors import Invalid
 from evalstop_service.rules.case_requirements import CaseRequirements, Shortfall
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store.cases import Case
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, match_given
 from evalstop_service.store.runs import POLICY_COLUMNS
 from evalstop_service.store.tables import cases, policies, runs
 
@@ -292,7 +292,7 @@ def _filter_cases(
         cases.c.outcome: case_filter.outcome,
         cases.c.run_outcome: case_filter.run_outcome,
     }
-    conditions = [column == value for column, value in exact.items() if value is not None]
+    conditions = match_given(exact)
     if case_filter.policy is not None or case_filter.version is not None:
         conditions.append(cases.c.policy_id.in_(_select_policies(project_id, case_filter)))
     if case_filter.detector is not None:

@@ -8,7 +8,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -321,6 +321,11 @@ def _log_once(fault: str) -> None:
 def read_columns(row: sa.RowMapping, columns: Iterable[sa.ColumnElement[Any]]) -> dict[str, Any]:
     """The values of these columns in a row, by their names, which other columns of the row may have too."""
     return {str(column.key): row[column] for column in columns}
+
+
+def match_given(wanted: Mapping[Any, object]) -> list[sa.ColumnElement[bool]]:
+    """The conditions that columns have the wanted values; None is any value."""
+    return [column == value for column, value in wanted.items() if value is not None]
 
 
 def contains_text(column: sa.ColumnElement[str], part: str) -> sa.ColumnElement[bool]:

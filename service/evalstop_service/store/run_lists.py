@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.run_results import Call, Verdict
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.store.database import Transaction, contains_text, read_page
+from evalstop_service.store.database import Transaction, contains_text, match_given, read_page
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import decision_changes, outcomes, policies, run_descriptions, run_health, runs
 
@@ -121,15 +121,11 @@ _REVISION_OF_RUN = _REVISION.where(runs.c.project_id == sa.bindparam("of_project
 def _select_page(
     tx: Transaction, query: sa.Select[Any], project_id: UUID, run_filter: RunFilter, limit: int
 ) -> sa.Select[Any]:
-    query = query.where(runs.c.project_id == project_id)
+    verdict = runs.c.verdict["verdict"].as_string()
+    exact = {runs.c.status: run_filter.status, verdict: run_filter.verdict, runs.c.mode: run_filter.mode}
+    query = query.where(runs.c.project_id == project_id, *match_given(exact))
     if run_filter.name is not None:
         query = query.where(contains_text(runs.c.name, run_filter.name))
-    if run_filter.status is not None:
-        query = query.where(runs.c.status == run_filter.status)
-    if run_filter.verdict is not None:
-        query = query.where(runs.c.verdict["verdict"].as_string() == run_filter.verdict)
-    if run_filter.mode is not None:
-        query = query.where(runs.c.mode == run_filter.mode)
     if run_filter.policy is not None:
         of_name = sa.select(policies.c.id).where(
             policies.c.project_id == project_id, policies.c.name == run_filter.policy
@@ -166,11 +162,8 @@ def _has_label(tx: Transaction, name: str, value: str) -> sa.ColumnElement[bool]
 def _select_described(tx: Transaction, project_id: UUID, run_filter: RunFilter) -> sa.Select[Any]:
     """The ids of the runs whose description matches."""
     table = run_descriptions.c
-    query = sa.select(table.run_id).where(table.project_id == project_id)
-    if run_filter.owner is not None:
-        query = query.where(table.owner == run_filter.owner)
-    if run_filter.group is not None:
-        query = query.where(table.group == run_filter.group)
+    exact = {table.owner: run_filter.owner, table.group: run_filter.group}
+    query = sa.select(table.run_id).where(table.project_id == project_id, *match_given(exact))
     unfold = sa.func.json_array_elements_text if tx.dialect.name == "postgresql" else sa.func.json_each
     for tag in run_filter.tags:
         item = unfold(table.tags).table_valued("value")

@@ -13,7 +13,7 @@ from evalstop_service.errors import NotFound
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import wakeup
-from evalstop_service.store.database import Transaction, find_one
+from evalstop_service.store.database import Transaction, find_one, match_given
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints, events
 
 
@@ -82,15 +82,9 @@ def list_deliveries(
 
     `since`, `until`: created at or after, and before.
     """
-    query = _of(project_id)
-    if state is not None:
-        query = query.where(deliveries.c.state == state)
-    if endpoint_id is not None:
-        query = query.where(deliveries.c.endpoint_id == endpoint_id)
-    if run_id is not None:
-        query = query.where(deliveries.c.run_id == run_id)
-    if event_type is not None:
-        query = query.where(events.c.type == event_type)
+    table = deliveries.c
+    exact = {table.state: state, table.endpoint_id: endpoint_id, table.run_id: run_id, events.c.type: event_type}
+    query = _of(project_id).where(*match_given(exact))
     if since is not None:
         query = query.where(deliveries.c.created_at >= since)
     if until is not None:
