@@ -31,15 +31,16 @@ def add_checkpoint(tx: Transaction, run_id: UUID, checkpoint: Checkpoint) -> Non
 
 def list_checkpoints(tx: Transaction, run_id: UUID) -> list[Checkpoint]:
     """A run's live checkpoints by ascending step."""
-    query = _LIVE.where(checkpoints.c.run_id == run_id).order_by(checkpoints.c.step)
-    return [Checkpoint(*row) for row in tx.execute(query)]
+    return load_checkpoints(tx, [run_id]).get(run_id, [])
 
 
 def load_checkpoints(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, list[Checkpoint]]:
     """The live checkpoints of each of these runs that has any, by ascending step."""
-    query = _LIVE.add_columns(checkpoints.c.run_id).where(checkpoints.c.run_id.in_(run_ids))
+    table = checkpoints.c
+    query = sa.select(table.run_id, table.step, table.uri, table.attempt, table.created_at)
+    query = query.where(table.run_id.in_(run_ids), table.superseded_by == LIVE).order_by(table.run_id, table.step)
     by_run: dict[UUID, list[Checkpoint]] = defaultdict(list)
-    for *columns, run_id in tx.execute(query.order_by(checkpoints.c.run_id, checkpoints.c.step)):
+    for run_id, *columns in tx.execute(query):
         by_run[run_id].append(Checkpoint(*columns))
     return by_run
 
@@ -50,8 +51,3 @@ def supersede_checkpoints(tx: Transaction, run_id: UUID, after_step: int, by_att
         checkpoints.c.run_id == run_id, checkpoints.c.step > after_step, checkpoints.c.superseded_by == LIVE
     )
     tx.execute(query.values(superseded_by=by_attempt))
-
-
-_LIVE = sa.select(checkpoints.c.step, checkpoints.c.uri, checkpoints.c.attempt, checkpoints.c.created_at).where(
-    checkpoints.c.superseded_by == LIVE
-)

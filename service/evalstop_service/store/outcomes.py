@@ -47,7 +47,8 @@ def add_outcome(
     assessment: RunAssessment | None = None,
 ) -> None:
     """Append an outcome; the run is locked in this transaction."""
-    last = sa.select(sa.func.coalesce(sa.func.max(outcomes.c.sequence), 0)).where(*_of(run_id, attempt))
+    last = sa.select(sa.func.coalesce(sa.func.max(outcomes.c.sequence), 0))
+    last = last.where(outcomes.c.run_id == run_id, outcomes.c.attempt == attempt)
     tx.execute(
         outcomes.insert().values(
             run_id=run_id,
@@ -66,14 +67,12 @@ def add_outcome(
 
 def list_outcomes(tx: Transaction, run_id: UUID, attempt: int) -> list[Outcome]:
     """All outcomes of an attempt, oldest first; the last one counts."""
-    rows = tx.execute(_SELECT.where(*_of(run_id, attempt)).order_by(outcomes.c.sequence))
-    return [Outcome(*row) for row in rows]
+    return load_history(tx, [(run_id, attempt)]).get((run_id, attempt), [])
 
 
 def find_outcome(tx: Transaction, run_id: UUID, attempt: int) -> Outcome | None:
     """The outcome of an attempt that counts."""
-    row = tx.execute(_SELECT.where(*_of(run_id, attempt)).order_by(outcomes.c.sequence.desc()).limit(1)).one_or_none()
-    return Outcome(*row) if row else None
+    return load_outcomes(tx, [(run_id, attempt)]).get((run_id, attempt))
 
 
 def load_outcomes(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], Outcome]:
@@ -91,14 +90,8 @@ def load_history(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[
     return by_attempt
 
 
-def _of(run_id: UUID, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
-    return outcomes.c.run_id == run_id, outcomes.c.attempt == attempt
-
-
 _LOAD = (
     sa.select(outcomes)
     .where(sa.tuple_(outcomes.c.run_id, outcomes.c.attempt).in_(sa.bindparam("attempts", expanding=True)))
     .order_by(outcomes.c.sequence)
 )
-
-_SELECT = sa.select(*(column for column in outcomes.c if column.name not in ("run_id", "attempt")))
