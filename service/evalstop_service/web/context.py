@@ -114,35 +114,22 @@ Keys = Annotated[KeyCache, Depends(_part(lambda context: context.key_cache))]
 Secrets = Annotated[Encryption, Depends(_part(lambda context: context.encryption))]
 Allowed = Annotated[AddressPolicy, Depends(_part(lambda context: context.address_policy))]
 
-UNAUTHORIZED = Problem(
-    401,
-    ProblemKind.NO_KEY,
-    "send `Authorization: Bearer esk_...`; `evalstop key create` creates a key",
-    headers={"WWW-Authenticate": "Bearer"},
-)
+
+def refuse_key(detail: str) -> Problem:
+    """The problem for a request without a valid key; `detail` says what to send."""
+    detail += "; `evalstop key create` creates one"
+    return Problem(401, ProblemKind.NO_KEY, detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-UNKNOWN_KEY = Problem(
-    401,
-    UNAUTHORIZED.kind,
-    "the key is unknown, revoked, expired or bound to other networks; `evalstop key create` creates one",
-    headers=UNAUTHORIZED.headers,
-)
-
-WITHOUT_SCHEME = Problem(
-    401,
-    UNAUTHORIZED.kind,
-    "the header has a key without the scheme before it: send `Authorization: Bearer esk_...`; `evalstop key create` "
-    "makes one",
-    headers=UNAUTHORIZED.headers,
-)
+UNAUTHORIZED = refuse_key("send a key in the header, `Authorization: Bearer esk_...`")
 
 
-def _refusal(request: Request) -> Problem:
-    header = request.headers.get("authorization", "")
+def _explain_refusal(header: str) -> Problem:
     if header.startswith("esk_"):
-        return WITHOUT_SCHEME
-    return UNKNOWN_KEY if header.lower().startswith("bearer ") else UNAUTHORIZED
+        return refuse_key("the header has a key without the scheme before it: send `Authorization: Bearer esk_...`")
+    if header.lower().startswith("bearer "):
+        return refuse_key("the key is unknown, revoked, expired or bound to other networks")
+    return UNAUTHORIZED
 
 
 def read_address(request: Request) -> str:
@@ -165,7 +152,7 @@ class _BearerKey(SecurityBase):
             key_cache = read_context(request).key_cache
             key = await key_cache.authenticate_together(secret.strip(), read_address(request), urgent)
         if key is None:
-            raise _refusal(request)
+            raise _explain_refusal(request.headers.get("authorization", ""))
         return key
 
 

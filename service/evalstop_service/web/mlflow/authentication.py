@@ -11,16 +11,10 @@ from fastapi import Depends, Request
 
 from evalstop_service.store.keys import Key
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.context import Caller, Context, allowed, hold_place, read_address, read_context
-from evalstop_service.web.problem_kinds import ProblemKind
-from evalstop_service.web.problems import Problem
+from evalstop_service.web.context import Caller, Context, allowed, hold_place, read_address, read_context, refuse_key
 
-_UNAUTHENTICATED = Problem(
-    401,
-    ProblemKind.NO_KEY,
-    "set MLFLOW_TRACKING_TOKEN to an active key, or MLFLOW_TRACKING_PASSWORD with any MLFLOW_TRACKING_USERNAME; "
-    "`evalstop key create` creates a key",
-    headers={"WWW-Authenticate": "Bearer"},
+_UNAUTHENTICATED = refuse_key(
+    "set MLFLOW_TRACKING_TOKEN to an active key, or MLFLOW_TRACKING_PASSWORD with any MLFLOW_TRACKING_USERNAME"
 )
 
 
