@@ -11,7 +11,7 @@ import math
 from typing import Annotated
 
 from fastapi import APIRouter, Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from evalstop_service.ingest import Message, Observations, open_run
 from evalstop_service.store import observations, runs
@@ -28,9 +28,7 @@ STEP, TOTAL_STEPS = "current_step", "total_steps"
 
 
 class ReportedMetric(BaseModel):
-    """A metric and its latest value, as a string."""
-
-    model_config = ConfigDict(extra="ignore")
+    """A metric and its latest value, as a string. Other fields are ignored, as in the whole report."""
 
     name: Name = Field(description="the name of the series", examples=["eval_loss"])
     value: Annotated[str, Field(max_length=100)] = Field(description="a number, as a string", examples=["0.61"])
@@ -39,8 +37,6 @@ class ReportedMetric(BaseModel):
 class TrainerStatus(BaseModel):
     """How far training has come."""
 
-    model_config = ConfigDict(extra="ignore")
-
     metrics: Annotated[list[ReportedMetric], Field(max_length=1000)] = Field(
         [], description="the latest value of each metric"
     )
@@ -48,8 +44,6 @@ class TrainerStatus(BaseModel):
 
 class ProgressIn(BaseModel):
     """A report, of which only the metrics are used."""
-
-    model_config = ConfigDict(extra="ignore")
 
     trainerStatus: TrainerStatus = Field(description="status reported by the trainer")  # noqa: N815 - Kubeflow's name
 
