@@ -108,20 +108,17 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def answer(problem: Problem, path: str) -> JSONResponse:
     """The response to a request for `path`."""
-    body: dict[str, Any] = {
+    body = {
         "type": problem.kind.uri,
         "code": problem.kind.code,
         "title": problem.title,
         "status": problem.status,
         "detail": problem.detail,
         "instance": path,
+        "request_id": logs.request_id(),
+        "errors": problem.errors,
     }
-    if (request_id := logs.request_id()) is not None:
-        body["request_id"] = request_id
-    if problem.errors is not None:
-        body["errors"] = problem.errors
-    if problem.more is not None:
-        body |= problem.more
+    body = {name: value for name, value in body.items() if value is not None} | dict(problem.more or {})
     return JSONResponse(body, problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
 
 

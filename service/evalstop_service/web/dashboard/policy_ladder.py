@@ -44,11 +44,6 @@ class Ladder:
     proposed: Sequence[Proposal]
 
     @property
-    def undecided(self) -> int:
-        """The number of undecided cases, which count against it."""
-        return self.cases.of_version.undecided
-
-    @property
     def suffices(self) -> bool:
         """Whether its cases allow the next stage."""
         return self.needed is not None and self.have >= self.needed
