@@ -26,38 +26,6 @@ class DecompressionError(Exception):
     """The body cannot be decompressed."""
 
 
-class Decompressor(Protocol):
-    """Decompresses a body as it arrives."""
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Decompress the next part; consume the chunks before you pass another one. Raises DecompressionError."""
-        ...
-
-    def end(self) -> None:
-        """End the body. Raises DecompressionError if it is truncated."""
-        ...
-
-
-def create_decompressor(encoding: str) -> Decompressor | None:
-    """The decompressor for the value of a Content-Encoding header; None if it is unknown."""
-    match encoding.strip().lower():
-        case "" | "identity":
-            return _Identity()
-        case "gzip" | "x-gzip":
-            return _Compressed(_Gzip)
-        case "zstd":
-            return _Compressed(_create_zstd)
-    return None
-
-
-class _Identity:
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        yield from _split_pieces(data)
-
-    def end(self) -> None:
-        pass
-
-
 class _Member(Protocol):
     """One compressed file, decompressed in chunks of limited size."""
 
@@ -68,24 +36,37 @@ class _Member(Protocol):
     def decompress(self, data: bytes, max_length: int) -> bytes: ...
 
 
-class _Compressed:
-    def __init__(self, member: Callable[[], _Member]) -> None:
-        self._new = member
+class Decompressor:
+    """Decompresses a body as it arrives; `new_member` begins a compressed file, None: the body is not compressed."""
+
+    def __init__(self, new_member: Callable[[], _Member] | None) -> None:
+        self._new_member = new_member
         self._member: _Member | None = None
         self._members = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        for part in _split_pieces(data):
-            yield from self._pieces(part)
+        """Decompress the next part; consume the chunks before you pass another one. Raises DecompressionError."""
+        for at in range(0, len(data), PIECE_BYTES):
+            part = data[at : at + PIECE_BYTES]
+            if self._new_member is None:
+                yield part
+            else:
+                yield from self._decompress(part, self._new_member)
 
     def end(self) -> None:
-        if self._member is not None or not self._members:
+        """End the body. Raises DecompressionError if it is truncated."""
+        if self._member is not None or (self._new_member is not None and not self._members):
             raise DecompressionError("it is truncated")
 
-    def _pieces(self, data: bytes) -> Iterator[bytes]:
+    def _decompress(self, data: bytes, new_member: Callable[[], _Member]) -> Iterator[bytes]:
         full = False
         while data or full:
-            member = self._member or self._begin_member()
+            if self._member is None:
+                self._members += 1
+                if self._members > MOST_MEMBERS:
+                    raise DecompressionError(f"it is a concatenation of more than {MOST_MEMBERS} compressed files")
+                self._member = new_member()
+            member = self._member
             try:
                 piece = member.decompress(data, PIECE_BYTES)
             except (zlib.error, zstd.ZstdError) as error:
@@ -96,12 +77,17 @@ class _Compressed:
             if member.eof:
                 data, full, self._member = member.unused_data, False, None
 
-    def _begin_member(self) -> _Member:
-        self._members += 1
-        if self._members > MOST_MEMBERS:
-            raise DecompressionError(f"it is a concatenation of more than {MOST_MEMBERS} compressed files")
-        self._member = self._new()
-        return self._member
+
+def create_decompressor(encoding: str) -> Decompressor | None:
+    """The decompressor for the value of a Content-Encoding header; None if it is unknown."""
+    match encoding.strip().lower():
+        case "" | "identity":
+            return Decompressor(None)
+        case "gzip" | "x-gzip":
+            return Decompressor(_Gzip)
+        case "zstd":
+            return Decompressor(_create_zstd)
+    return None
 
 
 class _Gzip:
@@ -124,10 +110,6 @@ class _Gzip:
 
 def _create_zstd() -> _Member:
     return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG})
-
-
-def _split_pieces(data: bytes) -> Iterator[bytes]:
-    return (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
 
 
 def _describe_error(error: Exception) -> str:
