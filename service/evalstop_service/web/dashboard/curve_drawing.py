@@ -26,16 +26,11 @@ class Curve:
 
 
 def load_curves(tx: Transaction, run: Run) -> list[Curve]:
-    """The eval, the proxy and the KL of a run."""
+    """The eval, the proxy and the KL of a run, those without finite values left out."""
     metric_of_role = {role: metric for metric, role in reversed(charted_series.list_charted(run).items())}
     series_of_role = {role: (run.id, metric_of_role[role]) for role in charted_series.ROLES if role in metric_of_role}
     segments = sparklines.load_segments(tx, series_of_role.values(), STRETCHES)
-    return draw_curves([(role, segments.get(series, ())) for role, series in series_of_role.items()])
-
-
-def draw_curves(segments: Sequence[tuple[str, Sequence[Segment]]]) -> list[Curve]:
-    """The curves of these roles, those without finite values left out."""
-    drawable = [(role, stretches) for role, stretches in segments if stretches]
+    drawable = [(role, segments[series]) for role, series in series_of_role.items() if segments.get(series)]
     steps = [item.step for _, stretches in drawable for item in stretches]
     return [_draw_curve(role, stretches, min(steps), max(steps)) for role, stretches in drawable]
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Response
+from msgspec import structs
 
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures, regroup
-from evalstop_service.rules.confidence_sequences import Estimate
 from evalstop_service.rules.statuses import DecisionOutcome, Treatment
 from evalstop_service.store import case_counts, policies, rollout_stages
 from evalstop_service.store.case_counts import CaseFilter, Delay, Grouping, Key
@@ -105,7 +105,7 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Respo
                 {
                     "label": f"{group.key[0]} v{group.key[1]}",
                     "stated": group.stated_risk,
-                    **_encode_estimate(group.false_stops),
+                    **structs.asdict(group.false_stops),
                 }
                 for group in figures.compute_figures(regroup(counts, _policy_key), ())
                 if group.stated_risk is not None and group.false_stops is not None and group.false_stops.decided
@@ -165,13 +165,7 @@ def _detector_keys(key: Key) -> list[Key]:
 
 def _encode_week(group: GroupFigures) -> dict[str, Any]:
     estimates = {"precision": group.precision, "recall": group.recall, "false_stops": group.false_stops}
-    return {"week": group.key[0]} | {
-        name: _encode_estimate(estimate) for name, estimate in estimates.items() if estimate is not None
-    }
-
-
-def _encode_estimate(estimate: Estimate) -> dict[str, float | int | None]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "decided": estimate.decided}
+    return {"week": group.key[0], **estimates}
 
 
 def _build_histogram(late: Sequence[Delay]) -> dict[str, list[float]]:

@@ -16,7 +16,6 @@ from evalstop_service.rules import liveness
 from evalstop_service.rules.decision_lifecycle import NEXT_STATES, DecisionState
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.role_recognition import COMBINED_METRIC, MetricFields
-from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
 from evalstop_service.rules.statuses import UNENDED, RunStatus
 from evalstop_service.runs import health, metric_roles, watched_metrics
 from evalstop_service.runs.eval_shares import EvalShare, list_shares
@@ -140,8 +139,8 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         {
             # A list, because a metric may be named __proto__.
             "series": [{"metric": item.metric, "role": item.role, **_to_columns(item.drawn)} for item in charted],
-            "best_checkpoint": _encode_mark(run.best_checkpoint),
-            "raw_maximum": _encode_mark(run.raw_maximum),
+            "best_checkpoint": run.best_checkpoint,
+            "raw_maximum": run.raw_maximum,
             "turn_step": charted_series.find_turn_step(run, decision),
             "last_step": run.last_step,
             "planned_end": _find_planned_end(run),
@@ -218,7 +217,3 @@ def _to_columns(points: Sequence[PostedObservation]) -> dict[str, list[Any]]:
         "values": [point.value for point in points],
         "stderrs": [point.stderr for point in points],
     }
-
-
-def _encode_mark(best: BestCheckpoint | RawMaximum | None) -> dict[str, float] | None:
-    return {"step": best.step, "score": best.score} if best else None

@@ -7,8 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Form, Request, Response
-from fastapi.concurrency import run_in_threadpool
+from fastapi import APIRouter, Depends, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import pause as pausing
@@ -139,15 +138,15 @@ def show_settings(site: SiteOf, visitor: SignedIn) -> Response:
     return _render_settings(site, visitor)
 
 
+async def _read_form(request: Request) -> dict[str, str]:
+    return {name: str(value) for name, value in (await request.form()).items()}
+
+
 @router.post("")
-async def change_settings(request: Request, site: SiteOf, visitor: FreshAdmin) -> Response:
+def change_settings(
+    request: Request, site: SiteOf, visitor: FreshAdmin, written: Annotated[dict[str, str], Depends(_read_form)]
+) -> Response:
     """Change settings."""
-    form = await request.form()
-    written = {name: str(value) for name, value in form.items()}
-    return await run_in_threadpool(_save_settings, request, site, visitor, written)
-
-
-def _save_settings(request: Request, site: Site, visitor: Visitor, written: dict[str, str]) -> Response:
     changes: dict[str, str | list[str] | None] = {}
     for setting in SETTINGS:
         if setting.name in written:

@@ -112,13 +112,7 @@ def _describe_threshold(policy: Policy, evidence: Sequence[Evidence | None]) -> 
         return None
     stop_at = policy.members[index].thresholds.stop_at
     assert stop_at is not None, "it can stop a run"
-    match main_evidence.kind:
-        case Kind.POSTERIOR | Kind.FRACTION:
-            lowest, highest, increment = 0.5, 0.99, 0.01
-        case Kind.COUNT:
-            lowest, highest, increment = 1.0, 20.0, 1.0
-        case _:
-            lowest, highest, increment = 0.5, 20.0, 0.5
+    lowest, highest, increment = _RANGES.get(main_evidence.kind, (0.5, 20.0, 0.5))
     return {
         "member": policy.ids[index],
         "kind": main_evidence.kind,
@@ -127,6 +121,9 @@ def _describe_threshold(policy: Policy, evidence: Sequence[Evidence | None]) -> 
         "highest": highest,
         "increment": increment,
     }
+
+
+_RANGES = {Kind.POSTERIOR: (0.5, 0.99, 0.01), Kind.FRACTION: (0.5, 0.99, 0.01), Kind.COUNT: (1.0, 20.0, 1.0)}
 
 
 def _describe_stop(
