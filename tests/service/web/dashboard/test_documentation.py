@@ -94,7 +94,7 @@ def test_every_help_link_has_a_label_and_a_target(built_site: Path, embedded_dat
         pages = "".join(visitor.get(path).text for path in paths)
         help_links = set(re.findall(r'<a class="help"[^>]*>', pages))
         templates = "".join(file.read_text() for file in TEMPLATES.glob("*.html"))
-        conditional_targets = re.findall(r'help_link\("([^"]+)"', templates)
+        conditional_targets = re.findall(r'(?:help_link\(|heading\(.*?, )"([^" ]+/[^" ]*)"', templates)
         targets = {*re.findall(r'href="/help/([^"]*)"', pages), *conditional_targets}
         assert [target for target in sorted(targets) if not has_target(visitor, target)] == []
     assert len(help_links) > 30
