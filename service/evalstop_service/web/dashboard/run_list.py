@@ -121,7 +121,7 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
         rows=rows,
         name_state=formatting.name_state,
         filters=filters,
-        policies=[(name, name) for name in names],
+        policies=names,
         hidden=filters.list_values(),
         least_compared=LEAST_RUNS,
         most_compared=MOST_RUNS,
