@@ -14,9 +14,10 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 from evalstop_service.errors import Closed, Overloaded
+from evalstop_service.ingest import Message, Receipt
 from evalstop_service.web.api.reading.decompression import create_decompressor
 from evalstop_service.web.api.reading.json_lines import MOST_LINE_BYTES
-from evalstop_service.web.api.reading.stream import MOST_RUNS, StreamIngestion, StreamLimits
+from evalstop_service.web.api.reading.stream import MOST_RUNS, RUNS_AT_A_TIME, StreamIngestion, StreamLimits
 from evalstop_service.web.api.reading.stream_result import MOST_ERRORS
 from evalstop_service.web.problems import Problem
 from hypothesis import given
@@ -146,6 +147,22 @@ def test_results_do_not_depend_on_cuts_and_encoding(
     assert all(title.startswith(start) for (_, title), (_, start) in zip(actual_errors, errors, strict=True))
     assert [(run["run_id"], run["accepted"]) for run in result["runs"]] == list(runs.items())
     assert result["lines"] == (len(lines) if ends_with_newline or not lines or lines[-1] else len(lines) - 1)
+
+
+def test_few_runs_are_posted_together() -> None:
+    """To post those of 10,000 runs at once would stop the event loop for a second."""
+    most_under_way = 0
+
+    class CountingCommitter(FakeCommitter):
+        async def submit(self, message: Message) -> Receipt:
+            nonlocal most_under_way
+            most_under_way = max(most_under_way, self.under_way + 1)
+            return await super().submit(message)
+
+    runs = [UUID(int=number) for number in range(1, 3001)]
+    body = b"\n".join(encode_line(run, {"metric": "loss", "step": 1, "value": 0.5}) for run in runs)
+    result, _ = read_body(body, committer=CountingCommitter(set(runs)))
+    assert (result["accepted"], most_under_way) == (3000, RUNS_AT_A_TIME)
 
 
 def encode_numbered_lines(run_id: UUID, count: int, start: int = 0) -> list[bytes]:

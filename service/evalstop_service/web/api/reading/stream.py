@@ -32,6 +32,9 @@ from evalstop_service.web.problems import Problem
 MOST_RUNS = 10_000
 """Limit per stream: the response reports on each run."""
 
+RUNS_AT_A_TIME = 500
+"""How many runs' observations are posted together: more would stop the event loop for long."""
+
 _RUN = attrgetter("run_id")
 _PAUSE_SECONDS = 0.05
 _LONG_LINE_BYTES = 16 * 1024
@@ -207,7 +210,11 @@ class StreamIngestion:
                 batch, line = self._pending, self._line
                 self._pending, self._size = {}, 0
                 self._has_room.set()
-                answers = await asyncio.gather(*map(self._commit_run, batch.values()))
+                answers: list[Receipt | Exception] = []
+                waiting = list(batch.values())
+                for first in range(0, len(waiting), RUNS_AT_A_TIME):
+                    some = waiting[first : first + RUNS_AT_A_TIME]
+                    answers += await asyncio.gather(*map(self._commit_run, some))
                 outage = self._count_all(batch.values(), answers)
                 if outage is not None:
                     raise Problem(outage.status, outage.kind, "the rest could not be stored", headers=outage.headers)
