@@ -276,13 +276,16 @@ def test_easing_the_terms_of_a_stage_needs_two_admins(project: ProjectFixture) -
 
 
 def test_version_of_an_allowed_policy_needs_two_people(project: ProjectFixture) -> None:
-    """A version that trainers may choose by the policy's name is proposed; one of another policy is stored at once."""
+    """A version that trainers may choose by the policy's name, or that was allowed before it existed, is proposed; one
+    of another policy is stored at once."""
     second_person.change_project(
-        project.database, create_author(project, "ada"), ProjectChange(allowed_policies=["ours", "fixed@1"])
+        project.database, create_author(project, "ada"), ProjectChange(allowed_policies=["ours", "fixed@1", "later@2"])
     )
-    for name in ("fixed", "draft"):
+    for name, stored_at_once in [("fixed", False), ("later", True), ("draft", True)]:
         stored = second_person.add_policy(project.database, create_author(project, "ada"), create_policy(name, 2))
-        assert isinstance(stored, StoredPolicy)
+        assert isinstance(stored, StoredPolicy) is stored_at_once, name
+    later = second_person.add_policy(project.database, create_author(project, "ada"), create_policy("later", 3))
+    assert isinstance(later, Proposal)
     proposal = second_person.add_policy(project.database, create_author(project, "ada"), create_policy("ours", 2))
     assert isinstance(proposal, Proposal)
     assert (proposal.state, proposal.summary) == ("open", "Add version 1 of policy ours")

@@ -68,14 +68,14 @@ def change_project(database: Database, author: Author, change: ProjectChange) ->
 
 
 def add_policy(database: Database, author: Author, policy: Policy) -> StoredPolicy | Proposal:
-    """Store a policy as the next version of its name, or propose it if trainers may rely on that name."""
+    """Store a policy as the next version of its name, or propose it if trainers may rely on it."""
     policies.require_storable(policy)
     with database.transaction() as tx:
         project = projects.lock_project(tx, author.project_id)
         latest, document = policies.find_version(tx, project.id, policy.name), policy_to_document(policy)
         is_new = latest is None or latest.document != document
-        if is_new and project.second_person and policies.is_used_by_name(tx, project, policy.name):
-            version = 1 if latest is None else latest.version + 1
+        version = 1 if latest is None else latest.version + 1
+        if is_new and project.second_person and policies.is_relied_on(tx, project, policy.name, version):
             summary = f"Add version {version} of policy {policy.name}"
             argument = msgspec.json.encode(document).decode()
             kind = ProposalKind.ADD_POLICY_VERSION

@@ -96,10 +96,10 @@ def is_allowed(project: Project, reference: str) -> bool:
     return allowed is None or {name, reference} & {*allowed, project.default_policy} != set()
 
 
-def is_used_by_name(tx: Transaction, project: Project, name: str) -> bool:
-    """Whether trainers may rely on the latest version of a policy: it is the default or allowed by name, or any policy
-    is allowed and this one is shipped or has had runs."""
-    if name in (*(project.allowed_policies or ()), project.default_policy):
+def is_relied_on(tx: Transaction, project: Project, name: str, version: int) -> bool:
+    """Whether trainers may rely on a version of a policy, once it is stored as the latest: it is the default or allowed
+    by name, was allowed before it existed, or any policy is allowed and this one is shipped or has had runs."""
+    if {name, f"{name}@{version}"} & {*(project.allowed_policies or ()), project.default_policy}:
         return True
     return project.allowed_policies is None and (name in POLICIES or policies.has_runs(tx, project.id, name))
 
