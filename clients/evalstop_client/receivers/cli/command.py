@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.command.job_control import GONE_EXIT_CODE, CommandJobControl, Commands
 from evalstop_client.receivers.command.template import Template, parse_template
-from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options, parse_pairs, seconds
+from evalstop_client.receivers.stop.options import add_receiver_options, add_seconds, add_service_options, parse_pairs
 from evalstop_client.receivers.stop.receiver import run_receiver
 from evalstop_client.receivers.stop.subprocesses import copy_environment
 
@@ -71,7 +71,7 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         metavar="N",
         help="exit code of --check for a gone job (default: %(default)s)",
     )
-    add("--command-seconds", type=seconds, default=60.0, metavar="S", help="timeout of each command (default: 60)")
+    add_seconds(parser, "--command-seconds", 60.0, "timeout of each command")
     add_service_options(parser)
     add_receiver_options(parser)
     parser.set_defaults(run=run)

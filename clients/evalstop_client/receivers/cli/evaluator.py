@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import threading
 from pathlib import Path
@@ -15,7 +14,7 @@ from evalstop_client.receivers.evaluator.evaluation import Evaluation, check_pla
 from evalstop_client.receivers.evaluator.evaluator import Evaluator
 from evalstop_client.receivers.evaluator.kubernetes_job import JobEvaluation, load_job_manifest
 from evalstop_client.receivers.kubernetes.api import Api
-from evalstop_client.receivers.stop.options import require_service, seconds
+from evalstop_client.receivers.stop.options import add_seconds, add_url_options, require_service
 from evalstop_client.receivers.stop.subprocesses import copy_environment
 from evalstop_client.service import Service
 
@@ -61,16 +60,9 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         help="number in a usual eval; a request asks for a multiple of it",
     )
     add("--prefix", action="append", required=True, metavar="URI", help="prefix of checkpoint URIs that may be loaded")
-    add(
-        "--timeout-seconds",
-        type=seconds,
-        default=3600.0,
-        metavar="S",
-        help="timeout of each evaluation (default: 3600)",
-    )
-    add("--poll-seconds", type=seconds, default=10.0, metavar="S", help="between two polls (default: 10)")
-    add("--url", default=os.environ.get("EVALSTOP_URL"), help="the service (default: $EVALSTOP_URL)")
-    add("--key-env", default="EVALSTOP_KEY", metavar="NAME", help="variable with a key of scope report (EVALSTOP_KEY)")
+    add_seconds(parser, "--timeout-seconds", 3600.0, "timeout of each evaluation")
+    add_seconds(parser, "--poll-seconds", 10.0, "between two polls")
+    add_url_options(parser, "report")
     add("command", nargs="*", metavar="COMMAND", help="command with {checkpoint}, {n} and {seed} in its arguments")
     cluster = parser.add_argument_group("Kubernetes")
     cluster.add_argument(

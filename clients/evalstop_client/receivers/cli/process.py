@@ -23,11 +23,11 @@ from evalstop_client.receivers.stop.execution import ReceiverContext
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.metrics import Metrics
 from evalstop_client.receivers.stop.options import (
+    add_seconds,
     add_service_options,
     listen,
     load_secrets,
     parse_service,
-    seconds,
     write_atomically,
 )
 from evalstop_client.receivers.stop.report import ReportClient, start_key_check
@@ -94,22 +94,11 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         help="the command resumes from its last checkpoint when restarted, so the job may be parked",
     )
     add("--checkpoint-signal", metavar="NAME", help="USR1, USR2 or HUP: signal that makes the job save a checkpoint")
-    add(
-        "--checkpoint-grace-seconds",
-        type=seconds,
-        default=StopTimeouts.checkpoint_seconds,
-        metavar="S",
-        help="time for the checkpoint, from that signal to SIGTERM (default: %(default)g)",
-    )
-    add("--grace-seconds", type=seconds, default=30.0, metavar="S", help="time from SIGTERM to SIGKILL (default: 30)")
-    add("--report-seconds", type=seconds, default=60.0, metavar="S", help="how long to retry reports (default: 60)")
-    add(
-        "--linger-seconds",
-        type=seconds,
-        default=2.0,
-        metavar="S",
-        help="how long to wait for a late stop event (default: 2)",
-    )
+    to_sigterm = "time for the checkpoint, from that signal to SIGTERM"
+    add_seconds(parser, "--checkpoint-grace-seconds", StopTimeouts.checkpoint_seconds, to_sigterm)
+    add_seconds(parser, "--grace-seconds", 30.0, "time from SIGTERM to SIGKILL")
+    add_seconds(parser, "--report-seconds", 60.0, "how long to retry reports")
+    add_seconds(parser, "--linger-seconds", 2.0, "how long to wait for a late stop event")
     add("command", nargs=argparse.REMAINDER, help="the job, after --")
     parser.set_defaults(run=run)
 

@@ -13,7 +13,13 @@ from pathlib import Path
 from evalstop_client.backoff import wait_seconds
 from evalstop_client.errors import ConfigurationError, KeyRefused, ServiceAway
 from evalstop_client.metric_roles import AUTO, DIRECTIONS, METRIC_ROLES
-from evalstop_client.receivers.stop.options import choose_state_folder, parse_pairs, require_service, seconds
+from evalstop_client.receivers.stop.options import (
+    add_seconds,
+    add_url_options,
+    choose_state_folder,
+    parse_pairs,
+    require_service,
+)
 from evalstop_client.receivers.stop.signals import ShutdownSignal
 from evalstop_client.service import Service
 from evalstop_client.settings import MODES, parse_labels
@@ -73,10 +79,9 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add("--policy", metavar="NAME[@VERSION]", help="policy of the runs (default: the project's)")
     add("--mode", choices=MODES, help="whether stops are carried out (default: the project's)")
     add("--once", action="store_true", help="send existing data, report the runs as completed, and exit")
-    add("--poll-seconds", type=seconds, default=5.0, metavar="S", help="between polls (default: %(default)g)")
+    add_seconds(parser, "--poll-seconds", 5.0, "between polls")
     add("--state", type=Path, metavar="FILE", help="file with its position (default: in the user's state folder)")
-    add("--url", default=os.environ.get("EVALSTOP_URL"), help="the service (default: $EVALSTOP_URL)")
-    add("--key-env", default="EVALSTOP_KEY", metavar="NAME", help="variable with a key of scope ingest")
+    add_url_options(parser, "ingest")
     parser.set_defaults(run=watch_tensorboard)
 
 

@@ -28,6 +28,7 @@ from evalstop_client.receivers.evaluator.evaluation import (
 )
 from evalstop_client.receivers.kubernetes.api import Api, Missing
 from evalstop_client.receivers.kubernetes.kinds import JOB, POD, Object, at
+from evalstop_client.receivers.kubernetes.kubeconfig import read_yaml
 
 logger = logging.getLogger("evalstop_client.receivers")
 
@@ -112,7 +113,7 @@ class JobEvaluation:
 def load_job_manifest(file: Path, timeout_seconds: float) -> tuple[JobManifest, str | None]:
     """A manifest with defaults filled in, and its namespace; raises ConfigurationError."""
     try:
-        job = _read_manifest(file)
+        job = read_yaml(file)
         if (job["apiVersion"], job["kind"]) != ("batch/v1", "Job"):
             raise ConfigurationError(f"{file}: it is not a batch/v1 Job.")
         metadata, spec = job.setdefault("metadata", {}), job["spec"]
@@ -126,20 +127,10 @@ def load_job_manifest(file: Path, timeout_seconds: float) -> tuple[JobManifest, 
         spec["template"]["spec"].setdefault("restartPolicy", "Never")
         check_places(f"{file}", [text for container in _containers(job) for text in _texts(container)])
         return JobManifest(job), metadata.pop("namespace", None)
+    except OSError as error:
+        raise ConfigurationError(f"{file}: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{file}: it is not a usable Job: {error!r}") from None
-
-
-def _read_manifest(file: Path) -> dict[str, Any]:
-    try:
-        import yaml  # an optional dependency, as for a kubeconfig
-    except ImportError:
-        raise ConfigurationError(f"{file}: to read it, pip install 'evalstop-client[kubernetes]'.") from None
-    try:
-        manifest: dict[str, Any] = yaml.safe_load(file.read_text())
-        return manifest
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"{file}: {error}") from None
 
 
 def _containers(job: Object) -> Iterator[dict[str, Any]]:

@@ -29,11 +29,7 @@ def load_kubeconfig(file: Path, context: str | None, environment: Mapping[str, s
     Raises ConfigurationError if it is unusable.
     """
     try:
-        import yaml  # an optional dependency, not needed inside a cluster
-    except ImportError:
-        raise ConfigurationError(f"{file}: to read it, pip install 'evalstop-client[kubernetes]'.") from None
-    try:
-        config = yaml.safe_load(file.read_text())
+        config = read_yaml(file)
         chosen = _find_entry(config, "context", context or config.get("current-context"))
         cluster = _find_entry(config, "cluster", chosen["cluster"])
         user = _find_entry(config, "user", chosen["user"])
@@ -45,10 +41,20 @@ def load_kubeconfig(file: Path, context: str | None, environment: Mapping[str, s
         raise ConfigurationError(
             f"{file}: {error.strerror}; set --kubeconfig, or --api-server, or run it in a pod."
         ) from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"{file}: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"{file}: it is not a usable kubeconfig: {error!r}") from None
+
+
+def read_yaml(file: Path) -> Any:
+    """The content of a YAML file; raises ConfigurationError if it is not YAML."""
+    try:
+        import yaml  # an optional dependency, not needed inside a cluster
+    except ImportError:
+        raise ConfigurationError(f"{file}: to read it, pip install 'evalstop-client[kubernetes]'.") from None
+    try:
+        return yaml.safe_load(file.read_text())
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{file}: {error}") from None
 
 
 def find_kubeconfig(environment: Mapping[str, str]) -> Path:

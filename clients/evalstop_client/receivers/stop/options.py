@@ -32,13 +32,7 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
         metavar="whpk_...",
         help="verify with this public key instead of a secret: a receiver that has only this key cannot forge events",
     )
-    add("--url", default=os.environ.get("EVALSTOP_URL"), help="the service to report to (default: $EVALSTOP_URL)")
-    add(
-        "--key-env",
-        default="EVALSTOP_KEY",
-        metavar="NAME",
-        help="variable with a key of scope report (default: EVALSTOP_KEY)",
-    )
+    add_url_options(parser, "report")
     add("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate and its chain, as PEM")
     add("--tls-key", type=Path, metavar="FILE", help="the private key of --tls-cert, unless that file has it")
     add("--metrics-key-env", metavar="NAME", help="variable with the bearer token that /metrics requires")
@@ -60,34 +54,27 @@ def add_receiver_options(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="folder of the journal (default: receiver-<scheduler> in the user's state folder)",
     )
-    add(
-        "--checkpoint-grace-seconds",
-        type=seconds,
-        default=StopTimeouts.checkpoint_seconds,
-        metavar="S",
-        help="time for a checkpoint, from the signal to the cancel; 0 cancels immediately (default: %(default)g)",
-    )
-    add(
-        "--grace-seconds",
-        type=seconds,
-        default=StopTimeouts.cancel_seconds,
-        metavar="S",
-        help="time from the cancel to the kill; longer than the scheduler's grace period (default: %(default)g)",
-    )
-    add(
-        "--give-up-seconds",
-        type=seconds,
-        default=StopTimeouts.give_up_seconds,
-        metavar="S",
-        help="time from the cancel until the stop is reported as failed; polling continues (default: %(default)g)",
-    )
-    add(
-        "--poll-seconds",
-        type=seconds,
-        default=StopTimeouts.poll_seconds,
-        metavar="S",
-        help="time between two checks of the job (default: 1)",
-    )
+    to_cancel = "time for a checkpoint, from the signal to the cancel; 0 cancels immediately"
+    add_seconds(parser, "--checkpoint-grace-seconds", StopTimeouts.checkpoint_seconds, to_cancel)
+    to_kill = "time from the cancel to the kill; longer than the scheduler's grace period"
+    add_seconds(parser, "--grace-seconds", StopTimeouts.cancel_seconds, to_kill)
+    to_give_up = "time from the cancel until the stop is reported as failed; polling continues"
+    add_seconds(parser, "--give-up-seconds", StopTimeouts.give_up_seconds, to_give_up)
+    add_seconds(parser, "--poll-seconds", StopTimeouts.poll_seconds, "time between two checks of the job")
+
+
+def add_url_options(parser: argparse.ArgumentParser, scope: str) -> None:
+    """Add the options for the service's URL and for a key of this scope."""
+    url = os.environ.get("EVALSTOP_URL")
+    parser.add_argument("--url", default=url, help="the service to report to (default: $EVALSTOP_URL)")
+    key = f"variable with a key of scope {scope} (default: %(default)s)"
+    parser.add_argument("--key-env", default="EVALSTOP_KEY", metavar="NAME", help=key)
+
+
+def add_seconds(parser: argparse.ArgumentParser, option: str, default: float, text: str) -> None:
+    """Add an option for a duration."""
+    text = f"{text} (default: %(default)g)"
+    parser.add_argument(option, type=_parse_seconds, default=default, metavar="S", help=text)
 
 
 def parse_timeouts(options: argparse.Namespace) -> StopTimeouts:
@@ -200,8 +187,7 @@ def write_atomically(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def seconds(text: str) -> float:
-    """A duration on the command line."""
+def _parse_seconds(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
