@@ -1,12 +1,11 @@
 """`evalstop-lab replay`: replays logged runs through a policy, as the service would have judged them."""
 
-from evalstop_lab.replay.judged import Judged, judge_runs
+from evalstop_lab.replay.judged import judge_runs
 from evalstop_lab.replay.policy_file import load_policy, policy_from_file
 from evalstop_lab.replay.runs import ReadErrors, Roles, Run, Runs
 from evalstop_lab.replay.sources import RequestedRoles, read_runs
 
 __all__ = [
-    "Judged",
     "ReadErrors",
     "RequestedRoles",
     "Roles",

@@ -39,10 +39,7 @@ _NEMO_NAMES = {
 
 def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
     """The names of the printed metrics."""
-    names = {"step"}
-    for _, _, row in _parse_rows(path, errors):
-        names.update(row)
-    return names
+    return {"step"} | {key for _, _, row in _parse_rows(path, errors) for key in row}
 
 
 def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:

@@ -5,6 +5,7 @@ A metric has the role that its run gave it, unless an option overrides it; sever
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from evalstop_service.rules.role_recognition import COMBINED_METRIC
 
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay.cells import add_row, parse_gpus, parse_number, parse_step
-from evalstop_lab.replay.remote import Remote, get_environment
+from evalstop_lab.replay.remote import Remote
 from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 RUNS_A_PAGE = 200
@@ -80,8 +81,8 @@ _MOMENTS = ("created_at", "ended_at")
 
 def list_runs(address: str, open_until: ExitStack) -> Iterator[ServiceRun]:
     """The runs of the project, newest first, readable until `open_until` closes; pruned runs are left out."""
-    key = get_environment("EVALSTOP_KEY")
-    if key is None:
+    key = os.environ.get("EVALSTOP_KEY")
+    if not key:
         raise UnusableArguments(f"{address} needs a key with the scope read; set EVALSTOP_KEY.")
     remote = open_until.enter_context(Remote(address, {"Authorization": f"Bearer {key}"}))
     listed = remote.pages(

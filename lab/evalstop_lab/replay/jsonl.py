@@ -24,10 +24,7 @@ _decode = msgspec.json.Decoder().decode
 
 def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
     """The keys of all rows."""
-    keys: set[str] = set()
-    for _, row in _read_rows(path, errors):
-        keys.update(row)
-    return keys
+    return {key for _, row in _read_rows(path, errors) for key in row}
 
 
 def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:

@@ -6,6 +6,7 @@ It authenticates like MLflow's client: with `MLFLOW_TRACKING_TOKEN`, or with `ML
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from evalstop_detectors import find_total_steps
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.cells import add_row, parse_number, parse_step
 from evalstop_lab.replay.mlflow_files import name_run, set_cost
-from evalstop_lab.replay.remote import Remote, get_environment
+from evalstop_lab.replay.remote import Remote
 from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 API = "/api/2.0/mlflow"
@@ -83,8 +84,8 @@ def list_runs(address: str, open_until: ExitStack) -> Iterator[ServerRun]:
     """The runs of the server, readable until `open_until` closes; the address may end in `?experiment=NAME`."""
     parts = urlsplit(address)
     requested = parse_qs(parts.query).get("experiment")
-    user, password = get_environment("MLFLOW_TRACKING_USERNAME"), get_environment("MLFLOW_TRACKING_PASSWORD")
-    token = get_environment("MLFLOW_TRACKING_TOKEN")
+    user, password = os.environ.get("MLFLOW_TRACKING_USERNAME"), os.environ.get("MLFLOW_TRACKING_PASSWORD")
+    token = os.environ.get("MLFLOW_TRACKING_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     auth = (user, password or "") if user else None
     remote = open_until.enter_context(Remote(parts._replace(query="").geturl(), headers, auth))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -84,8 +83,3 @@ class Remote:
         if not isinstance(document, dict):
             raise UnreadableInput(self.url, f"{path}: the answer is not a JSON object")
         return document
-
-
-def get_environment(*names: str) -> str | None:
-    """The first of these environment variables that is set."""
-    return next((value for name in names if (value := os.environ.get(name))), None)

@@ -19,10 +19,7 @@ from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
     """The metrics of the file."""
     _load_state.cache_clear()
-    keys: set[str] = set()
-    for _, row in _read_rows(path, errors):
-        keys.update(row)
-    return keys
+    return {key for _, row in _read_rows(path, errors) for key in row}
 
 
 def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:

@@ -5,6 +5,6 @@ proxy, and gold is measured during training. No curve is computed from a formula
 """
 
 from evalstop_lab.rlhf.presets import PRESETS, hasten_run
-from evalstop_lab.rlhf.trainer import Config, Eval, Trainer
+from evalstop_lab.rlhf.trainer import Eval, Trainer
 
-__all__ = ["PRESETS", "Config", "Eval", "Trainer", "hasten_run"]
+__all__ = ["PRESETS", "Eval", "Trainer", "hasten_run"]

@@ -1,12 +1,11 @@
 """Labeled runs, drawn and recorded, on which detectors are calibrated and evaluated."""
 
-from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, HELD_OUT, REPORTING, Family, Group, list_families
-from evalstop_lab.worlds.noise import LEVELS, Noise, NoiseKind
+from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, HELD_OUT, REPORTING, Group, list_families
+from evalstop_lab.worlds.noise import LEVELS, NoiseKind
 from evalstop_lab.worlds.real import load_recorded_runs
 from evalstop_lab.worlds.truth import Label, Truth, label_curve
 from evalstop_lab.worlds.world import (
     CALIBRATION_SEED,
-    LENGTHS,
     REPORTING_SEED,
     World,
     add_planned_steps,
@@ -19,14 +18,11 @@ __all__ = [
     "CALIBRATION_SEED",
     "FAMILIES",
     "HELD_OUT",
-    "LENGTHS",
     "LEVELS",
     "REPORTING",
     "REPORTING_SEED",
-    "Family",
     "Group",
     "Label",
-    "Noise",
     "NoiseKind",
     "Truth",
     "World",
