@@ -163,8 +163,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--checkpoints", type=Path, required=True, metavar="DIR", help="folder for step-*.npz")
     parser.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="resume the run from this step-*.npz")
     parser.add_argument("--run-name", help="name of the run (default: EVALSTOP_RUN_NAME, then <preset>-seed<seed>)")
-    parser.add_argument("--url", help="URL of the service (default: EVALSTOP_URL; without a URL nothing is posted)")
-    parser.add_argument("--key", help="a key with the scope ingest (default: EVALSTOP_KEY)")
     parser.add_argument("--policy", help="policy of the run (default: the project's)")
     parser.add_argument("--mode", choices=("shadow", "enforce"), help="only record a stop, or carry it out")
     parser.add_argument(
@@ -183,8 +181,6 @@ def run(args: argparse.Namespace) -> int:
     progress: Progress = JsonLines(sys.stdout) if args.json else Rows(Console(highlight=False))
     job = Job(plan, args.checkpoints, progress, polls=args.stop_by == "poll")
     reported = Run(
-        url=args.url,
-        key=args.key,
         name=plan.run_name,
         metrics=METRICS,
         policy=args.policy,

@@ -34,13 +34,6 @@ def test_about_half_of_the_kinds_turn() -> None:
     assert 0.45 <= turning / len(SECOND_SUITE) <= 0.55
 
 
-def test_each_kind_has_a_description() -> None:
-    """Descriptions are sentences, and no two kinds have the same."""
-    descriptions = {kind.description for kind in SECOND_SUITE.values()}
-    assert len(descriptions) == len(SECOND_SUITE)
-    assert all(description.endswith(".") for description in descriptions)
-
-
 @pytest.mark.parametrize("name", SECOND_SUITE)
 def test_every_run_has_the_declared_label(name: str) -> None:
     """A turning run has at least two evals after its peak, so that it can be stopped."""

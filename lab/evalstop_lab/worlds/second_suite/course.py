@@ -63,11 +63,6 @@ class Kind:
     shortest: int = 8
     longest: int = 600
 
-    @property
-    def description(self) -> str:
-        """What happens in such a run."""
-        return " ".join((self.course.__doc__ or "").split())
-
 
 def draw_rise(rng: Generator, x: Floats, begin: float = 0.0, end: float = 1.0) -> Floats:
     """A random learning curve: it rises from 0 at `begin` to 1 at `end` and is flat outside."""
