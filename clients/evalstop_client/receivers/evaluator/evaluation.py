@@ -39,14 +39,12 @@ class Evaluation(Protocol):
     @property
     def tries(self) -> int:
         """Number of attempts before a request is given up."""
-        ...
 
     def compare(self, request: PairedRequest) -> Difference | None:
         """The difference; None while the evaluation is running, then call it again later.
 
         Raises EvaluationFailed or ValueError if the evaluation failed, SchedulerError to be called again.
         """
-        ...
 
 
 def check_uri(uri: str, prefixes: Sequence[str]) -> None:

@@ -83,19 +83,13 @@ class Rest:
 
     def requeue_held(self, job: str) -> None:
         """There is no such request."""
-        raise RequestRefused("slurmrestd cannot requeue a job; use Slurm's commands to park jobs")
+        raise RequestRefused("slurmrestd can only cancel a job; use Slurm's commands to park and resume jobs")
+
+    hold = release = requeue_held
 
     def move(self, job: str, partition: str) -> None:
         """There is no such request."""
-        raise RequestRefused("slurmrestd cannot move a job; use Slurm's commands to park jobs")
-
-    def hold(self, job: str) -> None:
-        """There is no such request."""
-        raise RequestRefused("slurmrestd cannot hold a job; use Slurm's commands to park jobs")
-
-    def release(self, job: str) -> None:
-        """There is no such request."""
-        raise RequestRefused("slurmrestd cannot release a job; use Slurm's commands")
+        self.requeue_held(job)
 
     def comment(self, job: str, text: str) -> None:
         """Update the job."""

@@ -92,43 +92,34 @@ class JobControl(Protocol):
     @property
     def name(self) -> str:
         """Its name in reports, such as `evalstop-receiver process`."""
-        ...
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
         """Find the job by the run's labels; RequestRefused if it may not be stopped."""
-        ...
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Make the job save a checkpoint and continue; False if this job has no way to request one."""
-        ...
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Have the scheduler end the job, with the scheduler's grace period."""
-        ...
 
     def kill_job(self, job: Job) -> None:
         """Kill a job that survived the cancel."""
-        ...
 
     def check_job(self, job: Job) -> Present | Gone:
         """What the scheduler reports of the job now."""
-        ...
 
     def park_job(self, job: Job, request: StopRequest) -> None:
         """Have the scheduler park the job so that `resume_job` can resume it; raises RequestRefused, before any change,
         if that is not possible."""
-        ...
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
         """What the scheduler reports of a job that is being parked."""
-        ...
 
     def resume_job(self, job: Job) -> None:
         """Resume a job that was parked, or suspended by a stop; raises RequestRefused if that is not possible.
 
         A job that has survived the stop runs on.
         """
-        ...
 
 
 def parse_event(body: bytes) -> dict[str, Any]:
