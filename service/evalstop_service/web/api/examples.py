@@ -25,7 +25,6 @@ POLICY_DOCUMENT = {
 }
 
 SCHEMAS: dict[str, Any] = {
-    "EventSchema": _EVENT_SCHEMA,
     "EventSchemas": {"run.stopped": _EVENT_SCHEMA},
     "PolicyDocument": POLICY_DOCUMENT,
 }

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from evalstop_service.clock import utc_now
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from standardwebhooks import Webhook
@@ -182,7 +183,5 @@ def test_endpoint_with_a_private_address_is_refused(admin: httpx.Client, host: s
 
 
 def test_event_schemas_are_served(admin: httpx.Client) -> None:
-    """Each event type has a schema at its own path and in the list of all."""
-    schemas = expect_json(admin.get("/events/schemas"), 200)
-    assert expect_json(admin.get("/events/schemas/run.stopped"), 200) == schemas["run.stopped"]
-    expect_problem(admin.get("/events/schemas/run.unheard_of"), 404)
+    """Each event type has a schema."""
+    assert expect_json(admin.get("/events/schemas"), 200).keys() == set(EventType)
