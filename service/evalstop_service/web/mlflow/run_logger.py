@@ -155,10 +155,19 @@ def load_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
     return run
 
 
-def parse_run_id(text: str | None) -> UUID:
-    """Parse the id of a run. Raises MlflowError."""
+def parse_run_id(run_id: str | None, run_uuid: str | None) -> UUID:
+    """Parse the id of a run, which older clients send as `run_uuid`. Raises MlflowError."""
+    text = run_id or run_uuid
     if not text:
         raise invalid_parameter("Missing value for required parameter 'run_id'.")
     if not is_uuid(text):
         raise not_found(f"Run with id={text:.100} not found")
     return UUID(text)
+
+
+async def _read_run_id(run_id: str | None = None, run_uuid: str | None = None) -> UUID:
+    return parse_run_id(run_id, run_uuid)
+
+
+QueriedRun = Annotated[UUID, Depends(_read_run_id)]
+"""The id of the run that a query names."""

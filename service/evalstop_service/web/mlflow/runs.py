@@ -26,7 +26,7 @@ from evalstop_service.web.mlflow.labels import Item
 from evalstop_service.web.mlflow.logged_models import store_model_metrics
 from evalstop_service.web.mlflow.requests import Document
 from evalstop_service.web.mlflow.responses import RecordedRun, is_visible, load_recorded
-from evalstop_service.web.mlflow.run_logger import Logger, RunLogger, load_run, parse_run_id
+from evalstop_service.web.mlflow.run_logger import Logger, QueriedRun, RunLogger, load_run, parse_run_id
 
 MAX_SCANNED_RUNS = 5000
 """The number of newest runs that a search covers."""
@@ -59,24 +59,17 @@ def create_run(body: requests.CreateRun, logger: Logger, artifacts: Artifacts) -
 
 
 @router.get("/runs/get")
-def get_run(
-    caller: ReadOrIngest,
-    context: Ctx,
-    database: Db,
-    artifacts: Artifacts,
-    run_id: str | None = None,
-    run_uuid: str | None = None,
-) -> Document:
+def get_run(caller: ReadOrIngest, context: Ctx, database: Db, artifacts: Artifacts, run_id: QueriedRun) -> Document:
     """A run with its newest values; the tag `evalstop.should_stop` says whether to stop."""
     with database.reading() as tx:
-        run = load_run(tx, caller.project_id, parse_run_id(run_id or run_uuid))
+        run = load_run(tx, caller.project_id, run_id)
         return {"run": _run_document(tx, run, context, artifacts)}
 
 
 @router.post("/runs/update")
 def update_run(body: requests.UpdateRun, logger: Logger, artifacts: Artifacts) -> Document:
     """Change the status or the name of a run."""
-    run_id = parse_run_id(body.run_id or body.run_uuid)
+    run_id = parse_run_id(body.run_id, body.run_uuid)
     match body.status:
         case "FINISHED" | "FAILED" | "KILLED":
             logger.finish_run(run_id, RunStatus.COMPLETED if body.status == "FINISHED" else RunStatus.FAILED)
@@ -111,7 +104,7 @@ def restore_run(body: requests.RunBody, logger: Logger) -> Document:
 @router.post("/runs/log-metric")
 def log_metric(body: requests.LogMetric, logger: Logger) -> Document:
     """Log one value of one metric."""
-    run_id = parse_run_id(body.run_id or body.run_uuid)
+    run_id = parse_run_id(body.run_id, body.run_uuid)
     logger.store_metrics(run_id, [body])
     store_model_metrics(logger.database, logger.project_id, run_id, [body])
     logger.forward(run_id, "runs/log-metric", _dump_request(body))
@@ -121,7 +114,7 @@ def log_metric(body: requests.LogMetric, logger: Logger) -> Document:
 @router.post("/runs/log-batch")
 def log_batch(body: requests.LogBatch, logger: Logger) -> Document:
     """Log metrics, params and tags of a run. Repeating the request changes nothing."""
-    run_id = parse_run_id(body.run_id or body.run_uuid)
+    run_id = parse_run_id(body.run_id, body.run_uuid)
     count = len(body.metrics) + len(body.params) + len(body.tags)
     if count > requests.MAX_BATCH_ITEMS:
         raise invalid_parameter(f"{count} metrics, params and tags; a batch has at most {requests.MAX_BATCH_ITEMS}")
@@ -138,7 +131,7 @@ def log_batch(body: requests.LogBatch, logger: Logger) -> Document:
 @router.post("/runs/log-parameter")
 def log_parameter(body: requests.LogItem, logger: Logger) -> Document:
     """Log one param. A stored param keeps its value."""
-    run_id = parse_run_id(body.run_id or body.run_uuid)
+    run_id = parse_run_id(body.run_id, body.run_uuid)
     logger.store_params(run_id, [body.to_item()])
     logger.forward(run_id, "runs/log-parameter", _dump_request(body))
     return {}
@@ -147,7 +140,7 @@ def log_parameter(body: requests.LogItem, logger: Logger) -> Document:
 @router.post("/runs/set-tag")
 def set_tag(body: requests.LogItem, logger: Logger) -> Document:
     """Set a tag."""
-    run_id = parse_run_id(body.run_id or body.run_uuid)
+    run_id = parse_run_id(body.run_id, body.run_uuid)
     logger.store_tags(run_id, [body.to_item()])
     logger.forward(run_id, "runs/set-tag", _dump_request(body))
     return {}
@@ -156,7 +149,7 @@ def set_tag(body: requests.LogItem, logger: Logger) -> Document:
 @router.post("/runs/delete-tag")
 def delete_tag(body: requests.DeleteTag, logger: Logger) -> Document:
     """Remove a tag."""
-    run_id = parse_run_id(body.run_id or body.run_uuid)
+    run_id = parse_run_id(body.run_id, body.run_uuid)
     if not labels.is_client_tag(body.key):
         raise invalid_parameter(f"the tag {body.key!r} cannot be deleted")
 
@@ -179,7 +172,7 @@ def log_inputs(body: requests.LogInputs, logger: Logger) -> Document:
         models = _merge_documents(current.inputs.get("model_inputs", []), body.models)
         return replace(current, inputs={"dataset_inputs": datasets, "model_inputs": models})
 
-    run_id = parse_run_id(body.run_id or body.run_uuid)
+    run_id = parse_run_id(body.run_id, body.run_uuid)
     logger.change_mlflow_run(run_id, add)
     logger.forward(run_id, "runs/log-inputs", _dump_request(body))
     return {}
@@ -189,7 +182,7 @@ def log_inputs(body: requests.LogInputs, logger: Logger) -> Document:
 def log_outputs(body: requests.LogOutputs, logger: Logger) -> Document:
     """Log models that a run creates; stored unchanged."""
     logger.change_mlflow_run(
-        parse_run_id(body.run_id or body.run_uuid),
+        parse_run_id(body.run_id, body.run_uuid),
         lambda current: replace(
             current, outputs={"model_outputs": _merge_documents(current.outputs.get("model_outputs", []), body.models)}
         ),
@@ -201,7 +194,7 @@ def log_outputs(body: requests.LogOutputs, logger: Logger) -> Document:
 def log_model(body: requests.RunBody, logger: Logger) -> Document:
     """Accept model metadata of older clients, and ignore it; the model's files are stored."""
     with logger.database.reading() as tx:
-        load_run(tx, logger.project_id, parse_run_id(body.run_id or body.run_uuid))
+        load_run(tx, logger.project_id, parse_run_id(body.run_id, body.run_uuid))
     return {}
 
 
@@ -227,16 +220,11 @@ def search_runs(body: requests.SearchRuns, caller: Read, context: Ctx, database:
 
 @router.get("/artifacts/list")
 def list_artifacts(
-    caller: ReadOrIngest,
-    database: Db,
-    artifacts: Artifacts,
-    run_id: str | None = None,
-    run_uuid: str | None = None,
-    path: str = "",
+    caller: ReadOrIngest, database: Db, artifacts: Artifacts, run_id: QueriedRun, path: str = ""
 ) -> Document:
     """The artifacts of a run that this service stores."""
     with database.reading() as tx:
-        run = load_run(tx, caller.project_id, parse_run_id(run_id or run_uuid))
+        run = load_run(tx, caller.project_id, run_id)
         root: str = responses.run_info(load_recorded(tx, [run], artifacts)[0])["artifact_uri"]
     folder = path.strip("/")
     prefix = f"{folder}/" if folder else ""
@@ -265,7 +253,7 @@ def _merge_documents(current: list[Document], new: list[Document]) -> list[Docum
 
 
 def _set_deleted(body: requests.RunBody, logger: RunLogger, path: str, *, deleted: bool) -> Document:
-    run_id: UUID = parse_run_id(body.run_id or body.run_uuid)
+    run_id: UUID = parse_run_id(body.run_id, body.run_uuid)
     logger.change_mlflow_run(run_id, lambda current: replace(current, deleted=deleted))
     logger.forward(run_id, path, {})
     return {}
@@ -286,8 +274,7 @@ def get_history(
     caller: ReadOrIngest,
     database: Db,
     metric_key: Annotated[Name, Query()],
-    run_id: str | None = None,
-    run_uuid: str | None = None,
+    run_id: QueriedRun,
     max_results: Annotated[int | None, Query(ge=1)] = None,
     page_token: Annotated[str | None, Query(pattern=r"^[0-9]{1,16}\.[0-9]{1,9}$")] = None,
 ) -> Document:
@@ -298,7 +285,7 @@ def get_history(
         step, superseded_by = map(int, page_token.split("."))
         after = (step, superseded_by)
     with database.reading() as tx:
-        run = load_run(tx, caller.project_id, parse_run_id(run_id or run_uuid))
+        run = load_run(tx, caller.project_id, run_id)
         points = observations.list_observations(tx, run.id, metric=metric_key, after=after, limit=limit)
     answer: Document = {"metrics": responses.history_document(points, metric_key)}
     if len(points) == limit:
