@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 if sys.platform != "win32":
     import fcntl
@@ -66,22 +66,6 @@ class Batch:
     entries: tuple[Entry, ...]
     end: int  # offset of the entries after them
     unreadable: int = 0  # damaged lines skipped
-
-
-class Segment(Protocol):
-    """The interface of segments on disk and in memory. `opening`: the body that opens the run."""
-
-    @property
-    def opening(self) -> Mapping[str, Any]: ...
-    @property
-    def is_sent(self) -> bool: ...
-    @property
-    def byte_count(self) -> int: ...
-    def append(self, entries: Sequence[Entry]) -> None: ...
-    def head(self, batch_observations: int) -> Batch | None: ...
-    def advance(self, batch: Batch) -> None: ...
-    def close(self) -> None: ...
-    def delete(self) -> None: ...
 
 
 class MemorySegment:
@@ -227,6 +211,9 @@ class FileSegment:
             if whole or self._sent + read_bytes >= self._size:
                 return [line + b"\n" for line in whole.split(b"\n")[:-1]]
             read_bytes *= 2
+
+
+Segment = MemorySegment | FileSegment
 
 
 def _fits(chosen: Sequence[Entry], entry: Entry, batch_observations: int) -> bool:

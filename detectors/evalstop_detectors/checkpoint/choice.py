@@ -11,7 +11,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -50,15 +50,6 @@ class BestCheckpoint(Struct, frozen=True):
     chosen_by: str
     smoothed: float | None = None
     smoothed_stderr: float | None = None
-
-
-class Chooser(Protocol):
-    """A rule that picks one of the scored steps."""
-
-    name: ClassVar[str]
-
-    def choose(self, scores: Sequence[Score], existing: Collection[int]) -> BestCheckpoint | None:
-        """The best of the finite `scores` (by ascending step) whose step is in `existing`; None when there is none."""
 
 
 class BestSoFar:
@@ -111,6 +102,7 @@ class RawMaximum:
     name: ClassVar[str] = "raw_maximum"
 
     def choose(self, scores: Sequence[Score], existing: Collection[int]) -> BestCheckpoint | None:
+        """The best of the finite `scores` (by ascending step) whose step is in `existing`; None if there is none."""
         candidates = [score for score in scores if score.step in existing and math.isfinite(score.value)]
         if not candidates:
             return None
@@ -142,6 +134,10 @@ class SmoothedMaximum:
         for score in scores:
             follower.add(score)
         return follower.best()
+
+
+Chooser = RawMaximum | SmoothedMaximum
+"""A rule that picks one of the scored steps."""
 
 
 class _Scores:

@@ -6,10 +6,9 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from evalstop_client.errors import ConfigurationError, EvalStopError
-from evalstop_client.eval_request import Difference, Scores, Summary
+from evalstop_client.eval_request import Scores, Summary
 
 MAX_OUTPUT_BYTES = 16 * 2**20
 MAX_SCORES = 1_000_000
@@ -31,20 +30,6 @@ class PairedRequest:
     current_uri: str
     prompts: int
     seed: int
-
-
-class Evaluation(Protocol):
-    """A way to evaluate both checkpoints of a request."""
-
-    @property
-    def tries(self) -> int:
-        """Number of attempts before a request is given up."""
-
-    def compare(self, request: PairedRequest) -> Difference | None:
-        """The difference; None while the evaluation is running, then call it again later.
-
-        Raises EvaluationFailed or ValueError if the evaluation failed, SchedulerError to be called again.
-        """
 
 
 def check_uri(uri: str, prefixes: Sequence[str]) -> None:

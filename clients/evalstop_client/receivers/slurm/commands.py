@@ -37,11 +37,11 @@ class Programs:
         return self._read_config("ClusterName")
 
     def hides_jobs(self) -> bool:
-        """Whether PrivateData hides jobs."""
+        """Whether an unlisted job may still exist (PrivateData)."""
         return "jobs" in self._read_config("PrivateData").lower()
 
     def jobs(self, job_id: str) -> list[Record]:
-        """From squeue, which also lists ended jobs for some minutes (MinJobAge)."""
+        """The records of this id and of its other components, from squeue; for some minutes also of ended jobs."""
         command = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", f"--Format={SQUEUE_FORMAT}"]
         result = self._run_command(*command)
         if result.exit_code != 0:
@@ -51,7 +51,7 @@ class Programs:
         return [parse_squeue(line) for line in result.output.splitlines() if line.strip()]
 
     def past(self, job_id: str) -> list[Record]:
-        """From sacct; empty if accounting is not stored."""
+        """The same from sacct, also of other tasks; empty if accounting is not stored."""
         if self._has_accounting is None:
             self._has_accounting = self._is_installed("sacct")
         if not self._has_accounting:

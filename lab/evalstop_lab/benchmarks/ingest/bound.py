@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -49,12 +49,6 @@ class Request:
     run: UUID
     observations: list[Observation]
     committed: asyncio.Future[None]
-
-
-class Store(Protocol):
-    """Saves the observations of several requests in one transaction."""
-
-    async def save(self, requests: Sequence[Request]) -> None: ...
 
 
 class PostgresStore:
@@ -125,6 +119,9 @@ class SqliteStore:
             ],
         )
         self._connection.execute("COMMIT")
+
+
+Store = PostgresStore | SqliteStore
 
 
 def _find_last_steps(requests: Sequence[Request]) -> dict[UUID, int]:
