@@ -30,7 +30,6 @@ class LoggedValues:
 
     @property
     def observation_count(self) -> int:
-        """The number of observations."""
         return len(self.values)
 
     def observations(self) -> list[dict[str, Any]]:

@@ -26,7 +26,6 @@ LOCAL, DASK, RAY = BACKENDS = ("local", "dask", "ray")
 
 
 def add_jobs_option(parser: argparse.ArgumentParser, what: str = "processes") -> None:
-    """Add `--jobs`."""
     parser.add_argument(
         "--jobs", type=positive_number, default=joblib.cpu_count(), help=f"{what} (default: one per core)"
     )

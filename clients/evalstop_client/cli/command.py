@@ -36,7 +36,6 @@ def add_command(to: Subcommands, name: str, run: Command, *aliases: str) -> argp
 
 
 def add_group(commands: Subcommands, name: str, text: str) -> Subcommands:
-    """Add a group of commands."""
     return commands.add_parser(name, help=text, description=text).add_subparsers(required=True, metavar="VERB")
 
 

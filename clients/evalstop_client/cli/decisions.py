@@ -20,7 +20,6 @@ from evalstop_client.reading.records import DecisionRecord
 
 
 def add_to(commands: Subcommands, text: str) -> None:
-    """Add the group and its commands."""
     verbs = add_group(commands, "decisions", text)
     listing = add_command(verbs, "ls", list_decisions, "list")
     listing.add_argument("--state", help="only decisions in this state, such as on_hold")

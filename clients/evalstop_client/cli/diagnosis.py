@@ -83,7 +83,6 @@ DECIDED = {
 
 
 def diagnose(facts: Facts) -> list[Check]:
-    """All checks, in order."""
     return [*_check_access(facts), *_check_project(facts), *_check_run(facts), *_check_endpoints(facts)]
 
 

@@ -17,7 +17,6 @@ from evalstop_client.service import Json
 
 
 def add_to(commands: Subcommands, text: str) -> None:
-    """Add the command."""
     command = add_command(commands, "doctor", examine)
     command.add_argument("run", nargs="?", metavar="RUN", help="its name or id (default: the newest running one)")
 

@@ -20,7 +20,6 @@ PULL = "pull:"
 
 
 def add_to(commands: Subcommands, text: str) -> None:
-    """Add the group and its commands."""
     verbs = add_group(commands, "endpoint", text)
     add_command(verbs, "ls", list_endpoints, "list")
     adding = add_command(verbs, "add", add_endpoint)

@@ -21,7 +21,6 @@ FIRST = "The first key is printed by `evalstop up`, or created on its machine by
 
 
 def add_to(commands: Subcommands, text: str) -> None:
-    """Add the group and its commands."""
     verbs = add_group(commands, "key", f"{text} {FIRST}")
     add_command(verbs, "ls", list_keys, "list")
     create = add_command(verbs, "create", create_key)

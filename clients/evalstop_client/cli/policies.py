@@ -18,7 +18,6 @@ FINDINGS_SHOWN = 20
 
 
 def add_to(commands: Subcommands, text: str) -> None:
-    """Add the group and its commands."""
     verbs = add_group(commands, "policy", text)
     add_command(verbs, "ls", list_policies, "list")
     trying = add_command(verbs, "try", try_policy)

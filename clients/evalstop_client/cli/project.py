@@ -23,7 +23,6 @@ SET_ELSEWHERE = {
 
 
 def add_to(commands: Subcommands, text: str) -> None:
-    """Add the group and its commands."""
     verbs = add_group(commands, "project", text)
     add_command(verbs, "show", show_project)
     setting = add_command(verbs, "set", set_project)

@@ -42,7 +42,6 @@ FILTERS = {
 
 
 def add_to(commands: Subcommands, text: str) -> None:
-    """Add the group and its commands."""
     verbs = add_group(commands, "runs", text)
     listing = add_command(verbs, "ls", list_runs, "list")
     for name, description in FILTERS.items():

@@ -33,11 +33,9 @@ class Connection:
         return _require_success(_read_document(self._service.send("POST", path, body)))
 
     def patch(self, path: str, body: Json) -> Json:
-        """PATCH a path."""
         return _require_success(_read_document(self._service.send("PATCH", path, body)))
 
     def delete(self, path: str) -> None:
-        """DELETE a path."""
         _read_document(self._service.send("DELETE", path))
 
     def pages(self, path: str, query: Query, page: int = PAGE) -> Iterator[Json]:

@@ -36,7 +36,6 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="evalstop-recorder", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def put(self, entry: Entry | LoggedValues) -> None:

@@ -33,7 +33,6 @@ class Entry:
 
     @property
     def observation_count(self) -> int:
-        """The number of observations."""
         return len(self.body["observations"]) if self.to == "observations" else 0
 
     @property

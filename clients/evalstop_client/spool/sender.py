@@ -53,7 +53,6 @@ class Sender:
         self.latest_answer = LatestAnswer()
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def start_flush(self) -> None:

@@ -38,7 +38,6 @@ EXAMPLES = """examples:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `backtest` to the command line."""
     summary = "backtest policies on past runs: what each would have stopped and saved, and which stops are wrong"
     parser = add_source_parser(subparsers, "backtest", summary, EXAMPLES)
     add_policy_options(parser)
@@ -56,7 +55,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab backtest`; return its exit code."""
     policies = _load_policies(args.policy, args.against)
     runs, errors = read_history(args)
     for item in runs.by_name.values():

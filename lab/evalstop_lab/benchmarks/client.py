@@ -37,7 +37,6 @@ sys.stdout.write(str(time.perf_counter() - started))
 
 
 def main() -> int:
-    """Run the benchmark and print its tables."""
     parser = argparse.ArgumentParser(prog="make bench-client", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=positive_number, default=10, help="number of times that each import is timed")
     parser.add_argument("--calls", type=positive_number, default=5_000, help="number of calls of each function")

@@ -257,7 +257,6 @@ def _time_read(api: httpx.Client, name: str, path: str) -> Row:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark and print its tables."""
     parser = argparse.ArgumentParser(prog="make bench-growth", description=__doc__)
     add_database_option(parser)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections (default: all)")

@@ -31,7 +31,6 @@ TARGET_EVENTS_A_SECOND = 200_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(prog="make bench-simulator", description=__doc__)
     parser.add_argument("--cluster-jobs", type=positive_number, default=5000, help="number of jobs (%(default)s)")
     parser.add_argument(

@@ -39,7 +39,6 @@ POLICIES = {"stop": "paper", "park": "parks"}
 
 
 def main() -> int:
-    """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(prog="make bench-stop", description=__doc__)
     add_database_option(parser)
     parser.add_argument("--stops", type=positive_number, default=20, help="number of trainers per database and action")

@@ -73,7 +73,6 @@ def _record_world(detector: Detector[Any], recipe: tuple[str, int]) -> Records:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `calibrate` to the command line."""
     parser = subparsers.add_parser(
         "calibrate",
         help="find the thresholds of a detector at which a given share of healthy runs would be stopped",
@@ -123,7 +122,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab calibrate`; return its exit code."""
     if args.false_stops is not None:
         return own_history.run(args, _make_detector(args.detector, args.params))
     if len(args.sources) > 1:

@@ -41,7 +41,6 @@ MOST_JUDGED_RUNS = 20_000
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `train-posterior` to `evalstop-lab`."""
     parser = subparsers.add_parser(
         "train-posterior",
         help="train the network of the posterior detector",
@@ -61,7 +60,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab train-posterior`; return its exit code."""
     if args.picture is not None:
         draw_picture(args.picture, args.seed)
         return 0

@@ -49,7 +49,6 @@ class Examples(NamedTuple):
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `train-paired` to `evalstop-lab`."""
     parser = subparsers.add_parser(
         "train-paired",
         help="train how the posterior detector uses paired evaluations",
@@ -66,7 +65,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab train-paired`; return its exit code."""
     torch = import_torch(args.seed)
     parts = math.ceil(args.runs / DRAWN_AT_ONCE)
     drawn = sweep(

@@ -39,7 +39,6 @@ EXAMPLES = """examples:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `replay` to the command line."""
     summary = "replay logged runs through a policy: where it would have stopped each, and why"
     parser = add_source_parser(subparsers, "replay", summary, EXAMPLES)
     add_policy_options(parser)
@@ -48,7 +47,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab replay`; return its exit code."""
     policy = load_policy(args.policy)
     runs = read_runs(args.sources, get_requested_roles(args))
     report_conflicts(runs.settle())

@@ -38,7 +38,6 @@ def list_metrics(folder: Path, errors: ReadErrors) -> set[str]:
 
 
 def read_tags(folder: Path) -> dict[str, str]:
-    """The tags of the run."""
     root = folder / "tags"
     return {str(path.relative_to(root)): _read_text(path) for path in root.rglob("*") if path.is_file()}
 

@@ -30,7 +30,6 @@ REQUESTED, NAMED, DECLARED = "set by an option", "named like the role", "declare
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `roles` to the command line."""
     summary = "explain a log: which metrics are the eval score, proxy, KL and loss, and why"
     parser = add_source_parser(subparsers, "roles", summary, EXAMPLES)
     parser.add_argument("--json", action="store_true", help="print one JSON object per kind of log instead of tables")
@@ -38,7 +37,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab roles`; return its exit code."""
     errors = ReadErrors(strict=False)
     explanations = explain_roles(args.sources, get_requested_roles(args), errors)
     for error in errors.collected:

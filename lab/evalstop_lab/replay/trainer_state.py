@@ -17,7 +17,6 @@ from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 
 def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
-    """The metrics of the file."""
     _load_state.cache_clear()
     return {key for _, row in _read_rows(path, errors) for key in row}
 

@@ -37,7 +37,6 @@ CONFIRM_SECONDS = 30.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `demo` to the command line."""
     parser = subparsers.add_parser(
         "demo",
         help="run a service, a receiver and a training run, which is stopped after its eval score has turned",

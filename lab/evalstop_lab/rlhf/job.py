@@ -144,7 +144,6 @@ class Job:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `train` to the command line."""
     parser = subparsers.add_parser(
         "train",
         help="train the example: a small RLHF run that over-optimizes or stays healthy",
@@ -176,7 +175,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab train`; return its exit code."""
     plan = get_plan(args)
     progress: Progress = JsonLines(sys.stdout) if args.json else Rows(Console(highlight=False))
     job = Job(plan, args.checkpoints, progress, polls=args.stop_by == "poll")

@@ -78,7 +78,6 @@ class Outcome:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `actions` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("actions", help="compare stopping a suspected job with demoting or parking it")
     options.add_common(parser, seeds=SEEDS)
     options.add_plots(parser)
@@ -89,7 +88,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab cluster actions`; return its exit code."""
     setting, seeds = options.get_setting(args, WORLDS_BY_NAME), options.get_seeds(args)
     by_seed = options.sweep_each(
         args, partial(_simulate_seed, setting, tuple(args.schedulers)), seeds, "simulating actions"

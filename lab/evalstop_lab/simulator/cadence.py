@@ -50,7 +50,6 @@ class Net:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `cadence` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("cadence", help="compare numbers of evals per job, given the cost of an eval")
     options.add_common(parser, seeds=SEEDS)
     options.add_world(parser)
@@ -63,7 +62,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab cluster cadence`; return its exit code."""
     if min(args.costs) < 0 or max(args.costs) >= 1:
         raise UnusableArguments("An eval costs a share of its job's hours: give --costs from 0 up to 1, such as 0.002.")
     setting, seeds, policies = options.get_setting(args), options.get_seeds(args), options.get_policies(args)

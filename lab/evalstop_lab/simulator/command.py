@@ -19,7 +19,6 @@ EXAMPLES = """examples:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `cluster` to the command line."""
     parser = subparsers.add_parser(
         "cluster",
         help="simulate a GPU cluster to measure what stopping saves, by scheduler and rule",

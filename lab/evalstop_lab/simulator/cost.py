@@ -65,7 +65,6 @@ def count_billed_hours(workload: Workload, schedule: Schedule, node_gpus: int) -
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `cost` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("cost", help="savings per month, in GPU-hours and dollars")
     options.add_common(parser, seeds=SEEDS)
     prices = Prices()
@@ -87,7 +86,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab cluster cost`; return its exit code."""
     prices = Prices(args.on_demand, args.spot, args.node_gpus)
     if min(prices.on_demand, prices.spot) < 0:
         raise UnusableArguments("Prices must be 0 or more dollars per GPU-hour.")

@@ -63,7 +63,6 @@ class OperatingPoint:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `frontier` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("frontier", help="measure the share of an oracle's saving that each rule reaches")
     options.add_common(parser, seeds=SEEDS)
     options.add_plots(parser)
@@ -72,7 +71,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab cluster frontier`; return its exit code."""
     worlds = {name: replace(WORLDS[name], jobs=args.cluster_jobs or JOBS) for name in args.worlds}
     seeds = options.get_seeds(args)
     tuned = {name: tune_detectors(setting, args) for name, setting in worlds.items()}

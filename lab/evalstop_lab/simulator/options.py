@@ -37,7 +37,6 @@ def add_common(parser: argparse.ArgumentParser, seeds: int) -> None:
 
 
 def add_plots(parser: argparse.ArgumentParser) -> None:
-    """Add `--plots`."""
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write a plot to this folder")
 
 
@@ -48,7 +47,6 @@ def add_world(parser: argparse.ArgumentParser, worlds: Mapping[str, Setting] = W
 
 
 def add_policies(parser: argparse.ArgumentParser) -> None:
-    """Add `--policies`."""
     names = " ".join(POLICIES)
     description = f"policies to simulate (default: {names})"
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE", help=description)
@@ -61,7 +59,6 @@ def get_setting(args: argparse.Namespace, worlds: Mapping[str, Setting] = WORLDS
 
 
 def get_policies(args: argparse.Namespace) -> tuple[Policy, ...]:
-    """The requested policies."""
     return tuple(load_policy(name) for name in args.policies)
 
 

@@ -68,7 +68,6 @@ class Outcome:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `population` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser(
         "population", help="compare a sweep without stops, with stops, and trained as a population"
     )
@@ -79,7 +78,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab cluster population`; return its exit code."""
     if args.cluster_jobs is not None:
         raise UnusableArguments("A sweep has no jobs; give --members instead of --cluster-jobs.")
     if args.members < FIFTH:

@@ -67,7 +67,6 @@ class Line:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `reproduce` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("reproduce", help="reproduce the paper's table, with intervals")
     options.add_common(parser, seeds=SEEDS)
     options.add_plots(parser)
@@ -75,7 +74,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab cluster reproduce`; return its exit code."""
     setting = replace(PAPER, jobs=args.cluster_jobs or JOBS)
     seeds = options.get_seeds(args)
     rows = Rows(options.sweep_cells(args, _build_cells(setting, seeds), "reproducing"))

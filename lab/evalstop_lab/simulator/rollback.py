@@ -47,7 +47,6 @@ class Outcome:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `rollback` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser(
         "rollback", help="compare stopping a job with rolling it back to its best checkpoint"
     )
@@ -65,7 +64,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab cluster rollback`; return its exit code."""
     setting, seeds, policies = options.get_setting(args), options.get_seeds(args), options.get_policies(args)
     work = partial(_simulate_seed, setting, policies, args.frontier_gain)
     by_seed = options.sweep_each(args, work, seeds, "simulating rollbacks")

@@ -51,7 +51,6 @@ class Row:
 
 
 def run_cell(cell: Cell) -> list[Row]:
-    """All rows of this cell."""
     jobs = draw_jobs(cell.setting, cell.seed)
     return simulate_rules(cell.world, cell.setting, cell.seed, jobs, cell.policies, cell.schedulers)
 

@@ -34,7 +34,6 @@ FULLEST = 0.85
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `trace` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("trace", help="measure the savings on a real cluster's log of jobs, a CSV file")
     parser.add_argument(
         "file",
@@ -53,7 +52,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab cluster trace`; return its exit code."""
     if args.cluster_jobs is not None:
         raise UnusableArguments("The jobs of a trace are those in its file; leave out --cluster-jobs.")
     trace = read_trace(args.file)

@@ -35,7 +35,6 @@ EXAMPLES = """examples:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `stopbench` to `evalstop-lab`."""
     parser = subparsers.add_parser(
         "stopbench",
         help="compare your stopping rule with common ones",
@@ -99,7 +98,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run_recording(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab stopbench record`; return its exit code."""
     require_writable(args.file)
     record_runs(args.file, args.runs, args.jobs, args.first_seed)
     sys.stdout.write(f"Wrote {args.runs} runs to {args.file}\n")
@@ -107,7 +105,6 @@ def run_recording(args: argparse.Namespace) -> int:
 
 
 def run_language_recording(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab stopbench record-language`; return its exit code."""
     require_writable(args.file)
     try:
         from evalstop_lab.language_model import recording
@@ -123,7 +120,6 @@ def run_language_recording(args: argparse.Namespace) -> int:
 
 
 def run_rules(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab stopbench run`; return its exit code."""
     rules, missing = _choose_rules(args.rule, args.only)
     suites = [name for name in args.suite if args.seeds == "public" or SUITES[name].held_out]
     if not suites:

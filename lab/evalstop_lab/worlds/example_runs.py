@@ -60,7 +60,6 @@ def draw_runs(count: int) -> list[World]:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `example-runs` to the subcommands of `evalstop-lab`."""
     parser = subparsers.add_parser(
         "example-runs",
         help="write the file of example runs of `evalstop demo-data`",

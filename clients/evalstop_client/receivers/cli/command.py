@@ -36,7 +36,6 @@ The commands are split as by a shell but not run by one; each label value stays 
 
 
 def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `command` to the command line."""
     parser = kinds.add_parser(
         "command",
         help="end jobs of any scheduler with your own commands",

@@ -42,7 +42,6 @@ get and create on jobs, list on pods and get on pods/log, in the manifest's name
 
 
 def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `evaluator` to the command line."""
     parser = kinds.add_parser(
         "evaluator",
         help="evaluate checkpoints on request",

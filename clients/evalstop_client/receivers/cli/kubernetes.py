@@ -30,7 +30,6 @@ and get, list, watch and delete on pods; with --stop-by delete, delete instead o
 
 
 def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `kubernetes` to the command line."""
     parser = kinds.add_parser(
         "kubernetes",
         help="end workloads of a Kubernetes cluster",
@@ -69,7 +68,6 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run_kubernetes_receiver(options: argparse.Namespace) -> int:
-    """Run the receiver for a Kubernetes cluster."""
     access = load_access(options, copy_environment(options.secret_env, options.key_env))
     namespaces = frozenset(options.allow_namespace or [access.namespace])
     action = KubernetesJobControl(

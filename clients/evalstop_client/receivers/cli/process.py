@@ -71,7 +71,6 @@ exit code: that of the job (128 + N if signal N ended it); 2 for wrong usage; 12
 
 
 def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `process` to the command line."""
     parser = kinds.add_parser(
         "process",
         help="run a command as a child process and end it",

@@ -34,7 +34,6 @@ examples:
 
 
 def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `slurm` to the command line."""
     parser = kinds.add_parser(
         "slurm",
         help="end jobs of a Slurm cluster",
@@ -79,7 +78,6 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run_slurm_receiver(options: argparse.Namespace) -> int:
-    """Run the receiver for a Slurm cluster."""
     users = None if options.allow_any_user else frozenset(options.allow_user or [_find_user()])
     partitions = frozenset(options.allow_partition) if options.allow_partition else None
     signal = parse_checkpoint_signal(options.checkpoint_signal) if options.checkpoint_signal else None

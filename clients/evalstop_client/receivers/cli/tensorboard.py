@@ -48,7 +48,6 @@ step on, supersede the earlier ones.
 
 
 def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `watch-tensorboard` to the command line."""
     parser = kinds.add_parser(
         "watch-tensorboard",
         help="report TensorBoard logs",

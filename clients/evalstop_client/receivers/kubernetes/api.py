@@ -71,11 +71,9 @@ class Api:
         self._retry_at = 0.0
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | Missing:
-        """An object."""
         return _read_answer(self._request_object("get", kind, namespace, name), "get", kind)
 
     def list(self, kind: Kind, namespace: str, selector: str) -> Listing:

@@ -53,7 +53,6 @@ class Suspension:
                 self._stop_without_suspend(kind, changed, may_delete)
 
     def resume(self, kind: Kind, workload: Object) -> None:
-        """Resume it."""
         if kind is VOLCANO_JOB:
             self._command_job(workload, "ResumeJob")
         elif queued := self._list_queued(workload):

@@ -41,7 +41,6 @@ class Rest:
             self._client = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS)
 
     def close(self) -> None:
-        """Close the connection."""
         self._client.close()
 
     def name(self) -> str:

@@ -63,7 +63,6 @@ class ReceiverServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The URL of the server."""
         host, port = self.server_address[:2]
         return f"{'http' if self.tls is None else 'https'}://{host!s}:{port}/"
 

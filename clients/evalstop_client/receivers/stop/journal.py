@@ -77,7 +77,6 @@ class Journal:
             return entry
 
     def record_stop(self, request: StopRequest, stop: Stop) -> None:
-        """Record the state of a stop."""
         with self._lock:
             self._store_entry(JournalEntry(request, stop))
 
@@ -91,7 +90,6 @@ class Journal:
             return True
 
     def find_entry(self, decision_id: str) -> JournalEntry | None:
-        """The entry of a decision."""
         with self._lock:
             return self._stops.get(decision_id)
 

@@ -72,7 +72,6 @@ def add_url_options(parser: argparse.ArgumentParser, scope: str) -> None:
 
 
 def add_seconds(parser: argparse.ArgumentParser, option: str, default: float, text: str) -> None:
-    """Add an option for a duration."""
     text = f"{text} (default: %(default)g)"
     parser.add_argument(option, type=_parse_seconds, default=default, metavar="S", help=text)
 
@@ -181,7 +180,6 @@ def parse_pairs(texts: Sequence[str], option: str) -> dict[str, list[str]]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file atomically."""
     draft = path.with_name(path.name + ".draft")
     draft.write_text(text)
     draft.replace(path)

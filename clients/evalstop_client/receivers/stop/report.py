@@ -37,7 +37,6 @@ class ReportClient:
         self._complained = False
 
     def close(self) -> None:
-        """Close the connection."""
         if self._service is not None:
             self._service.close()
 

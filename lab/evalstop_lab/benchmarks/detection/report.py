@@ -25,7 +25,6 @@ _COLORS = tuple(matplotlib.colors.to_hex(matplotlib.colormaps["tab20"](index)) f
 
 
 def print_tables(console: Console, report: dict[str, Any]) -> None:
-    """Print all tables of a report."""
     rows, setting = report["rows"], report["setting"]
     console.print(_build_summary_table(f"{setting['runs']} runs, half of them hacking", rows))
     console.print(_build_noise_table(rows))

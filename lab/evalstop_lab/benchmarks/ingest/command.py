@@ -185,7 +185,6 @@ def describe_postgres(url: str) -> str:
 
 
 def print_report(console: Console, report: Report) -> None:
-    """Print the tables."""
     console.print(
         f"{report.command}, {report.started_at:%Y-%m-%d %H:%M} UTC; medians of {report.rounds} rounds of"
         f" {report.seconds:g} s in turns; {format_machine(report.machine)}; PostgreSQL {report.postgresql};"
