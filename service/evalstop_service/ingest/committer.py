@@ -34,6 +34,9 @@ from evalstop_service.store.ingest_sqlite import SqliteIngest
 MOST_LONG = 4
 """Commits under way that others do not wait for."""
 
+ENOUGH = 300
+"""From this many waiting observations on, they are applied while the database saves those of another commit."""
+
 
 class Committer:
     """Accepts messages and answers each once it is durable. `run` binds it to an event loop."""
@@ -52,7 +55,8 @@ class Committer:
         self._tracer = tracer or Tracer()
         self._waiting: Group = {}
         self._busy: set[UUID] = set()
-        self._size = 0
+        self._waiting_size = 0  # observations that wait for a commit
+        self._size = 0  # and those in a commit
         self._commits: set[asyncio.Task[None]] = set()
         self._most_commits = 1 if database.embedded else self._limits.commits
         self._started_at = 0.0
@@ -107,6 +111,7 @@ class Committer:
             future.set_exception(Closed() if self._is_closed else Overloaded())
             return future
         self._size += size
+        self._waiting_size += size
         context = get_current_span().get_span_context() if self._tracer.recording else INVALID_SPAN_CONTEXT
         self._waiting.setdefault(message.run_id, []).append(Entry(message, future, size, context))
         if not self._is_scheduled and (self._may_start() or (self._costly and self._may_start_apart(message.run_id))):
@@ -125,10 +130,13 @@ class Committer:
         return asyncio.run_coroutine_threadsafe(submit(), self._loop).result()
 
     def _may_start(self) -> bool:
-        """Committing one group at a time makes the groups largest, which costs least."""
+        """Committing one group at a time makes the groups largest, which costs least. For a large group it costs more
+        that the event loop and the database wait for each other."""
         under_way = len(self._commits) - len(self._long)
         if not 0 < under_way < self._most_commits:
             return not under_way
+        if under_way == 1 and self._waiting_size >= ENOUGH:
+            return True
         return self._loop.time() - self._started_at >= self._limits.slow_seconds
 
     def _let_others_start(self) -> None:
@@ -155,6 +163,7 @@ class Committer:
                 self._long.add(self._apart)
 
     def _start_commit(self, group: Group) -> asyncio.Task[None]:
+        self._waiting_size -= sum([entry.size for entries in group.values() for entry in entries])
         task = self._loop.create_task(self._commit_group(group))
         self._commits.add(task)
         task.add_done_callback(self._end_commit)
@@ -174,7 +183,7 @@ class Committer:
         """
         requests, observations = self._limits.requests, self._limits.observations
         idle = not self._busy and not self._costly
-        if idle and self._size <= observations and sum(map(len, self._waiting.values())) <= requests:
+        if idle and self._waiting_size <= observations and sum(map(len, self._waiting.values())) <= requests:
             group, self._waiting = self._waiting, {}
         else:
             ready = [run_id for run_id in self._waiting if run_id not in self._busy and run_id not in self._costly]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
@@ -24,6 +24,7 @@ from evalstop_service.ingest import (
     RunCache,
     running_in_thread,
 )
+from evalstop_service.ingest.committer import ENOUGH
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import policies, projects, runs, tables
 from evalstop_service.store.database import Database
@@ -191,6 +192,37 @@ def test_messages_beyond_the_limit_are_refused(
 def test_batch_larger_than_the_limit_is_accepted_alone(project: ProjectFixture, committer: Committer) -> None:
     """A batch larger than the limit is accepted when nothing else waits."""
     assert committer.submit_and_wait(build_message(project, project.open_run(), *[0.1] * 200)).accepted == 200
+
+
+def test_many_waiting_observations_start_a_second_commit(
+    postgres_database: Database, service_metrics: ServiceMetrics
+) -> None:
+    """Few observations wait for the commit before them; once there are many, they are committed beside it."""
+    project = set_up_project(postgres_database)
+    held, few, many = (project.open_run() for _ in range(3))
+    committer = Committer(
+        postgres_database, RunCache(), utc_now, service_metrics, Limits(slow_seconds=DEADLINE_SECONDS)
+    )
+
+    async def submit_all(release: Callable[[], None]) -> Sequence[Receipt]:
+        async with committer.run():
+            blocked = committer.submit(build_message(project, held, 0.1))
+            await asyncio.sleep(0.05)
+            waiting = committer.submit(build_message(project, few, 0.1))
+            try:
+                done, _ = await asyncio.wait([waiting], timeout=0.2)
+                assert not done
+                large = committer.submit(build_message(project, many, *[0.1] * ENOUGH))
+                receipts = await asyncio.wait_for(asyncio.gather(waiting, large), DEADLINE_SECONDS / 2)
+                assert not blocked.done()
+            finally:
+                release()
+            return [await blocked, *receipts]
+
+    with postgres_database.engine.connect() as connection:
+        connection.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == held.id).with_for_update())
+        receipts = asyncio.run(submit_all(connection.rollback))
+    assert [receipt.accepted for receipt in receipts] == [1, 1, ENOUGH]
 
 
 def test_closing_commits_waiting_messages(project: ProjectFixture, service_metrics: ServiceMetrics) -> None:
