@@ -161,6 +161,26 @@ def test_endless_headers_are_refused(tmp_path: Path, migrated_file: Path) -> Non
         assert raw_sockets.read_resident_mb(program.pid, peak=True) - before < MAX_EXTRA_MB
 
 
+def test_trailers_are_ignored(short_timeout_service: Installation) -> None:
+    """Headers after a body fill no memory and authenticate nobody."""
+    (program,) = short_timeout_service.service.programs
+    before = raw_sockets.read_resident_mb(program.pid)
+    head = raw_sockets.build_request_head(
+        "POST",
+        "/api/v1/runs",
+        "none",
+        Content_Type="application/json",
+        Transfer_Encoding="chunked",
+        Connection="close",
+    ).replace(b"Authorization: Bearer none\r\n", b"")
+    trailer = f"Authorization: Bearer {short_timeout_service.key}\r\n".encode()
+    with raw_sockets.connect(short_timeout_service.service.url) as connection:
+        connection.sendall(head + b"2\r\n{}\r\n0\r\n" + trailer + b"A: b\r\n" * 5_000_000 + b"\r\n")
+        status, problem = raw_sockets.read_answer(connection)
+    assert (status, problem["code"]) == (401, "no_key")
+    assert raw_sockets.read_resident_mb(program.pid, peak=True) - before < 100
+
+
 def build_expensive_bodies() -> dict[str, bytes]:
     """JSON bodies of the largest size that is accepted, which need many times their size when decoded."""
     size = LIMIT_BYTES - 1024

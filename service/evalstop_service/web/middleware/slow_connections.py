@@ -1,9 +1,10 @@
 """Closes connections that exhaust the server: clients that send or read too slowly, and too many of them.
 
 uvicorn has a timeout for idle connections, which starts only after an answer, and `limit_concurrency`, with which idle
-connections make it answer everyone else 503. Neither stops these attacks, so its protocol is subclassed:
+connections make it answer everyone else 503. None of that stops these attacks, so its protocol is subclassed:
 
 - Slowloris: a client sends the head or the body of a request one byte at a time, and holds a connection for hours.
+- Trailers: uvicorn adds all headers after a body, which no limit counts, to those of the request.
 - Slow read: a client asks for large answers and never reads them; uvicorn buffers them all in memory.
 - Connection flood: idle connections exhaust the process's file descriptors, so that no other is accepted.
 
@@ -127,6 +128,10 @@ class LimitedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # not a trailer, of which there may be any number, and with which no proxy reckons
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
