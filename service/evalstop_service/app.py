@@ -86,7 +86,6 @@ from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
 from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.route_index import RouteIndex
 from evalstop_service.web.senders import create_identify
-from evalstop_service.web.shutdown import Shutdown
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
@@ -179,7 +178,7 @@ def _create_context(
     key_cache: KeyCache,
     service_metrics: ServiceMetrics,
 ) -> Context:
-    shutdown = Shutdown()
+    shutdown = threading.Event()
     return Context(
         database,
         clock,

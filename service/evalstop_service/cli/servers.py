@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from threading import Event
 from typing import Any
 
 import uvicorn
@@ -41,7 +42,6 @@ from evalstop_service.web.middleware.slow_connections import (
     close_slow_connections,
     create_protocol,
 )
-from evalstop_service.web.shutdown import Shutdown
 
 SWITCH_SECONDS = 0.001
 """How long a thread keeps the interpreter's lock while others wait for it.
@@ -138,7 +138,7 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
 class _Server(uvicorn.Server):
     """Prints its address once it listens, and ends long requests when it shuts down."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[str], None], shutdown: Shutdown) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[str], None], shutdown: Event) -> None:
         super().__init__(config)
         self._ready, self._shutdown = ready, shutdown
 
@@ -149,7 +149,7 @@ class _Server(uvicorn.Server):
             self._ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
-        self._shutdown.has_begun = True
+        self._shutdown.set()
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from threading import Event
 from typing import Annotated, TypeVar
 from uuid import UUID
 
@@ -27,7 +28,6 @@ from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, refuse_unknown_parameters
 from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.recent_sessions import RecentSessions
-from evalstop_service.web.shutdown import Shutdown
 from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.links import locate_run
 
@@ -36,7 +36,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Context:
-    """What create_app passes to the routes."""
+    """What create_app passes to the routes.
+
+    `shutdown` is set when the server accepts no more requests; those that wait or last long then end soon.
+    """
 
     database: Database
     clock: Clock
@@ -49,7 +52,7 @@ class Context:
     public_url: str | None = None
     mail: MailSettings | None = None
     shares: FairShares = field(default_factory=FairShares)
-    shutdown: Shutdown = field(default_factory=Shutdown)
+    shutdown: Event = field(default_factory=Event)
     recent_sessions: RecentSessions = field(default_factory=RecentSessions)
 
     def locate_run(self, run_id: UUID) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from threading import Event
 from uuid import UUID
 
 import anyio.to_thread
@@ -12,7 +13,6 @@ from anyio import CapacityLimiter
 from evalstop_service.clock import Clock
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import pull, queues
-from evalstop_service.web.shutdown import Shutdown
 
 POLL_SECONDS = 0.2
 """Pause between two polls: the longest delay that polling adds to an event."""
@@ -26,7 +26,7 @@ class PullWaiters:
     the event loop for milliseconds.
     """
 
-    def __init__(self, database: Database, clock: Clock, shutdown: Shutdown) -> None:
+    def __init__(self, database: Database, clock: Clock, shutdown: Event) -> None:
         self.requests = CapacityLimiter(200)
         self.threads = CapacityLimiter(4)
         self._database, self._clock, self._shutdown = database, clock, shutdown
@@ -55,7 +55,7 @@ class PullWaiters:
             await asyncio.sleep(POLL_SECONDS)
             answered, failure = set(self._waiting.values()), None
             try:
-                if not self._shutdown.has_begun:
+                if not self._shutdown.is_set():
                     answered = await anyio.to_thread.run_sync(self._find_claimable, answered, limiter=self.threads)
             except Exception as error:
                 failure = error
@@ -63,7 +63,7 @@ class PullWaiters:
                 if endpoint_id not in answered or due.done():
                     continue
                 if failure is None:
-                    due.set_result(not self._shutdown.has_begun)
+                    due.set_result(not self._shutdown.is_set())
                 else:
                     due.set_exception(failure)
         self._polls = None

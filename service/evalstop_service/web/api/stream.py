@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from threading import Event
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +24,6 @@ from evalstop_service.web.api.schemas import Answer, BestCheckpointOut
 from evalstop_service.web.context import Commit, Ctx, Ingest, Tell
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, ProblemDetails
-from evalstop_service.web.shutdown import Shutdown
 
 PATH = "/observations"
 MEDIA_TYPE = "application/x-ndjson"
@@ -182,7 +182,7 @@ def _describe_interruption(problem: Problem, totals: StreamTotals, now: datetime
 class _Body:
     """The body of a request as it arrives."""
 
-    def __init__(self, receive: Receive, limits: StreamLimits, shutdown: Shutdown) -> None:
+    def __init__(self, receive: Receive, limits: StreamLimits, shutdown: Event) -> None:
         self._receive, self._limits, self._shutdown = receive, limits, shutdown
         self._ended = False
 
@@ -199,7 +199,7 @@ class _Body:
                 raise too_slow(self._limits) from error
             if part:
                 yield part
-            if self._shutdown.has_begun and not self._ended:
+            if self._shutdown.is_set() and not self._ended:
                 detail = "the service is shutting down"
                 raise Problem(503, ProblemKind.OVERLOADED, detail, headers={"Retry-After": "1"})
 

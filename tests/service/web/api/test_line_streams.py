@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Event
 from typing import Any
 
 import httpx
@@ -20,7 +21,6 @@ from evalstop_service.web.api.reading.stream import StreamLimits
 from evalstop_service.web.context import Context
 from evalstop_service.web.middleware.held_places import HeldPlaces
 from evalstop_service.web.pull_waiters import PullWaiters
-from evalstop_service.web.shutdown import Shutdown
 from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -189,12 +189,12 @@ def test_disconnect_keeps_complete_lines_only(admin: httpx.Client) -> None:
 
 @contextmanager
 def serve_with_limits(
-    service: Service, admin: httpx.Client, shutdown: Shutdown | None = None, **limits: Any
+    service: Service, admin: httpx.Client, shutdown: Event | None = None, **limits: Any
 ) -> Iterator[httpx.Client]:
     """A client of a server that has only the stream route, with these limits."""
     committer = Committer(service.database, RunCache(), utc_now, ServiceMetrics())
     app = FastAPI(lifespan=lambda _app: committer.run())
-    shutdown = shutdown or Shutdown()
+    shutdown = shutdown or Event()
     pull_waiters = PullWaiters(service.database, utc_now, shutdown)
     app.state.context = Context(
         service.database,
@@ -241,11 +241,11 @@ def test_idle_stream_times_out(service: Service, admin: httpx.Client) -> None:
 def test_stream_ends_when_the_server_shuts_down(service: Service, admin: httpx.Client) -> None:
     """A stream that is still arriving when the server shuts down is a retryable 503, and its lines are stored."""
     (run_id,) = open_runs(admin)
-    shutdown = Shutdown()
+    shutdown = Event()
     with serve_with_limits(service, admin, shutdown=shutdown) as client, open_stream(client) as connection:
         connection.sendall(encode_chunk(encode_line(run_id, FALLING[0]) + b"\n"))
         wait_for_steps(admin, run_id, [0])
-        shutdown.has_begun = True
+        shutdown.set()
         connection.sendall(encode_chunk(encode_line(run_id, FALLING[1]) + b"\n"))
         wait_for_steps(admin, run_id, [0, 1])
         connection.sendall(encode_chunk(b""))

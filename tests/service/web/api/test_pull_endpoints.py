@@ -22,7 +22,6 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.queue import leases, queues
 from evalstop_service.store.tables import decisions, deliveries
 from evalstop_service.web.pull_waiters import PullWaiters
-from evalstop_service.web.shutdown import Shutdown
 
 from tests.service.concurrency import wait_until
 from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
@@ -247,14 +246,14 @@ def test_waiting_claims_share_one_query(service: Service, client: httpx.Client) 
         return queries_at[-1]
 
     async def wait() -> list[bool]:
-        shutdown = Shutdown()
+        shutdown = threading.Event()
         waiters = PullWaiters(service.database, clock, shutdown)
         waits = [
             asyncio.create_task(waiters.wait_until_due(endpoint_id, 60.0, asyncio.Event().wait()))
             for endpoint_id in (due, idle) * 20
         ]
         await asyncio.gather(*waits[::2])
-        shutdown.has_begun = True
+        shutdown.set()
         return await asyncio.gather(*waits)
 
     assert asyncio.run(wait()) == [True, False] * 20
@@ -270,7 +269,7 @@ def test_poll_takes_one_query_for_all_endpoints(service: Service, client: httpx.
     queries: list[str] = []
 
     async def wait() -> list[bool]:
-        waiters = PullWaiters(service.database, utc_now, Shutdown())
+        waiters = PullWaiters(service.database, utc_now, threading.Event())
         waits = [waiters.wait_until_due(endpoint_id, 0.35, asyncio.Event().wait()) for endpoint_id in (due, *idle)]
         return await asyncio.gather(*waits)
 
@@ -303,7 +302,7 @@ def test_waiting_claim_ends_without_a_query_after_its_time_and_with_its_connecti
         disconnect = asyncio.Event()
         if disconnected:
             disconnect.set()
-        return await PullWaiters(service.database, clock, Shutdown()).wait_until_due(
+        return await PullWaiters(service.database, clock, threading.Event()).wait_until_due(
             uuid4(), seconds, disconnect.wait()
         )
 
@@ -321,7 +320,7 @@ def test_waiting_claim_wakes_for_its_own_events_only(service: Service, client: h
         return utc_now()
 
     async def wait() -> bool:
-        waiters = PullWaiters(service.database, clock, Shutdown())
+        waiters = PullWaiters(service.database, clock, threading.Event())
         return await waiters.wait_until_due(endpoint_id, 0.9, asyncio.Event().wait())
 
     assert asyncio.run(wait()) is False
