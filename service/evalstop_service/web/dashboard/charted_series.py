@@ -29,30 +29,21 @@ class ChartedSeries:
 
 def load_charted(database: Database, runs: Sequence[Run], most: int) -> dict[UUID, list[ChartedSeries]]:
     """The charted series of these runs, at most `most` observations per metric; first updates their summaries."""
-    charted = {run.id: list_charted(run) for run in runs}
+    charted = [(run.id, metric, role) for run in runs for metric, role in list_charted(run).items()]
     with database.reading() as tx:
-        long = {
-            (run_id, metric)
-            for run_id, roles in charted.items()
-            for metric in roles
-            if series.is_long_series(tx, run_id, metric)
-        }
+        long = {(run_id, metric) for run_id, metric, _ in charted if series.is_long_series(tx, run_id, metric)}
     for run_id, metric in long:
         series.catch_up_summaries(database, run_id, metric)
-    charted_by_run: dict[UUID, list[ChartedSeries]] = {}
+    charted_by_run: dict[UUID, list[ChartedSeries]] = {run.id: [] for run in runs}
     with database.reading() as tx:
-        for run_id, roles in charted.items():
-            values: dict[str, list[PostedObservation]] = {metric: [] for metric in roles}
-            for point in observations.load_series(tx, run_id, [name for name in roles if (run_id, name) not in long]):
-                values[point.metric].append(point)
-            charted_by_run[run_id] = []
-            for metric, role in roles.items():
-                points = values[metric]
-                if (run_id, metric) in long:
-                    buckets = series.load_buckets(tx, run_id, metric, 0, MAX_STEP, most // 3)
-                    values[metric] = [PostedObservation(metric, bucket.last_step, bucket.last) for bucket in buckets]
-                    points = outline_buckets(buckets, metric)
-                charted_by_run[run_id].append(ChartedSeries(metric, role, downsample(points, most), values[metric]))
+        for run_id, metric, role in charted:
+            if (run_id, metric) in long:
+                buckets = series.load_buckets(tx, run_id, metric, 0, MAX_STEP, most // 3)
+                values = [PostedObservation(metric, bucket.last_step, bucket.last) for bucket in buckets]
+                points = outline_buckets(buckets, metric)
+            else:
+                points = values = observations.load_series(tx, run_id, [metric])
+            charted_by_run[run_id].append(ChartedSeries(metric, role, downsample(points, most), values))
     return charted_by_run
 
 
