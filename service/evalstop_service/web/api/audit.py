@@ -8,10 +8,11 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from evalstop_service.rules.fields import Name
 from evalstop_service.store import audit, audit_chain
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Name, Page, Time
+from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Time
 from evalstop_service.web.context import Admin, Db
 
 router = APIRouter(prefix="/audit", tags=["audit"], route_class=JsonRoute)

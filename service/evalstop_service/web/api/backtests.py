@@ -10,6 +10,7 @@ from pydantic import Field
 
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import policies
+from evalstop_service.rules.fields import Body, Integral, Plain
 from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome
 from evalstop_service.store import backtests as backtest_rows
@@ -18,7 +19,7 @@ from evalstop_service.web.api.examples import POLICY_DOCUMENT
 from evalstop_service.web.api.policies import PolicyDocument
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Body, Cursor, Integral, Page, Plain, Time
+from evalstop_service.web.api.schemas import Answer, Cursor, Page, Time
 from evalstop_service.web.context import Ctx, Db, Now, Operate, Read
 
 router = APIRouter(prefix="/policies/backtests", tags=["policies"], route_class=JsonRoute)

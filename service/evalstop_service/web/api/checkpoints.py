@@ -8,9 +8,10 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from evalstop_service.ingest import CheckpointSaved, Message
+from evalstop_service.rules.fields import Body, Plain
 from evalstop_service.store import checkpoints, runs
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Body, Items, Plain, RunId, Step, Time
+from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Items, RunId, Step, Time
 from evalstop_service.web.context import Commit, Db, Ingest, ReadOrReport
 
 router = APIRouter(prefix="/runs/{run_id}/checkpoints", tags=["checkpoints"], route_class=JsonRoute)

@@ -13,7 +13,7 @@ from pydantic.config import JsonDict
 
 from evalstop_service.decisions import commands, second_person
 from evalstop_service.rules.decision_lifecycle import DecisionState, Released, Reported, Undone, Vetoed
-from evalstop_service.rules.fields import check_text
+from evalstop_service.rules.fields import Body, Line, Name, Plain, check_text
 from evalstop_service.store import decisions
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -29,18 +29,7 @@ from evalstop_service.web.api.run_views import (
     view_decisions,
     view_outcomes,
 )
-from evalstop_service.web.api.schemas import (
-    ActionIn,
-    Body,
-    Cursor,
-    DecisionId,
-    Limit,
-    Line,
-    Name,
-    OutcomeIn,
-    Page,
-    Plain,
-)
+from evalstop_service.web.api.schemas import ActionIn, Cursor, DecisionId, Limit, OutcomeIn, Page
 from evalstop_service.web.context import Caller, Db, Now, Operate, Read, Report
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem

@@ -9,12 +9,12 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from evalstop_service.rules.event_types import SUBSCRIBABLE
-from evalstop_service.rules.fields import Rule
+from evalstop_service.rules.fields import Body, Plain, Rule
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Body, EndpointId, Items, Plain, Time
+from evalstop_service.web.api.schemas import Answer, EndpointId, Items, Time
 from evalstop_service.web.context import Admin, Allowed, Ctx, Db, Now, Operate, Secrets
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import resend

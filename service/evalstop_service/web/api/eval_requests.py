@@ -12,6 +12,7 @@ from pydantic import Field
 
 from evalstop_service.errors import Conflict, NotFound
 from evalstop_service.ingest import EvalAnswered, Message
+from evalstop_service.rules.fields import Body, Integral
 from evalstop_service.runs.watched_metrics import PAIRED_METRIC
 from evalstop_service.store import checkpoints, eval_requests, runs
 from evalstop_service.store.database import Transaction
@@ -19,7 +20,7 @@ from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.observations import CheckpointPlaceOut
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Body, Integral, Items, Limit, RunId, Time, VerdictOut
+from evalstop_service.web.api.schemas import Answer, Items, Limit, RunId, Time, VerdictOut
 from evalstop_service.web.context import AnyScope, Commit, Db, IngestOrReport, Now, Tell
 
 router = APIRouter(tags=["eval requests"], route_class=JsonRoute)

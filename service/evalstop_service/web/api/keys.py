@@ -9,13 +9,13 @@ from fastapi import APIRouter, Path
 from pydantic import Field
 
 from evalstop_service.projects import api_keys
-from evalstop_service.rules.fields import Rule
+from evalstop_service.rules.fields import Body, Name, Rule
 from evalstop_service.security.address_policy import check_network
 from evalstop_service.store import keys
 from evalstop_service.store.keys import KeyLimits
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Body, Cursor, Limit, Name, Page, Scope, Time
+from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Scope, Time
 from evalstop_service.web.context import Admin, AnyScope, Db, Keys, Now
 
 NETWORK = r"^[0-9A-Fa-f:.]+(/[0-9]+)?$"

@@ -14,12 +14,13 @@ from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
 
 from evalstop_service.ingest import Message, Observations, open_run
+from evalstop_service.rules.fields import Name
 from evalstop_service.store import observations, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import MAX_STEP, Answer, Name
+from evalstop_service.web.api.schemas import MAX_STEP, Answer
 from evalstop_service.web.context import Commit, Db, Ingest, Now
 
 router = APIRouter(prefix="/kubeflow", tags=["observations"], route_class=JsonRoute)

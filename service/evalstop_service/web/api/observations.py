@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from evalstop_service.ingest import MOST_UNWATCHED, Message, Observations
+from evalstop_service.rules.fields import Name
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import observations, runs, series
 from evalstop_service.web.api.observation_results import MOST_CONFLICTS, receipt_json
@@ -19,7 +20,6 @@ from evalstop_service.web.api.schemas import (
     Answer,
     BestCheckpointOut,
     DecisionStateOut,
-    Name,
     Page,
     RunId,
     Stored,

@@ -12,12 +12,13 @@ from pydantic import Field
 from evalstop_service.decisions import pause, second_person
 from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange, QuotasIn
+from evalstop_service.rules.fields import Body, Line, Name
 from evalstop_service.store import projects
 from evalstop_service.store.audit import Author
 from evalstop_service.web.api.keys import KeyIn, NewKeyOut
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Body, Items, Line, Name, ProjectOut
+from evalstop_service.web.api.schemas import Items, ProjectOut
 from evalstop_service.web.context import Admin, Db, Installation, Now, Operate, Read
 
 router = APIRouter(tags=["projects"], route_class=JsonRoute)

@@ -16,12 +16,13 @@ from pydantic import Field
 
 from evalstop_service.errors import NotFound
 from evalstop_service.rules.event_types import STOP_EVENTS, URGENT_EVENTS
+from evalstop_service.rules.fields import Body, Integral, Line
 from evalstop_service.store import due_decisions
 from evalstop_service.store.queue import pull, queues
 from evalstop_service.store.queue.attempts import ClaimedDelivery
 from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, view_with_secret
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Body, EndpointId, Integral, Line, Time
+from evalstop_service.web.api.schemas import Answer, EndpointId, Time
 from evalstop_service.web.context import Admin, Caller, Context, Ctx, Db, Now, Receiver, Report, Secrets
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem

@@ -12,6 +12,7 @@ from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageTerms
 from evalstop_service.projects import policies
+from evalstop_service.rules.fields import Body, Line
 from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import rollout_stages
 from evalstop_service.store.database import Database, Transaction
@@ -19,7 +20,7 @@ from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.precision import EstimateOut
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Body, Line, Time
+from evalstop_service.web.api.schemas import Answer, Time
 from evalstop_service.web.context import Admin, Caller, Db, Now, Read
 
 router = APIRouter(prefix="/policies/{name}/rollout-stage", tags=["policies"], route_class=JsonRoute)

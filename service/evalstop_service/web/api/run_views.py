@@ -11,6 +11,7 @@ from msgspec import structs
 from pydantic import Field
 
 from evalstop_service.ingest.open_request import LimitedField
+from evalstop_service.rules.fields import Mode
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.metric_health import FaultKind
 from evalstop_service.rules.role_recognition import RoleOrigin
@@ -25,7 +26,6 @@ from evalstop_service.web.api.schemas import (
     Answer,
     BestCheckpointOut,
     DecisionStateOut,
-    Mode,
     PolicyName,
     RawMaximumOut,
     Time,

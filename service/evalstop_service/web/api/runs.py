@@ -15,6 +15,7 @@ from evalstop_service.ingest import open_run as run_opening
 from evalstop_service.ingest.open_request import describe_limits
 from evalstop_service.projects import api_keys
 from evalstop_service.rules.decision_lifecycle import StopOrdered
+from evalstop_service.rules.fields import Body, Integral, Line, Mode, Name, Plain
 from evalstop_service.rules.run_descriptions import NOTHING_SAID, DescriptionIn
 from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store import projects, run_lists, runs, verdicts
@@ -32,23 +33,7 @@ from evalstop_service.web.api.run_views import (
     view_run,
     view_runs,
 )
-from evalstop_service.web.api.schemas import (
-    MAX_STEP,
-    ActionIn,
-    Answer,
-    Body,
-    Integral,
-    Line,
-    Mode,
-    Name,
-    OutcomeIn,
-    Page,
-    Plain,
-    RunId,
-    Step,
-    Time,
-    VerdictOut,
-)
+from evalstop_service.web.api.schemas import MAX_STEP, ActionIn, Answer, OutcomeIn, Page, RunId, Step, Time, VerdictOut
 from evalstop_service.web.context import Commit, Ctx, Db, Ingest, Now, Operate, Read, ReadOrIngest
 
 router = APIRouter(prefix="/runs", tags=["runs"], route_class=JsonRoute)

@@ -16,14 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from evalstop_service.clock import in_utc, rfc3339
 from evalstop_service.projects.project_settings import QuotasIn
 from evalstop_service.rules.decision_lifecycle import Action, DecisionState, GuardKind
-from evalstop_service.rules.fields import Body as Body
-from evalstop_service.rules.fields import Integral as Integral
-from evalstop_service.rules.fields import Line as Line
-from evalstop_service.rules.fields import Mode as Mode
-from evalstop_service.rules.fields import Name as Name
-from evalstop_service.rules.fields import Outcome as Outcome
-from evalstop_service.rules.fields import Plain as Plain
-from evalstop_service.rules.fields import Role as Role
+from evalstop_service.rules.fields import Body, Integral, Line, Mode, Name, Outcome
 from evalstop_service.rules.run_results import Call
 
 MAX_STEP = 2**53 - 1

@@ -10,11 +10,12 @@ from fastapi import APIRouter, Query, Request, Response
 
 from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Message, Observations
+from evalstop_service.rules.fields import Name
 from evalstop_service.web.api.observation_results import receipt_json
 from evalstop_service.web.api.observations import ReceiptOut
 from evalstop_service.web.api.reading import openmetrics
 from evalstop_service.web.api.reading.openmetrics import Stepping
-from evalstop_service.web.api.schemas import Name, RunId, Step
+from evalstop_service.web.api.schemas import RunId, Step
 from evalstop_service.web.context import Commit, Ctx, Ingest, Tell
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem

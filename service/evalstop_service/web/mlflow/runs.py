@@ -9,12 +9,12 @@ from fastapi import APIRouter, Query
 from msgspec.structs import replace
 
 from evalstop_service.ingest import open_run
+from evalstop_service.rules.fields import Name
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import mlflow_runs, observations
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.mlflow_runs import MlflowRun
 from evalstop_service.store.runs import Run
-from evalstop_service.web.api.schemas import Name
 from evalstop_service.web.context import Context, Ctx, Db
 from evalstop_service.web.mlflow import labels, requests, responses, search
 from evalstop_service.web.mlflow.artifact_folder import SCHEME, ArtifactFolder
