@@ -50,7 +50,6 @@ class Decision:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Decision:
-        """Parse the decision from the service's JSON."""
         guards = fields.get("guard_kinds")
         return cls(
             id=str(fields.get("id", "")),

@@ -33,7 +33,6 @@ class LoggedValues:
         return len(self.values)
 
     def observations(self) -> list[dict[str, Any]]:
-        """The observations for the API."""
         time = datetime.fromtimestamp(self.time, UTC).isoformat().replace("+00:00", "Z")
         items: list[dict[str, Any]] = []
         for metric, value in self.values.items():

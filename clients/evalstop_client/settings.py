@@ -124,7 +124,6 @@ def parse_labels(text: str) -> dict[str, str]:
 
 
 def format_labels(labels: Mapping[str, str]) -> str:
-    """Format labels for `parse_labels`."""
     return ",".join(f"{name}={value}" for name, value in labels.items())
 
 

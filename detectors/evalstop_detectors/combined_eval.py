@@ -105,7 +105,6 @@ class CombinedState(Struct, frozen=True):
 
 
 def start_combining(count: int) -> CombinedState:
-    """The initial state for `count` evals."""
     return CombinedState((EvalState(),) * count)
 
 

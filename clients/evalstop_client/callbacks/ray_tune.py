@@ -67,7 +67,6 @@ class EvalStop(Callback):
         self._finish(trial.trial_id, "completed")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Report that a trial has failed."""
         self._finish(trial.trial_id, "failed")
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:

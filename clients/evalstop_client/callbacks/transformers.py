@@ -79,7 +79,6 @@ class EvalStopCallback(TrainerCallback):
             self._run.log(logs, step=state.global_step)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Register the checkpoint."""
         if self._run is not None:
             folder = Path(args.output_dir or "") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
             self._run.checkpoint(to_uri(folder), step=state.global_step)

@@ -18,7 +18,6 @@ Shown = str | int | float | bool | datetime | None
 
 
 def print_json(document: object) -> None:
-    """One JSON document on one line."""
     sys.stdout.write(json.dumps(document, default=_write_time) + "\n")
     sys.stdout.flush()
 

@@ -65,12 +65,10 @@ class ObservationRecord:
     @classmethod
     @explain_malformed
     def from_json(cls, fields: Json) -> ObservationRecord:
-        """Parse the observation from the service's JSON."""
         same = {name: fields[name] for name in cls.__dataclass_fields__}
         return cls(**same | {"value": float(fields["value"]), "time": _time(fields["time"])})
 
     def to_row(self) -> dict[str, Cell]:
-        """Its fields."""
         return dict(vars(self))
 
 
@@ -100,7 +98,6 @@ class DecisionRecord:
     @classmethod
     @explain_malformed
     def from_json(cls, fields: Json, connection: Connection) -> DecisionRecord:
-        """Parse the decision from the service's JSON."""
         same = {name: fields[name] for name in ("id", "state", "run_id", "run_name", "attempt", "step")}
         return cls(
             **same,
@@ -135,7 +132,6 @@ class DecisionRecord:
         return DecisionRecord.from_json(self._connection.post(f"/decisions/{self.id}/outcome", body), self._connection)
 
     def to_row(self) -> dict[str, Cell]:
-        """Its fields as plain values."""
         fields = ("id", "state", "reason", "run_id", "run_name", "attempt", "step", "policy", "outcome", "created_at")
         return {name: getattr(self, name) for name in fields} | {
             "guards": ", ".join(self.guards),
@@ -180,7 +176,6 @@ class RunRecord:
     @classmethod
     @explain_malformed
     def from_json(cls, fields: Json, connection: Connection) -> RunRecord:
-        """Parse the run from the service's JSON."""
         best, decision = fields["best_checkpoint"], fields["decision"]
         same = ("id", "name", "status", "attempt", "mode", "metrics", "labels", "params", "owner", "group", "notes")
         return cls(
@@ -230,7 +225,6 @@ class RunRecord:
         return RunRecord.from_json(self._connection.post(f"/runs/{self.id}/stop", {"reason": reason}), self._connection)
 
     def to_row(self) -> dict[str, Cell]:
-        """Its fields as plain values."""
         described = ("id", "name", "owner", "group", "status", "attempt", "mode", "policy")
         fields = (*described, "total_steps", "last_step", "should_stop")
         best = self.best_checkpoint

@@ -32,5 +32,4 @@ def split_rejected(entry: Entry, refused: Refused) -> tuple[Entry | None, list[E
 
 
 def merge_observations(points: Sequence[Json]) -> Entry:
-    """An entry that holds these observations."""
     return Entry("observations", {"observations": list(points)})

@@ -37,7 +37,6 @@ class Reporter:
 
     @property
     def latest_answer(self) -> LatestAnswer:
-        """The service's latest answer."""
         return self._sender.latest_answer
 
     def start(self) -> None:

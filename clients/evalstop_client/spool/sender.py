@@ -63,7 +63,6 @@ class Sender:
         self._spool.wake()
 
     def end_flush(self) -> None:
-        """The flush has ended."""
         self._flushing.clear()
 
     def close(self) -> None:

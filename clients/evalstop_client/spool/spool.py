@@ -92,7 +92,6 @@ class Spool:
         return "resume" not in self._opening and segment.opening.get("job") != self._opening.get("job")
 
     def advance(self, batch: Batch) -> None:
-        """Mark `batch` as sent."""
         with self._disk:
             if not self._closed:
                 batch.segment.advance(batch)
@@ -131,7 +130,6 @@ class Spool:
             return self._changed.wait_for(until, timeout_seconds)
 
     def wake(self) -> None:
-        """Wake every waiter."""
         with self._changed:
             self._changed.notify_all()
 

@@ -76,7 +76,6 @@ class Folder:
             return portion if portion.position.offset > began else None
 
     def take(self, file: Path, portion: Portion) -> None:
-        """Advance past a portion."""
         self.positions[file.name] = portion.position
         if portion.restarts_at is not None:
             self.lasts = {tag: last for tag, last in self.lasts.items() if last[0] < portion.restarts_at}

@@ -175,7 +175,6 @@ class PlateauDrop(Detector[PlateauDropState], frozen=True):
     def _with_eval(
         self, state: PlateauDropState, step: int, value: float, stderr: float | None, progress: float | None
     ) -> PlateauDropState:
-        """Process one finite eval."""
         done = min(max(state.progress, progress or 0.0), 1.0)  # NaN is never the larger one
         closes = state.open_evals + 1 >= state.size
         # An eval is compared with what was known before it, or a bad one could excuse itself; and an estimate is

@@ -78,22 +78,18 @@ def eval_error(
 
 
 def proxy(pattern: str, reason: str, rank: int = 0, origin: RoleOrigin = RoleOrigin.RECOGNIZED) -> Meaning:
-    """A candidate for the proxy."""
     return Meaning(pattern, MetricRole.PROXY, reason, rank, origin=origin)
 
 
 def kl(
     pattern: str, reason: str = "KL to the initial policy", rank: int = 0, origin: RoleOrigin = RoleOrigin.RECOGNIZED
 ) -> Meaning:
-    """A candidate for the KL."""
     return Meaning(pattern, MetricRole.KL, reason, rank, origin=origin)
 
 
 def loss(pattern: str, reason: str = "the loss that is optimized", rank: int = 0) -> Meaning:
-    """A candidate for the loss."""
     return Meaning(pattern, MetricRole.LOSS, reason, rank)
 
 
 def no_role(pattern: str, reason: str) -> Meaning:
-    """A metric without a role."""
     return Meaning(pattern, None, reason)

@@ -50,7 +50,6 @@ class Difference:
 
 
 def summarize_policy(cases: Sequence[Case], label: str) -> Summary:
-    """Compute the figures of one policy."""
     healthy, turned = _select(cases, RunOutcome.HEALTHY), _select(cases, RunOutcome.TURNED)
     results = [case.outcomes[label] for case in cases]
 
@@ -74,7 +73,6 @@ def summarize_policy(cases: Sequence[Case], label: str) -> Summary:
 
 
 def compare_policies(cases: Sequence[Case], first: str, second: str) -> Difference:
-    """Compute the difference between two policies."""
 
     def estimate_difference(among: Sequence[Case], figure: Callable[[PolicyOutcome], float]) -> Figure:
         return estimate_mean([figure(case.outcomes[first]) - figure(case.outcomes[second]) for case in among])

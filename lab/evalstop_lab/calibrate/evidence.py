@@ -92,5 +92,4 @@ def record_evidence(detector: Detector[Any], observations: Iterable[Observation]
 
 
 def record_run(detector: Detector[Any], run: Run) -> Records:
-    """Run the detector over a settled run."""
     return record_evidence(detector, run.observations(), run.last_step)

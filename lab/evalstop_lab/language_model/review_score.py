@@ -33,7 +33,6 @@ def score_text(text: str, tokens: list[int], logprob: float, usual: Fluency) -> 
 
 
 def score_texts(texts: list[str], tokens: list[list[int]], logprobs: list[float], usual: Fluency) -> list[float]:
-    """The scores of several texts."""
     return [score_text(*row, usual) for row in zip(texts, tokens, logprobs, strict=True)]
 
 

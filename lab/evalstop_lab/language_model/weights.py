@@ -26,7 +26,6 @@ class Shape:
 
     @property
     def head_width(self) -> int:
-        """The width of a head of attention."""
         return self.width // self.heads
 
 
@@ -39,7 +38,6 @@ class Model:
     vocabulary: tuple[bytes, ...]
 
     def decode(self, tokens: list[int]) -> str:
-        """The text of the tokens."""
         return b"".join(self.vocabulary[token] for token in tokens).decode("utf-8", errors="replace")
 
 

@@ -81,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def join_examples(parts: Sequence[Examples]) -> Examples:
-    """Concatenate examples."""
     return Examples(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 

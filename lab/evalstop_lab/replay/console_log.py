@@ -38,12 +38,10 @@ _NEMO_NAMES = {
 
 
 def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
-    """The names of the printed metrics."""
     return {"step"} | {key for _, _, row in _parse_rows(path, errors) for key in row}
 
 
 def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
-    """Read the printed values."""
     run = runs.run(name, roles)
     for number, step, row in _parse_rows(path, errors):
         try:

@@ -23,7 +23,6 @@ _decode = msgspec.json.Decoder().decode
 
 
 def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
-    """The keys of all rows."""
     return {key for _, row in _read_rows(path, errors) for key in row}
 
 

@@ -27,7 +27,6 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def is_run(folder: Path) -> bool:
-    """Whether the folder is an MLflow run."""
     return (folder / "meta.yaml").is_file() and (folder / "metrics").is_dir()
 
 

@@ -68,7 +68,6 @@ def add_source_parser(
 
 
 def add_policy_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--policy`, `--total-steps` and `--jobs`."""
     parser.add_argument("--policy", default="default", metavar="NAME|FILE", help="policy to apply (default: default)")
     parser.add_argument(
         "--total-steps", type=positive_number, metavar="STEPS", help="planned length of runs that do not report it"
@@ -77,7 +76,6 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
 
 
 def get_requested_roles(args: argparse.Namespace) -> RequestedRoles:
-    """The roles in these options."""
     named = {role: column for role in MetricRole if (column := getattr(args, role)) is not None}
     return RequestedRoles(named, frozenset(args.minimize), args.step)
 

@@ -14,7 +14,6 @@ from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 
 def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
-    """The tags of the scalars."""
     _load_scalars.cache_clear()
     try:
         return {scalar.tag for scalar in _load_scalars(path)}

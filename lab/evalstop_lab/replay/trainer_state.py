@@ -22,7 +22,6 @@ def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
 
 
 def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
-    """Read the log history."""
     run = runs.run(name, roles)
     reached: object = None
     for index, row in _read_rows(path, errors):

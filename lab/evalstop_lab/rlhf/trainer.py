@@ -36,7 +36,6 @@ class Moments:
 
     @staticmethod
     def zero(size: int) -> Moments:
-        """Return the moments before the first update."""
         return Moments(np.zeros(size), np.zeros(size))
 
 

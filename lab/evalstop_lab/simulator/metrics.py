@@ -86,7 +86,6 @@ class Counts:
 
 
 def count_flags(workload: Workload, hidden: Hidden, stops: Stops) -> Counts:
-    """Compare stops with the truth."""
     evals = np.array([job.evals for job in workload.jobs])
     late, early = stops.after == evals, (stops.after > 0) & (stops.after < evals)
     premature = early & hidden.hacking & (stops.after < hidden.peaks * evals)

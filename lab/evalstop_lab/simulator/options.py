@@ -27,7 +27,6 @@ POLICIES = ("paper", "default", "early")
 
 
 def add_common(parser: argparse.ArgumentParser, seeds: int) -> None:
-    """Add the options that all subcommands have."""
     parser.add_argument("--seeds", type=positive_number, default=seeds, help=f"number of seeds (default: {seeds})")
     parser.add_argument("--first-seed", type=whole_number, help="the first seed (default: seeds not used for fitting)")
     parser.add_argument("--cluster-jobs", type=positive_number, metavar="JOBS", help="number of jobs per seed")

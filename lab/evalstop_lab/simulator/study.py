@@ -90,7 +90,6 @@ class Rows:
             self._rows.setdefault((row.world, row.rule, row.scheduler), []).append(row)
 
     def figures(self, world: str, rule: str, scheduler: str) -> list[Figures]:
-        """The figures, one per seed."""
         return [row.figures for row in self._rows[world, rule, scheduler]]
 
     def numbers(self, world: str, rule: str, scheduler: str, figure: Callable[[Figures], float]) -> list[float]:

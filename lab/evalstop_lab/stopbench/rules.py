@@ -59,7 +59,6 @@ class PolicyRule:
         self._best = BestSoFar()
 
     def stop(self, step: int, score: float | None, stderr: float | None, proxy: float | None, kl: float | None) -> bool:
-        """See `Rule`."""
         progress = None if self._planned is None else min(1.0, step / self._planned)
         values = ((MetricRole.KL, kl, None), (MetricRole.PROXY, proxy, None), (MetricRole.EVAL, score, stderr))
         observations = [
@@ -92,7 +91,6 @@ class _ByScore:
         raise NotImplementedError
 
     def stop(self, step: int, score: float | None, stderr: float | None, proxy: float | None, kl: float | None) -> bool:
-        """See `Rule`."""
         return score is not None and self.take(score)
 
 

@@ -73,7 +73,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab example-runs`."""
     worlds = [*draw_runs(DRAWN_RUNS), *load_recorded_runs(args.recorded)]
     data = encode_runs(worlds)
     args.out.write_bytes(data)

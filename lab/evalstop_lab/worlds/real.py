@@ -70,5 +70,4 @@ def _parse_run(record: dict[str, Any]) -> World:
 
 
 def _to_floats(values: list[float | None]) -> Floats:
-    """Convert to an array, None to NaN."""
     return np.asarray(values, dtype=np.float64)

@@ -162,7 +162,6 @@ def compare_with_bound(pairs: Sequence[tuple[Outcome, Truth]], alpha: float) -> 
 
 
 def wilson(hits: int, n: int) -> Share:
-    """A share with Wilson's score interval."""
     return _estimate_share(hits, n, "wilson")
 
 

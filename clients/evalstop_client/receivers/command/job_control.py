@@ -33,7 +33,6 @@ class Commands:
 
     @property
     def names(self) -> frozenset[str]:
-        """All labels that the commands need."""
         commands = (self.cancel, self.check, self.signal, self.force, self.park, self.resume)
         return frozenset().union(*(command.names for command in commands if command is not None))
 

@@ -21,7 +21,6 @@ class Template:
 
     @property
     def names(self) -> frozenset[str]:
-        """The labels that it needs."""
         return frozenset(
             match[1] for argument in self.arguments for match in PLACE.finditer(argument) if match[1] is not None
         )

@@ -37,7 +37,6 @@ class CommandEvaluation:
     tries: int = 3
 
     def compare(self, request: PairedRequest) -> Difference:
-        """The difference of both evaluations."""
         best, current = (self._evaluate(uri, request) for uri in (request.best_uri, request.current_uri))
         return compare_scores(best, current)
 

@@ -42,7 +42,6 @@ class Evaluator:
         self._delays: dict[str, str] = {}
 
     def run(self) -> None:
-        """Answer requests until `ended` is set."""
         failures = 0
         while not self._ended.is_set():
             answer = self._service.get(f"/eval-requests?limit={MOST_REQUESTS}")

@@ -52,7 +52,6 @@ class Pod:
 
 
 def parse_pod(item: Object) -> Pod:
-    """A pod from its JSON."""
     metadata, status = item["metadata"], item.get("status") or {}
     owners = [reference for reference in metadata.get("ownerReferences") or [] if reference.get("controller")]
     return Pod(

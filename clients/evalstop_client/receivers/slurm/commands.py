@@ -33,7 +33,6 @@ class Programs:
         return [name for name in REQUIRED if not self._is_installed(name)]
 
     def name(self) -> str:
-        """ClusterName."""
         return self._read_config("ClusterName")
 
     def hides_jobs(self) -> bool:
@@ -72,7 +71,6 @@ class Programs:
         return True
 
     def cancel(self, job: str, user: str) -> None:
-        """Plain `scancel`."""
         self._cancel_job(job, user)
 
     def kill(self, job: str, user: str) -> None:
@@ -81,30 +79,24 @@ class Programs:
         self._cancel_job(job, user)
 
     def is_requeuable(self, job: str) -> bool:
-        """`Requeue=1` in `scontrol show job`."""
         result = self._run_command("scontrol", "--oneliner", "show", "job", job)
         if result.exit_code != 0:
             raise SchedulerUnavailable(f"scontrol: {result.last_line}")
         return "Requeue=0" not in result.output.split()
 
     def move(self, job: str, partition: str) -> None:
-        """`scontrol update ... Partition=`."""
         self._run_scontrol("update", f"JobId={job}", f"Partition={partition}")
 
     def requeue_held(self, job: str) -> None:
-        """`scontrol requeuehold`."""
         self._run_scontrol("requeuehold", job)
 
     def hold(self, job: str) -> None:
-        """`scontrol hold`."""
         self._run_scontrol("hold", job)
 
     def release(self, job: str) -> None:
-        """`scontrol release`."""
         self._run_scontrol("release", job)
 
     def comment(self, job: str, text: str) -> None:
-        """`scontrol update ... Comment=`."""
         self._run_scontrol("update", f"JobId={job}", f"Comment={text}")
 
     def _cancel_job(self, job: str, user: str, *options: str) -> None:

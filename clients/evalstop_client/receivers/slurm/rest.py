@@ -52,7 +52,6 @@ class Rest:
         return True
 
     def jobs(self, job_id: str) -> list[Record]:
-        """From slurmctld."""
         body = self._request_object("GET", f"job/{job_id}")
         return [parse_rest(job) for job in body.get("jobs") or [] if isinstance(job, Mapping)]
 
@@ -68,7 +67,6 @@ class Rest:
         return True
 
     def cancel(self, job: str, user: str) -> None:
-        """DELETE the job."""
         self._request_object("DELETE", f"job/{job}")
 
     def kill(self, job: str, user: str) -> None:
@@ -91,7 +89,6 @@ class Rest:
         self.requeue_held(job)
 
     def comment(self, job: str, text: str) -> None:
-        """Update the job."""
         self._request_object("POST", f"job/{job}", change={"comment": text})
 
     def _request_object(

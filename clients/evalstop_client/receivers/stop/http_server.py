@@ -86,7 +86,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._deadline.cancel()
 
     def do_GET(self) -> None:
-        """Answer /livez and /metrics."""
         if self.path == "/livez":
             self._reply(Reply(200, {"status": "ok"}))
         elif self.path == "/metrics" and not self._may_read_metrics():
@@ -99,7 +98,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(Reply(404, {"error": "Send webhooks by POST; /livez checks that the receiver runs."}))
 
     def do_POST(self) -> None:
-        """Receive one webhook."""
         length = self.headers.get("content-length", "")
         if not (length.isascii() and length.isdecimal()):
             self._reply(Reply(411, {"error": "The header content-length is required."}))
@@ -113,7 +111,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self._reply(self.server.receiver.receive(dict(self.headers.items()), body, time.time()))
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name in the standard library
-        """Log requests at DEBUG."""
         logger.debug("%s %s", self.address_string(), format % args)
 
     def _may_read_metrics(self) -> bool:

@@ -33,7 +33,6 @@ class Metrics:
             self._values[(name, label)] += amount  # type: ignore[assignment]  # a Counter adds floats as well
 
     def text(self) -> str:
-        """All metrics as text."""
         lines = []
         with self._changing:
             values = dict(self._values)

@@ -87,7 +87,6 @@ def parse_timeouts(options: argparse.Namespace) -> StopTimeouts:
 
 
 def parse_service(options: argparse.Namespace) -> tuple[str | None, str | None]:
-    """The service's url and key."""
     url = validate_url(options.url) if options.url else None
     return url, validate_key(os.environ.get(options.key_env))
 
@@ -157,7 +156,6 @@ def _load_certificate(certificate: Path | None, key: Path | None) -> ssl.SSLCont
 
 
 def choose_state_folder(chosen: Path | None, scheduler: str) -> Path:
-    """The folder of a receiver's journal."""
     if chosen is not None:
         return chosen
     state = os.environ.get("XDG_STATE_HOME")

@@ -34,7 +34,6 @@ class Puller:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Start pulling in a thread."""
         threading.Thread(target=self.run, name="puller", daemon=True).start()
 
     def end(self) -> None:
@@ -42,7 +41,6 @@ class Puller:
         self._ended.set()
 
     def run(self) -> None:
-        """Pull until `end`."""
         failures = 0
         while not self._ended.is_set():
             claim = {"wait_seconds": self._poll_seconds, "limit": 10, "lease_seconds": 30}

@@ -54,7 +54,6 @@ class Receiver:
 
     @property
     def metrics(self) -> Metrics:
-        """The receiver's metrics."""
         return self.context.metrics
 
     def start(self) -> None:

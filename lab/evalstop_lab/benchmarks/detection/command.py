@@ -159,7 +159,6 @@ class _Runs:
 
 
 def _build_rows(item: Contender, runs: _Runs) -> Iterator[dict[str, Any]]:
-    """One row per operating point."""
     cost = _time_eval(item)
     for point in find_operating_points(item, runs.calibration):
         yield {

@@ -249,7 +249,6 @@ def _build_targets_table(targets: Sequence[Target]) -> Table:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The options of the command."""
     parser = argparse.ArgumentParser(
         prog="make bench-ingest",
         description=__doc__,

@@ -176,7 +176,6 @@ class Lineup:
     notes: list[str] = field(default_factory=list)
 
     def start(self) -> list[Contender]:
-        """Start and return the selected contenders."""
         self.generator = self.ends.enter_context(start_load_generator())
         self.database_pid = find_postgres_pid(self.server_url)
         if self.database_pid is None:

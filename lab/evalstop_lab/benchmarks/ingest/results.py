@@ -44,7 +44,6 @@ Figure = Callable[[Measurement], float]
 
 
 def compute_rate(item: Measurement) -> float:
-    """Observations per second."""
     return item.load.per_second
 
 
