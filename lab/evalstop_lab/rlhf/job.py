@@ -6,11 +6,9 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Protocol
 
 from evalstop_client import MetricRole, Run
 from rich.console import Console
@@ -69,23 +67,6 @@ On SIGTERM or SIGINT it saves a checkpoint at the current step and exits with 12
 """
 
 
-class Watched(Protocol):
-    """The part of `evalstop_client.Run` that the job uses during training."""
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether the service has requested a stop."""
-
-    def log(self, values: Mapping[str, float], *, step: int, stderr: Mapping[str, float] | None = None) -> None:
-        """Report metrics."""
-
-    def checkpoint(self, uri: str, *, step: int) -> None:
-        """Report a checkpoint."""
-
-    def resume(self, *, step: int) -> None:
-        """Report that training resumes from this step."""
-
-
 @dataclass(frozen=True, eq=False)
 class Plan:
     """The run to train: its name, config, and the state to resume from, None for a new run."""
@@ -108,7 +89,7 @@ class Job:
         self._saved: Path | None = None
         self._saved_step = plan.state.step if plan.state else None
 
-    def train(self, run: Watched, interruption: Interruption) -> None:
+    def train(self, run: Run, interruption: Interruption) -> None:
         """Train to the end, a requested stop or a signal, and save a checkpoint of the last step."""
         start = self._trainer.state.step
         self._progress.show_start(self._plan.run_name, self._plan.config, start)
@@ -126,7 +107,7 @@ class Job:
             end = interruption.signal.name
         self._progress.show_end(end, self._trainer.state.step, self._saved)
 
-    def _report(self, run: Watched, logged: Eval) -> None:
+    def _report(self, run: Run, logged: Eval) -> None:
         path = self._save(run)
         run.log(
             {"proxy": logged.proxy, "gold": logged.gold, "kl": logged.kl, "entropy": logged.entropy},
@@ -135,7 +116,7 @@ class Job:
         )
         self._progress.show_eval(logged, path)
 
-    def _save(self, run: Watched) -> Path:
+    def _save(self, run: Run) -> Path:
         state = self._trainer.state
         path = save_checkpoint(self._checkpoints, Checkpoint(self._plan.run_name, self._plan.config, state))
         self._saved, self._saved_step = path, state.step

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from evalstop_client import Run
 from evalstop_lab.cli import main
 from evalstop_lab.rlhf import PRESETS, Trainer, hasten_run
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
@@ -26,10 +28,11 @@ EVAL_FIELDS = [item.name for item in fields(Eval)]
 CONFIG = replace(hasten_run(PRESETS["overoptimizes"], 20), steps=60)
 
 
-class FakeRun:
-    """Records reports, and requests a stop after `stop_at` was logged."""
+class RecordingRun(Run):
+    """Records reports instead of posting them, and requests a stop after `stop_at` was logged."""
 
     def __init__(self, stop_at: int | None = None) -> None:
+        super().__init__("a run")
         self.stop_at = stop_at
         self.logged: dict[int, tuple[Mapping[str, float], Mapping[str, float] | None]] = {}
         self.checkpoints: dict[int, str] = {}
@@ -39,17 +42,17 @@ class FakeRun:
     def should_stop(self) -> bool:
         return self.stop_at in self.logged
 
-    def log(self, values: Mapping[str, float], *, step: int, stderr: Mapping[str, float] | None = None) -> None:
+    def log(self, values: Mapping[str, Any], *, step: int, stderr: Mapping[str, Any] | None = None) -> None:
         self.logged[step] = (values, stderr)
 
-    def checkpoint(self, uri: str, *, step: int) -> None:
-        self.checkpoints[step] = uri
+    def checkpoint(self, uri: str | os.PathLike[str], *, step: int) -> None:
+        self.checkpoints[step] = str(uri)
 
     def resume(self, *, step: int) -> None:
         self.resumed_at.append(step)
 
 
-def train(run: FakeRun, folder: Path, polls: bool = True, plan: Plan | None = None) -> list[dict[str, object]]:
+def train(run: RecordingRun, folder: Path, polls: bool = True, plan: Plan | None = None) -> list[dict[str, object]]:
     """Run a job to its end; return the events that it printed."""
     events = StringIO()
     job = Job(plan or Plan("a run", CONFIG, None), folder, JsonLines(events), polls)
@@ -81,7 +84,7 @@ def select_evals(events: list[dict[str, object]]) -> list[dict[str, object]]:
 
 def test_every_eval_is_reported_printed_and_saved(tmp_path: Path) -> None:
     """Each eval is reported with its standard errors, printed, and has an existing checkpoint."""
-    run, evals = FakeRun(), list(Trainer(CONFIG).evals())
+    run, evals = RecordingRun(), list(Trainer(CONFIG).evals())
     assert select_evals(train(run, tmp_path)) == [asdict(logged) for logged in evals]
     for logged in evals:
         values, stderr = run.logged[logged.step]
@@ -94,7 +97,7 @@ def test_every_eval_is_reported_printed_and_saved(tmp_path: Path) -> None:
 
 def test_job_that_polls_ends_when_a_stop_is_requested(tmp_path: Path) -> None:
     """After the eval at which the service answers should_stop, the job ends."""
-    run = FakeRun(stop_at=20)
+    run = RecordingRun(stop_at=20)
     *_, end = train(run, tmp_path)
     assert list(run.logged) == [0, 20]
     assert (end["how"], end["step"]) == ("stopped", 20)
@@ -102,7 +105,7 @@ def test_job_that_polls_ends_when_a_stop_is_requested(tmp_path: Path) -> None:
 
 def test_job_under_a_receiver_ignores_should_stop(tmp_path: Path) -> None:
     """A job that is stopped by a signal keeps training, whatever the service answers."""
-    run = FakeRun(stop_at=20)
+    run = RecordingRun(stop_at=20)
     *_, end = train(run, tmp_path, polls=False)
     assert list(run.logged) == [0, 20, 40, 60]
     assert end["how"] == "completed"
@@ -110,8 +113,8 @@ def test_job_under_a_receiver_ignores_should_stop(tmp_path: Path) -> None:
 
 def test_resumed_job_reports_its_step(tmp_path: Path) -> None:
     """The step is reported to the service, and evals up to it are not logged again."""
-    train(FakeRun(stop_at=20), tmp_path)
-    run, saved = FakeRun(), load_checkpoint(tmp_path / "step-000020.npz")
+    train(RecordingRun(stop_at=20), tmp_path)
+    run, saved = RecordingRun(), load_checkpoint(tmp_path / "step-000020.npz")
     train(run, tmp_path, plan=Plan("a run", saved.config, saved.state))
     assert run.resumed_at == [20]
     assert list(run.logged) == [40, 60]
@@ -119,7 +122,7 @@ def test_resumed_job_reports_its_step(tmp_path: Path) -> None:
 
 def test_last_step_is_saved(tmp_path: Path) -> None:
     """The last step has a checkpoint even if it has no eval."""
-    run = FakeRun()
+    run = RecordingRun()
     train(run, tmp_path, plan=Plan("a run", replace(CONFIG, steps=25), None))
     assert list(run.logged) == [0, 20]
     assert list(run.checkpoints) == [0, 20, 25]
