@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         draw_picture(args.picture, args.seed)
         return 0
     torch = import_torch(args.seed)
-    network = _build_network(torch)
+    network = torch.nn.ModuleDict({"gru": torch.nn.GRU(FEATURES, HIDDEN), "head": torch.nn.Linear(HIDDEN, OUTPUTS)})
     started = time.time()
     _train(torch, network, args.runs, args.seed, args.without)
     losses = _average_losses(
@@ -106,10 +106,6 @@ def encode_weights(*arrays: Any) -> bytes:
         np.clip(np.round(array.detach().numpy() * WEIGHT_ONE), -32768, 32767).astype("<i2").tobytes()
         for array in arrays
     )
-
-
-def _build_network(torch: Any) -> Any:
-    return torch.nn.ModuleDict({"gru": torch.nn.GRU(FEATURES, HIDDEN), "head": torch.nn.Linear(HIDDEN, OUTPUTS)})
 
 
 def _train(torch: Any, network: Any, runs: int, seed: int, without: Sequence[str]) -> None:

@@ -80,13 +80,10 @@ def _get_inner(node: yaml.Node, step: str | int) -> yaml.Node | None:
     if isinstance(node, yaml.MappingNode):
         # A scalar is located by its key, so that a value on the next line is not shown without its name.
         return next(
-            (key if not _is_collection(value) else value for key, value in node.value if key.value == step), None
+            (key if isinstance(value, yaml.ScalarNode) else value for key, value in node.value if key.value == step),
+            None,
         )
     return None
-
-
-def _is_collection(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.MappingNode | yaml.SequenceNode)
 
 
 def _check_node(node: yaml.Node | None) -> None:

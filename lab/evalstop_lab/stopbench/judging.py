@@ -44,7 +44,7 @@ def judge_run(rules: Sequence[str], suite: str, seeds: str, number: int) -> list
 def _judge_world(name: str, world: World) -> Judgement:
     """Apply the rule to the run; raises UnusableArguments if the rule fails."""
     rows = [
-        (step, *map(_to_optional, values))
+        (step, *(value if math.isfinite(value) else None for value in values))
         for step, *values in zip(
             world.steps.tolist(),
             world.eval_scores.tolist(),
@@ -73,10 +73,6 @@ def _judge_world(name: str, world: World) -> Judgement:
         eval_scores = world.eval_scores[: count if stopped is not None else len(world.steps)]
         best_step = int(world.steps[int(np.nanargmax(eval_scores))]) if np.isfinite(eval_scores).any() else None
     return Judgement(Outcome(stopped, best_step), seconds, count)
-
-
-def _to_optional(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 Judged = Sequence[tuple[Judgement, World]]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from evalstop_lab.figure import save_figure, show_percent
@@ -27,7 +28,8 @@ def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
         *("rule", "recall", "false stops", "premature", "delay", "delay / bound", "saved", "eval lost", "us/eval"),
         caption="saved: share of the evals after the peaks, minus those lost by wrong stops; eval lost: of the gain",
     )
-    for rule, figures in sorted(result.items(), key=lambda item: -_get_sort_value(item[1]["saved"]["value"])):
+    by_saved = sorted(result.items(), key=lambda item: np.nan_to_num(-item[1]["saved"]["value"], nan=math.inf))
+    for rule, figures in by_saved:
         table.add_row(
             rule,
             format_figure(figures["recall"]),
@@ -102,7 +104,3 @@ def _compute_errors(figure: Mapping[str, float]) -> list[list[float]]:
     """The distances from the value to both ends of its interval."""
     below, above = figure["value"] - figure["low"], figure["high"] - figure["value"]
     return [[max(0.0, below)], [max(0.0, above)]]
-
-
-def _get_sort_value(value: float) -> float:
-    return -math.inf if math.isnan(value) else value

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import time
+import uuid
 from types import FrameType
 
 from evalstop_client.errors import ConfigurationError
@@ -15,7 +16,6 @@ from evalstop_client.receivers.process.descendants import adopt_orphans
 from evalstop_client.receivers.process.job_control import (
     ChildJob,
     ProcessJobControl,
-    create_receiver_id,
     label_environment,
 )
 from evalstop_client.receivers.stop.checkpoint_signal import parse_checkpoint_signal
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
     secrets = load_secrets(options.secret_env, options.secret_file, options.public_key)
     url, key = parse_service(options)
     number = _parse_signal_number(options.checkpoint_signal)
-    receiver_id = create_receiver_id()
+    receiver_id = str(uuid.uuid4())
     environment = label_environment(_build_job_environment(options), receiver_id)
     forbid_tracing()
     server = listen(options.listen, options)  # before the job, which must not start if it cannot be stopped

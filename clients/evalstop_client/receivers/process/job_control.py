@@ -13,7 +13,6 @@ import signal
 import subprocess
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -237,11 +236,6 @@ class ProcessJobControl:
         if self._gone is self._job:
             return []
         return find_living_processes(self._job.pid, self._job.pid if self._ancestor is None else self._ancestor)
-
-
-def create_receiver_id() -> str:
-    """A label value unique to this receiver."""
-    return str(uuid.uuid4())
 
 
 def _signal_name(number: int) -> str:

@@ -135,12 +135,9 @@ def _clean(value: Any, depth: int = MAX_DEPTH) -> Any:
         case int() if abs(value) >= TOO_LARGE:
             return str(value)
         case str():
-            return "".join(" " if _is_control(sign) else sign for sign in value)
+            controls = {sign for sign in value if unicodedata.category(sign) in ("Cc", "Cs")} - {"\n", "\t"}
+            return "".join(" " if sign in controls else sign for sign in value)
     return value
-
-
-def _is_control(sign: str) -> bool:
-    return sign not in "\n\t" and unicodedata.category(sign) in ("Cc", "Cs")
 
 
 def _path(request: StopRequest) -> str:
