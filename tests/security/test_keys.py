@@ -19,9 +19,11 @@ from evalstop_service.settings import Settings
 from evalstop_service.store import keys, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import KeyLimits
+from evalstop_service.web.fair_shares import Places
 
 from tests.fixtures.projects import create_project
 from tests.security.served_project import ServedProject, serve_project
+from tests.service.concurrency import wait_until
 from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
 
 STOP_EVENTS = {"event_types": ["run.stop_requested"]}
@@ -126,6 +128,23 @@ def test_rotated_key_overlaps_with_its_previous_secret(project: ServedProject, a
     ]
     entries = expect_json(admin.get("/audit", params={"action": "key.rotated"}), 200)["items"]
     assert len(entries) == 2
+
+
+def test_waiting_claim_of_a_revoked_key_gets_no_event(project: ServedProject, admin: httpx.Client) -> None:
+    """A receiver whose key is revoked while it waits gets 401, and the event goes to the next one."""
+    endpoint = expect_json(admin.post("/pull/endpoints", json=STOP_EVENTS | {"name": "a"}), 201)["id"]
+    created = expect_json(admin.post("/keys", json={"name": "k", "scopes": ["report"]}), 201)
+    receiver = project.open_client_with_key(created["key"])
+    key_id, shares = created["id"], project.app.state.context.shares
+    shares.pulls = Places("pulls", 1, lambda _: None)
+    path, body = f"/pull/endpoints/{endpoint}/claim", {"wait_seconds": 30.0}
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(receiver.post, path, json=body)
+        wait_until(lambda: not shares.pulls.has_room(key_id))
+        assert admin.delete(f"/keys/{key_id}").status_code == 204
+        create_decision(admin)
+        expect_problem(waiting.result(), 401)
+    assert len(expect_json(admin.post(path, json={"wait_seconds": 0.0}), 200)["events"]) == 1
 
 
 def test_last_use_of_each_key_is_listed(project: ServedProject, admin: httpx.Client) -> None:

@@ -23,7 +23,18 @@ from evalstop_service.store.queue.attempts import ClaimedDelivery
 from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, view_with_secret
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, EndpointId, Time
-from evalstop_service.web.context import Admin, Caller, Context, Ctx, Db, Now, Receiver, Report, Secrets
+from evalstop_service.web.context import (
+    Admin,
+    Caller,
+    Context,
+    Ctx,
+    Db,
+    Now,
+    Receiver,
+    Report,
+    Secrets,
+    authenticate_request,
+)
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 from evalstop_service.webhooks import endpoints
@@ -128,6 +139,7 @@ async def claim_events(
             # leased to it then.
             if not await waiters.wait_until_due(endpoint_id, seconds, request.receive()):
                 break
+            await authenticate_request(request)  # its key may have been revoked meanwhile
             claimed = await anyio.to_thread.run_sync(claim, limiter=waiters.threads)
     finally:
         waiters.requests.release_on_behalf_of(waiter)
