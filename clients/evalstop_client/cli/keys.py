@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from evalstop_client.cli.command import Subcommands, add_command, add_group, connect, show_list, show_result
 from evalstop_client.cli.output import parse_time
@@ -28,7 +29,8 @@ def add_to(commands: Subcommands, text: str) -> None:
     create.add_argument(
         "--scopes", nargs="+", choices=SCOPES, default=["ingest"], help="what it may do (default ingest)"
     )
-    create.add_argument("--expires-in-days", type=_parse_days, metavar="DAYS", help="days until the key expires")
+    days = partial(_parse_number, MOST_DAYS, "days")
+    create.add_argument("--expires-in-days", type=days, metavar="DAYS", help="days until the key expires")
     create.add_argument(
         "--network", action="append", default=[], metavar="CIDR", help="network from which it is accepted (default any)"
     )
@@ -38,7 +40,7 @@ def add_to(commands: Subcommands, text: str) -> None:
     rotate = add_command(verbs, "rotate", rotate_key)
     rotate.add_argument(
         "--overlap-seconds",
-        type=_parse_overlap,
+        type=partial(_parse_number, MOST_OVERLAP_SECONDS, "seconds"),
         default=86_400.0,
         metavar="S",
         help="how long the current secret stays valid (default: a day)",
@@ -64,7 +66,7 @@ def list_keys(options: argparse.Namespace) -> int:
 def create_key(options: argparse.Namespace) -> int:
     """Create a key of the project and print it; it cannot be shown again."""
     lifetime = options.expires_in_days
-    expires_at = None if lifetime is None else (datetime.now(UTC) + lifetime).isoformat()
+    expires_at = None if lifetime is None else (datetime.now(UTC) + timedelta(days=lifetime)).isoformat()
     body = {
         "name": options.name,
         "scopes": options.scopes,
@@ -92,15 +94,7 @@ def revoke_key(options: argparse.Namespace) -> int:
     return show_result(options, {"id": key_id, "revoked": True}, f"key {options.key} was revoked")
 
 
-def _parse_days(text: str) -> timedelta:
-    return timedelta(days=_parse_number(text, MOST_DAYS, "days"))
-
-
-def _parse_overlap(text: str) -> float:
-    return _parse_number(text, MOST_OVERLAP_SECONDS, "seconds")
-
-
-def _parse_number(text: str, most: int, unit: str) -> float:
+def _parse_number(most: int, unit: str, text: str) -> float:
     try:
         number = float(text)
     except ValueError:
