@@ -9,5 +9,4 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_percent(share: float, decimals: int = 0) -> str:
-    """The share in percent: `47 %`."""
     return f"{100 * share:.{decimals}f} %"

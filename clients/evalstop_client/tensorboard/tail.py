@@ -119,7 +119,6 @@ class Folder:
             logger.warning("%s: %s (logged once)", file, message)
 
     def document(self) -> dict[str, Any]:
-        """The state as JSON."""
         positions = {name: [position.head.hex(), position.offset] for name, position in self.positions.items()}
         return {"positions": positions, "lasts": self.lasts}
 

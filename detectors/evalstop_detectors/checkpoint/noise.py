@@ -190,5 +190,4 @@ def _middle(ordered: array[float]) -> float:
 
 
 def clipped(value: float) -> float:
-    """The value, clipped at `LARGEST`."""
     return value if -LARGEST <= value <= LARGEST else min(max(value, -LARGEST), LARGEST)

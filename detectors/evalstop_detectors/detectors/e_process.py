@@ -194,7 +194,6 @@ def _evidence(value: float, turn_step: int | None, note: str) -> Evidence:
 
 
 def _log_sum(a: float, b: float) -> float:
-    """log(exp(a) + exp(b))."""
     return max(a, b) + math.log1p(math.exp(-abs(a - b)))
 
 

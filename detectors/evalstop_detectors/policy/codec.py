@@ -300,7 +300,6 @@ def _resolve_gate(parsed: PolicyDocument, ids: Sequence[str], members: Sequence[
 
 
 def _resolve_weight(key: str, value: float | str, weights: Sequence[float]) -> float:
-    """The weight for the value `given`."""
     total = math.fsum(weights)
     if total == 0:
         raise _invalid(("members",), "no member has a weight, so the policy would never stop; give one a `weight`")

@@ -327,7 +327,6 @@ def _moved_to(verdict: Verdict, step: int) -> Verdict:
 
 
 def finite_evals(columns: Columns) -> list[Order]:
-    """The positions of the finite evals."""
     column, rank = columns.get(MetricRole.EVAL), RANK[MetricRole.EVAL]
     if column is None:
         return []

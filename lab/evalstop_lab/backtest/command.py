@@ -144,7 +144,6 @@ def _list_roles(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _describe(item: Summary, runs: int) -> str:
-    """Describe the figures in sentences."""
     if not item.stopped:
         return f"{item.policy} would have stopped none of {_format_runs(runs)}."
     right, wrong, unknown = (

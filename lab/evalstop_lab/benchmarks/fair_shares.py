@@ -125,7 +125,6 @@ def _extend_times(times_ms: dict[str, list[float]], added: Mapping[str, list[flo
 
 
 def _add_up(answers: Sequence[Flooded]) -> Flooded:
-    """The answers of several floods together."""
     statuses: dict[str, Counter[str]] = {}
     for flooded in answers:
         for kind, counts in flooded.statuses.items():

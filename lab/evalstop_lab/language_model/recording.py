@@ -37,7 +37,6 @@ CAREFUL = Bounds((1e-4, 3e-4), 0.0, (0.008, 0.06), (1000, 4000), (0.0, 0.1))
 
 
 def draw_setting(seed: int, bounds: Bounds = USUAL) -> Setting:
-    """Draw the setting of a run within bounds."""
     rng = np.random.default_rng([seed, 1])
 
     def draw_log_uniform(low: float, high: float) -> float:

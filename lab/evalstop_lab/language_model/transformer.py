@@ -35,7 +35,6 @@ class Adapters:
             self.up[name] = torch.zeros(runs, rank, outputs, device=weight.device, dtype=weight.dtype).requires_grad_()
 
     def parameters(self) -> list[Tensor]:
-        """All tensors that are trained."""
         return [*self.down.values(), *self.up.values()]
 
 

@@ -119,7 +119,6 @@ class Run:
         return max((max(series.steps) for series in self.series.values()), default=0)
 
     def add(self, role: MetricRole, step: int, value: float, stderr: float | None) -> None:
-        """Add one logged value."""
         series = self.series.get(role)
         if series is None:
             series = self.series[role] = Series()

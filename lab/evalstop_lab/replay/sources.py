@@ -204,7 +204,6 @@ def choose_roles(
 
 
 def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, errors: ReadErrors) -> set[str]:
-    """Read one source; returns its columns."""
     everything: set[str] = set()
     is_known, errors_before = False, len(errors.collected)
     columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn())

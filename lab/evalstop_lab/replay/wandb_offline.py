@@ -37,7 +37,6 @@ _UPDATE = 1  # of ConfigRecord
 
 
 def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
-    """The keys of the history."""
     _read_history.cache_clear()
     history, error = _read_history(path)
     if error is not None:

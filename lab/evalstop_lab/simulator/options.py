@@ -75,7 +75,6 @@ def sweep_each(
 
 
 def sweep_cells(args: argparse.Namespace, cells: Sequence[Cell], title: str) -> list[Row]:
-    """Run the cells with a progress bar."""
     return [row for rows in sweep_each(args, run_cell, cells, title) for row in rows]
 
 

@@ -21,7 +21,6 @@ class Change:
 
 
 def compare_paired(before: Sequence[float], after: Sequence[float]) -> Change:
-    """Compare seed by seed, before and after."""
     old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     p_value = float(stats.wilcoxon(new - old).pvalue) if np.any(new != old) else 1.0
     return Change(estimate_mean(new / old - 1), p_value)

@@ -59,7 +59,6 @@ class Stops:
 
 
 def no_stops(workload: Workload) -> Stops:
-    """The stops of a rule that stops no job."""
     zeros = np.zeros(len(workload.jobs), dtype=np.int64)
     return Stops(zeros, zeros)
 

@@ -97,7 +97,6 @@ class Rows:
         return [figure(item) for item in self.figures(world, rule, scheduler)]
 
     def counts(self, world: str, rule: str) -> Counts:
-        """The counts over all seeds."""
         rows = next(rows for (of_world, by, _), rows in self._rows.items() if (of_world, by) == (world, rule))
         total = rows[0].counts
         for row in rows[1:]:

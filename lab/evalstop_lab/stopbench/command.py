@@ -175,7 +175,6 @@ def _choose_rules(own_rules: Sequence[str], only: Sequence[str] | None) -> tuple
 
 
 def _judge_suite(rules: Sequence[str], suite: str, seeds: str, runs: int | None, jobs: int) -> dict[str, Any]:
-    """The figures of each rule over the suite."""
     numbers = range(min(runs or SUITES[suite].runs, SUITES[suite].runs))
     judgements = sweep(partial(judge_run, rules, suite, seeds), numbers, suite, jobs)
     worlds = [SUITES[suite].draw(seeds, number) for number in numbers]

@@ -36,7 +36,6 @@ class Judgement:
 
 
 def judge_run(rules: Sequence[str], suite: str, seeds: str, number: int) -> list[Judgement]:
-    """Apply each rule to one run of the suite."""
     world = SUITES[suite].draw(seeds, number)
     return [_judge_world(rule, world) for rule in rules]
 

@@ -98,7 +98,6 @@ class ZScore(_ByScore):
     """A typical alert of a metrics dashboard: the score is 3 standard deviations below the mean of the last 20."""
 
     def start(self) -> None:
-        """Keep 20 scores."""
         self._recent: deque[float] = deque(maxlen=20)
 
     def take(self, score: float) -> bool:
@@ -113,7 +112,6 @@ class TransformersRule(_ByScore):
     """transformers' EarlyStoppingCallback, as its Trainer calls it."""
 
     def start(self) -> None:
-        """Patience 3."""
         self._callback = _import_module("transformers").EarlyStoppingCallback(early_stopping_patience=PATIENCE)
         self._args = SimpleNamespace(metric_for_best_model="eval_score", greater_is_better=True)
         self._state, self._control = SimpleNamespace(best_metric=None), SimpleNamespace(should_training_stop=False)
@@ -130,7 +128,6 @@ class KerasRule(_ByScore):
     """Keras' EarlyStopping, with one epoch per eval."""
 
     def start(self) -> None:
-        """Patience 3."""
         self._callback = _import_module("keras").callbacks.EarlyStopping(monitor="score", mode="max", patience=PATIENCE)
         self._model = SimpleNamespace(stop_training=False)
         self._callback.set_model(self._model)
@@ -138,7 +135,6 @@ class KerasRule(_ByScore):
         self._epoch = -1
 
     def take(self, score: float) -> bool:
-        """End an epoch."""
         self._epoch += 1
         self._callback.on_epoch_end(self._epoch, {"score": score})
         return bool(self._model.stop_training)
@@ -148,7 +144,6 @@ class LightningRule(_ByScore):
     """Lightning's EarlyStopping."""
 
     def start(self) -> None:
-        """Patience 3, the default."""
         callbacks, self._torch = _import_module("lightning.pytorch.callbacks"), _import_module("torch")
         self._callback = callbacks.EarlyStopping(
             monitor="score", mode="max", patience=PATIENCE, check_on_train_epoch_end=False
@@ -164,7 +159,6 @@ class LightningRule(_ByScore):
         )
 
     def take(self, score: float) -> bool:
-        """End a validation."""
         self._trainer.callback_metrics["score"] = self._torch.tensor(score, dtype=self._torch.float64)
         self._callback.on_validation_end(self._trainer, None)
         return bool(self._trainer.should_stop)
@@ -174,7 +168,6 @@ class OptunaRule(_ByScore):
     """Optuna's PatientPruner without a wrapped pruner: it prunes if the last scores contain no new maximum."""
 
     def start(self) -> None:
-        """Patience 3."""
         optuna = _import_module("optuna")
         with warnings.catch_warnings():  # that it is experimental
             warnings.simplefilter("ignore")
@@ -183,7 +176,6 @@ class OptunaRule(_ByScore):
         self._trial = SimpleNamespace(last_step=None, intermediate_values={})
 
     def take(self, score: float) -> bool:
-        """Report the score and call the pruner."""
         step = len(self._trial.intermediate_values)
         self._trial.last_step, self._trial.intermediate_values[step] = step, score
         return bool(self._pruner.prune(self._study, self._trial))
@@ -193,11 +185,9 @@ class RayRule(_ByScore):
     """Ray Tune's TrialPlateauStopper with its defaults: the standard deviation of the last 4 scores is below 0.01."""
 
     def start(self) -> None:
-        """Start one trial."""
         self._stopper = _import_module("ray.tune.stopper").TrialPlateauStopper(metric="score")
 
     def take(self, score: float) -> bool:
-        """Report the score."""
         return bool(self._stopper("trial", {"score": score}))
 
 

@@ -66,7 +66,6 @@ def draw_fall(rng: np.random.Generator) -> Growth:
 
 
 def logistic(x: Floats | float) -> Floats:
-    """1 / (1 + exp(-x))."""
     return np.asarray(1 / (1 + np.exp(-np.asarray(x, dtype=float))))
 
 

@@ -29,7 +29,6 @@ def draw_curriculum(rng: np.random.Generator, n: int) -> Curve:
 
 
 def draw_v_dip(rng: np.random.Generator, n: int) -> Curve:
-    """One or two V-shaped dips."""
     base, t = _draw_base(rng, n), np.linspace(0, 1, n)
     loss = np.zeros(n)
     for start in _draw_starts(rng, int(rng.integers(1, 3))):
@@ -40,7 +39,6 @@ def draw_v_dip(rng: np.random.Generator, n: int) -> Curve:
 
 
 def draw_u_dip(rng: np.random.Generator, n: int) -> Curve:
-    """One long U-shaped dip."""
     base, t = _draw_base(rng, n), np.linspace(0, 1, n)
     (start,) = _draw_starts(rng, 1)
     loss = rng.uniform(0.1, 0.5) * u_shape(t, start, _draw_end(rng, n, start, 0.12, 0.3), rng.uniform(0.1, 0.3))

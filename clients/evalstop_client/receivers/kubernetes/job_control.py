@@ -147,7 +147,6 @@ class KubernetesJobControl:
             raise SchedulerUnavailable(error.detail) from None
 
     def resume_job(self, job: Job) -> None:
-        """Resume a suspended workload."""
         kind = _get_kind(job)
         workload = self._find_workload(job)
         if workload is None:

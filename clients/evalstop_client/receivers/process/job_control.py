@@ -117,7 +117,6 @@ class ProcessJobControl:
 
     @property
     def job(self) -> ChildJob:
-        """The job, as last started."""
         return self._job
 
     @property

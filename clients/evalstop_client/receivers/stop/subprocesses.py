@@ -25,7 +25,6 @@ class Done:
 
     @property
     def last_line(self) -> str:
-        """The last line of output, for reports."""
         lines = (self.errors.strip() or self.output.strip()).splitlines()
         return lines[-1][:300] if lines else f"exit code {self.exit_code}"
 

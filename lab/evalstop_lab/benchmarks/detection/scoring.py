@@ -64,12 +64,10 @@ class JudgedWorld:
 
 
 def is_dip(judged: JudgedWorld) -> bool:
-    """Whether the run belongs to a family with dips."""
     return FAMILIES[judged.world.family].group is Group.DIP
 
 
 def is_held_out(judged: JudgedWorld) -> bool:
-    """Whether the family is held out from calibration."""
     return judged.world.family in HELD_OUT
 
 

@@ -36,7 +36,6 @@ class LoadGenerator:
 
 @contextmanager
 def start_load_generator() -> Iterator[LoadGenerator]:
-    """Run a load generator within the block."""
     command = [sys.executable, "-m", "evalstop_lab.benchmarks.ingest.load_generator"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
