@@ -5,6 +5,7 @@ connections make it answer everyone else 503. None of that stops these attacks, 
 
 - Slowloris: a client sends the head or the body of a request one byte at a time, and holds a connection for hours.
 - Trailers: uvicorn adds all headers after a body, which no limit counts, to those of the request.
+- Quoted cookies: Python before 3.11.10 unquotes one in the square of its length, which takes half a minute.
 - Slow read: a client asks for large answers and never reads them; uvicorn buffers them all in memory.
 - Connection flood: idle connections exhaust the process's file descriptors, so that no other is accepted.
 
@@ -130,8 +131,11 @@ class LimitedConnection(HttpToolsProtocol):
         self._in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # not a trailer, of which there may be any number, and with which no proxy reckons
-            super().on_header(name, value)
+        if not self._in_head:  # a trailer, of which there may be any number, and with which no proxy reckons
+            return
+        if b"\\" in value and name.lower() == b"cookie":  # none of the service's own, and slow to unquote
+            return
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
