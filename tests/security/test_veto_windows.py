@@ -103,3 +103,17 @@ def test_failed_veto_extends_the_window(embedded_database: Database) -> None:
         with database.reading() as tx:
             due = tx.execute(sa.select(tables.deliveries.c.due_at)).scalars().one()
         assert due == read_state_and_due_at(database, decision_id)[1]
+
+
+def test_malformed_sign_in_extends_no_window(embedded_database: Database) -> None:
+    """Nobody can keep stops from being sent by forms that cannot be read."""
+    with serve_pending_stops(embedded_database) as project:
+        client = project.open_client()
+        decision_id = UUID(create_pending_decision(client))
+        end_windows(embedded_database, utc_now() + timedelta(seconds=10))
+        before = read_state_and_due_at(embedded_database, decision_id)
+        form = {"Content-Type": "multipart/form-data; boundary=a"}
+        answer = client.post(f"{project.url}/login", content=b"not a form", headers=form)
+        assert (answer.status_code, "Nothing was changed" in answer.text) == (400, True)
+        time.sleep(0.2)  # a thread would extend it
+        assert read_state_and_due_at(embedded_database, decision_id) == before

@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
 
 from evalstop_service.errors import Conflict, Invalid, NotFound, ServiceError
 from evalstop_service.security.address_policy import AddressRefused
@@ -154,6 +155,8 @@ def _answer_error(request: Request, error: Exception) -> Response:
             if request.method == "GET":
                 return _render_error(422, "Nothing to show", _name_faults(error))
             return _render_error(422, "Nothing was changed", f"{_name_faults(error)} Go back to correct this.")
+        case HTTPException():  # FastAPI's, of a form that cannot be read
+            return _render_error(error.status_code, "Nothing was changed", _to_sentence(error.detail))
         case NotFound() | RequestValidationError():
             return _render_error(404, "Not found", "Nothing here for your key. It may belong to another project.")
         case ServiceError():  # a quota, a limit, or a service that cannot do this now: as the API answers it
