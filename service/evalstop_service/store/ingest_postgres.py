@@ -135,7 +135,7 @@ async def _discard_connection(connection: _Connection) -> None:
 def save_arguments(changes: Sequence[RunChange], now: datetime) -> tuple[Any, ...]:
     """The arguments of `SAVE`."""
     changes = sorted(changes, key=_NUMBER)
-    rows = [
+    points = [
         (
             change.run.id,
             point.metric,
@@ -148,16 +148,24 @@ def save_arguments(changes: Sequence[RunChange], now: datetime) -> tuple[Any, ..
         for change in changes
         for point in change.points
     ]
-    return (
-        now,
-        [change.run.id for change in changes],
-        [change.before.version for change in changes],
-        [change.run.last_step for change in changes],
-        [changed_json(change.before.verdict, change.run.verdict) for change in changes],
-        [changed_json(change.before.best_checkpoint, change.run.best_checkpoint) for change in changes],
-        [changed_json(change.before.raw_maximum, change.run.raw_maximum) for change in changes],
-        *(zip(*rows, strict=True) if rows else [()] * 6),
-    )
+    runs = [
+        (
+            change.run.id,
+            change.before.version,
+            change.run.last_step,
+            changed_json(change.before.verdict, change.run.verdict),
+            changed_json(change.before.best_checkpoint, change.run.best_checkpoint),
+            changed_json(change.before.raw_maximum, change.run.raw_maximum),
+        )
+        for change in changes
+    ]
+    return now, *_to_columns(runs), *_to_columns(points)
+
+
+def _to_columns(rows: Sequence[tuple[Any, ...]]) -> list[Sequence[Any]]:
+    """The six columns of these rows. One that holds only NULLs is empty: `unnest` pads it with them."""
+    columns = zip(*rows, strict=True)
+    return [() if column[0] is None and column.count(None) == len(column) else column for column in columns] or [()] * 6
 
 
 _NUMBER = attrgetter("run.id.int")
