@@ -93,12 +93,14 @@ def test_hidden_state_is_equal_for_one_run_and_many(data: st.DataObject) -> None
 def test_network_sums_stay_below_2_to_53() -> None:
     """The largest sum that any input can cause is below 2^53, so that float64 is exact."""
     shipped = network.load_network("gru-1")
-    largest_feature = LIMIT * network.FEATURE_ONE
-    of_features = np.abs(shipped.of_features).sum(axis=1).max() * largest_feature * network.STATE_ONE
-    of_state = np.abs(shipped.of_state).sum(axis=1).max() * network.STATE_ONE
-    offsets = np.abs(shipped.of_features_offset).max() + np.abs(shipped.of_state_offset).max()
-    assert (of_features + of_state + offsets) < 2**53
-    assert (of_state + offsets) * network.STATE_ONE < 2**53
+    inputs = np.repeat([LIMIT * network.FEATURE_ONE, network.STATE_ONE], [FEATURES, network.HIDDEN])
+    sums = np.abs(shipped.of_inputs) @ inputs + np.abs(shipped.of_inputs_offset)
+    gates, of_features, of_state = np.split(sums, [2 * network.HIDDEN, 3 * network.HIDDEN])
+    unit = 2.0**10 / network.SUM_ONE  # of the gates' sums, which are in entries of the table
+    assert gates.max() < 2**53 * unit
+    assert of_state.max() * network.STATE_ONE < 2**53
+    assert (of_features + of_state).max() < 2**53
+    assert np.array_equal(shipped.of_inputs, np.floor(shipped.of_inputs / unit) * unit)
 
 
 def test_table_entries_are_not_near_a_rounding_boundary() -> None:

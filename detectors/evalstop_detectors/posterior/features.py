@@ -13,6 +13,7 @@ State       28 numbers (`FeatureState`). O(1).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -169,9 +170,7 @@ def _describe(ops: Arithmetic, before: FeatureState, s: FeatureState, given: Giv
     planned = given.has_progress * where(given.progress < 1.0, 1.0, 0.0) * where(given.progress > 0.0, 1.0, 0.0)
     share = where(planned > 0.5, given.progress, 1.0)
     remaining_evals = ops.minimum(n * (1.0 - share) / share, 1e9)
-
-    def asinh(x: Number) -> Number:
-        return inverse_sinh(ops, x)
+    asinh = partial(inverse_sinh, ops)
 
     return [
         (s.last - s.best) / unit,

@@ -27,10 +27,10 @@ HIDDEN = 64
 OUTPUTS = 5  # logit of `turned for good`, of `will turn`, and the 10, 50 and 90 % quantiles of what is still to come
 WEIGHT_ONE, FEATURE_ONE, STATE_ONE = 2.0**12, 2.0**8, 2.0**14
 SUM_ONE = WEIGHT_ONE * STATE_ONE
-_RAISE = STATE_ONE / FEATURE_ONE
 _TABLE_ONE = 2.0**10
 _TABLE_END = 8 * int(_TABLE_ONE)
 _FROM_SUM = _TABLE_ONE / SUM_ONE
+_MIDDLE = _TABLE_END + 0.5  # the entry of 0, and a half for rounding
 
 MODELS = {"gru-1": "1163b5b95895e5b93b743c24b1f4be9063eabda3abe5f61d373b15e23256b2ef"}
 """The shipped networks and the SHA-256 of their files. A name never changes its meaning."""
@@ -41,34 +41,27 @@ class UnknownModel(DetectorError):
 
 
 class Network(NamedTuple):
-    """Matrices of whole numbers for the features, the hidden state and the outputs, each with its bias.
+    """The weights, as whole numbers or fractions of a power of 2.
 
-    Shapes: (192, 27), (192,), (192, 64), (192,), (5, 64), (5,). The rows are those of the reset gate, the update gate
-    and the candidate.
+    `of_inputs` (256, 91) and its offset (256,) are of the features and the hidden state, and give, 64 rows each: the
+    table entries of the reset and the update gate, and what features and hidden state add to the candidate, as sums.
+    `of_output` (5, 64) and its offset (5,) are of the hidden state.
     """
 
-    of_features: Whole
-    of_features_offset: Whole
-    of_state: Whole
-    of_state_offset: Whole
+    of_inputs: Whole
+    of_inputs_offset: Whole
     of_output: Whole
     of_output_offset: Whole
 
     def step(self, hidden: Whole, features: Whole) -> Whole:
         """The hidden state after one eval; both (64,) and (27,) or (64, runs) and (27, runs)."""
-        of_features = (self.of_features @ features) * _RAISE
-        of_state = self.of_state @ hidden
-        if hidden.ndim == 1:
-            of_features += self.of_features_offset
-            of_state += self.of_state_offset
-        else:
-            of_features += self.of_features_offset[:, None]
-            of_state += self.of_state_offset[:, None]
-        gates = _look_up(_logistic_table(), of_features[: 2 * HIDDEN] + of_state[: 2 * HIDDEN])
+        sums = self.of_inputs @ np.concatenate((features, hidden))
+        sums += self.of_inputs_offset if hidden.ndim == 1 else self.of_inputs_offset[:, None]
+        gates = _take(_logistic_table(), sums[: 2 * HIDDEN])
         reset, update = gates[:HIDDEN], gates[HIDDEN:]
-        candidate = of_features[2 * HIDDEN :] + np.floor(of_state[2 * HIDDEN :] * reset * (1 / STATE_ONE))
-        candidate = _look_up(_tanh_table(), candidate)
-        return np.asarray(np.floor(((STATE_ONE - update) * candidate + update * hidden) * (1 / STATE_ONE) + 0.5))
+        candidate = sums[2 * HIDDEN : 3 * HIDDEN] + np.floor(sums[3 * HIDDEN :] * reset)
+        candidate = look_up_tanh(candidate)
+        return np.asarray(np.floor(candidate + update * (hidden - candidate) + 0.5))
 
     def read(self, hidden: Whole) -> Whole:
         """The outputs (5,) or (5, runs): both logits and three quantiles, as plain numbers."""
@@ -85,13 +78,12 @@ def round_features(features: Any) -> Whole:
 def to_probability(logit: float) -> float:
     """The logistic function, from the table: steps of 2^-14 between 0 and 1."""
     index = math.floor(logit * _TABLE_ONE + 0.5)
-    return float(_logistic_table().item(min(max(index, -_TABLE_END), _TABLE_END) + _TABLE_END)) / STATE_ONE
+    return float(_logistic_table().item(min(max(index, -_TABLE_END), _TABLE_END) + _TABLE_END))
 
 
 def to_probabilities(logits: Whole) -> Whole:
     """`to_probability` of many."""
-    index = np.floor(logits * _TABLE_ONE + 0.5) + _TABLE_END
-    return np.asarray(_logistic_table().take(index.astype(np.int64), mode="clip") / STATE_ONE)
+    return _take(_logistic_table(), np.floor(logits * _TABLE_ONE + 0.5) + _TABLE_END)
 
 
 @cache
@@ -116,17 +108,27 @@ def decode_network(data: bytes) -> Network:
         arrays.append(numbers[begin:end].reshape(shape))
         begin = end
     of_features, a, of_state, b, of_output, c = arrays
-    return Network(of_features, a * STATE_ONE, of_state, b * STATE_ONE, of_output, c * STATE_ONE)
+    # All factors are powers of 2, and the sums whole multiples of 2^-16: no rounding.
+    of_features, a, b = of_features * (STATE_ONE / FEATURE_ONE), a * STATE_ONE, b * STATE_ONE
+    gates, unused = slice(2 * HIDDEN), np.zeros((HIDDEN, HIDDEN))
+    of_gates = np.hstack([of_features[gates], of_state[gates]]) * _FROM_SUM
+    of_candidate = np.block([[of_features[2 * HIDDEN :], unused], [unused[:, :FEATURES], of_state[2 * HIDDEN :]]])
+    return Network(
+        np.vstack([of_gates, of_candidate]),
+        np.concatenate([(a[gates] + b[gates]) * _FROM_SUM + _MIDDLE, a[2 * HIDDEN :], b[2 * HIDDEN :]]),
+        of_output,
+        c * STATE_ONE,
+    )
 
 
 def look_up_tanh(sums: Whole) -> Whole:
     """tanh of sums of activations and weights, as activations."""
-    return np.asarray(_look_up(_tanh_table(), sums))
+    return _take(_tanh_table(), sums * _FROM_SUM + _MIDDLE)
 
 
-def _look_up(table: Whole, sums: Any) -> Any:
+def _take(table: Whole, entries: Whole) -> Whole:
     # The nearest entry, clipped to the first and the last. A cast rounds non-negative numbers down.
-    return table.take((sums * _FROM_SUM + (_TABLE_END + 0.5)).astype(np.int64), mode="clip")
+    return np.asarray(table.take(entries.astype(np.int64), mode="clip"))
 
 
 @cache
@@ -136,7 +138,9 @@ def _tanh_table() -> Whole:
 
 @cache
 def _logistic_table() -> Whole:
-    return np.array([_rounded(0.5 + 0.5 * math.tanh(0.5 * i / _TABLE_ONE)) for i in range(-_TABLE_END, _TABLE_END + 1)])
+    """The logistic function, from 0 to 1."""
+    values = (0.5 + 0.5 * math.tanh(0.5 * i / _TABLE_ONE) for i in range(-_TABLE_END, _TABLE_END + 1))
+    return np.array([_rounded(value) / STATE_ONE for value in values])
 
 
 def _rounded(value: float) -> float:

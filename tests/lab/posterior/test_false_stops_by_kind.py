@@ -12,9 +12,8 @@ from evalstop_lab.posterior.prior import KINDS
 pytestmark = pytest.mark.slow
 
 ALWAYS_CERTAIN = Network(
-    np.zeros((3 * HIDDEN, FEATURES)), np.zeros(3 * HIDDEN), np.zeros((3 * HIDDEN, HIDDEN)), np.zeros(3 * HIDDEN),
-    np.zeros((OUTPUTS, HIDDEN)), np.full(OUTPUTS, 1e6),
-)  # fmt: skip
+    np.zeros((4 * HIDDEN, FEATURES + HIDDEN)), np.zeros(4 * HIDDEN), np.zeros((OUTPUTS, HIDDEN)), np.full(OUTPUTS, 1e6)
+)
 
 
 def test_threshold_stops_the_requested_share() -> None:
