@@ -20,7 +20,7 @@ from sqlalchemy.dialects import postgresql
 from evalstop_service.clock import in_utc
 from evalstop_service.store import runs
 from evalstop_service.store import series as summaries
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, match_given
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import LIVE, observations
 from evalstop_service.store.tables.columns import Real
@@ -30,6 +30,8 @@ _CHUNK = 500  # SQLite accepts some thousands of variables in a statement; a pla
 
 MAX_STEP = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly."""
+
+Key = tuple[int, int] | tuple[str, int, int]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all except tabs and line ends
 
@@ -182,13 +184,6 @@ def list_latest(tx: Transaction, run_id: UUID) -> list[LatestObservation]:
     return [LatestObservation(*row) for row in rows]
 
 
-def find_next_metric(tx: Transaction, run_id: UUID, after: str) -> str | None:
-    """The next metric of a run by name, including those of which every observation was superseded."""
-    query = sa.select(sa.func.min(observations.c.metric)).where(observations.c.run_id == run_id)
-    metric: str | None = tx.execute(query.where(observations.c.metric > after)).scalar_one()
-    return metric
-
-
 def load_times(tx: Transaction, run_id: UUID, metric: str, steps: Sequence[int]) -> dict[int, datetime]:
     """The times of the live observations at these steps; the time of receipt where the trainer sent none."""
     rows = _read_at_steps(tx, run_id, metric, steps, observations.c.observed_at, observations.c.received_at)
@@ -260,15 +255,16 @@ def replace_series(
 
 
 def list_observations(
-    tx: Transaction, run_id: UUID, *, metric: str, after: tuple[int, int] | None = None, limit: int = 1000
+    tx: Transaction, run_id: UUID, *, metric: str | None = None, after: Key | None = None, limit: int = 1000
 ) -> Sequence[StoredObservation]:
-    """One metric's observations including superseded ones, by (step, superseded_by), after the key `after`."""
-    key = sa.tuple_(observations.c.step, observations.c.superseded_by)
+    """Observations including superseded ones, by key, after the key `after`: by (step, superseded_by) of one metric, by
+    (metric, step, superseded_by) of all."""
+    key = [observations.c[name] for name in ("metric", "step", "superseded_by")[metric is not None :]]
     stored = sa.select(*(observations.c[name] for name in StoredObservation.__dataclass_fields__))
-    query = stored.where(observations.c.run_id == run_id, observations.c.metric == metric)
+    query = stored.where(observations.c.run_id == run_id, *match_given({observations.c.metric: metric}))
     if after is not None:
-        query = query.where(key > sa.tuple_(*map(sa.literal, after)))
-    query = query.order_by(observations.c.step, observations.c.superseded_by).limit(limit)
+        query = query.where(sa.tuple_(*key) > sa.tuple_(*map(sa.literal, after)))
+    query = query.order_by(*key).limit(limit)
     return [StoredObservation(*row) for row in tx.execute(query)]
 
 

@@ -120,20 +120,14 @@ def export_json(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
 
 def _read_all(site: Site, run: Run) -> Iterator[StoredObservation]:
     """All observations by metric and step, in short transactions, so that a slow client does not hold one open."""
-    name = ""
+    after: observations.Key | None = None
     while True:
         with site.database.reading() as tx:
-            following = observations.find_next_metric(tx, run.id, name)
-        if following is None:
+            batch = observations.list_observations(tx, run.id, after=after, limit=EXPORT_BATCH)
+        yield from batch
+        if len(batch) < EXPORT_BATCH:
             return
-        name, after = following, (-1, 0)
-        while True:
-            with site.database.reading() as tx:
-                batch = observations.list_observations(tx, run.id, metric=name, after=after, limit=EXPORT_BATCH)
-            yield from batch
-            if len(batch) < EXPORT_BATCH:
-                break
-            after = (batch[-1].step, batch[-1].superseded_by)
+        after = (batch[-1].metric, batch[-1].step, batch[-1].superseded_by)
 
 
 def _list_values(point: StoredObservation) -> list[str | int | float | None]:
