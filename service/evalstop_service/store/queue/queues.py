@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import due_decisions
 from evalstop_service.store.database import Transaction, driver_connection
-from evalstop_service.store.tables import UtcTime, deliveries
+from evalstop_service.store.tables import UtcTime, deliveries, endpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +168,6 @@ HAS_ITS_TURN = """(
 ) IS NULL"""
 """A condition on `deliveries`. Not NOT EXISTS, which PostgreSQL may turn into a join with all waiting deliveries."""
 
-_DUE_TYPES: dict[str, Any] = {
-    "run_id": sa.Uuid,
-    "id": sa.Uuid,
-    "endpoint_id": sa.Uuid,
-    "attempts": sa.Integer,
-    "due_at": UtcTime,
-    "open_until": UtcTime,
-}
-
 HEAD_POSTGRESQL = (
     _HEAD  # noqa: S608 - of constants alone
     + _SERVED
@@ -218,7 +209,9 @@ ORDER BY head.due_at, head.id
 """
     )
     .bindparams(sa.bindparam("now", type_=UtcTime))
-    .columns(**_DUE_TYPES)
+    .columns(
+        *(deliveries.c[name] for name in ("run_id", "id", "endpoint_id", "attempts", "due_at")), endpoints.c.open_until
+    )
 )
 
 _NEXT = (

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 
 from evalstop_service.ingest import Receipt, ValueConflict
-from evalstop_service.store.decisions import Decision
 from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.web.api.schemas import encode_number
 
 MOST_CONFLICTS = 100
+
+_DECISION_FIELDS = ("id", "state", "state_reason", "guard_kinds")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -28,7 +29,7 @@ def receipt_json(receipt: Receipt, now: datetime) -> bytes:
             "conflicts": [_describe_conflict(conflict) for conflict in receipt.conflicts[:MOST_CONFLICTS]],
             "verdict": run.verdict.for_json,
             "should_stop": decision is not None and decision.stops(now),
-            "decision": _describe_decision(decision) if decision is not None else None,
+            "decision": decision and {name: getattr(decision, name) for name in _DECISION_FIELDS},
             "best_checkpoint": run.best_checkpoint,
             "guessed": run.recognition.guessed if run.recognition is not None else [],
             "missing": receipt.missing,
@@ -46,10 +47,6 @@ def _describe_conflict(conflict: ValueConflict) -> dict[str, Any]:
         "stored_value": encode_number(conflict.stored_value),
         "sent_value": encode_number(conflict.point.value),
     }
-
-
-def _describe_decision(decision: Decision) -> dict[str, Any]:
-    return {name: getattr(decision, name) for name in ("id", "state", "state_reason", "guard_kinds")}
 
 
 def _describe_request(request: EvalRequest) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
         policy = policies.read_policy(tx, run.policy_id)
-        paired = _find_paired_metrics(run)
+        kl = [metric for metric, role in run.metrics.items() if role["role"] == MetricRole.KL]
+        paired = [metric for metric in (watched_metrics.find_eval_metric(run), *kl) if metric is not None]
         long = {metric for metric in {*run.metrics, *paired} if series.is_long_series(tx, run.id, metric)}
     for metric in long & set(paired):
         series.catch_up_summaries(site.database, run.id, metric)
@@ -53,12 +54,6 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     chart = None if pairs is None else gao_chart.build_chart(pairs, watched_metrics.find_eval_sign(run))
     encoded_tracks = [_encode_track(track) for track in tracks if track.has_evidence]
     return send_json({"evidence": {"note": note, "tracks": encoded_tracks}, "gao": chart})
-
-
-def _find_paired_metrics(run: Run) -> list[str]:
-    """The metrics with the roles eval and KL."""
-    kl = [metric for metric, role in run.metrics.items() if role["role"] == MetricRole.KL]
-    return [metric for metric in (watched_metrics.find_eval_metric(run), *kl) if metric is not None]
 
 
 def _load_tracks(tx: Transaction, run: Run, policy: Policy | None, long: set[str]) -> tuple[list[Track], str]:

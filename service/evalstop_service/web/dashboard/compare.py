@@ -129,13 +129,14 @@ def _load_runs(tx: Transaction, visitor: Visitor, comparison: Comparison) -> lis
 
 
 def _load_rows(tx: Transaction, runs: Sequence[Run]) -> tuple[list[tuple[str, str]], list[ComparedRun]]:
-    """The differing fields, as kinds and names, and the rows of the table."""
+    """The differing fields, as kinds and names, in order of first appearance, and the rows of the table."""
     ids = [run.id for run in runs]
     decided = decisions.load_decisions(tx, ids)
     params = mlflow_runs.load_mlflow_runs(tx, ids)
     last_steps = observations.load_last_steps(tx, ids)
     fields = [dict(_list_fields(run, params[run.id].params)) for run in runs]
-    differing = _find_differing(fields)
+    every = dict.fromkeys(field for run_fields in fields for field in run_fields)
+    differing = [field for field in every if len({run_fields.get(field) for run_fields in fields}) > 1]
     rows = []
     for run, run_fields in zip(runs, fields, strict=True):
         metric = watched_metrics.find_eval_metric(run)
@@ -157,12 +158,6 @@ def _list_fields(run: Run, params: Mapping[str, str]) -> Iterator[tuple[tuple[st
     for kind, named_values in (("label", run.labels), ("param", params)):
         for name, value in named_values.items():
             yield (kind, name), str(value)
-
-
-def _find_differing(fields: Sequence[Mapping[tuple[str, str], str]]) -> list[tuple[str, str]]:
-    """The fields that differ between runs, in order of first appearance."""
-    every = dict.fromkeys(field for run_fields in fields for field in run_fields)
-    return [field for field in every if len({run_fields.get(field) for run_fields in fields}) > 1]
 
 
 def _encode_run(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], turn_step: int | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from evalstop_detectors import Observation
 from evalstop_detectors.checkpoint import noise
-from evalstop_detectors.detectors.gao_fit import Fit, GaoFit, GaoFitState
+from evalstop_detectors.detectors.gao_fit import GaoFit, GaoFitState
 
 FORMS = {2: "reinforcement learning: d (a − b ln d)", 3: "best-of-n: d (a − b d)"}
 LINE_POINTS = 80
@@ -84,6 +84,7 @@ def _fit_line(detector: GaoFit, state: GaoFitState, sign: float) -> Line | None:
     widths = [_quantile(dof) * math.sqrt(variance * best.leverage(best.vector(d))) for d in distances]
     if not all(map(math.isfinite, (*eval_scores, *widths))):
         return None
+    peak = best.peak(variance)
     return Line(
         FORMS[best.term],
         detector.find_fault(state, state.fits, sound) is None,
@@ -91,14 +92,8 @@ def _fit_line(detector: GaoFit, state: GaoFitState, sign: float) -> Line | None:
         eval_scores,
         [value - width for value, width in zip(eval_scores, widths, strict=True)],
         [value + width for value, width in zip(eval_scores, widths, strict=True)],
-        _find_peak(best, variance, farthest),
+        peak if peak is not None and peak[0] <= 2 * farthest else None,  # farther out, the form cannot be trusted
     )
-
-
-def _find_peak(fit: Fit, variance: float, farthest: float) -> tuple[float, float] | None:
-    """The peak, unless it lies too far beyond the data to trust the form there."""
-    peak = fit.peak(variance)
-    return peak if peak is not None and peak[0] <= 2 * farthest else None
 
 
 def _quantile(dof: int) -> float:

@@ -51,6 +51,8 @@ MOST_CHOICES = 500
 
 MOST_VERDICTS = 20
 
+_CUT_OFF = (RunStatus.STOPPED, RunStatus.PARKED)
+
 
 @dataclass(frozen=True)
 class Silence:
@@ -143,7 +145,8 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
             "raw_maximum": run.raw_maximum,
             "turn_step": charted_series.find_turn_step(run, decision),
             "last_step": run.last_step,
-            "planned_end": _find_planned_end(run),
+            # Drawn where the run was cut off.
+            "planned_end": run.total_steps if run.length_known and run.status in _CUT_OFF else None,
             "eval_changes": [{"step": change.step, "reason": change.reason} for change in run.eval_changes],
             "decision": decision
             and {"step": decision.step, "state": formatting.name_state(decision.state, decision.action)},
@@ -170,12 +173,6 @@ def _find_actions(run: Run, decision: Decision | None, now: datetime) -> dict[st
         "stop": run.status in UNENDED and (state is None or DecisionState.REQUESTED in NEXT_STATES[state]),
         "label": run.last_step is not None,
     }
-
-
-def _find_planned_end(run: Run) -> int | None:
-    """The planned length of a run that was stopped or parked before it."""
-    is_cut = run.status in (RunStatus.STOPPED, RunStatus.PARKED) and run.total_steps is not None
-    return run.total_steps if is_cut and run.length_known else None
 
 
 def _find_silence(run: Run, record: RunHealth | None, stale_seconds: float, now: datetime) -> Silence:

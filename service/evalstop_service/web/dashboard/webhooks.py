@@ -19,7 +19,6 @@ from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import deliveries
-from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.web.api.endpoints import EndpointIn
 from evalstop_service.web.dashboard.formatting import format_json
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
@@ -27,7 +26,7 @@ from evalstop_service.web.dashboard.visitor import Admin, FreshAdmin, Operator, 
 from evalstop_service.webhooks import endpoint_test, resend
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks.channels import render_body
-from evalstop_service.webhooks.endpoints import MAX_URL_CHARACTERS, EndpointChanges
+from evalstop_service.webhooks.endpoints import MAX_URL_CHARACTERS, EndpointChanges, name_host
 from evalstop_service.webhooks.links import add_url
 
 router = APIRouter(prefix="/webhooks", route_class=PageRoute)
@@ -63,7 +62,7 @@ def show_delivery(delivery_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
         visitor=visitor,
         here="webhooks",
         delivery=delivery,
-        host=_name_host(delivery),
+        host=name_host(delivery.url),
         attempts=attempts,
         body=_indent(render_body(content.format, add_url(content.body, site.context.public_url, delivery.run_id))),
     )
@@ -206,9 +205,13 @@ def _render_webhooks(
         status,
         visitor=visitor,
         here="webhooks",
-        endpoints=[(endpoint, _choose_badge(endpoint, now), _show_address(endpoint, visitor)) for endpoint in listed],
+        endpoints=[
+            # The path of a URL may be a secret, as with Slack.
+            (endpoint, _choose_badge(endpoint, now), endpoint.url if visitor.may("admin") else name_host(endpoint.url))
+            for endpoint in listed
+        ],
         deliveries=newest[:PAGE],
-        hosts={endpoint.id: _name_host(endpoint) for endpoint in listed},
+        hosts={endpoint.id: name_host(endpoint.url) for endpoint in listed},
         state=state,
         chosen=endpoint,
         next_page=make_link(_PATH, {**query, "cursor": newest[PAGE - 1].id}) if len(newest) > PAGE else None,
@@ -228,7 +231,7 @@ def _indent(body: str) -> str:
 
 
 def _reveal_secret(site: Site, endpoint: Endpoint) -> tuple[str, str, str]:
-    return _name_host(endpoint), site.context.encryption.decrypt(endpoint.secret, endpoint.id), endpoint.public_key
+    return name_host(endpoint.url), site.context.encryption.decrypt(endpoint.secret, endpoint.id), endpoint.public_key
 
 
 def _choose_badge(endpoint: Endpoint, now: datetime) -> tuple[str, str]:
@@ -240,15 +243,6 @@ def _choose_badge(endpoint: Endpoint, now: datetime) -> tuple[str, str]:
     if endpoint.failures:
         return "state-pending", "failing"
     return "outcome-right", "healthy"
-
-
-def _show_address(endpoint: Endpoint, visitor: Visitor) -> str:
-    # The path of a URL may be a secret, as with Slack.
-    return endpoint.url if visitor.may("admin") else _name_host(endpoint)
-
-
-def _name_host(target: Endpoint | Delivery) -> str:
-    return webhooks.name_host(target.url)
 
 
 def _parse_time(text: str, field: str) -> datetime:
