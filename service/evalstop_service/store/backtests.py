@@ -18,7 +18,7 @@ from msgspec import Struct
 from evalstop_service.errors import NotFound
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome, RunStatus
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, match_given
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import attempts, backtests, cases, decisions, policies, runs
 
@@ -110,9 +110,9 @@ def read_revision(tx: Transaction, project_id: UUID, backtest_id: UUID) -> str |
 def list_backtests(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int) -> list[Backtest]:
     """A project's backtests, newest first, without their findings."""
     columns = [column for column in backtests.c if column.name != "findings"]
-    query = sa.select(*columns).where(backtests.c.project_id == project_id)
-    if before is not None:
-        query = query.where(backtests.c.id < before)
+    query = sa.select(*columns).where(
+        backtests.c.project_id == project_id, *match_given(before={backtests.c.id: before})
+    )
     rows = tx.execute(query.order_by(backtests.c.id.desc()).limit(limit)).mappings()
     return [Backtest(**row, findings=[]) for row in rows]
 

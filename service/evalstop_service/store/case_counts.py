@@ -236,11 +236,10 @@ def list_cases(
 ) -> list[ListedCase]:
     """The cases behind a count, those that ended last first, after the position `before`."""
     columns = [*(cases.c[name] for name in Case.__dataclass_fields__), runs.c.name.label("run_name"), *POLICY_COLUMNS]
+    order = (cases.c.ended_at, cases.c.run_id, cases.c.attempt)
     query = _filter_cases(tx, sa.select(*columns), project_id, case_filter, ())
     query = query.join(runs, runs.c.id == cases.c.run_id).join(policies, policies.c.id == cases.c.policy_id)
-    order = (cases.c.ended_at, cases.c.run_id, cases.c.attempt)
-    if before is not None:
-        query = query.where(sa.tuple_(*order) < before)
+    query = query.where(*match_given(before={sa.tuple_(*order): before}))
     rows = tx.execute(query.order_by(*(column.desc() for column in order)).limit(limit)).mappings()
     return [ListedCase(**row) for row in rows]
 
@@ -291,19 +290,17 @@ def _filter_cases(
         cases.c.treatment: case_filter.treatment,
         cases.c.outcome: case_filter.outcome,
         cases.c.run_outcome: case_filter.run_outcome,
+        _FLAGGED: case_filter.flagged,
     }
-    conditions = match_given(exact)
+    ended_at = cases.c.ended_at
+    conditions = match_given(exact, since={ended_at: case_filter.since}, before={ended_at: case_filter.until})
     if case_filter.policy is not None or case_filter.version is not None:
-        conditions.append(cases.c.policy_id.in_(_select_policies(project_id, case_filter)))
+        named = match_given({policies.c.name: case_filter.policy, policies.c.version: case_filter.version})
+        chosen = sa.select(policies.c.id).where(policies.c.project_id == project_id, *named)
+        conditions.append(cases.c.policy_id.in_(chosen))
     if case_filter.detector is not None:
         detector = _select_detectors(tx)
         conditions.append(sa.exists(sa.select(1).select_from(detector).where(detector.c.value == case_filter.detector)))
-    if case_filter.since is not None:
-        conditions.append(cases.c.ended_at >= case_filter.since)
-    if case_filter.until is not None:
-        conditions.append(cases.c.ended_at < case_filter.until)
-    if case_filter.flagged is not None:
-        conditions.append(cases.c.decision_id.is_not(None) == case_filter.flagged)
     return query.where(cases.c.project_id == project_id, *conditions)
 
 
@@ -341,13 +338,6 @@ def _load_key_names(tx: Transaction, project_id: UUID, by: Sequence[Split]) -> C
         return (part.isoformat() if isinstance(part, date) else part,)
 
     return lambda row: tuple(part for split, value in zip(by, row, strict=False) for part in parts(split, value))
-
-
-def _select_policies(project_id: UUID, case_filter: CaseFilter) -> sa.Select[Any]:
-    query = sa.select(policies.c.id).where(policies.c.project_id == project_id)
-    if case_filter.policy is not None:
-        query = query.where(policies.c.name == case_filter.policy)
-    return query if case_filter.version is None else query.where(policies.c.version == case_filter.version)
 
 
 def _select_detectors(tx: Transaction) -> sa.FromClause:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import operator
 import re
 import threading
 import time
@@ -22,6 +23,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from evalstop_service.errors import UnreadableRow
 
 T = TypeVar("T")
+
+_ANY: Mapping[Any, Any] = {}
 
 _log = logging.getLogger(__name__)
 
@@ -323,9 +326,12 @@ def read_columns(row: sa.RowMapping, columns: Iterable[sa.ColumnElement[Any]]) -
     return {str(column.key): row[column] for column in columns}
 
 
-def match_given(wanted: Mapping[Any, object]) -> list[sa.ColumnElement[bool]]:
-    """The conditions that columns have the wanted values; None is any value."""
-    return [column == value for column, value in wanted.items() if value is not None]
+def match_given(
+    exact: Mapping[Any, Any] = _ANY, *, since: Mapping[Any, Any] = _ANY, before: Mapping[Any, Any] = _ANY
+) -> list[sa.ColumnElement[bool]]:
+    """The conditions that columns have exactly these values, these or higher ones, and lower ones; None: any value."""
+    bounds = ((operator.eq, exact), (operator.ge, since), (operator.lt, before))
+    return [meets(column, value) for meets, given in bounds for column, value in given.items() if value is not None]
 
 
 def contains_text(column: sa.ColumnElement[str], part: str) -> sa.ColumnElement[bool]:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.store.database import Transaction, find_one
+from evalstop_service.store.database import Transaction, find_one, match_given
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import keys, retired_key_hashes
 
@@ -136,9 +136,7 @@ def rotate_key(
 
 def list_keys(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int) -> list[Key]:
     """The keys of a project, revoked ones included, newest first, before the key `before`."""
-    query = sa.select(*COLUMNS).where(keys.c.project_id == project_id)
-    if before is not None:
-        query = query.where(keys.c.id < before)
+    query = sa.select(*COLUMNS).where(keys.c.project_id == project_id, *match_given(before={keys.c.id: before}))
     return [Key(**row) for row in tx.execute(query.order_by(keys.c.id.desc()).limit(limit)).mappings()]
 
 

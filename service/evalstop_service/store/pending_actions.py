@@ -74,18 +74,9 @@ def list_stops_to_decide(tx: Transaction, project_id: UUID, limit: int) -> Excer
     First those that will be sent unless somebody vetoes them, soonest first, then failed ones, unconfirmed ones, those
     on hold, and parked jobs.
     """
-    query = sa.select(
-        decisions.c.id,
-        decisions.c.run_id,
-        runs.c.name.label("run_name"),
-        decisions.c.action,
-        decisions.c.state,
-        decisions.c.state_reason,
-        decisions.c.step,
-        decisions.c.verdict["reason"].as_string().label("reason"),
-        decisions.c.due_at,
-        decisions.c.created_at,
-    )
+    names = ("id", "run_id", "action", "state", "state_reason", "step", "due_at", "created_at")
+    reason = decisions.c.verdict["reason"].as_string().label("reason")
+    query = sa.select(*(decisions.c[name] for name in names), runs.c.name.label("run_name"), reason)
     urgency = sa.case({state: rank for rank, state in enumerate(TO_DECIDE)}, value=decisions.c.state)
     rows, count = _first(tx, _of_running_runs(query, project_id, TO_DECIDE), (urgency, decisions.c.due_at), limit)
     return Excerpt([WaitingStop(**row._mapping) for row in rows], count)

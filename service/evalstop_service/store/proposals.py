@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from evalstop_service.errors import NotFound
 from evalstop_service.rules.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
-from evalstop_service.store.database import Transaction, find_one, insert_if_new, read_page, read_rows
+from evalstop_service.store.database import Transaction, find_one, insert_if_new, match_given, read_page, read_rows
 from evalstop_service.store.tables import proposals
 
 
@@ -108,11 +108,10 @@ def list_proposals(
     limit: int = 50,
 ) -> list[Proposal]:
     """The proposals of a project that are in this state now, newest first, before the proposal `before`."""
-    query = sa.select(proposals).where(proposals.c.project_id == project_id)
+    conditions = match_given(before={proposals.c.id: before})
     if state is not None:
-        query = query.where(_is_in_state(state, now - OPEN_FOR))
-    if before is not None:
-        query = query.where(proposals.c.id < before)
+        conditions.append(_is_in_state(state, now - OPEN_FOR))
+    query = sa.select(proposals).where(proposals.c.project_id == project_id, *conditions)
     rows = read_page(tx, query.order_by(proposals.c.id.desc()).limit, limit)
     return [Proposal(**row._mapping) for row in rows]
 

@@ -123,7 +123,8 @@ def _select_page(
 ) -> sa.Select[Any]:
     verdict = runs.c.verdict["verdict"].as_string()
     exact = {runs.c.status: run_filter.status, verdict: run_filter.verdict, runs.c.mode: run_filter.mode}
-    query = query.where(runs.c.project_id == project_id, *match_given(exact))
+    created = {"since": {runs.c.created_at: run_filter.since}, "before": {runs.c.created_at: run_filter.until}}
+    query = query.where(runs.c.project_id == project_id, *match_given(exact, **created))
     if run_filter.name is not None:
         query = query.where(contains_text(runs.c.name, run_filter.name))
     if run_filter.policy is not None:
@@ -133,10 +134,6 @@ def _select_page(
         query = query.where(runs.c.policy_id.in_(of_name))
     for name, value in run_filter.labels:
         query = query.where(_has_label(tx, name, value))
-    if run_filter.since is not None:
-        query = query.where(runs.c.created_at >= run_filter.since)
-    if run_filter.until is not None:
-        query = query.where(runs.c.created_at < run_filter.until)
     if run_filter.owner is not None or run_filter.group is not None or run_filter.tags:
         query = query.where(runs.c.id.in_(_select_described(tx, project_id, run_filter)))
     if run_filter.bounded:

@@ -84,13 +84,8 @@ def list_deliveries(
     """
     table = deliveries.c
     exact = {table.state: state, table.endpoint_id: endpoint_id, table.run_id: run_id, events.c.type: event_type}
-    query = _of(project_id).where(*match_given(exact))
-    if since is not None:
-        query = query.where(deliveries.c.created_at >= since)
-    if until is not None:
-        query = query.where(deliveries.c.created_at < until)
-    if before is not None:
-        query = query.where(deliveries.c.id < before)
+    until_then = {table.created_at: until, table.id: before}
+    query = _of(project_id).where(*match_given(exact, since={table.created_at: since}, before=until_then))
     return [Delivery(**row) for row in tx.execute(query.order_by(deliveries.c.id.desc()).limit(limit)).mappings()]
 
 
