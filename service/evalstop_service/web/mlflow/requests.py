@@ -16,6 +16,8 @@ LONGEST_URI = 2000
 MAX_INPUTS = 1000
 MAX_METRICS, MAX_PARAMS, MAX_TAGS, MAX_BATCH_ITEMS = 1000, 100, 100, 1000
 """MLflow's own limits for a batch."""
+MOST_NESTED = 32
+"""Levels of a stored document: one that no answer can contain would make every search fail."""
 
 Document = dict[str, Any]
 """A JSON document of MLflow's API."""
@@ -47,10 +49,21 @@ def _check_name(name: str) -> str:
     return name
 
 
+def _check_nesting(value: Any, most: int = MOST_NESTED) -> Any:
+    if isinstance(value, (dict, list)):
+        if most == 0:
+            raise ValueError(f"nested in more than {MOST_NESTED} levels")
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_nesting(item, most - 1)
+    return value
+
+
 Whole = Annotated[int, BeforeValidator(_parse_int64)]
 Key = Annotated[str, Field(min_length=1, max_length=250)]
 Text = Annotated[str, Field(max_length=100_000)]
 Filter = Annotated[str, Field(max_length=10_000)]
+Stored = Annotated[Document, AfterValidator(lambda document: _check_nesting(document))]
+"""A document that is stored unchanged."""
 
 
 class MlflowBody(BaseModel):
@@ -140,14 +153,14 @@ class UpdateRun(RunBody):
 class LogInputs(RunBody):
     """runs/log-inputs; the inputs are stored unchanged."""
 
-    datasets: Annotated[list[Document], Field(max_length=MAX_INPUTS)] = []
-    models: Annotated[list[Document], Field(max_length=MAX_INPUTS)] = []
+    datasets: Annotated[list[Stored], Field(max_length=MAX_INPUTS)] = []
+    models: Annotated[list[Stored], Field(max_length=MAX_INPUTS)] = []
 
 
 class LogOutputs(RunBody):
     """runs/outputs; the outputs are stored unchanged."""
 
-    models: Annotated[list[Document], Field(max_length=MAX_INPUTS)] = []
+    models: Annotated[list[Stored], Field(max_length=MAX_INPUTS)] = []
 
 
 class Page(MlflowBody):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import logging
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from tests.service.web.api.conftest import Service
 from tests.service.web.mlflow.rest_client import MlflowClient, expect_error
+
+DEEP: Any = json.loads("[" * 300 + "]" * 300)
 
 INVALID_REQUESTS: list[tuple[str, Any]] = [
     ("runs/create", {"experiment_id": "no such"}),
@@ -30,6 +33,8 @@ INVALID_REQUESTS: list[tuple[str, Any]] = [
     ("runs/delete-tag", {"run_id": "%s", "key": "mlflow.experiment"}),
     ("experiments/create", {"name": ""}),
     ("experiments/create", {"name": "a\x00"}),
+    ("runs/log-inputs", {"run_id": "%s", "datasets": [{"a": DEEP}]}),
+    ("runs/outputs", {"run_id": "%s", "models": [{"a": DEEP}]}),
 ]
 
 
