@@ -15,6 +15,10 @@ ServiceError
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+T = TypeVar("T")
+
 
 class ServiceError(Exception):
     """The base of all errors of evalstop_service."""
@@ -25,6 +29,13 @@ class ServiceError(Exception):
 
 class NotFound(ServiceError):
     """The project has no such object."""
+
+
+def require(found: T | None, description: str) -> T:
+    """What was found; raises NotFound, saying that there is no `description`, if nothing was."""
+    if found is None:
+        raise NotFound(f"there is no {description}")
+    return found
 
 
 class Conflict(ServiceError):

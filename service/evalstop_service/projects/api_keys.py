@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.errors import Invalid, NotFound, OtherProject
+from evalstop_service.errors import Invalid, NotFound, OtherProject, require
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.projects.project_settings import NewProject, find_project, insert_project
 from evalstop_service.rules.decision_lifecycle import Mode
@@ -86,9 +86,8 @@ def rotate_key(
     """Give a key a new secret; the current one is accepted for `overlap_seconds` more. Raises NotFound."""
     with database.transaction() as tx:
         until = author.at + timedelta(seconds=overlap_seconds)
-        rotated = keys.rotate_key(tx, author.project_id, key_id, author.at, until)
-        if rotated is None:
-            raise NotFound(f"there is no key {key_id} in use in this project")
+        found = keys.rotate_key(tx, author.project_id, key_id, author.at, until)
+        rotated = require(found, f"key {key_id} in use in this project")
         author.record(tx, "key.rotated", f"key {rotated[0].name}", {"id": str(key_id), "until": rfc3339(until)})
     key_cache.clear()
     return rotated
@@ -97,9 +96,8 @@ def rotate_key(
 def revoke_key(database: Database, key_cache: KeyCache, author: Author, key_id: UUID) -> None:
     """Revoke a key; raises NotFound. Other processes accept it until their caches expire."""
     with database.transaction() as tx:
-        key = keys.revoke_key(tx, author.project_id, key_id, author.at)
-        if key is None:
-            raise NotFound(f"there is no key {key_id} in use in this project")
+        found = keys.revoke_key(tx, author.project_id, key_id, author.at)
+        key = require(found, f"key {key_id} in use in this project")
         author.record(tx, "key.revoked", f"key {key.name}", {"id": str(key_id)})
     key_cache.clear()
 

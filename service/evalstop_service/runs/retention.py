@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock, rfc3339
-from evalstop_service.errors import Conflict, Invalid, NotFound
+from evalstop_service.errors import Conflict, Invalid, require
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import projects, retention
 from evalstop_service.store.database import Database
@@ -160,10 +160,7 @@ def _find_projects(
         if name is None:
             candidates = projects.list_projects(tx)
         else:
-            named_project = projects.find_project_by_name(tx, name)
-            if named_project is None:
-                raise NotFound(f"there is no project {name!r}")
-            candidates = [named_project]
+            candidates = [require(projects.find_project_by_name(tx, name), f"project {name!r}")]
     days = [(project, older_than_days or project.retention_days) for project in candidates]
     return [(project, now - timedelta(days=keep_days)) for project, keep_days in days if keep_days is not None]
 

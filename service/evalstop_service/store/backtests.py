@@ -15,7 +15,7 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
 
-from evalstop_service.errors import NotFound
+from evalstop_service.errors import require
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome, RunStatus
 from evalstop_service.store.database import Transaction, match_given
@@ -95,9 +95,7 @@ def load_backtest(tx: Transaction, project_id: UUID, backtest_id: UUID) -> Backt
     """The project's backtest with this id; raises NotFound."""
     query = sa.select(backtests).where(backtests.c.project_id == project_id, backtests.c.id == backtest_id)
     row = tx.execute(query).mappings().one_or_none()
-    if row is None:
-        raise NotFound(f"there is no backtest {backtest_id} in this project")
-    return _to_backtest(row)
+    return _to_backtest(require(row, f"backtest {backtest_id} in this project"))
 
 
 def read_revision(tx: Transaction, project_id: UUID, backtest_id: UUID) -> str | None:

@@ -13,7 +13,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from evalstop_service.errors import NotFound
+from evalstop_service.errors import NotFound, require
 from evalstop_service.rules.event_types import URGENT_EVENTS
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.security.encryption import PREFIX, SETTING, Encryption, UnreadableSecret
@@ -122,10 +122,7 @@ def find_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpo
 
 def load_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint:
     """Like `find_endpoint`; raises NotFound."""
-    endpoint = find_endpoint(tx, project_id, endpoint_id)
-    if endpoint is None:
-        raise _not_found(endpoint_id)
-    return endpoint
+    return require(find_endpoint(tx, project_id, endpoint_id), f"endpoint {endpoint_id} in this project")
 
 
 def list_endpoints(tx: Transaction, project_id: UUID) -> list[Endpoint]:
@@ -204,7 +201,7 @@ def delete_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now
         sa.update(endpoints).where(_is_endpoint(project_id, endpoint_id)).values(deleted_at=now, enabled=False)
     ).rowcount
     if not deleted:
-        raise _not_found(endpoint_id)
+        raise NotFound(f"there is no endpoint {endpoint_id} in this project")
     cancelled = {"state": DeliveryState.CANCELLED, "last_error": "the endpoint was deleted", "settled_at": now}
     _change_waiting(tx, endpoint_id, sa.true(), **cancelled)
 
@@ -231,10 +228,6 @@ def _change_waiting(tx: Transaction, endpoint_id: UUID, condition: sa.ColumnElem
     in_order = sa.select(deliveries.c.id).where(waiting).order_by(deliveries.c.run_id, deliveries.c.id)
     tx.execute(in_order.with_for_update())
     tx.execute(sa.update(deliveries).where(waiting).values(**values))
-
-
-def _not_found(endpoint_id: UUID) -> NotFound:
-    return NotFound(f"there is no endpoint {endpoint_id} in this project")
 
 
 def _is_endpoint(project_id: UUID, endpoint_id: UUID) -> sa.ColumnElement[bool]:

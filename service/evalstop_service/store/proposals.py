@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.errors import NotFound
+from evalstop_service.errors import require
 from evalstop_service.rules.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
 from evalstop_service.store.database import Transaction, find_one, insert_if_new, match_given, read_page, read_rows
 from evalstop_service.store.tables import proposals
@@ -83,9 +83,7 @@ def close_proposal(tx: Transaction, proposal: Proposal, state: ProposalState, no
 def load_proposal(tx: Transaction, project_id: UUID, proposal_id: UUID) -> Proposal:
     """The proposal with this id; raises NotFound."""
     proposal = find_one(tx, Proposal, sa.select(proposals).where(*_of(project_id, proposal_id)))
-    if proposal is None:
-        raise NotFound(f"there is no proposal {proposal_id} in this project")
-    return proposal
+    return require(proposal, f"proposal {proposal_id} in this project")
 
 
 def find_newest(tx: Transaction, project_id: UUID, kind: ProposalKind, subject: str) -> Proposal | None:

@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.errors import NotFound
+from evalstop_service.errors import require
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.eval_changes import EvalChange, find_version
 from evalstop_service.rules.role_recognition import MetricFields, Recognition
@@ -161,7 +161,7 @@ def find_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
 
 def load_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
     """The project's run with this id; raises NotFound."""
-    return _require(find_run(tx, project_id, run_id), run_id)
+    return require(find_run(tx, project_id, run_id), f"run {run_id} in this project")
 
 
 def find_run_by_name(tx: Transaction, project_id: UUID, name: str) -> Run | None:
@@ -192,7 +192,7 @@ def lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
     query = _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id).with_for_update(of=runs)
     # If the run's policy changed while PostgreSQL waited for the lock, the join has no row. The run is locked then, and
     # the second time the join has it, with the new policy.
-    return _require(find_one(tx, Run, query) or find_one(tx, Run, query), run_id)
+    return require(find_one(tx, Run, query) or find_one(tx, Run, query), f"run {run_id} in this project")
 
 
 def lock_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:
@@ -262,12 +262,6 @@ _INGESTED = (
     *("status", "attempt", "metrics", "recognition", "eval_changes", "rewritten_version", "last_step"),
     *("best_checkpoint", "raw_maximum", "turn", "ended_at", "detector_failure"),
 )
-
-
-def _require(run: Run | None, run_id: UUID) -> Run:
-    if run is None:
-        raise NotFound(f"there is no run {run_id} in this project")
-    return run
 
 
 def _columns_of(run: Run) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.errors import NotFound
+from evalstop_service.errors import require
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import wakeup
@@ -60,9 +60,7 @@ class DeliveryContent:
 def load_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID) -> Delivery:
     """The project's delivery with this id; raises NotFound."""
     delivery = find_one(tx, Delivery, _of(project_id).where(deliveries.c.id == delivery_id))
-    if delivery is None:
-        raise NotFound(f"there is no delivery {delivery_id} in this project")
-    return delivery
+    return require(delivery, f"delivery {delivery_id} in this project")
 
 
 def list_deliveries(
