@@ -124,7 +124,7 @@ def refuse_key(detail: str) -> Problem:
     return Problem(401, ProblemKind.NO_KEY, detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-UNAUTHORIZED = refuse_key("send a key in the header, `Authorization: Bearer esk_...`")
+UNAUTHORIZED = refuse_key("send `Authorization: Bearer esk_...` with a key")
 
 
 def _explain_refusal(header: str) -> Problem:
