@@ -181,6 +181,15 @@ def test_trailers_are_ignored(short_timeout_service: Installation) -> None:
     assert raw_sockets.read_resident_mb(program.pid, peak=True) - before < 100
 
 
+@pytest.mark.parametrize(("count", "status"), [(200, 200), (201, 431)])
+def test_request_with_many_headers_is_refused(short_timeout_service: Installation, count: int, status: int) -> None:
+    """Thousands of short headers would take thirty times their size in memory, on each of many connections."""
+    lines = [b"GET /livez HTTP/1.1", b"Connection: close", *[b"A: b"] * (count - 1), b"\r\n"]
+    with raw_sockets.connect(short_timeout_service.service.url) as connection:
+        connection.sendall(b"\r\n".join(lines))
+        assert raw_sockets.read_answer(connection)[0] == status
+
+
 @pytest.mark.parametrize("path", ["/login", "/livez"])
 def test_quoted_cookie_is_ignored(short_timeout_service: Installation, path: str) -> None:
     """A long cookie of backslashes, which takes Python seconds to unquote, stops the process for nobody."""

@@ -1,9 +1,10 @@
-"""Closes connections that exhaust the server: clients that send or read too slowly, and too many of them.
+"""Limits what exhausts the server: clients that send or read too slowly, too many of them, and hostile headers.
 
 uvicorn has a timeout for idle connections, which starts only after an answer, and `limit_concurrency`, with which idle
 connections make it answer everyone else 503. None of that stops these attacks, so its protocol is subclassed:
 
 - Slowloris: a client sends the head or the body of a request one byte at a time, and holds a connection for hours.
+- Many headers: short ones take thirty times their size in memory, on each connection.
 - Trailers: uvicorn adds all headers after a body, which no limit counts, to those of the request.
 - Quoted cookies: Python before 3.11.10 unquotes one in the square of its length, which takes half a minute.
 - Slow read: a client asks for large answers and never reads them; uvicorn buffers them all in memory.
@@ -32,7 +33,8 @@ from evalstop_service.web.problem_kinds import ProblemKind
 MIN_BYTES_PER_SECOND = 64 * 1024
 """The minimum rate of a request or an answer of any size."""
 
-MAX_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES, MOST_HEADERS = 64 * 1024, 200
+"""Limits of a request's head. Each header takes some hundred bytes of memory."""
 
 MAX_UNREAD_BYTES = 256 * 2**20
 """Limit for all answers together; beyond it the largest are dropped."""
@@ -135,7 +137,15 @@ class LimitedConnection(HttpToolsProtocol):
             return
         if b"\\" in value and name.lower() == b"cookie":  # none of the service's own, and slow to unquote
             return
+        if len(self.headers) == MOST_HEADERS:
+            raise ValueError("too many headers")  # uvicorn calls `send_400_response`
         super().on_header(name, value)
+
+    def send_400_response(self, msg: str) -> None:
+        if self._in_head and len(self.headers) == MOST_HEADERS:
+            self._refuse(431, f"it has more than {MOST_HEADERS} headers; nothing was stored. Send fewer")
+        else:
+            super().send_400_response(msg)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
