@@ -33,6 +33,9 @@ MAX_STEP = 2**53 - 1
 
 Key = tuple[int, int] | tuple[str, int, int]
 
+CURSOR = r"^[0-9]{1,16}\.[0-9]{1,9}$"
+"""The format of a cursor in the observations of one metric: the step, and what superseded it."""
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all except tabs and line ends
 
 
@@ -72,6 +75,11 @@ class StoredObservation:
     attempt: int
     superseded_by: int
     received_at: datetime
+
+    @property
+    def cursor(self) -> str:
+        """The cursor of the page after this observation."""
+        return f"{self.step}.{self.superseded_by}"
 
 
 @dataclass(frozen=True)
@@ -252,6 +260,14 @@ def replace_series(
     ]
     if rows:
         tx.execute(observations.insert(), rows)
+
+
+def parse_cursor(cursor: str | None) -> Key | None:
+    """The key that a cursor stands for; None for no cursor."""
+    if cursor is None:
+        return None
+    step, superseded_by = map(int, cursor.split("."))
+    return step, superseded_by
 
 
 def list_observations(

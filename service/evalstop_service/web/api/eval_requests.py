@@ -10,7 +10,7 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
-from evalstop_service.errors import Conflict, NotFound
+from evalstop_service.errors import Conflict, require
 from evalstop_service.ingest import EvalAnswered, Message
 from evalstop_service.rules.fields import Body, Integral
 from evalstop_service.runs.watched_metrics import PAIRED_METRIC
@@ -107,7 +107,7 @@ def answer_eval_request(
     """Answer a request. Repeating the same answer changes nothing; a different one is refused (409)."""
     with database.reading() as tx:
         runs.load_run(tx, caller.project_id, run_id)
-        request = _get_request(tx, run_id, request_id)
+        request = require(eval_requests.find_request(tx, run_id, request_id), f"request {request_id} of this run")
     point = PostedObservation(PAIRED_METRIC, request.step, body.difference, body.stderr)
     content = EvalAnswered(request_id, request.attempt, point, body.prompts, caller.actor)
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, content, caller.key.id))
@@ -116,21 +116,14 @@ def answer_eval_request(
         raise Conflict(f"this request was already answered, with a difference of {stored:g}; the first answer stands")
     now: datetime = clock()
     with database.reading() as tx:
-        answered = _get_request(tx, run_id, request_id)
+        answered = eval_requests.find_request(tx, run_id, request_id)
         return EvalAnsweredOut.model_validate(
             {
-                "request": _view_requests(tx, [answered]).items[0],
+                "request": _view_requests(tx, [require(answered, "such request")]).items[0],
                 "verdict": receipt.run.verdict,
                 "should_stop": receipt.decision is not None and receipt.decision.stops(now),
             }
         )
-
-
-def _get_request(tx: Transaction, run_id: UUID, request_id: UUID) -> EvalRequest:
-    request = eval_requests.find_request(tx, run_id, request_id)
-    if request is None:
-        raise NotFound(f"run {run_id} has no request {request_id}")
-    return request
 
 
 def _view_requests(tx: Transaction, requests: Sequence[EvalRequest]) -> Items[EvalRequestOut]:

@@ -24,10 +24,7 @@ POLICY_DOCUMENT = {
     "min_evals": 10,
 }
 
-SCHEMAS: dict[str, Any] = {
-    "EventSchemas": {"run.stopped": _EVENT_SCHEMA},
-    "PolicyDocument": POLICY_DOCUMENT,
-}
+SCHEMAS: dict[str, Any] = {"EventSchemas": {"run.stopped": _EVENT_SCHEMA}, "PolicyDocument": POLICY_DOCUMENT}
 """Whole examples of schemas, by name."""
 
 FIELDS: dict[str, Any] = {

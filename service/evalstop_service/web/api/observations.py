@@ -126,19 +126,15 @@ def list_observations(
     database: Db,
     cursor: Annotated[
         str | None,
-        Query(
-            pattern=r"^[0-9]{1,16}\.[0-9]{1,9}$",
-            description="`next_cursor` of the previous page; default: the first page",
-        ),
+        Query(pattern=observations.CURSOR, description="`next_cursor` of the previous page; default: the first page"),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="maximum number of items per page")] = 1000,
 ) -> Page[ObservationOut]:
     """One metric's observations by ascending step, including superseded ones."""
-    after = _parse_cursor(cursor)
+    after = observations.parse_cursor(cursor)
     with database.reading() as tx:
         runs.load_run(tx, caller.project_id, run_id)
         items = observations.list_observations(tx, run_id, metric=metric, after=after, limit=limit)
-    last = items[-1] if len(items) == limit else None
     return Page[ObservationOut](
         items=[
             ObservationOut.model_validate(
@@ -146,15 +142,8 @@ def list_observations(
             )
             for item in items
         ],
-        next_cursor=f"{last.step}.{last.superseded_by}" if last else None,
+        next_cursor=items[-1].cursor if len(items) == limit else None,
     )
-
-
-def _parse_cursor(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    step, superseded_by = map(int, text.split("."))
-    return step, superseded_by
 
 
 MOST_BUCKETS = 2000

@@ -187,9 +187,5 @@ def _sign_event(claimed: ClaimedDelivery, public_url: str | None, now: datetime)
     body = add_url(claimed.body, public_url, claimed.run_id)
     headers = sign_headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), body.encode())
     return PulledEvent(
-        delivery_id=claimed.id,
-        attempt=claimed.attempts,
-        lease_until=claimed.lease_until,
-        headers=headers,
-        body=body,
+        delivery_id=claimed.id, attempt=claimed.attempts, lease_until=claimed.lease_until, headers=headers, body=body
     )

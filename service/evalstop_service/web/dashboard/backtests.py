@@ -6,7 +6,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Response
 
-from evalstop_service.errors import NotFound
+from evalstop_service.errors import require
 from evalstop_service.evaluation import backtests
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.web.dashboard import formatting
@@ -43,6 +43,5 @@ def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
 def follow_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn, follow: Follow) -> Response:
     """Send an event whenever it has progressed."""
     with site.database.reading() as tx:
-        if backtest_rows.read_revision(tx, visitor.project.id, backtest_id) is None:
-            raise NotFound
+        require(backtest_rows.read_revision(tx, visitor.project.id, backtest_id), "such backtest")
     return follow(lambda tx: backtest_rows.read_revision(tx, visitor.project.id, backtest_id))

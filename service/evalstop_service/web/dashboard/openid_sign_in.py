@@ -10,7 +10,7 @@ from uuid import UUID
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
-from evalstop_service.errors import NotFound
+from evalstop_service.errors import NotFound, require
 from evalstop_service.security.openid import ProviderUnavailable, SignInRefused, SignInState
 from evalstop_service.security.scopes import find_role
 from evalstop_service.store import audit, projects, sessions
@@ -39,7 +39,7 @@ _NO_GRANTS = "You are signed in, but you have no role in any project. Ask the op
 @router.get("/openid/start")
 def start_sign_in(request: Request, site: SiteOf) -> Response:
     """Redirect to the provider. A link, because the content security policy keeps forms on this host."""
-    openid = _require_openid(site)
+    openid = require(site.openid, "sign-in by OpenID Connect")
     target = safe_path(request.query_params.get("next", "/"))
     try:
         url, state = openid.provider.begin_sign_in(_redirect_uri(request, site))
@@ -55,7 +55,7 @@ def start_sign_in(request: Request, site: SiteOf) -> Response:
 @router.get(_CALLBACK)
 def finish_sign_in(request: Request, site: SiteOf) -> Response:
     """Verify the provider's answer, and start a session for a user who has a role in a project."""
-    openid = _require_openid(site)
+    openid = require(site.openid, "sign-in by OpenID Connect")
     flow = site.sessions.read_flow(read_cookie(request, FLOW))
     response = (
         _start_session(request, site, openid, flow) if flow else render_login_form(request, site, "/", _EXPIRED, 401)
@@ -127,12 +127,6 @@ def _record_session(tx: Transaction, session: Session, project: Project, site: S
     details = {"issuer": session.issuer, "subject": session.subject, "role": find_role(session.grants, project.name)}
     name = name_user(session)
     audit.record_action(tx, project.id, name, "session.opened", name, details, site.clock())
-
-
-def _require_openid(site: Site) -> OpenId:
-    if site.openid is None:
-        raise NotFound
-    return site.openid
 
 
 def _redirect_uri(request: Request, site: Site) -> str:

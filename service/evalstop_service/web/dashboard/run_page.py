@@ -10,7 +10,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Response
 
-from evalstop_service.errors import NotFound
+from evalstop_service.errors import require
 from evalstop_service.projects import policies
 from evalstop_service.rules import liveness
 from evalstop_service.rules.decision_lifecycle import NEXT_STATES, DecisionState
@@ -70,9 +70,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
         revision = run_lists.read_run_revision(tx, visitor.project.id, run_id)
-        details = run_details.find_run_details(tx, visitor.project.id, run_id)
-        if details is None:
-            raise NotFound
+        details = require(run_details.find_run_details(tx, visitor.project.id, run_id), "such run")
         run, stored = details.run, details.health
         on_record = decisions.list_decisions(tx, run.project_id, run_id=run.id)
         histories = decisions.load_changes(tx, on_record)

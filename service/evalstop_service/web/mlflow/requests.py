@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer
 
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.schemas import MAX_STEP, encode_number
@@ -68,8 +68,6 @@ Stored = Annotated[Document, AfterValidator(lambda document: _check_nesting(docu
 
 class MlflowBody(BaseModel):
     """A request, or a part of one. Unknown fields are ignored, as in MLflow."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 class MetricIn(MlflowBody):

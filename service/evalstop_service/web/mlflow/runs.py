@@ -276,18 +276,15 @@ def get_history(
     metric_key: Annotated[Name, Query()],
     run_id: QueriedRun,
     max_results: Annotated[int | None, Query(ge=1)] = None,
-    page_token: Annotated[str | None, Query(pattern=r"^[0-9]{1,16}\.[0-9]{1,9}$")] = None,
+    page_token: Annotated[str | None, Query(pattern=observations.CURSOR)] = None,
 ) -> Document:
     """All values of a metric by step, page by page."""
     limit = min(max_results or MAX_HISTORY, MAX_HISTORY)
-    after = None
-    if page_token is not None:
-        step, superseded_by = map(int, page_token.split("."))
-        after = (step, superseded_by)
+    after = observations.parse_cursor(page_token)
     with database.reading() as tx:
         run = load_run(tx, caller.project_id, run_id)
         points = observations.list_observations(tx, run.id, metric=metric_key, after=after, limit=limit)
     answer: Document = {"metrics": responses.history_document(points, metric_key)}
     if len(points) == limit:
-        answer["next_page_token"] = f"{points[-1].step}.{points[-1].superseded_by}"
+        answer["next_page_token"] = points[-1].cursor
     return answer
