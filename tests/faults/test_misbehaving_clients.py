@@ -190,12 +190,19 @@ def test_request_with_many_headers_is_refused(short_timeout_service: Installatio
         assert raw_sockets.read_answer(connection)[0] == status
 
 
-@pytest.mark.parametrize("path", ["/login", "/livez"])
-def test_quoted_cookie_is_ignored(short_timeout_service: Installation, path: str) -> None:
-    """A long cookie of backslashes, which takes Python seconds to unquote, stops the process for nobody."""
-    with httpx.Client(base_url=short_timeout_service.service.url, timeout=60, trust_env=False) as client:
-        answers = [client.get(path, headers={"Cookie": 'a="' + "\\" * 30_000 + '"'}) for _ in range(2)]
-    assert min(answer.elapsed.total_seconds() for answer in answers) < 1.0
+def test_quoted_cookie_is_ignored(short_timeout_service: Installation) -> None:
+    """Other cookies are read beside one of backslashes, which takes Python seconds: all exceed the test's timeout."""
+    quoted = 'a="' + "\\" * 30_000 + '"'
+    with httpx.Client(base_url=short_timeout_service.service.url, timeout=DEADLINE_SECONDS, trust_env=False) as client:
+        page = client.get("/login").text
+        token = page.split('name="csrf" value="')[1].split('"')[0]
+        client.post("/login", data={"key": short_timeout_service.key, "csrf": token})
+        session = f"evalstop_session={client.cookies['evalstop_session']}"
+        client.cookies.clear()
+        for cookies in (f"{quoted}; {session}", f"{session}; {quoted}", f'b="\\054"; {session}'):
+            for _ in range(40):
+                assert client.get("/runs", headers={"Cookie": cookies}).status_code == 200
+        assert client.get("/runs", headers={"Cookie": quoted}).status_code == 303
 
 
 def build_expensive_bodies() -> dict[str, bytes]:

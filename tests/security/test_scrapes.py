@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -97,9 +96,9 @@ def test_commas_in_label_values_do_not_count_as_labels(strict: bool) -> None:
 
 @pytest.mark.parametrize("end", ["", "\\"])
 def test_open_quote_is_refused_cheaply(end: str) -> None:
-    """A line with a quote that is not closed takes milliseconds, however many escaped quotes follow."""
+    """However many escaped quotes follow one that is not closed: in the square of their number, the lines exceed the
+    test's timeout."""
     line = f'reward{{a="{",=" * 65}{chr(92)}"' + '\\"' * 8000 + end
-    before = time.thread_time()
-    with pytest.raises(Invalid, match="labels"):
-        read_observations(line + "\n", Stepping(1))
-    assert time.thread_time() - before < 0.1
+    for _ in range(1000):
+        with pytest.raises(Invalid, match="labels"):
+            read_observations(line + "\n", Stepping(1))

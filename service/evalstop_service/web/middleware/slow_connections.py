@@ -135,8 +135,8 @@ class LimitedConnection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:  # a trailer, of which there may be any number, and with which no proxy reckons
             return
-        if b"\\" in value and name.lower() == b"cookie":  # none of the service's own, and slow to unquote
-            return
+        if b"\\" in value and name.lower() == b"cookie":  # slow to unquote, and none of the service's own has one
+            value = b";".join(cookie for cookie in value.split(b";") if b"\\" not in cookie)
         if len(self.headers) == MOST_HEADERS:
             raise ValueError("too many headers")  # uvicorn calls `send_400_response`
         super().on_header(name, value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import time
 from typing import Any
 
 import pytest
@@ -176,21 +175,20 @@ def test_invalid_filter_is_refused_with_the_right_form(text: str) -> None:
     ],
 )
 def test_cost_of_a_refusal_is_linear_in_its_text(field: str, text: str) -> None:
-    """A regular expression that backtracks would stop the whole process for seconds or hours."""
-    before = time.thread_time()
-    with pytest.raises(MlflowError):
-        search.parse_orders([text], search.RUNS) if field == "order_by" else search.parse_filter(text, search.RUNS)
-    assert time.thread_time() - before < 0.1
+    """A regular expression that backtracks takes seconds for each, and all exceed the test's timeout."""
+    for _ in range(500):
+        with pytest.raises(MlflowError):
+            search.parse_orders([text], search.RUNS) if field == "order_by" else search.parse_filter(text, search.RUNS)
 
 
 def test_cost_of_a_pattern_is_limited() -> None:
-    """The longest pattern is compared with the first 8000 characters of a longer value."""
-    pattern, value = f"%{'a' * 498}b", "a" * 1_000_000
-    (clause,) = search.parse_filter(f"tags.t LIKE '{pattern}'", search.RUNS)
-    before = time.thread_time()
-    assert not search.matches([clause], {"tags": {"t": value}})
-    assert time.thread_time() - before < 0.1
-    assert search.matches(search.parse_filter("tags.t LIKE 'a%'", search.RUNS), {"tags": {"t": value}})
+    """A pattern is compared with the first 8,000 characters of a longer value."""
+    value = "a" * 7999 + "bc"
+    for pattern, matches in [("%b", True), ("%c", False), ("%bc", False), ("a%", True)]:
+        assert (
+            search.matches(search.parse_filter(f"tags.t LIKE '{pattern}'", search.RUNS), {"tags": {"t": value}})
+            == matches
+        )
 
 
 def test_orders_are_read_as_mlflow_writes_them() -> None:
