@@ -34,7 +34,7 @@ from evalstop_service.store.ingest_sqlite import SqliteIngest
 MOST_LONG = 4
 """Commits under way that others do not wait for."""
 
-ENOUGH = 300
+LARGE_GROUP = 300
 """From this many waiting observations on, they are applied while the database saves those of another commit."""
 
 
@@ -135,7 +135,7 @@ class Committer:
         under_way = len(self._commits) - len(self._long)
         if not 0 < under_way < self._most_commits:
             return not under_way
-        if under_way == 1 and self._waiting_size >= ENOUGH:
+        if under_way == 1 and self._waiting_size >= LARGE_GROUP:
             return True
         return self._loop.time() - self._started_at >= self._limits.slow_seconds
 

@@ -24,7 +24,7 @@ from evalstop_service.ingest import (
     RunCache,
     running_in_thread,
 )
-from evalstop_service.ingest.committer import ENOUGH
+from evalstop_service.ingest.committer import LARGE_GROUP
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import policies, projects, runs, tables
 from evalstop_service.store.database import Database
@@ -212,7 +212,7 @@ def test_many_waiting_observations_start_a_second_commit(
             try:
                 done, _ = await asyncio.wait([waiting], timeout=0.2)
                 assert not done
-                large = committer.submit(build_message(project, many, *[0.1] * ENOUGH))
+                large = committer.submit(build_message(project, many, *[0.1] * LARGE_GROUP))
                 receipts = await asyncio.wait_for(asyncio.gather(waiting, large), DEADLINE_SECONDS / 2)
                 assert not blocked.done()
             finally:
@@ -222,7 +222,7 @@ def test_many_waiting_observations_start_a_second_commit(
     with postgres_database.engine.connect() as connection:
         connection.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == held.id).with_for_update())
         receipts = asyncio.run(submit_all(connection.rollback))
-    assert [receipt.accepted for receipt in receipts] == [1, 1, ENOUGH]
+    assert [receipt.accepted for receipt in receipts] == [1, 1, LARGE_GROUP]
 
 
 def test_closing_commits_waiting_messages(project: ProjectFixture, service_metrics: ServiceMetrics) -> None:
