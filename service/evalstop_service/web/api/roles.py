@@ -10,12 +10,12 @@ from evalstop_service.projects import project_settings
 from evalstop_service.projects.project_settings import RolePatterns
 from evalstop_service.rules.fields import Body
 from evalstop_service.runs.watched_metrics import list_watched
-from evalstop_service.store import observations, runs
+from evalstop_service.store import observations, projects, runs
 from evalstop_service.web.api.declared_roles import Roles, complete_directions
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import RunOut, view_run
 from evalstop_service.web.api.schemas import Answer, Items, ProjectOut, RunId, Stored
-from evalstop_service.web.context import Admin, Commit, Ctx, Db, Now, Operate, Read
+from evalstop_service.web.context import Admin, Commit, Ctx, Db, Now, Operate, Read, allowed
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -55,8 +55,11 @@ def correct_run_metrics(
 ) -> RunOut:
     """Set the roles of all metrics. The run is judged again from its first observation.
 
-    Automatic recognition is turned off for the run.
+    Automatic recognition is turned off for the run. In a project with `second_person` this needs the scope `admin`.
     """
+    with database.reading() as tx:
+        if projects.get_project(tx, caller.project_id).second_person:
+            allowed(caller.key, "admin")
     correction = RolesCorrected(complete_directions(body.metrics), caller.actor)
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, correction))
     with database.reading() as tx:

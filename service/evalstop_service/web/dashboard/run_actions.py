@@ -19,7 +19,7 @@ from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store import decisions
 from evalstop_service.web.dashboard import forms
 from evalstop_service.web.dashboard.notices import add_notice
-from evalstop_service.web.dashboard.responses import PageRoute
+from evalstop_service.web.dashboard.responses import Forbidden, PageRoute
 from evalstop_service.web.dashboard.visitor import Operator, Site, SiteOf, Visitor
 
 router = APIRouter(route_class=PageRoute)
@@ -141,6 +141,8 @@ def correct_roles(
     proxy_lower: LowerIsBetter = False,
 ) -> Response:
     """Set the roles of all metrics of a run. The run is judged again from its first observation."""
+    if not visitor.may_correct_roles:
+        raise Forbidden("This project asks for a second person: only admins correct the roles of metrics.")
     roles = [("eval", eval_metric, eval_lower), ("proxy", proxy, proxy_lower), ("kl", kl, True), ("loss", loss, True)]
     metrics: dict[str, MetricFields] = {}
     for role, metric, lower in roles:

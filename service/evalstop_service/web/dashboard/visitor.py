@@ -93,6 +93,11 @@ class Visitor:
         return runs.load_run(tx, self.project.id, run_id)
 
     @property
+    def may_correct_roles(self) -> bool:
+        """Whether they may say what the metrics of a run mean, by which it may look as if its eval had turned."""
+        return self.role.covers(VisitorRole.ADMIN if self.project.second_person else VisitorRole.OPERATOR)
+
+    @property
     def identity(self) -> str:
         """Their unique identity: the subject at the provider, or the key."""
         session = self.session

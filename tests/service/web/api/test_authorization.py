@@ -334,6 +334,21 @@ def test_run_names_are_unique_per_project(service: Service) -> None:
     assert len(ids) == 2
 
 
+def test_roles_are_corrected_by_admins_where_two_people_decide(service: Service) -> None:
+    """In a project with `second_person` a key that may operate cannot turn the direction of an eval, by which the run
+    would be stopped; without it, it can."""
+    project = service.create_project()
+    admin, operator = service.open_client(project), service.open_client(project, "operate")
+    run = expect_json(admin.post("/runs", json={"name": "first"}), 201)["id"]
+    turned = {"metrics": {"eval": {"role": "eval", "direction": "minimize"}}}
+    expect_json(operator.patch(f"/runs/{run}/metrics", json=turned), 200)
+    expect_json(admin.patch("/project", json={"second_person": True}), 200)
+    back = {"metrics": {"eval": {"role": "eval", "direction": "maximize"}}}
+    assert "admin" in expect_problem(operator.patch(f"/runs/{run}/metrics", json=back), 403)["detail"]
+    assert expect_json(admin.get(f"/runs/{run}"), 200)["metrics"] == turned["metrics"]
+    assert expect_json(admin.patch(f"/runs/{run}/metrics", json=back), 200)["metrics"] == back["metrics"]
+
+
 def test_installation_key_opens_installation_routes_only(service: Service, tenant: Tenant) -> None:
     """It creates and lists projects but has no access within one; without `admin` it opens no route."""
     installation_admin, installation_reader = service.open_client(None, "admin"), service.open_client(None, "read")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import datetime
 
 import httpx
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import Observations, open_run
-from evalstop_service.store import audit, mlflow_runs, runs
+from evalstop_service.store import audit, keys, mlflow_runs, projects, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.mlflow_runs import MlflowRun
 from evalstop_service.store.observations import PostedObservation
@@ -16,7 +17,7 @@ from evalstop_service.store.runs import Run
 
 from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded_runs import Tenant
-from tests.service.web.dashboard.serving import read_csrf_token
+from tests.service.web.dashboard.serving import open_client, read_csrf_token, sign_in_by_link
 
 HOSTILE_NAME = '<script>alert("x")</script>'
 
@@ -55,6 +56,25 @@ def test_roles_are_corrected_on_the_page(visitor: httpx.Client, database: Databa
     }
     assert stored.raw_maximum is not None
     assert entry.actor == f"key {tenant.key.name}"
+
+
+def test_only_admins_correct_roles_where_two_people_decide(address: str, database: Database, tenant: Tenant) -> None:
+    """In a project with `second_person` an operator has no form for roles, and one sent all the same is refused."""
+    run = open_run_with_unknown_eval(database, tenant, utc_now())
+    with database.transaction() as tx:
+        scopes = ("read", "operate")
+        key, _ = keys.create_key(tx, project_id=tenant.project.id, name="ben", scopes=scopes, now=utc_now())
+    with open_client(address) as operator:
+        sign_in_by_link(operator, key)
+        assert "Correct roles" in operator.get(f"/runs/{run.id}").text
+        with database.transaction() as tx:
+            projects.update_project(tx, replace(tenant.project, second_person=True))
+        assert "Correct roles" not in operator.get(f"/runs/{run.id}").text
+        form = {"eval": HOSTILE_NAME, "csrf": read_csrf_token(operator)}
+        answer = operator.post(f"/runs/{run.id}/metrics", data=form)
+    assert (answer.status_code, "only admins" in answer.text) == (403, True)
+    with database.reading() as tx:
+        assert audit.list_entries(tx, tenant.project.id, action="run.metrics_changed") == []
 
 
 def test_metric_name_keeps_its_blanks(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
