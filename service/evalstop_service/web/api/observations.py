@@ -128,7 +128,7 @@ def list_observations(
         str | None,
         Query(pattern=observations.CURSOR, description="`next_cursor` of the previous page; default: the first page"),
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="maximum number of items per page")] = 1000,
+    limit: Annotated[int, Query(ge=1, le=1000, description="maximum number of items per page")] = 1000,
 ) -> Page[ObservationOut]:
     """One metric's observations by ascending step, including superseded ones."""
     after = observations.parse_cursor(cursor)

@@ -266,7 +266,8 @@ def _dump_request(body: requests.RunBody) -> Document:
     return document
 
 
-MAX_HISTORY = 10_000
+MAX_HISTORY = 1000
+"""More values in one answer would hold up the event loop."""
 
 
 @router.get("/metrics/get-history")
