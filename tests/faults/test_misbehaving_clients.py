@@ -108,6 +108,16 @@ def test_request_sent_byte_by_byte_times_out(short_timeout_service: Installation
                 assert "send the same again" in problem["detail"]
 
 
+def test_idle_connection_takes_another_request(short_timeout_service: Installation) -> None:
+    """A connection that was idle for 6 s is still open: a load balancer, which keeps some for a minute, would answer a
+    post that it sends into a closed one with 502."""
+    with raw_sockets.connect(short_timeout_service.service.url) as connection:
+        for pause_seconds in (6.0, 0.0):
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: service\r\n\r\n")
+            assert b"200 OK" in connection.recv(65536)
+            time.sleep(pause_seconds)
+
+
 def test_silent_connections_are_closed(short_timeout_service: Installation) -> None:
     """A connection on which nothing is sent is closed after the timeout."""
     with check_others_are_served(short_timeout_service, "during-silence"), ExitStack() as stack:
@@ -125,7 +135,7 @@ def test_connections_that_never_read_are_closed(short_timeout_service: Installat
             build_batch([PostedObservation("eval", step, 0.5) for step in range(10_000)]),
         )
     request = raw_sockets.build_request_head(
-        "GET", f"/api/v1/runs/{run_id}/observations?metric=eval&limit=10000", short_timeout_service.key
+        "GET", f"/api/v1/runs/{run_id}/observations?metric=eval&limit=1000", short_timeout_service.key
     )
     (program,) = short_timeout_service.service.programs
     with check_others_are_served(short_timeout_service, "during-unread-answers"), ExitStack() as stack:
@@ -134,7 +144,7 @@ def test_connections_that_never_read_are_closed(short_timeout_service: Installat
             stack.enter_context(raw_sockets.connect(short_timeout_service.service.url, 4096)) for _ in range(12)
         ]
         for connection in connections:
-            connection.sendall(request * 5)
+            connection.sendall(request * 50)
         wait_until(lambda: all(map(raw_sockets.is_closed, connections)), "all connections are closed")
         assert raw_sockets.read_resident_mb(program.pid, peak=True) - before < MAX_EXTRA_MB
 

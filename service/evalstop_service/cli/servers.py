@@ -37,6 +37,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.web import dashboard
 from evalstop_service.web.api import prometheus
 from evalstop_service.web.middleware.slow_connections import (
+    KEEP_ALIVE_SECONDS,
     ConnectionLimits,
     allowed_connections,
     close_slow_connections,
@@ -184,6 +185,7 @@ def _serve(
         log_level=logging.WARNING,  # its start is announced below, with what people need to know
         server_header=False,
         proxy_headers=False,  # the application handles them
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=10,
         h11_max_incomplete_event_size=65536,
     )

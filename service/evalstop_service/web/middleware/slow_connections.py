@@ -39,6 +39,10 @@ MAX_HEAD_BYTES, MOST_HEADERS = 64 * 1024, 200
 MAX_UNREAD_BYTES = 256 * 2**20
 """Limit for all answers together; beyond it the largest are dropped."""
 
+KEEP_ALIVE_SECONDS = 75
+"""How long a connection may be idle between requests: longer than load balancers keep theirs by default, 60 s. One that
+sends a post into a connection being closed answers it 502."""
+
 _RESET = struct.pack("ii", 1, 0)
 
 LAST_BODY_SECONDS = 2.0
