@@ -170,8 +170,7 @@ def test_run_is_not_costly_for_the_time_that_its_replay_rests(project: ProjectFi
     run = project.open_run()
     project.post_observations(run, evals(0.5))
     project.post_observations(run, evals(0.5, start=2))
-    state = project.cache.find_state(run.id)
-    assert state is not None
+    state = project.cached_state(run)
     policy = Policy("resting", (Member(RestingDetector(), RestingDetector.thresholds),))
     watch, monitor = WatchedMetrics(state.run, policy), replace(start(policy), last=state.monitor.last)
     project.cache.put_states([replace(state, policy=policy, watch=watch, monitor=monitor, trail=Trail())])

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from evalstop_service.decisions import commands
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageCases
 from evalstop_service.rules.case_requirements import CaseRequirements, Shortfall
@@ -91,7 +90,7 @@ def test_case_records_duration_and_number_of_finite_evals(project: ProjectFixtur
     """The duration is by the service's clock, and a NaN is not counted."""
     run = project.open_run(policy="watch-all-roles")
     project.post_observations(run, [*evals(0.1, 0.2, 0.3), PostedObservation("eval", 3, float("nan"))])
-    commands.finish_run(project.database, project.id, run.id, "completed", NOW + timedelta(seconds=40))
+    project.finish_run(run, now=NOW + timedelta(seconds=40))
     (case,) = project.load_rows(tables.cases, run)
     assert (case["seconds"], case["evals"], case["key_id"]) == (40.0, 3, None)
 

@@ -24,7 +24,7 @@ from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.runs import Run
 
 from tests.service.case_rows import insert_cases
-from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, set_up_project
+from tests.service.project_fixture import NOW, ProjectFixture, set_up_project
 
 
 @pytest.fixture
@@ -132,9 +132,7 @@ def test_release_needs_a_second_person(database: Database) -> None:
     project = set_up_project(database, "enforce")
     second_person.change_project(database, create_author(project, "ada"), ProjectChange(second_person=True))
     pause.pause_project(database, project.id, "ada", "", NOW)
-    run = project.open_run()
-    decision = project.post_observations(run, DECLINING_EVALS).decision
-    assert decision is not None
+    run, decision = project.open_declining_run()
     pause.resume_project(database, project.id, "ada", NOW)
     waiting = second_person.release_stop(
         database, create_author(project, "ada"), decision.id, Released(NOW, "ada", "known")

@@ -15,18 +15,23 @@ from evalstop_detectors import MonitorState
 from evalstop_service.decisions import commands
 from evalstop_service.errors import ServiceError
 from evalstop_service.ingest import Content, Message, Observations, Receipt, RunCache, open_run
-from evalstop_service.rules.decision_lifecycle import StopOrdered
-from evalstop_service.store import decisions, policies, projects, runs, tables
+from evalstop_service.ingest.run_state import RunState
+from evalstop_service.rules.decision_lifecycle import DecisionState, Released, Reported, StopOrdered, Undone, Vetoed
+from evalstop_service.store import cases, decisions, endpoints, policies, projects, runs, tables
+from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.policies import StoredPolicy
 from evalstop_service.store.runs import Run
 from sqlalchemy.dialects import postgresql
 
 from tests.fixtures.projects import create_project
+from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.committers import get_committer
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+ONE_HOUR_LATER = NOW + timedelta(hours=1)
 
 ALL_ROLES_POLICY: dict[str, Any] = {
     "name": "watch-all-roles",
@@ -41,6 +46,15 @@ ALL_ROLES_POLICY: dict[str, Any] = {
 """A policy with a detector for each metric role."""
 
 
+def evals(*values: float, start: int = 0) -> list[PostedObservation]:
+    """Build one observation of `eval` per step."""
+    return [PostedObservation("eval", step, value) for step, value in enumerate(values, start)]
+
+
+DECLINING_EVALS = evals(0.5, 0.9, 0.8, 0.7, 0.6)
+"""Three declines in a row: the paper's rule stops at step 4 and places the turn at step 1."""
+
+
 @dataclass(frozen=True)
 class ProjectFixture:
     """A project in a database, and the run cache of one service process that ingests for it."""
@@ -53,6 +67,12 @@ class ProjectFixture:
         """Open a new run, or the run of that name."""
         request = open_run.OpenRequest(name or uuid.uuid4().hex, **options)
         return open_run.open_run(self.database, self.id, request, NOW)[0]
+
+    def open_declining_run(self, name: str | None = None, **options: Any) -> tuple[Run, Decision]:
+        """Open a run whose evals decline until there is a decision."""
+        run = self.open_run(name, **options)
+        self.post_observations(run, DECLINING_EVALS)
+        return run, self.load_decision(run)
 
     def submit(self, run: Run, content: Content, now: datetime = NOW) -> Receipt:
         """Commit one message by itself; raises the error if it is refused."""
@@ -90,9 +110,41 @@ class ProjectFixture:
         with self.database.transaction() as tx:
             return commands.order_run_stop(tx, self.id, run.id, order)
 
+    def apply_command(self, decision: Decision, command: Vetoed | Released | Undone) -> DecisionState:
+        """Apply a person's command; return the state of the decision."""
+        return commands.apply_command(self.database, self.id, decision.id, command).state
+
+    def record_report(
+        self, decision: Decision, state: DecisionState, at: datetime = ONE_HOUR_LATER, expected_seconds: float = 0.0
+    ) -> DecisionState:
+        """Record the report of a receiver; return the state of the decision."""
+        report = Reported(at, state, "receiver", "as seen", {"exit_status": -15}, expected_seconds)
+        return commands.record_report(self.database, self.id, decision.id, report).state
+
+    def finish_run(self, run: Run, status: str = "completed", now: datetime = NOW, **options: Any) -> Run:
+        """End the run, as its trainer does."""
+        return commands.finish_run(self.database, self.id, run.id, status, now, **options)
+
     def load_decision_states(self, run: Run) -> list[str]:
         """Load the states that the run's decisions went through, in order."""
         return [row["state"] for row in self.load_rows(tables.decision_changes, run)]
+
+    def load_case(self, run: Run, attempt: int = 1) -> Case:
+        """Load the case of an attempt, which must exist."""
+        with self.database.reading() as tx:
+            case = cases.find_case(tx, run.id, attempt)
+        assert case is not None
+        return case
+
+    def add_policy(self, document: dict[str, Any], now: datetime = NOW) -> StoredPolicy:
+        """Add a policy, or the next version of one."""
+        with self.database.transaction() as tx:
+            return policies.add_policy(tx, projects.get_project(tx, self.id), document["name"], document, now)
+
+    def add_endpoint(self, event_types: Sequence[str] = EVERY_EVENT, url: str = "http://127.0.0.1:9/") -> None:
+        """Add an endpoint, by default one that nothing listens at."""
+        with self.database.transaction() as tx:
+            endpoints.add_endpoint(tx, self.id, url=url, event_types=event_types, now=NOW)
 
     def change_settings(self, **changes: Any) -> None:
         """Change columns of the project."""
@@ -109,11 +161,15 @@ class ProjectFixture:
         """Remove the run from this process's cache."""
         self.cache.drop_states([run.id])
 
-    def cached_monitor(self, run: Run) -> MonitorState:
-        """Return the run's monitor from the cache."""
+    def cached_state(self, run: Run) -> RunState:
+        """Return the run's state from the cache, which must hold it."""
         state = self.cache.find_state(run.id)
         assert state is not None
-        return state.monitor
+        return state
+
+    def cached_monitor(self, run: Run) -> MonitorState:
+        """Return the run's monitor from the cache."""
+        return self.cached_state(run).monitor
 
     def load_rows(self, table: sa.Table, run: Run) -> list[dict[str, Any]]:
         """Load a run's rows of a table, ordered by primary key."""
@@ -175,28 +231,17 @@ def insert_observations(
 
 def set_up_project(database: Database, mode: str = "enforce", veto_window_seconds: float = 0.0) -> ProjectFixture:
     """Create a project that also has the policy `watch-all-roles`."""
-    project = create_project(database, uuid.uuid4().hex, mode, veto_window_seconds, NOW, "paper")
-    with database.transaction() as tx:
-        policies.add_policy(tx, projects.get_project(tx, project.id), "watch-all-roles", ALL_ROLES_POLICY, NOW)
-    return ProjectFixture(database, project.id)
+    project = ProjectFixture(
+        database, create_project(database, uuid.uuid4().hex, mode, veto_window_seconds, NOW, "paper").id
+    )
+    project.add_policy(ALL_ROLES_POLICY)
+    return project
 
 
 def lift_stop_limits(database: Database) -> None:
     """Remove the guards that limit how many runs a project stops."""
     with database.transaction() as tx:
         tx.execute(tables.projects.update().values(stops_per_hour=None, stops_share=None))
-
-
-def evals(*values: float, start: int = 0) -> list[PostedObservation]:
-    """Build one observation of `eval` per step."""
-    return [PostedObservation("eval", step, value) for step, value in enumerate(values, start)]
-
-
-DECLINING_EVALS = evals(0.5, 0.9, 0.8, 0.7, 0.6)
-"""Three declines in a row: the paper's rule stops at step 4 and places the turn at step 1."""
-
-
-ONE_HOUR_LATER = NOW + timedelta(hours=1)
 
 
 def load_stop_delivery_states(project: ProjectFixture) -> list[str]:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
 from evalstop_service import background
 from evalstop_service.clock import utc_now
-from evalstop_service.decisions import commands, deadlines, pause
+from evalstop_service.decisions import deadlines, pause
 from evalstop_service.errors import UnreadableRow
 from evalstop_service.ingest import Resumed
-from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
-from evalstop_service.store import due_decisions, endpoints, tables
+from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.store import due_decisions, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import Delivered, FinishedAttempt
 from evalstop_service.store.runs import Run
 
-from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.concurrency import run_concurrently, wait_until
-from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, lift_stop_limits, set_up_project
+from tests.service.project_fixture import NOW, ProjectFixture, lift_stop_limits, set_up_project
 
 CONFIRM_TIME = timedelta(seconds=900)
 STOP_EVENTS = ("run.stop_requested", "run.stop_escalated", "run.stop_failed")
@@ -31,27 +30,12 @@ STOP_EVENTS = ("run.stop_requested", "run.stop_escalated", "run.stop_failed")
 def project(project: ProjectFixture) -> ProjectFixture:
     """A project with an endpoint and without limits on stops."""
     lift_stop_limits(project.database)
-    with project.database.transaction() as tx:
-        endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=EVERY_EVENT, now=NOW)
+    project.add_endpoint()
     return project
-
-
-def open_stopped_run(project: ProjectFixture) -> Run:
-    """Open a run whose stop is requested at NOW."""
-    run = project.open_run()
-    project.post_observations(run, DECLINING_EVALS)
-    return run
 
 
 def load_stop_events(project: ProjectFixture, run: Run) -> list[str]:
     return [row["type"] for row in project.load_rows(tables.events, run) if row["type"] in STOP_EVENTS]
-
-
-def record_report(
-    project: ProjectFixture, run: Run, state: DecisionState, now: datetime, expected_seconds: float = 0.0
-) -> str:
-    report = Reported(now, state, "receiver", "as seen", {}, expected_seconds)
-    return commands.record_report(project.database, project.id, project.load_decision(run).id, report).state
 
 
 def deliver_waiting(project: ProjectFixture) -> None:
@@ -62,7 +46,7 @@ def deliver_waiting(project: ProjectFixture) -> None:
 
 def test_unconfirmed_stop_is_escalated_then_failed(project: ProjectFixture) -> None:
     """An unconfirmed stop is requested again, escalated, then failed, each at its deadline with a new event."""
-    run = open_stopped_run(project)
+    run, decision = project.open_declining_run()
     for period in range(1, 5):
         deadlines.process_overdue(project.database, NOW + period * CONFIRM_TIME - timedelta(seconds=1))
         assert len(load_stop_events(project, run)) == min(period, 4)
@@ -80,12 +64,12 @@ def test_unconfirmed_stop_is_escalated_then_failed(project: ProjectFixture) -> N
     assert len({event["decision"]["id"] for event in data}) == 1
     assert [event["decision"]["state"] for event in data] == ["requested", "escalated", "escalated", "failed"]
     assert project.load_decision(run).deadline_at is None
-    assert record_report(project, run, DecisionState.CONFIRMED, NOW + 10 * CONFIRM_TIME) == DecisionState.CONFIRMED
+    assert project.record_report(decision, DecisionState.CONFIRMED, NOW + 10 * CONFIRM_TIME) == DecisionState.CONFIRMED
 
 
 def test_stop_requested_by_a_worker_has_a_deadline(veto_project: ProjectFixture) -> None:
     """A stop that a worker requests at the end of its veto window has its deadline from then on."""
-    run = open_stopped_run(veto_project)
+    run, _ = veto_project.open_declining_run()
     (event,) = veto_project.load_events(run, "run.stop_requested")
     assert json.loads(event["body"])["data"]["decision"]["state"] == "requested", "the state at the time of sending"
     due_at = NOW + timedelta(seconds=60)
@@ -98,7 +82,7 @@ def test_stop_requested_by_a_worker_has_a_deadline(veto_project: ProjectFixture)
 
 def test_escalation_replaces_waiting_requests(project: ProjectFixture) -> None:
     """An endpoint that was down gets only the latest request, so that the job gets its time to save."""
-    run = open_stopped_run(project)
+    run, _ = project.open_declining_run()
     deadlines.process_overdue(project.database, NOW + CONFIRM_TIME)
     deadlines.process_overdue(project.database, NOW + 2 * CONFIRM_TIME)
     waiting = {row["event_id"] for row in project.load_rows(tables.deliveries, run) if row["state"] == "waiting"}
@@ -108,21 +92,20 @@ def test_escalation_replaces_waiting_requests(project: ProjectFixture) -> None:
 
 def test_acknowledgement_extends_the_deadline(project: ProjectFixture) -> None:
     """An acknowledged stop is escalated after the time its receiver asked for plus the usual deadline."""
-    run = open_stopped_run(project)
-    assert record_report(project, run, DecisionState.ACKNOWLEDGED, NOW, 3600.0) == DecisionState.ACKNOWLEDGED
-    assert (
-        record_report(project, run, DecisionState.ACKNOWLEDGED, NOW + CONFIRM_TIME, 3600.0)
-        == DecisionState.ACKNOWLEDGED
-    )
+    run, decision = project.open_declining_run()
+    for at in (NOW, NOW + CONFIRM_TIME):
+        state = project.record_report(decision, DecisionState.ACKNOWLEDGED, at, expected_seconds=3600.0)
+        assert state == DecisionState.ACKNOWLEDGED
     assert project.load_decision(run).deadline_at == NOW + CONFIRM_TIME + timedelta(hours=1)
     deadlines.process_overdue(project.database, NOW + CONFIRM_TIME + timedelta(hours=1))
     assert project.load_decision(run).state == DecisionState.ESCALATED
-    assert record_report(project, run, DecisionState.ACKNOWLEDGED, NOW + 2 * CONFIRM_TIME) == DecisionState.ACKNOWLEDGED
+    state = project.record_report(decision, DecisionState.ACKNOWLEDGED, NOW + 2 * CONFIRM_TIME)
+    assert state == DecisionState.ACKNOWLEDGED
 
 
 def test_concurrent_checks_escalate_once(project: ProjectFixture) -> None:
     """However many processes check deadlines at once, each escalation happens once."""
-    runs = [open_stopped_run(project) for _ in range(3)]
+    runs = [project.open_declining_run()[0] for _ in range(3)]
     for period in range(1, 4):
         now = NOW + period * CONFIRM_TIME
         assert (
@@ -134,7 +117,7 @@ def test_concurrent_checks_escalate_once(project: ProjectFixture) -> None:
 
 def test_stop_of_an_ended_attempt_fails_without_escalation(project: ProjectFixture) -> None:
     """A delivered, unconfirmed stop of an ended attempt fails with an event and is not requested again."""
-    run = open_stopped_run(project)
+    run, _ = project.open_declining_run()
     deliver_waiting(project)
     project.submit(run, Resumed(1))
     assert project.load_decision(run).state == DecisionState.REQUESTED
@@ -145,7 +128,7 @@ def test_stop_of_an_ended_attempt_fails_without_escalation(project: ProjectFixtu
 
 def test_unreadable_decision_does_not_block_others(project: ProjectFixture) -> None:
     """The error of one decision is raised after all others have been processed."""
-    runs = [open_stopped_run(project) for _ in range(3)]
+    runs = [project.open_declining_run()[0] for _ in range(3)]
     with project.database.transaction() as tx:
         update = sa.update(tables.decisions).where(tables.decisions.c.run_id == runs[1].id)
         tx.execute(update.values(state="nonsense"))
@@ -158,7 +141,7 @@ def test_deadline_job_runs_until_the_stop_fails(project: ProjectFixture) -> None
     """As a background job it wakes at each deadline until the stop has failed."""
     with project.database.transaction() as tx:
         tx.execute(sa.update(tables.projects).values(confirm_seconds=0.1))
-    run = open_stopped_run(project)
+    run, _ = project.open_declining_run()
     with background.run_jobs(deadlines.create_job(project.database, utc_now)):
         wait_until(lambda: project.load_decision(run).state == DecisionState.FAILED)
     assert load_stop_events(project, run) == [
@@ -173,7 +156,7 @@ def test_unreadable_decision_does_not_keep_others_from_a_pause(database: Databas
     """The pause puts all other pending stops on hold before it raises the error of one."""
     project = set_up_project(database, veto_window_seconds=3600.0)
     lift_stop_limits(database)
-    runs = [open_stopped_run(project) for _ in range(3)]
+    runs = [project.open_declining_run()[0] for _ in range(3)]
     with database.transaction() as tx:
         update = sa.update(tables.decisions).where(tables.decisions.c.run_id == runs[0].id)
         tx.execute(update.values(action="nonsense"))
@@ -187,7 +170,7 @@ def test_job_completes_an_interrupted_pause(database: Database) -> None:
     project, other = set_up_project(database), set_up_project(database)
     for of_database in (project, other):  # by PostgreSQL's clock too, the window is open
         of_database.change_settings(veto_window_seconds=100 * 365 * 86_400.0)
-    run, other_run = open_stopped_run(project), open_stopped_run(other)
+    run, other_run = project.open_declining_run()[0], other.open_declining_run()[0]
     project.change_settings(paused_at=NOW, paused_by="dana", paused_reason="a broken grader")
     deadlines.create_job(database, lambda: NOW).do(lambda _seconds: False)
     assert project.load_decision_states(run) == ["pending", "on_hold"]

@@ -9,7 +9,7 @@ from functools import partial
 from evalstop_service.decisions import guards
 from evalstop_service.ingest import CheckpointSaved, Message, Observations
 from evalstop_service.rules.decision_lifecycle import Guard
-from evalstop_service.store import policies, projects, run_health, runs, tables
+from evalstop_service.store import projects, run_health, runs, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
@@ -38,8 +38,7 @@ def find_guard_kinds(project: ProjectFixture, run: Run, now: datetime = NOW) -> 
 def open_run_despite(project: ProjectFixture, run_name: str, *despite: str) -> Run:
     """Open a run under a policy that stops despite these guards."""
     document = {"name": "despite", "members": [{"detector": "k_decline"}], "stops_despite": list(despite)}
-    with project.database.transaction() as tx:
-        policies.add_policy(tx, projects.get_project(tx, project.id), "despite", document, NOW)
+    project.add_policy(document)
     return project.open_run(run_name, policy="despite")
 
 

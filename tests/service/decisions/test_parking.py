@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
-from evalstop_service.decisions import commands, deadlines, stale_runs
+from evalstop_service.decisions import deadlines, stale_runs
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import figures
 from evalstop_service.ingest import (
@@ -22,9 +21,9 @@ from evalstop_service.ingest import (
 )
 from evalstop_service.ingest.open_run import Resume
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.rules.decision_lifecycle import Action, DecisionState, Reported, StopOrdered, Undone, Vetoed
+from evalstop_service.rules.decision_lifecycle import Action, DecisionState, StopOrdered, Undone, Vetoed
 from evalstop_service.rules.statuses import RunStatus, Treatment
-from evalstop_service.store import cases, endpoints, policies, projects, tables
+from evalstop_service.store import tables
 from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -48,9 +47,8 @@ RISING = evals(0.8, 0.9, 0.95, start=5)
 def set_up_parking(database: Database, event_types: Sequence[str] = EVERY_EVENT, **options: Any) -> ProjectFixture:
     """Set up a project with a policy that parks, and an endpoint with these event types."""
     project = set_up_project(database, **options)
-    with database.transaction() as tx:
-        policies.add_policy(tx, projects.get_project(tx, project.id), "set-aside", PARKING_POLICY, NOW)
-        endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=event_types, now=NOW)
+    project.add_policy(PARKING_POLICY)
+    project.add_endpoint(event_types)
     return project
 
 
@@ -61,24 +59,9 @@ def project(database: Database) -> Iterator[ProjectFixture]:
     check_events(database)
 
 
-def open_suspected_run(project: ProjectFixture, **options: Any) -> tuple[Run, Decision]:
-    """Open a run whose decision is to park it."""
-    run = project.open_run(policy="set-aside", **options)
-    decision = project.post_observations(run, DECLINING_EVALS).decision
-    assert decision is not None
-    return run, decision
-
-
-def record_report(
-    project: ProjectFixture, decision: Decision, state: DecisionState, at: datetime = ONE_HOUR_LATER
-) -> DecisionState:
-    report = Reported(at, state, "receiver", "as seen", {"parked_as": "held"})
-    return commands.record_report(project.database, project.id, decision.id, report).state
-
-
 def park_run(project: ProjectFixture, **options: Any) -> tuple[Run, Decision]:
-    run, decision = open_suspected_run(project, **options)
-    assert record_report(project, decision, DecisionState.PARKED) is DecisionState.PARKED
+    run, decision = project.open_declining_run(policy="set-aside", **options)
+    assert project.record_report(decision, DecisionState.PARKED) is DecisionState.PARKED
     return run, decision
 
 
@@ -86,21 +69,20 @@ def load_event_types(project: ProjectFixture, run: Run) -> list[str]:
     return [row["type"] for row in project.load_rows(tables.events, run)]
 
 
-def undo_decision(project: ProjectFixture, decision_id: UUID) -> DecisionState:
-    undone = Undone(ONE_HOUR_LATER, "dana", "a new curriculum")
-    return commands.apply_command(project.database, project.id, decision_id, undone).state
+def undo_decision(project: ProjectFixture, decision: Decision) -> DecisionState:
+    return project.apply_command(decision, Undone(ONE_HOUR_LATER, "dana", "a new curriculum"))
 
 
 def test_park_sends_no_stop_and_does_not_end_the_run(project: ProjectFixture) -> None:
     """The receiver is asked to park, never to stop; the run is parked once it reports so, and does not end."""
-    run, decision = open_suspected_run(project)
+    run, decision = project.open_declining_run(policy="set-aside")
     assert (decision.action, decision.state, decision.stops(ONE_HOUR_LATER)) == (
         Action.PARK,
         DecisionState.REQUESTED,
         False,
     )
-    assert record_report(project, decision, DecisionState.ACKNOWLEDGED) is DecisionState.ACKNOWLEDGED
-    assert record_report(project, decision, DecisionState.PARKED) is DecisionState.PARKED
+    assert project.record_report(decision, DecisionState.ACKNOWLEDGED) is DecisionState.ACKNOWLEDGED
+    assert project.record_report(decision, DecisionState.PARKED) is DecisionState.PARKED
     parked = project.load_run(run)
     assert (parked.status, parked.ended_at) == (RunStatus.PARKED, None)
     assert [event for event in load_event_types(project, run) if "park" in event or "stop" in event] == [
@@ -113,20 +95,19 @@ def test_stop_cannot_be_reported_as_parked(project: ProjectFixture) -> None:
     """A receiver that parked a job instead of stopping it gets a conflict."""
     run = project.open_run(policy="paper")
     project.submit(run, CheckpointSaved(1, "s3://one"))
-    decision = project.post_observations(run, DECLINING_EVALS).decision
-    assert decision is not None
+    project.post_observations(run, DECLINING_EVALS)
+    decision = project.load_decision(run)
     with pytest.raises(Conflict, match="stopped, not parked"):
-        record_report(project, decision, DecisionState.PARKED)
+        project.record_report(decision, DecisionState.PARKED)
 
 
 def test_park_is_on_hold_without_a_parking_receiver(database: Database) -> None:
     """Without an endpoint for `run.park_requested` the decision is on hold; a new endpoint releases it."""
     project = set_up_parking(database, event_types=["run.stop_requested", "*"])
-    run, decision = open_suspected_run(project)
+    run, decision = project.open_declining_run(policy="set-aside")
     assert (decision.state, decision.guard_kinds) == (DecisionState.ON_HOLD, ["cannot_park"])
     assert "run.park_requested" in decision.state_reason
-    with database.transaction() as tx:
-        endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=["run.park_requested"], now=NOW)
+    project.add_endpoint(["run.park_requested"])
     deadlines.process_overdue(database, NOW + timedelta(minutes=2))
     released = project.load_decision(run)
     assert released.state is DecisionState.REQUESTED
@@ -174,28 +155,28 @@ def test_resumed_job_stays_parked_until_a_new_eval(project: ProjectFixture) -> N
 
 def test_job_resumed_before_the_report_is_parked(project: ProjectFixture) -> None:
     """If a requeued job starts before the receiver reports, its new attempt is parked."""
-    run, decision = open_suspected_run(project)
-    assert record_report(project, decision, DecisionState.ACKNOWLEDGED) is DecisionState.ACKNOWLEDGED
+    run, decision = project.open_declining_run(policy="set-aside")
+    assert project.record_report(decision, DecisionState.ACKNOWLEDGED) is DecisionState.ACKNOWLEDGED
     project.submit(run, Resumed(4), ONE_HOUR_LATER)
     assert project.load_run(run).status is RunStatus.RUNNING
-    assert record_report(project, decision, DecisionState.PARKED) is DecisionState.PARKED
+    assert project.record_report(decision, DecisionState.PARKED) is DecisionState.PARKED
     assert (project.load_run(run).status, project.load_run(run).attempt) == (RunStatus.PARKED, 2)
 
 
 def test_trainer_that_fails_while_parked_can_return(project: ProjectFixture) -> None:
     """A trainer terminated by parking may report a failure; the run is parked all the same."""
-    run, decision = open_suspected_run(project)
-    record_report(project, decision, DecisionState.ACKNOWLEDGED)
-    commands.finish_run(project.database, project.id, run.id, "failed", NOW)
+    run, decision = project.open_declining_run(policy="set-aside")
+    project.record_report(decision, DecisionState.ACKNOWLEDGED)
+    project.finish_run(run, "failed")
     assert project.load_run(run).status is RunStatus.FAILED
-    record_report(project, decision, DecisionState.PARKED)
+    project.record_report(decision, DecisionState.PARKED)
     assert (project.load_run(run).status, project.load_run(run).ended_at) == (RunStatus.PARKED, None)
 
 
 def test_undone_park_is_not_parked_again(project: ProjectFixture) -> None:
     """After a person undoes the park, the run goes on, also in its next attempt, although its evals still decline."""
     run, decision = park_run(project)
-    assert undo_decision(project, decision.id) is DecisionState.UNDONE
+    assert undo_decision(project, decision) is DecisionState.UNDONE
     assert project.load_run(run).status is RunStatus.RUNNING
     assert load_event_types(project, run).count("run.resume_requested") == 1
     project.submit(run, Resumed(4), ONE_HOUR_LATER)
@@ -207,12 +188,11 @@ def test_undone_park_is_not_parked_again(project: ProjectFixture) -> None:
 def test_person_can_stop_a_parked_run(project: ProjectFixture) -> None:
     """The same decision then requests a stop; once it is confirmed the run is stopped."""
     run, decision = park_run(project)
-    order = StopOrdered(ONE_HOUR_LATER, "dana", "no more of this")
-    ordered = project.order_stop(run, order)
+    ordered = project.order_stop(run, StopOrdered(ONE_HOUR_LATER, "dana", "no more of this"))
     assert (ordered.id, ordered.action, ordered.state) == (decision.id, Action.STOP, DecisionState.REQUESTED)
     assert ordered.stops(ONE_HOUR_LATER)
     assert load_event_types(project, run).count("run.stop_requested") == 1
-    assert record_report(project, decision, DecisionState.CONFIRMED) is DecisionState.CONFIRMED
+    assert project.record_report(decision, DecisionState.CONFIRMED) is DecisionState.CONFIRMED
     assert project.load_run(run).status is RunStatus.STOPPED
 
 
@@ -221,7 +201,7 @@ def test_parked_run_that_goes_on_despite_its_stop_is_watched(project: ProjectFix
     """If the job starts again after its stop was requested, nothing parks it: it is checked and can be parked again."""
     run, decision = park_run(project, name="ppo-7b", job="slurm 4711")
     project.order_stop(run, StopOrdered(ONE_HOUR_LATER, "dana", "no more of this"))
-    assert record_report(project, decision, DecisionState.ACKNOWLEDGED) is DecisionState.ACKNOWLEDGED
+    assert project.record_report(decision, DecisionState.ACKNOWLEDGED) is DecisionState.ACKNOWLEDGED
     assert stale_runs.check_due_runs(project.database, ONE_HOUR_LATER) == 1  # as long as it is parked, its last check
     if reopened:
         project.open_run("ppo-7b", job="slurm 4712", resume=Resume.ALLOW)
@@ -238,13 +218,13 @@ def test_parked_run_that_goes_on_despite_its_stop_is_watched(project: ProjectFix
 
 def test_undoing_an_earlier_stop_leaves_a_run_parked(project: ProjectFixture) -> None:
     """A person who takes back the decision of an earlier attempt does not say that the present one returns."""
-    run, decision = open_suspected_run(project)
-    assert record_report(project, decision, DecisionState.FAILED) is DecisionState.FAILED
+    run, decision = project.open_declining_run(policy="set-aside")
+    assert project.record_report(decision, DecisionState.FAILED) is DecisionState.FAILED
     project.submit(run, Resumed(1), ONE_HOUR_LATER)
     again = project.post_observations(run, evals(0.8, 0.7, 0.6, start=2), ONE_HOUR_LATER).decision
     assert again is not None
-    assert record_report(project, again, DecisionState.PARKED) is DecisionState.PARKED
-    assert undo_decision(project, decision.id) is DecisionState.UNDONE
+    assert project.record_report(again, DecisionState.PARKED) is DecisionState.PARKED
+    assert undo_decision(project, decision) is DecisionState.UNDONE
     assert project.load_run(run).status is RunStatus.PARKED
 
 
@@ -256,12 +236,10 @@ def test_parked_hours_are_counted(project: ProjectFixture) -> None:
     stopped, decision = park_run(project, labels=labels)
     order = StopOrdered(ONE_HOUR_LATER + timedelta(hours=2), "dana", "no more of this")
     project.order_stop(stopped, order)
-    record_report(project, decision, DecisionState.CONFIRMED, order.at)
+    project.record_report(decision, DecisionState.CONFIRMED, order.at)
+    first, second = project.load_case(returned), project.load_case(stopped)
     with project.database.reading() as tx:
-        first, second = (cases.find_case(tx, run.id, 1) for run in (returned, stopped))
         (total,) = figures.load_figures(tx, project.id, CaseFilter())
-    assert first is not None
-    assert second is not None
     assert (first.parked_seconds, first.gpu_hours) == (3 * 3600.0, 4.0)  # it trained for an hour before it was parked
     assert (first.treatment, second.treatment) == (Treatment.PREVENTED, Treatment.STOPPED)
     assert total.parks == figures.Parks(cases=2, went_on=1, delay_hours=3.0)
@@ -275,16 +253,14 @@ def test_parked_hours_before_an_attempt_do_not_count(project: ProjectFixture) ->
     restarted, ordered = ONE_HOUR_LATER + timedelta(hours=3), ONE_HOUR_LATER + timedelta(hours=4)
     project.submit(run, Resumed(1), restarted)
     project.order_stop(run, StopOrdered(ordered, "dana", "no more of this"))
-    record_report(project, decision, DecisionState.CONFIRMED, ordered + timedelta(hours=1))
-    with project.database.reading() as tx:
-        case = cases.find_case(tx, run.id, 2)
-    assert case is not None
+    project.record_report(decision, DecisionState.CONFIRMED, ordered + timedelta(hours=1))
+    case = project.load_case(run, attempt=2)
     assert (case.parked_seconds, case.gpu_hours) == (4 * 3600.0, 4.0)  # stopping took an hour
 
 
 def test_requested_park_cannot_become_a_stop(project: ProjectFixture) -> None:
     """While a receiver is parking the job, an order to stop is refused with what to do."""
-    run, _ = open_suspected_run(project)
+    run, _ = project.open_declining_run(policy="set-aside")
     with pytest.raises(Conflict, match="once it is parked"):
         project.order_stop(run, StopOrdered(ONE_HOUR_LATER, "dana", ""))
 
@@ -292,7 +268,7 @@ def test_requested_park_cannot_become_a_stop(project: ProjectFixture) -> None:
 def test_run_that_recovers_in_the_veto_window_is_not_parked(database: Database) -> None:
     """If the eval rises within the veto window nothing is sent, and the run can be parked later."""
     project = set_up_parking(database, veto_window_seconds=60.0)
-    run, decision = open_suspected_run(project)
+    run, decision = project.open_declining_run(policy="set-aside")
     assert decision.state is DecisionState.PENDING
     project.post_observations(run, RISING)
     assert project.load_decision_states(run) == ["pending", "moot"]
@@ -304,8 +280,8 @@ def test_run_that_recovers_in_the_veto_window_is_not_parked(database: Database) 
 def test_park_can_be_vetoed(database: Database) -> None:
     """Within the veto window a person can veto a park like a stop."""
     project = set_up_parking(database, veto_window_seconds=60.0)
-    run, decision = open_suspected_run(project)
-    commands.apply_command(project.database, project.id, decision.id, Vetoed(NOW, "dana", "a known dip"))
+    run, decision = project.open_declining_run(policy="set-aside")
+    project.apply_command(decision, Vetoed(NOW, "dana", "a known dip"))
     project.post_observations(run, evals(0.5, 0.4, start=5))
     assert project.load_decision_states(run) == ["pending", "vetoed"]
 
@@ -313,12 +289,12 @@ def test_park_can_be_vetoed(database: Database) -> None:
 def test_veto_during_the_recovery_counts(database: Database) -> None:
     """A park that is vetoed after its run's recovery was computed, and before it is saved, stays vetoed."""
     project = set_up_parking(database, veto_window_seconds=60.0)
-    run, decision = open_suspected_run(project)
+    run, decision = project.open_declining_run(policy="set-aside")
     readings = iter(range(10))
 
     def read_clock() -> datetime:
         if next(readings) == 1:  # the decision has been read; the result is about to be saved
-            commands.apply_command(database, project.id, decision.id, Vetoed(NOW, "dana", "a known dip"))
+            project.apply_command(decision, Vetoed(NOW, "dana", "a known dip"))
         return NOW
 
     committer = Committer(database, RunCache(), read_clock, ServiceMetrics())
@@ -341,7 +317,7 @@ def test_parked_run_raises_a_weekly_alarm(project: ProjectFixture) -> None:
 def test_unresumed_job_becomes_stale(project: ProjectFixture) -> None:
     """If the scheduler cannot resume a job, its run becomes stale, which sends an event."""
     run, decision = park_run(project)
-    assert undo_decision(project, decision.id) is DecisionState.UNDONE
+    assert undo_decision(project, decision) is DecisionState.UNDONE
     assert stale_runs.check_due_runs(project.database, ONE_HOUR_LATER + timedelta(hours=2)) == 1
     assert load_event_types(project, run)[-1] == "run.stale"
 
@@ -349,7 +325,7 @@ def test_unresumed_job_becomes_stale(project: ProjectFixture) -> None:
 def test_run_that_ends_while_parked_makes_the_park_moot(project: ProjectFixture) -> None:
     """A parked job that keeps idle GPUs may complete: the decision is moot, and nothing is sent."""
     run, _ = park_run(project)
-    commands.finish_run(project.database, project.id, run.id, "completed", ONE_HOUR_LATER)
+    project.finish_run(run, now=ONE_HOUR_LATER)
     assert project.load_run(run).status is RunStatus.COMPLETED
     assert project.load_decision_states(run) == ["requested", "parked", "moot"]
     assert "run.resume_requested" not in load_event_types(project, run)

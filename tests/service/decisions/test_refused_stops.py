@@ -7,13 +7,13 @@ from datetime import timedelta
 import pytest
 from evalstop_service.decisions import deadlines
 from evalstop_service.rules.decision_lifecycle import DecisionState
-from evalstop_service.store import decisions, endpoints, tables
+from evalstop_service.store import decisions, tables
 from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import FinishedAttempt
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks.retry import Answer, Backoff, judge_answer
 
-from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, lift_stop_limits
+from tests.service.project_fixture import NOW, ProjectFixture, lift_stop_limits
 
 RECEIVERS = ("http://one.example/", "http://two.example/")
 
@@ -22,13 +22,10 @@ RECEIVERS = ("http://one.example/", "http://two.example/")
 def run(project: ProjectFixture) -> Run:
     """A run whose stop was just sent to two receivers."""
     lift_stop_limits(project.database)
-    with project.database.transaction() as tx:
-        for url in RECEIVERS:
-            endpoints.add_endpoint(tx, project.id, url=url, event_types=["run.stop_requested"], now=NOW)
-        endpoints.add_endpoint(tx, project.id, url="http://people.example/", event_types=["run.stop_failed"], now=NOW)
-    run = project.open_run()
-    project.post_observations(run, DECLINING_EVALS)
-    return run
+    for url in RECEIVERS:
+        project.add_endpoint(["run.stop_requested"], url)
+    project.add_endpoint(["run.stop_failed"], "http://people.example/")
+    return project.open_declining_run()[0]
 
 
 def answer_stop(project: ProjectFixture, *answers: Answer) -> None:
@@ -45,8 +42,7 @@ def answer_stop(project: ProjectFixture, *answers: Answer) -> None:
 def check_deadlines(project: ProjectFixture, run: Run) -> DecisionState:
     """Process deadlines long before that of the decision; return the decision's state."""
     deadlines.process_overdue(project.database, NOW + timedelta(seconds=2))
-    decision = project.load_decision(run)
-    return decision.state
+    return project.load_decision(run).state
 
 
 def test_stop_too_large_for_its_receivers_fails(project: ProjectFixture, run: Run) -> None:

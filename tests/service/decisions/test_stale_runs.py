@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.decisions import commands, pause, stale_runs, transitions
+from evalstop_service.decisions import pause, stale_runs, transitions
 from evalstop_service.errors import UnreadableRow
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
 from evalstop_service.store import run_health, runs, tables
@@ -175,7 +175,7 @@ def test_lost_run_recovers_with_any_message(project: ProjectFixture) -> None:
 def test_ended_run_is_not_checked(project: ProjectFixture) -> None:
     """A run that has completed is not checked again, and a late heartbeat does not reopen it."""
     run = project.open_run()
-    commands.finish_run(project.database, project.id, run.id, "completed", at(10))
+    project.finish_run(run, now=at(10))
     open_run.record_heartbeat(project.database, project.id, run.id, at(20))
     assert check_until_done(project, at(300)) == 1
     assert check_until_done(project, at(10**6)) == 0
@@ -187,14 +187,13 @@ def test_lost_run_can_be_finished_by_its_trainer(project: ProjectFixture) -> Non
     run = project.open_run()
     check_until_done(project, at(300))
     check_until_done(project, at(3600))
-    assert commands.finish_run(project.database, project.id, run.id, "failed", at(4000)).status == "failed"
+    assert project.finish_run(run, "failed", at(4000)).status == "failed"
 
 
 def test_pending_stop_of_a_stale_run_is_on_hold(database: Database) -> None:
     """When a run becomes stale its pending stop is put on hold; when it is lost, the stop is moot."""
     project = set_up_project(database, veto_window_seconds=3600)
-    run = project.open_run()
-    project.post_observations(run, DECLINING_EVALS)
+    run, _ = project.open_declining_run()
     check_until_done(project, at(300))
     decision = project.load_decision(run)
     assert decision.state == "on_hold"
@@ -207,14 +206,12 @@ def test_pending_stop_of_a_stale_run_is_on_hold(database: Database) -> None:
 def test_lost_run_that_returns_can_be_stopped_again(database: Database, heartbeat: bool) -> None:
     """A run that was lost while its stop was pending continues in a new attempt, with a stop of its own."""
     project = set_up_project(database, veto_window_seconds=3600)
-    run = project.open_run()
-    first = project.post_observations(run, DECLINING_EVALS).decision
+    run, first = project.open_declining_run()
     check_until_done(project, at(300))
     check_until_done(project, at(3600))
     if heartbeat:
         open_run.record_heartbeat(project.database, project.id, run.id, at(4000))
     receipt = project.post_observations(run, evals(0.1, start=900), at(4001))
-    assert first is not None
     assert receipt.decision is not None
     assert receipt.decision.id != first.id
     assert (receipt.decision.attempt, receipt.decision.state) == (2, "pending")
@@ -278,8 +275,7 @@ def test_pause_holds_pending_stops_before_it_returns(database: Database) -> None
         paused = pause.pause_project(database, project.id, actor, "the eval set is broken", at(10))
         assert (paused.paused_by, paused.paused_reason) == ("dana", "the eval set is broken")
         assert {decision.state for run in paused_runs if (decision := project.find_decision(run))} == {"on_hold"}
-    late_run = project.open_run()
-    project.post_observations(late_run, DECLINING_EVALS)
+    late_run, _ = project.open_declining_run()
     (event,) = project.load_events(late_run, "run.stop_on_hold")
     assert "dana: the eval set is broken" in event["body"]
     decision = other.load_decision(run_elsewhere)

@@ -6,7 +6,7 @@ import json
 from datetime import datetime, timedelta
 
 import pytest
-from evalstop_service.decisions import commands, deadlines, transitions
+from evalstop_service.decisions import deadlines, transitions
 from evalstop_service.errors import Conflict
 from evalstop_service.rules.decision_lifecycle import DecisionState, Guard, GuardKind, Released, Vetoed
 from evalstop_service.store import due_decisions, runs, tables
@@ -32,8 +32,7 @@ def resume_project(project: ProjectFixture) -> None:
 def open_run_on_hold(project: ProjectFixture) -> Run:
     """Open a run whose stop is on hold because its project is paused."""
     pause_project(project)
-    run = project.open_run()
-    project.post_observations(run, DECLINING_EVALS)
+    run, _ = project.open_declining_run()
     assert project.load_decision(run).state == DecisionState.ON_HOLD
     return run
 
@@ -102,11 +101,8 @@ def test_person_can_release_a_stop_on_hold(project: ProjectFixture) -> None:
     """A person can release a stop despite a limit, repeatedly without effect, but not during a pause."""
     run = open_run_on_hold(project)
 
-    def release() -> str:
-        decision = project.load_decision(run)
-        return commands.apply_command(
-            project.database, project.id, decision.id, Released(NOW, "dana", "it is urgent")
-        ).state
+    def release() -> DecisionState:
+        return project.apply_command(project.load_decision(run), Released(NOW, "dana", "it is urgent"))
 
     with pytest.raises(Conflict, match="on hold and its project is paused"):
         release()
@@ -119,10 +115,8 @@ def test_person_can_release_a_stop_on_hold(project: ProjectFixture) -> None:
 def test_stop_on_hold_can_be_vetoed(project: ProjectFixture) -> None:
     """A vetoed stop on hold is not requested once its guard is gone."""
     run = open_run_on_hold(project)
-    vetoed = commands.apply_command(
-        project.database, project.id, project.load_decision(run).id, Vetoed(NOW, "dana", "a known dip")
-    )
-    assert vetoed.state == DecisionState.VETOED
+    vetoed = project.apply_command(project.load_decision(run), Vetoed(NOW, "dana", "a known dip"))
+    assert vetoed == DecisionState.VETOED
     resume_project(project)
     deadlines.process_overdue(project.database, NOW + MINUTE)
     assert project.load_events(run, "run.stop_requested") == []
@@ -130,8 +124,7 @@ def test_stop_on_hold_can_be_vetoed(project: ProjectFixture) -> None:
 
 def test_guard_in_the_veto_window_cancels_deliveries(veto_project: ProjectFixture) -> None:
     """A pending stop put on hold has its deliveries cancelled; released, it gets a new veto window."""
-    run = veto_project.open_run()
-    veto_project.post_observations(run, DECLINING_EVALS)
+    run, _ = veto_project.open_declining_run()
     assert hold_stop(veto_project, run, NOW + MINUTE / 2) is not None
     assert hold_stop(veto_project, run, NOW + MINUTE / 2) is None, "it is already on hold"
     assert (veto_project.load_decision(run).state, load_stop_delivery_states(veto_project)) == (
@@ -146,8 +139,7 @@ def test_guard_in_the_veto_window_cancels_deliveries(veto_project: ProjectFixtur
 
 def test_requested_stop_is_not_put_on_hold(veto_project: ProjectFixture) -> None:
     """Once its veto window has ended a stop counts as requested, even before a worker noticed."""
-    run = veto_project.open_run()
-    veto_project.post_observations(run, DECLINING_EVALS)
+    run, _ = veto_project.open_declining_run()
     assert hold_stop(veto_project, run, NOW + MINUTE) is None
     assert (veto_project.load_decision(run).state, load_stop_delivery_states(veto_project)) == (
         DecisionState.REQUESTED,
@@ -162,9 +154,7 @@ def test_pause_holds_all_pending_stops(veto_project: ProjectFixture) -> None:
         veto_project.change_settings(stops_share=None)
         veto_project.post_observations(run, DECLINING_EVALS)
     vetoed_run = pending.pop()
-    commands.apply_command(
-        veto_project.database, veto_project.id, veto_project.load_decision(vetoed_run).id, Vetoed(NOW, "dana", "")
-    )
+    veto_project.apply_command(veto_project.load_decision(vetoed_run), Vetoed(NOW, "dana", ""))
     assert transitions.hold_pending_stops(veto_project.database, veto_project.id, [PAUSE], NOW) == 2
     assert [veto_project.load_decision(run).state for run in pending] == [DecisionState.ON_HOLD] * 2
     assert veto_project.load_decision(vetoed_run).state == DecisionState.VETOED
@@ -174,8 +164,7 @@ def test_hold_races_with_the_end_of_the_veto_window(database: Database, veto_pro
     """Whichever commits first wins: a held stop is not sent, and a requested one is not held."""
     for attempt in range(5):
         veto_project.change_settings(stops_share=None, stops_per_hour=None)
-        run = veto_project.open_run()
-        veto_project.post_observations(run, DECLINING_EVALS)
+        run, _ = veto_project.open_declining_run()
 
         def come_due() -> None:
             with database.transaction() as tx:

@@ -12,7 +12,7 @@ from evalstop_detectors import Ground
 from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
-from evalstop_service.rules.decision_lifecycle import DecisionState, Reported, Undone
+from evalstop_service.rules.decision_lifecycle import DecisionState, Undone
 from evalstop_service.rules.statuses import DecisionOutcome, RunStatus
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
@@ -63,7 +63,7 @@ def open_flagged_run(project: ProjectFixture, *later: float, **options: Any) -> 
 
 
 def finish_run(project: ProjectFixture, run: Run, hours: float = 6) -> None:
-    commands.finish_run(project.database, project.id, run.id, "completed", hours_later(hours))
+    project.finish_run(run, now=hours_later(hours))
 
 
 def test_shadow_stop_of_a_turned_run_is_right(shadow_project: ProjectFixture) -> None:
@@ -93,12 +93,11 @@ def test_enforced_stop_has_an_unknown_outcome(project: ProjectFixture) -> None:
     """How a stopped run would have gone on is unknown; its pace gives the hours saved."""
     run = open_flagged_run(project, total_steps=100)
     decision = project.load_decision(run)
-    gone = Reported(hours_later(3), DecisionState.CONFIRMED, "receiver", "gone", {})
-    commands.record_report(project.database, project.id, decision.id, gone)
+    project.record_report(decision, DecisionState.CONFIRMED, hours_later(3))
     assert_case(project, run, run_outcome="undecided", outcome="unknown", treatment="stopped")
     # 8 steps took 2 hours on 4 GPUs, so 92 steps take 92 GPU-hours; it took one hour until the job was gone.
     assert_case(project, run, gpu_hours=12.0, gpu_hours_saved=92.0 - 4.0, gpu_hours_lost=None)
-    commands.apply_command(project.database, project.id, decision.id, Undone(hours_later(4), "dana", ""))
+    project.apply_command(decision, Undone(hours_later(4), "dana", ""))
     assert_case(project, run, treatment="prevented", gpu_hours_saved=None)
 
 
@@ -108,8 +107,7 @@ def test_late_confirmation_does_not_lengthen_an_ended_run(project: ProjectFixtur
     run = open_flagged_run(project)
     decision = project.load_decision(run)
     for hours, state in ((3, DecisionState.ACKNOWLEDGED), (100, DecisionState.CONFIRMED)):
-        report = Reported(hours_later(hours), state, "receiver", "", {})
-        commands.record_report(project.database, project.id, decision.id, report)
+        project.record_report(decision, state, hours_later(hours))
         finish_run(project, run)
     assert project.load_run(run).status == RunStatus.STOPPED
     assert_case(project, run, treatment="stopped", gpu_hours=24.0, seconds=6 * 3600.0, ended_at=hours_later(6))

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 from evalstop_service.evaluation import figures
-from evalstop_service.store import case_counts, cases, policies, projects
+from evalstop_service.store import case_counts, cases
 from evalstop_service.store.case_counts import CaseFilter, Grouping, Key
 from evalstop_service.store.database import Database
 
@@ -21,10 +21,7 @@ def project_with_cases(project: ProjectFixture) -> ProjectFixture:
     """A project with cases of two policies, two kinds of jobs and two months."""
     database = project.database
     first, second = project.open_run(policy="paper"), project.open_run(policy="watch-all-roles")
-    with database.transaction() as tx:
-        policies.add_policy(
-            tx, projects.get_project(tx, project.id), "watch-all-roles", ALL_ROLES_POLICY | {"at_least": 2}, NOW
-        )
+    project.add_policy(ALL_ROLES_POLICY | {"at_least": 2})
     third = project.open_run(policy="watch-all-roles")
     insert_cases(database, first, 8, delay_steps=10, gpu_hours=4.0, gpu_hours_saved=2.0)
     insert_cases(database, first, 2, outcome="wrong", run_outcome="healthy", gpu_hours=4.0, gpu_hours_lost=3.0)

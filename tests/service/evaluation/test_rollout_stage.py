@@ -18,7 +18,7 @@ from evalstop_service.evaluation.rollout_stage import choose_move, get_enforced_
 from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, StageNumbers, Stratum, estimate_precision
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import Stage
-from evalstop_service.store import audit, endpoints, policies, projects, proposals, rollout_stages
+from evalstop_service.store import audit, proposals, rollout_stages
 from evalstop_service.store.audit import Author
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
@@ -26,7 +26,6 @@ from evalstop_service.store.tables import events
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.case_rows import insert_cases
 from tests.service.project_fixture import ALL_ROLES_POLICY, NOW, ProjectFixture
 
@@ -137,7 +136,7 @@ def find_target(move: rollout_stage.Move | None) -> Stage | None:
 def set_stage(project: ProjectFixture, name: str = "watch-all-roles") -> None:
     with project.database.transaction() as tx:
         rollout_stage.set_rollout_stage(tx, project.id, name, 1, MIN_PRECISION, 0.25, NOW)
-        endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=EVERY_EVENT, now=NOW)
+    project.add_endpoint()
 
 
 def load_stage_events(
@@ -251,9 +250,7 @@ def test_new_policy_version_starts_in_shadow(project: ProjectFixture) -> None:
     assert review_stage(project) == "canary"
     with project.database.transaction() as tx:
         assert rollout_stage.set_rollout_stage(tx, project.id, "watch-all-roles", 1, 0.85, 0.5, LATER).stage == "canary"
-        policies.add_policy(
-            tx, projects.get_project(tx, project.id), "watch-all-roles", ALL_ROLES_POLICY | {"at_least": 2}, LATER
-        )
+    project.add_policy(ALL_ROLES_POLICY | {"at_least": 2}, LATER)
     assert review_stage(project) == "shadow"
     assert load_stage_events(project)[-1]["reason"] == "version 2 has no cases yet"
     with project.database.reading() as tx:
@@ -271,9 +268,7 @@ def test_labels_of_enforced_stops_do_not_count(project: ProjectFixture) -> None:
 
 def test_policy_that_cannot_be_reviewed_does_not_delay_others(project: ProjectFixture) -> None:
     """The job reviews the policies after it, and fails at the end."""
-    with project.database.transaction() as tx:
-        document = ALL_ROLES_POLICY | {"name": "a-broken"}
-        policies.add_policy(tx, projects.get_project(tx, project.id), "a-broken", document, NOW)
+    project.add_policy(ALL_ROLES_POLICY | {"name": "a-broken"})
     set_stage(project, "a-broken")
     set_stage(project)
     for name in ("a-broken", "watch-all-roles"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import msgspec
-from evalstop_service.decisions import commands
 from evalstop_service.ingest import CheckpointSaved, Resumed
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import tables
@@ -14,7 +13,6 @@ from evalstop_service.store.observations import PostedObservation
 
 from tests.service.project_fixture import (
     DECLINING_EVALS,
-    NOW,
     ONE_HOUR_LATER,
     ProjectFixture,
     evals,
@@ -24,9 +22,7 @@ from tests.service.project_fixture import (
 
 def test_attempt_is_decided_once(project: ProjectFixture) -> None:
     """An attempt gets one decision, however long its evals decline; a resumed attempt can get another."""
-    run = project.open_run()
-    first = project.post_observations(run, DECLINING_EVALS).decision
-    assert first is not None
+    run, first = project.open_declining_run()
     assert (first.state, first.step, first.attempt) == (DecisionState.REQUESTED, 4, 1)
     again = project.post_observations(run, evals(0.5, 0.4, start=5)).decision
     assert again is not None
@@ -51,7 +47,7 @@ def test_late_eval_does_not_revoke_a_decision(project: ProjectFixture) -> None:
 def test_ended_run_gets_no_decision(project: ProjectFixture) -> None:
     """A run that has completed gets a verdict but no decision."""
     run = project.open_run()
-    commands.finish_run(project.database, project.id, run.id, "completed", NOW)
+    project.finish_run(run)
     receipt = project.post_observations(run, DECLINING_EVALS)
     assert receipt.run.verdict.verdict == "stop"
     assert receipt.decision is None
@@ -60,9 +56,7 @@ def test_ended_run_gets_no_decision(project: ProjectFixture) -> None:
 def test_shadow_decision_is_not_announced(database: Database) -> None:
     """In shadow mode a decision is recorded without an event."""
     project = set_up_project(database, mode="shadow", veto_window_seconds=60)
-    run = project.open_run()
-    decision = project.post_observations(run, DECLINING_EVALS).decision
-    assert decision is not None
+    run, decision = project.open_declining_run()
     assert decision.state == DecisionState.SHADOW
     assert not decision.stops(ONE_HOUR_LATER)
     assert project.load_events(run, "run.stop_requested") == []

@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from evalstop_service.clock import utc_now
-from evalstop_service.decisions import commands
 from evalstop_service.ingest import CheckpointSaved, Resumed
 from evalstop_service.rules.decision_lifecycle import DecisionState
-from evalstop_service.store import endpoints, tables
+from evalstop_service.store import tables
 from evalstop_service.store.queue import leases
 from evalstop_service.store.runs import Run
 
 from tests.service.project_fixture import (
-    DECLINING_EVALS,
-    NOW,
     ProjectFixture,
     evals,
     load_stop_delivery_states,
@@ -79,7 +76,7 @@ def test_resume_reopens_an_ended_run(project: ProjectFixture) -> None:
     run = project.open_run()
     project.post_observations(run, evals(0.5))
     project.submit(run, Resumed(0))
-    commands.finish_run(project.database, project.id, run.id, "failed", NOW)
+    project.finish_run(run, "failed")
     receipt = project.submit(run, Resumed(0))
     assert (receipt.run.status, receipt.run.ended_at) == ("running", None)
     assert project.post_observations(run, evals(0.4, 0.3, 0.2, start=1)).decision is not None
@@ -87,8 +84,7 @@ def test_resume_reopens_an_ended_run(project: ProjectFixture) -> None:
 
 def test_resume_vetoes_a_stop_in_its_veto_window(veto_project: ProjectFixture) -> None:
     """A stop still in its veto window does not apply to the attempt that the trainer starts meanwhile."""
-    run = veto_project.open_run()
-    veto_project.post_observations(run, DECLINING_EVALS)
+    run, _ = veto_project.open_declining_run()
     veto_project.submit(run, Resumed(1))
     decision = veto_project.load_decision(run)
     assert decision.state == DecisionState.VETOED
@@ -97,10 +93,8 @@ def test_resume_vetoes_a_stop_in_its_veto_window(veto_project: ProjectFixture) -
 
 def test_resume_makes_an_undelivered_stop_moot(project: ProjectFixture) -> None:
     """A stop that no receiver got is moot for the ended attempt; one that a worker claimed stays requested."""
-    with project.database.transaction() as tx:
-        endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=["run.stop_requested"], now=NOW)
-    run = project.open_run()
-    project.post_observations(run, DECLINING_EVALS)
+    project.add_endpoint(["run.stop_requested"])
+    run, _ = project.open_declining_run()
     project.submit(run, Resumed(1))
     assert (project.load_decision(run, 1).state, load_stop_delivery_states(project)) == (
         DecisionState.MOOT,

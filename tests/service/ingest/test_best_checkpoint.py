@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Resumed
-from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.run_results import RawMaximum
 from evalstop_service.store import decisions
 
 from tests.service.project_fixture import (
-    NOW,
     ProjectFixture,
     evals,
 )
@@ -69,7 +67,7 @@ def test_ended_run_has_a_turn(project: ProjectFixture) -> None:
     """An ended run has the turn estimated from all of its evals; a resumed one has none."""
     run = project.open_run()
     assert project.post_observations(run, HILL).run.turn is None
-    ended = commands.finish_run(project.database, project.id, run.id, "completed", NOW)
+    ended = project.finish_run(run)
     assert ended.turn == project.load_run(run).turn
     assert ended.turn is not None
     assert abs(ended.turn.step - 12) <= 1
@@ -87,7 +85,7 @@ def test_run_without_a_fall_has_no_turn(project: ProjectFixture) -> None:
     )
     project.post_observations(rising, HILL[:13])
     for run in (rising, without_evals):
-        assert commands.finish_run(project.database, project.id, run.id, "completed", NOW).turn is None
+        assert project.finish_run(run).turn is None
 
 
 def test_late_evals_update_the_turn(project: ProjectFixture) -> None:
@@ -96,7 +94,7 @@ def test_late_evals_update_the_turn(project: ProjectFixture) -> None:
     project.post_observations(prompt_run, HILL)
     project.post_observations(late_run, HILL[:13])
     for run in (late_run, prompt_run):
-        commands.finish_run(project.database, project.id, run.id, "failed", NOW)
+        project.finish_run(run, "failed")
     project.post_observations(late_run, HILL[13:])
     assert project.load_run(late_run).turn == project.load_run(prompt_run).turn
     assert project.load_run(late_run).turn is not None
@@ -105,15 +103,14 @@ def test_late_evals_update_the_turn(project: ProjectFixture) -> None:
 def test_confirmed_stop_records_the_turn(project: ProjectFixture) -> None:
     """When a stop is confirmed, the turn is stored in the run and in the decision's history."""
     run = project.open_run(mode="enforce")
-    decision = project.post_observations(run, HILL).decision
-    assert decision is not None
-    report = Reported(NOW, DecisionState.CONFIRMED, "a receiver", "gone", {"exit_status": 0})
-    commands.record_report(project.database, project.id, decision.id, report)
+    project.post_observations(run, HILL)
+    decision = project.load_decision(run)
+    project.record_report(decision, DecisionState.CONFIRMED)
     turn = project.load_run(run).turn
     assert turn is not None
     with project.database.reading() as tx:
         change = decisions.list_changes(tx, decision)[-1]
-    assert change.details == {"exit_status": 0, "turn_step": turn.step}
+    assert change.details == {"exit_status": -15, "turn_step": turn.step}
 
 
 def test_checkpoint_cannot_change_its_uri(project: ProjectFixture) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import pytest
 from evalstop_detectors import combine_values, start_combining
-from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, RolesCorrected
 from evalstop_service.rules.role_recognition import COMBINED_METRIC, MetricFields
@@ -15,7 +14,7 @@ from evalstop_service.store import observations, outcomes, tables
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
-from tests.service.project_fixture import NOW, ProjectFixture
+from tests.service.project_fixture import ProjectFixture
 
 EVALS: dict[str, MetricFields] = {
     "code": {"role": "eval", "direction": "minimize"},
@@ -122,7 +121,7 @@ def test_falling_critical_eval_stops_the_run(project: ProjectFixture) -> None:
     assert stopped.decision is not None
     assert (stopped.decision.verdict.critical, stopped.decision.step) == ("chat", 10)
     assert stopped.run.verdict.reason.startswith("critical eval chat: k_decline")
-    commands.finish_run(project.database, project.id, run.id, "completed", NOW)
+    project.finish_run(run)
     with project.database.reading() as tx:
         outcome = outcomes.find_outcome(tx, run.id, 1)
     assert outcome is not None

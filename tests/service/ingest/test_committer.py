@@ -26,7 +26,7 @@ from evalstop_service.ingest import (
 )
 from evalstop_service.ingest.committer import LARGE_GROUP
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.store import policies, projects, runs, tables
+from evalstop_service.store import runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
@@ -36,7 +36,7 @@ from evalstop_service.web.problems import problem_of
 from tests.faults.run_records import count_deadlocks
 from tests.service.committers import run_on_loop
 from tests.service.concurrency import wait_for_blocked_process, wait_until
-from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, evals, set_up_project
+from tests.service.project_fixture import DECLINING_EVALS, ProjectFixture, evals, set_up_project
 
 DEADLINE_SECONDS = 60.0
 
@@ -130,9 +130,7 @@ def test_unreadable_policy_is_refused_with_503(project: ProjectFixture, committe
 def test_stored_policy_is_read_without_validation(project: ProjectFixture, committer: Committer) -> None:
     """A policy stored before its thresholds became invalid is still applied."""
     member = {"detector": "posterior", "stop_at": 1.7}
-    with project.database.transaction() as tx:
-        project_row = projects.get_project(tx, project.id)
-        policies.add_policy(tx, project_row, "old", {"name": "old", "members": [member]}, NOW)
+    project.add_policy({"name": "old", "members": [member]})
     run = project.open_run(policy="old")
 
     async def submit() -> Receipt:

@@ -12,7 +12,7 @@ from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, EvalAnswered, Receipt, Resumed
 from evalstop_service.ingest.eval_requests import OPEN_FOR
 from evalstop_service.runs.watched_metrics import PAIRED_METRIC
-from evalstop_service.store import eval_requests, policies, projects, tables
+from evalstop_service.store import eval_requests, tables
 from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
@@ -177,8 +177,7 @@ def test_answer_can_stop_the_run(project: ProjectFixture) -> None:
         "members": [{"detector": "posterior", "stop_at": 0.5, "suspect_at": 0.2}],
         "evaluate_now": {},
     }
-    with project.database.transaction() as tx:
-        policies.add_policy(tx, projects.get_project(tx, project.id), "sensitive", policy, NOW)
+    project.add_policy(policy)
     run = project.open_run(policy="sensitive", total_steps=90, eval_share=0.0)
     project.submit(run, CheckpointSaved(30, "file:///30"))
     request = post_until_request(project, run)

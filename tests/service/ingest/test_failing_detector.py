@@ -41,8 +41,7 @@ def open_failing_run(project: ProjectFixture, *, calls_at: int = 1_000_000) -> R
     """A run with one observation, in the cache with a policy that fails."""
     run = project.open_run()
     project.post_observations(run, evals(0.5))
-    state = project.cache.find_state(run.id)
-    assert state is not None
+    state = project.cached_state(run)
     detector = FailingDetector(calls_at)
     policy = Policy("failing", (Member(detector, detector.thresholds),))
     watch = WatchedMetrics(state.run, policy)
@@ -99,8 +98,7 @@ def test_run_is_judged_again_by_a_process_whose_detectors_do_not_fail(project: P
     project.post_observations(run, evals(0.9, 0.8, 0.7, 0.6, start=2))
     project.cache.drop_states([run.id])
     project.post_observations(run, evals(0.5, start=6), NOW)
-    state = project.cache.find_state(run.id)
-    assert state is not None
+    state = project.cached_state(run)
     assert state.monitor.evals == 6
     assert project.load_run(run).detector_failure is None
 
@@ -111,8 +109,7 @@ def test_posts_of_a_failing_run_have_no_consequences_after_many_late_ones(projec
     project.post_observations(run, evals(0.5, start=100))
     for step in range(4, 4 + KEEP_EVERY // LATE_WEIGHT):
         project.post_observations(run, evals(0.5, start=step))
-    state = project.cache.find_state(run.id)
-    assert state is not None
+    state = project.cached_state(run)
     assert (state.failure is not None, state.unkept >= KEEP_EVERY) == (True, True)
     (point,) = evals(0.5, start=101)
     applied = apply(state, [Message(project.id, run.id, Observations((point,)))], NO_FACTS, NOW)

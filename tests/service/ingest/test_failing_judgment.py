@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from evalstop_detectors import CombinedState, Score
 from evalstop_service.ingest import CheckpointSaved, Observations, Resumed
-from evalstop_service.ingest.run_state import RunState, Scores
+from evalstop_service.ingest.run_state import Scores
 from evalstop_service.rules.role_recognition import COMBINED_METRIC, MetricFields
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.observations import PostedObservation
@@ -28,16 +28,10 @@ class FailingScores(Scores):
             raise ZeroDivisionError("checkpoints")
 
 
-def find_state(project: ProjectFixture, run: Run) -> RunState:
-    state = project.cache.find_state(run.id)
-    assert state is not None
-    return state
-
-
 def open_run_with_failing_choice(project: ProjectFixture) -> Run:
     run = project.open_run(policy="paper")
     project.post_observations(run, evals(0.5))
-    project.cache.put_states([replace(find_state(project, run), scores=FailingScores(), scores_count=0)])
+    project.cache.put_states([replace(project.cached_state(run), scores=FailingScores(), scores_count=0)])
     return run
 
 
@@ -95,7 +89,7 @@ def test_evals_are_stored_although_they_cannot_be_combined(project: ProjectFixtu
         return [PostedObservation(metric, step, step / 10) for metric in ("a", "b")]
 
     project.post_observations(run, make_evals(0))
-    state = find_state(project, run)
+    state = project.cached_state(run)
     assert state.combined is not None
     broken = CombinedState(state.combined.evals[:1], last=0)  # two weights, but one eval
     project.cache.put_states([replace(state, combined=broken)])
@@ -104,13 +98,13 @@ def test_evals_are_stored_although_they_cannot_be_combined(project: ProjectFixtu
     assert failure is not None
     assert failure.startswith("the combination of the evals failed: ValueError")
     project.submit(run, Observations(tuple(make_evals(3))))
-    assert find_state(project, run).last_steps[COMBINED_METRIC] == 3
+    assert project.cached_state(run).last_steps[COMBINED_METRIC] == 3
 
 
 def test_run_is_loaded_although_its_scores_cannot_be_caught_up(project: ProjectFixture) -> None:
     """They are built again by the message that needs them."""
     run = open_run_with_failing_choice(project)
-    state = find_state(project, run)
+    state = project.cached_state(run)
     project.evict_run(run)
     project.post_observations(run, evals(0.6, start=1))  # as another process would
     project.cache.put_states([replace(state, shared=1)])

@@ -41,8 +41,7 @@ def test_moving_in_slices_equals_moving_at_once(
     """Outside the event loop's thread a monitor moves in slices, with other threads between them."""
     run = project.open_run(policy=policy)
     project.post_observations(run, OBSERVATIONS)
-    state = project.cache.find_state(run.id)
-    assert state is not None
+    state = project.cached_state(run)
     rewound = rewind_monitor(state, None)
 
     async def move_on_the_loop() -> RunState:
@@ -74,8 +73,7 @@ def test_loaded_run_catches_up_at_once(project: ProjectFixture) -> None:
     """On the embedded database every commit waits for the thread that loads a run, so it does not pause."""
     run = project.open_run()
     project.post_observations(run, OBSERVATIONS[:1])
-    state = project.cache.find_state(run.id)
-    assert state is not None
+    state = project.cached_state(run)
     project.post_observations(run, OBSERVATIONS[1:])
     policy = Policy("counting", (Member(detector := CountingDetector([]), detector.thresholds),))
     behind = replace(state, policy=policy, watch=WatchedMetrics(state.run, policy), monitor=start(policy), shared=1)

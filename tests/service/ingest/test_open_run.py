@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.decisions import commands, deadlines
+from evalstop_service.decisions import deadlines
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.ingest import Resumed, open_run
 from evalstop_service.ingest.open_run import Resume
@@ -128,8 +128,7 @@ def test_lowered_mode_applies_to_open_runs(project: ProjectFixture) -> None:
 def test_stop_on_hold_is_not_sent_after_the_mode_was_lowered(project: ProjectFixture) -> None:
     """A stop that was on hold when its project was lowered to shadow stays so until the project is raised again."""
     project.change_settings(stops_share=None, paused_at=NOW, paused_by="dana")
-    run = project.open_run(policy="paper", mode=Mode.ENFORCE)
-    project.post_observations(run, DECLINING_EVALS)
+    run, _ = project.open_declining_run(policy="paper", mode=Mode.ENFORCE)
     project.change_settings(paused_at=None)
     states = []
     for minute, mode in enumerate((Mode.SHADOW, Mode.ENFORCE), 2):
@@ -157,7 +156,7 @@ def test_open_without_job_attaches_to_a_running_run(project: ProjectFixture) -> 
     without_job = project.open_run("one")
     project.open_run("one", job="slurm:1")
     assert project.open_run("one").id == without_job.id
-    commands.finish_run(project.database, project.id, without_job.id, "completed", NOW)
+    project.finish_run(without_job)
     assert project.open_run("one").job == "slurm:1"
 
 
@@ -166,11 +165,11 @@ def test_name_of_an_ended_run_opens_a_new_one(project: ProjectFixture, job: str 
     """Starting a script again opens a new run, even in the same job; the first one stays ended."""
     first = project.open_run("one", job=job)
     project.post_observations(first, evals(0.9))
-    commands.finish_run(project.database, project.id, first.id, "completed", NOW)
+    project.finish_run(first)
     again = project.open_run("one", job=job, mode=Mode.ENFORCE)
     assert (again.name, again.status, again.last_step) == ("one-2", "running", None)
     assert project.load_run(first).status == "completed"
-    commands.finish_run(project.database, project.id, again.id, "failed", NOW)
+    project.finish_run(again, "failed")
     assert project.open_run("one", job=job).name == "one-3"
 
 
@@ -181,7 +180,7 @@ def test_resume_continues_the_latest_run(project: ProjectFixture) -> None:
     seeds = [project.open_run("one", resume=Resume.ALLOW, job="slurm:1"), project.open_run("one", job="slurm:2")]
     for seed in seeds:
         project.post_observations(seed, evals(0.9))
-        commands.finish_run(project.database, project.id, seed.id, "failed", NOW)
+        project.finish_run(seed, "failed")
     assert [project.open_run("one", resume=Resume.ALLOW, job=f"slurm:{job}").id for job in (1, 2)] == [
         s.id for s in seeds
     ]
@@ -195,7 +194,7 @@ def test_repeated_request_opens_no_second_run(project: ProjectFixture) -> None:
     project.open_run("one", job="slurm:0")
     opening = new_id()
     run = project.open_run("one", job="slurm:1", opening=opening)
-    commands.finish_run(project.database, project.id, run.id, "completed", NOW)
+    project.finish_run(run)
     again = project.open_run("one", job="slurm:2", opening=opening, labels={"node": "b"})
     assert (again.id, again.name, again.status, again.labels) == (run.id, "one-2", "completed", {})
     other = set_up_project(project.database).open_run("one", opening=opening)
@@ -226,7 +225,7 @@ def test_reopen_by_id_continues_the_run(project: ProjectFixture) -> None:
     """Reopening by id continues the run; an unknown id opens nothing."""
     run = project.open_run("one", labels={"job": "1"})
     project.open_run("two")
-    commands.finish_run(project.database, project.id, run.id, "failed", NOW)
+    project.finish_run(run, "failed")
     again = open_run.reopen_run(project.database, project.id, run.id, "key a", NOW)
     assert (again.id, again.status, again.ended_at, again.labels) == (run.id, "running", None, run.labels)
     assert open_run.reopen_run(project.database, project.id, run.id, "key a", NOW).version == again.version

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from evalstop_service.decisions import commands
-from evalstop_service.rules.decision_lifecycle import DecisionState, Reported, Undone
-from evalstop_service.store import cases, endpoints
-from evalstop_service.store.decisions import Decision
+from evalstop_service.rules.decision_lifecycle import DecisionState, Undone
 from evalstop_service.store.observations import PostedObservation
-from evalstop_service.store.runs import Run
 
-from tests.fixtures.subscriptions import EVERY_EVENT
-from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, lift_stop_limits
+from tests.service.project_fixture import NOW, ProjectFixture, lift_stop_limits
 
 LATER_EVAL = [PostedObservation("eval", 900, 0.1)]
 
@@ -20,28 +15,14 @@ LATER_EVAL = [PostedObservation("eval", 900, 0.1)]
 def project(project: ProjectFixture) -> ProjectFixture:
     """A project with a receiver, whose stops are requested at once."""
     lift_stop_limits(project.database)
-    with project.database.transaction() as tx:
-        endpoints.add_endpoint(tx, project.id, url="http://127.0.0.1:9/", event_types=EVERY_EVENT, now=NOW)
+    project.add_endpoint()
     return project
-
-
-def request_stop(project: ProjectFixture, run: Run) -> Decision:
-    decision = project.post_observations(run, DECLINING_EVALS).decision
-    assert decision is not None
-    assert decision.state == DecisionState.REQUESTED
-    return decision
-
-
-def confirm_stop(project: ProjectFixture, decision: Decision) -> DecisionState:
-    report = Reported(NOW, DecisionState.CONFIRMED, "receiver", "gone", {})
-    return commands.record_report(project.database, project.id, decision.id, report).state
 
 
 def test_stopped_run_can_be_stopped_again(project: ProjectFixture) -> None:
     """Reopened after its stop was confirmed, a run starts a new attempt, which can be stopped again."""
-    run = project.open_run("one")
-    first = request_stop(project, run)
-    confirm_stop(project, first)
+    run, first = project.open_declining_run("one")
+    project.record_report(first, DecisionState.CONFIRMED)
     again = project.open_run("one", resume="must")
     assert (again.id, again.attempt, again.status, again.ended_at) == (run.id, 2, "running", None)
     assert len(project.load_events(run, "run.stop_requested")) == 1, "no new observation yet"
@@ -50,19 +31,16 @@ def test_stopped_run_can_be_stopped_again(project: ProjectFixture) -> None:
     assert (second.attempt, second.state) == (2, DecisionState.REQUESTED)
     assert second.id != first.id
     assert len(project.load_events(run, "run.stop_requested")) == 2
-    with project.database.reading() as tx:
-        case = cases.find_case(tx, run.id, 1)
-    assert case is not None
+    case = project.load_case(run)
     assert case.decision_id == first.id, "the case of the first attempt keeps its decision"
 
 
 def test_run_continued_by_another_job_stays_running(project: ProjectFixture) -> None:
     """Reopened by another job while a stop is pending, a run starts an attempt that the old job's end leaves alone."""
-    run = project.open_run("one", job="slurm:1")
-    first = request_stop(project, run)
+    run, first = project.open_declining_run("one", job="slurm:1")
     again = project.open_run("one", job="slurm:2", resume="must")
     assert (again.id, again.attempt) == (run.id, 2)
-    assert confirm_stop(project, first) == DecisionState.CONFIRMED
+    assert project.record_report(first, DecisionState.CONFIRMED) == DecisionState.CONFIRMED
     assert project.load_run(run).status == "running"
     second = project.post_observations(run, LATER_EVAL).decision
     assert second is not None
@@ -71,20 +49,18 @@ def test_run_continued_by_another_job_stays_running(project: ProjectFixture) -> 
 
 def test_reopening_in_the_same_job_keeps_the_stop(project: ProjectFixture) -> None:
     """A process of the same job that reopens the run during its stop stays in the attempt."""
-    run = project.open_run("one", job="slurm:1")
-    decision = request_stop(project, run)
+    run, decision = project.open_declining_run("one", job="slurm:1")
     for resume in (None, "allow"):
         assert project.open_run("one", job="slurm:1", resume=resume).attempt == 1
-    confirm_stop(project, decision)
+    project.record_report(decision, DecisionState.CONFIRMED)
     assert project.load_run(run).status == "stopped"
 
 
 def test_undone_stop_is_not_requested_again(project: ProjectFixture) -> None:
     """After a person undid a stop, reopening the run in a new job requests no new one."""
-    run = project.open_run("one")
-    decision = request_stop(project, run)
-    confirm_stop(project, decision)
-    commands.apply_command(project.database, project.id, decision.id, Undone(NOW, "dana", "a known dip"))
+    run, decision = project.open_declining_run("one")
+    project.record_report(decision, DecisionState.CONFIRMED)
+    project.apply_command(decision, Undone(NOW, "dana", "a known dip"))
     assert project.open_run("one", resume="must").attempt == 1
     project.post_observations(run, LATER_EVAL)
     assert len(project.load_events(run, "run.stop_requested")) == 1

@@ -11,7 +11,7 @@ from evalstop_service.ingest import CheckpointSaved, Observations, RolesCorrecte
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.rules.run_results import RawMaximum
-from evalstop_service.store import audit, projects
+from evalstop_service.store import audit
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from hypothesis import HealthCheck, given, settings
@@ -131,9 +131,7 @@ def test_run_without_evals_has_no_best_checkpoint(project: ProjectFixture) -> No
 
 def test_project_patterns_set_roles(project: ProjectFixture) -> None:
     """In a project with patterns, runs without declared metrics get their roles by the patterns."""
-    with project.database.transaction() as tx:
-        project_row = projects.lock_project(tx, project.id)
-        projects.update_project(tx, replace(project_row, role_patterns=[{"pattern": "odd/*", "role": "eval"}]))
+    project.change_settings(role_patterns=[{"pattern": "odd/*", "role": "eval"}])
     run = project.open_run(policy="paper")
     assert project.post_observations(run, build_declining("odd/one")).run.verdict.verdict == "stop"
     declared = project.open_run(metrics={"odd/two": EVAL_ROLE | {"direction": "minimize"}})
@@ -146,18 +144,13 @@ def test_observations_are_stored_although_roles_cannot_be_assigned(project: Proj
     project.post_observations(run, [PostedObservation("eval/score", 1, 0.5)])
     roles = project.load_run(run).metrics
     assert roles
-
-    def set_patterns(*patterns: dict[str, str]) -> None:
-        with project.database.transaction() as tx:
-            projects.update_project(tx, replace(projects.get_project(tx, project.id), role_patterns=list(patterns)))
-
-    set_patterns({"pattern": "odd/*", "role": "of a later release"})
+    project.change_settings(role_patterns=[{"pattern": "odd/*", "role": "of a later release"}])
     assert project.post_observations(run, [PostedObservation("odd/score", 1, 0.5)]).accepted == 1
     stored = project.load_run(run)
     assert stored.metrics == roles
     assert stored.recognition is not None
     assert "the roles of new metrics could not be assigned: ValueError" in stored.recognition.warnings[-1]
-    set_patterns({"pattern": "odd/*", "role": "kl"})
+    project.change_settings(role_patterns=[{"pattern": "odd/*", "role": "kl"}])
     project.post_observations(run, [PostedObservation("odd/other", 1, 0.5)])
     assert "odd/other" in project.load_run(run).metrics
     recognition = project.load_run(run).recognition

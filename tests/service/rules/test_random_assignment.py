@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from itertools import product
 from uuid import UUID
 
@@ -18,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.service.project_fixture import (
-    DECLINING_EVALS,
     ONE_HOUR_LATER,
     ProjectFixture,
     lift_stop_limits,
@@ -75,10 +73,7 @@ def set_held_out_share(project: ProjectFixture, share: float) -> None:
 def test_held_out_stop_is_not_announced(veto_project: ProjectFixture) -> None:
     """A held-out run goes on; the draw is recorded, and the decision has no guards and no deadline."""
     set_held_out_share(veto_project, 1.0)
-    run = veto_project.open_run()
-    receipt = veto_project.post_observations(run, DECLINING_EVALS)
-    decision = receipt.decision
-    assert decision is not None
+    run, decision = veto_project.open_declining_run()
     assert (decision.state, decision.observed_probability, decision.deadline_at) == (DecisionState.HELD_OUT, 1.0, None)
     assert not decision.stops(ONE_HOUR_LATER)
     assert load_stop_delivery_states(veto_project) == []
@@ -94,9 +89,7 @@ def test_every_decision_records_its_probability(database: Database) -> None:
     lift_stop_limits(database)
     set_held_out_share(project, 0.3)
     for _ in range(30):
-        run = project.open_run(uuid.uuid4().hex)
-        decision = project.post_observations(run, DECLINING_EVALS).decision
-        assert decision is not None
+        _, decision = project.open_declining_run()
         held_out = random_assignment.draw_number("a seed", decision.id, random_assignment.HELD_OUT) < 0.3
         assert (decision.state == DecisionState.HELD_OUT) == held_out
         assert decision.observed_probability == pytest.approx(0.3)
@@ -106,9 +99,7 @@ def test_shadow_decision_is_always_observed(database: Database) -> None:
     """A shadow decision has the observed probability 1: nothing is drawn."""
     project = set_up_project(database, "shadow")
     set_held_out_share(project, 0.5)
-    run = project.open_run()
-    decision = project.post_observations(run, DECLINING_EVALS).decision
-    assert decision is not None
+    _, decision = project.open_declining_run()
     assert (decision.state, decision.observed_probability) == (DecisionState.SHADOW, 1.0)
 
 
@@ -121,9 +112,7 @@ def test_canary_enforces_a_random_share(database: Database) -> None:
         canary = RolloutStage(project.id, "paper", Stage.CANARY, 0.9, 0.4, ONE_HOUR_LATER, StageNumbers(), 1)
         rollout_stages.save_stage(tx, canary)
     for _ in range(30):
-        run = project.open_run(uuid.uuid4().hex)
-        decision = project.post_observations(run, DECLINING_EVALS).decision
-        assert decision is not None
+        run, decision = project.open_declining_run()
         enforce_draw, hold_out_draw = (
             random_assignment.draw_number("a seed", decision.id, question)
             for question in (random_assignment.CARRIED_OUT, random_assignment.HELD_OUT)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 import pytest
-from evalstop_service.decisions import commands
 from evalstop_service.ingest import Resumed
 from evalstop_service.runs import downsampling
 from evalstop_service.store import observations, series, tables
@@ -18,7 +17,7 @@ from evalstop_service.store.runs import Run
 from evalstop_service.store.series import OBSERVATIONS_A_ROW, OBSERVATIONS_AT_A_TIME, Bucket
 
 from tests.service.concurrency import run_concurrently
-from tests.service.project_fixture import NOW, ProjectFixture, set_up_project
+from tests.service.project_fixture import ProjectFixture, set_up_project
 
 END = 2 * OBSERVATIONS_AT_A_TIME + 300
 BUCKETS = 200
@@ -71,7 +70,7 @@ def test_long_series_of_running_runs_are_summarized(project: ProjectFixture) -> 
     project.post_observations(
         run, [PostedObservation("entropy", 3 * step, 0.5) for step in range(OBSERVATIONS_AT_A_TIME)]
     )
-    commands.finish_run(project.database, project.id, ended_run.id, "completed", NOW)
+    project.finish_run(ended_run)
     process = SummarizingProcess(project)
     process.summarize()
     assert [count_summarized(project, each) for each in (run, short, ended_run)] == [3 * OBSERVATIONS_AT_A_TIME, 0, 0]

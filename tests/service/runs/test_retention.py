@@ -7,10 +7,9 @@ from datetime import timedelta
 
 import pytest
 from evalstop_service import background
-from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.runs import retention
 from evalstop_service.runs.retention import Pace, PruneResult
 from evalstop_service.store import retention as rows
@@ -60,19 +59,18 @@ def test_run_keeps_its_details_until_its_stop_is_confirmed(database: Database) -
     stop that has failed, which is not awaited, leaves the change point of the pruned run."""
     project = set_up_project_with_retention(database)
     run = project.open_run()
-    scores = evals(*(0.1 * step for step in range(10)), *(0.9 - 0.1 * step for step in range(10)))
-    decision = project.post_observations(run, scores).decision
-    assert decision is not None
-    acknowledged = Reported(NOW, DecisionState.ACKNOWLEDGED, "receiver", "", {})
-    commands.record_report(database, project.id, decision.id, acknowledged)
-    commands.finish_run(database, project.id, run.id, "completed", NOW)
+    project.post_observations(
+        run, evals(*(0.1 * step for step in range(10)), *(0.9 - 0.1 * step for step in range(10)))
+    )
+    decision = project.load_decision(run)
+    project.record_report(decision, DecisionState.ACKNOWLEDGED, NOW)
+    project.finish_run(run, now=NOW)
     turn = project.load_run(run).turn
     assert turn is not None
     long_after = NOW + timedelta(days=KEEP_DAYS + 1)
     assert retention.prune_runs(database, long_after, pace=WITHOUT_PAUSES).runs == {}
     for state in (DecisionState.FAILED, DecisionState.CONFIRMED):
-        report = Reported(long_after, state, "receiver", "", {})
-        commands.record_report(database, project.id, decision.id, report)
+        project.record_report(decision, state, long_after)
         retention.prune_runs(database, long_after, pace=WITHOUT_PAUSES)
         assert is_marked_pruned(project, run)
         assert project.load_run(run).turn == turn

@@ -19,7 +19,7 @@ from evalstop_service.store.tables import decisions as decision_rows
 from evalstop_service.store.tables import runs as run_rows
 
 from tests.service.concurrency import wait_for_blocked_process
-from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, set_up_project
+from tests.service.project_fixture import NOW, ProjectFixture, set_up_project
 
 T = TypeVar("T")
 
@@ -47,9 +47,7 @@ def read_after(change: Callable[[Transaction], object], lock: Callable[[Transact
 def test_locked_run_has_its_new_policy(project: ProjectFixture) -> None:
     """A run whose policy changes while others wait to lock it, by its id or its decision's, is found with the new
     one."""
-    run = project.open_run()
-    decision = project.post_observations(run, DECLINING_EVALS).decision
-    assert decision is not None
+    run, decision = project.open_declining_run()
 
     def change_policy(tx: Transaction) -> None:
         policy = policies.add_policy(tx, projects.get_project(tx, project.id), "other", {"name": "other"}, NOW)
@@ -66,9 +64,7 @@ def test_locked_run_has_its_new_policy(project: ProjectFixture) -> None:
 
 def test_locked_decision_has_its_new_state(project: ProjectFixture) -> None:
     """A decision that a worker requests while another transaction waits to lock it is read as requested."""
-    run = project.open_run()
-    decision = project.post_observations(run, DECLINING_EVALS).decision
-    assert decision is not None
+    run, decision = project.open_declining_run()
     locked = read_after(
         lambda tx: due_decisions.request_due_decisions(tx, decision.due_at),
         lambda tx: decisions.lock_decision(tx, run.id, decision.id),
@@ -79,9 +75,7 @@ def test_locked_decision_has_its_new_state(project: ProjectFixture) -> None:
 
 def test_commanded_decision_has_its_new_state(project: ProjectFixture) -> None:
     """A decision that a worker requests while a command waits to lock it with its run is read as requested."""
-    run = project.open_run()
-    decision = project.post_observations(run, DECLINING_EVALS).decision
-    assert decision is not None
+    run, decision = project.open_declining_run()
     locked = read_after(
         lambda tx: due_decisions.request_due_decisions(tx, decision.due_at),
         lambda tx: decisions.lock_with_run(tx, project.id, decision.id),
@@ -92,9 +86,7 @@ def test_commanded_decision_has_its_new_state(project: ProjectFixture) -> None:
 
 def test_command_locks_the_run_before_its_decision(project: ProjectFixture) -> None:
     """A transaction that holds a run can lock its decision while a command waits for both, so they cannot deadlock."""
-    run = project.open_run()
-    decision = project.post_observations(run, DECLINING_EVALS).decision
-    assert decision is not None
+    run, decision = project.open_declining_run()
     query = sa.select(decision_rows.c.id).where(decision_rows.c.id == decision.id)
 
     def lock_with_run() -> None:
