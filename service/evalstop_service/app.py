@@ -13,7 +13,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from functools import cache
 from typing import Any, ClassVar
 
-from evalstop_detectors.checkpoint.change_point import import_ruptures
 from fastapi import APIRouter, FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.routing import BaseRoute
@@ -299,15 +298,8 @@ async def deliver(
         downsampling.create_job(database),
         audit_trail.create_job(database),
     )
-    _import_in_background()
     with background.run_jobs(*jobs):
         await _deliver(settings, database, stop, service_metrics, tracer)
-
-
-def _import_in_background() -> None:
-    """Import what ending a run needs, so that no transaction waits for the import: the embedded database has one
-    writer."""
-    threading.Thread(target=import_ruptures, name="import-ruptures").start()
 
 
 async def _deliver(
@@ -364,7 +356,6 @@ def _living(
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        _import_in_background()
         delivering = _delivering(settings, database, service_metrics, tracer) if deliver else nullcontext()
         # The embedded database has no clock of its own.
         jobs = () if database.embedded else (clock_check.create_job(database, clock, service_metrics),)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import combinations, pairwise
 
 import msgspec
+import numpy as np
 import pytest
-from evalstop_detectors.checkpoint.change_point import FEWEST, ChangePoint, locate_change_point
+from evalstop_detectors.checkpoint.change_point import FEWEST, ChangePoint, find_knots, locate_change_point
 from evalstop_detectors.checkpoint.choice import Score
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -124,6 +126,29 @@ def test_nan_is_ignored(drawn: list[float], indices: set[int]) -> None:
     clean = [Score(2 * index, value) for index, value in enumerate(drawn)]
     mixed = sorted([*clean, *(Score(2 * index + 1, math.nan) for index in indices)], key=lambda score: score.step)
     assert locate_change_point(mixed) == locate_change_point(clean)
+
+
+def measure_cost(values: list[float], knots: tuple[int, ...], penalty: float) -> float:
+    """The squared misfit of the line through the values at these knots, and the penalty for each piece."""
+    line = np.interp(range(len(values)), knots, [values[knot] for knot in knots])
+    return float(np.sum((np.array(values) - line) ** 2)) + penalty * (len(knots) - 1)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(-9, 9), min_size=3, max_size=14), st.sampled_from([1.0, 30.0, 200.0]))
+def test_knots_are_the_cheapest(drawn: list[int], penalty: float) -> None:
+    """No other line costs less: all are tried whose pieces span three evals or more, the first one two."""
+    values, last = [float(value) for value in drawn], len(drawn) - 1
+    choices = [
+        (0, *inner, last)
+        for count in range(last)
+        for inner in combinations(range(2, last - 2), count)
+        if all(b - a >= 3 for a, b in pairwise(inner))
+    ]
+    knots = tuple(find_knots(np.array(values), penalty).tolist())
+    assert knots in choices
+    least = min(measure_cost(values, choice, penalty) for choice in choices)
+    assert measure_cost(values, knots, penalty) == pytest.approx(least)
 
 
 def test_turn_in_a_long_run_is_found() -> None:
