@@ -14,7 +14,6 @@ from evalstop_lab import cli as lab_cli
 from evalstop_lab.worlds.real import load_recorded_runs
 from evalstop_service.cli import demo_data
 from evalstop_service.clock import utc_now
-from evalstop_service.decisions import commands
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.store import keys, projects, schema
 from evalstop_service.store.database import Database
@@ -23,10 +22,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.service.web.dashboard.recorded_runs import (
     Tenant,
     add_tenant,
-    confirm_stop,
     load_recorded_evals,
-    open_run,
-    post_evals,
 )
 from tests.service.web.dashboard.serving import launch_chromium, sign_in_link, start_dashboard_server
 
@@ -68,7 +64,7 @@ def main() -> None:
         schema.upgrade_schema(database)
         empty = add_tenant(database, NOW, "empty")
         tenant = add_tenant(database, NOW - timedelta(days=2))
-        ids = tell(database, tenant)
+        ids = tell(tenant)
         demo = demonstrated(database)
         backtested = backtest(database, demo)
         compared = "&".join(f"run={ids[name]}" for name in COMPARED)
@@ -122,13 +118,13 @@ def demonstrated(database: Database) -> Tenant:
         begun = NOW - timedelta(days=90)
         rollout_stage.set_rollout_stage(tx, project.id, "early", 1, 0.9, 0.2, begun)
         key, secret = keys.create_key(tx, project_id=project.id, name="dana", scopes=keys.SCOPES, now=NOW)
-    return Tenant(project, key, secret)
+    return Tenant(database, project.id, project=project, key=key, secret=secret)
 
 
 def backtest(database: Database, tenant: Tenant) -> UUID:
     """`cautious` tried on the example runs."""
     document = policy_to_document(POLICIES["cautious"])
-    asked = backtests.request_backtest(database, tenant.project.id, document, backtests.MOST_RUNS, "dana", NOW)
+    asked = backtests.request_backtest(database, tenant.id, document, backtests.MOST_RUNS, "dana", NOW)
     backtests.run_next_backtest(database, utc_now)
     return asked.id
 
@@ -146,26 +142,24 @@ def shoot_backtest(browser: Browser, scratch: Path, file: Path) -> None:
     print(file)
 
 
-def tell(database: Database, tenant: Tenant) -> dict[str, UUID]:
+def tell(tenant: Tenant) -> dict[str, UUID]:
     """Open and report the runs; gives their ids by name."""
     ids: dict[str, UUID] = {}
     for index, (name, run_id, share, mode, ended, hours) in enumerate(RUNS):
         begun = NOW - timedelta(hours=hours)
         evals = load_recorded_evals(run_id)
         labels = {"slurm_job_id": str(4700 + index), "host": "worker-1"}
-        run = open_run(
-            database, tenant, begun, name, mode=mode, labels=labels, total_steps=evals[-1].step, policy="default"
-        )
+        run = tenant.open_run(name, begun, mode=mode, labels=labels, total_steps=evals[-1].step, policy="default")
         ids[name] = run.id
         last = begun
         for number, item in enumerate(evals[: int(share * len(evals))]):
             last = begun + timedelta(minutes=2 * number)
-            receipt = post_evals(database, tenant, run.id, (item,), last)
+            receipt = tenant.post_evals(run, (item,), last)
             if ended == "stopped" and receipt.decision:
-                confirm_stop(database, tenant, receipt.decision.id, last + timedelta(seconds=9))
+                tenant.confirm_stop(receipt.decision, last + timedelta(seconds=9))
                 break
         if ended in ("completed", "failed"):
-            commands.finish_run(database, tenant.project.id, run.id, ended, last)
+            tenant.finish_run(run, ended, now=last)
     return ids
 
 

@@ -21,6 +21,7 @@ from evalstop_service.store import cases, decisions, endpoints, policies, projec
 from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
+from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.policies import StoredPolicy
 from evalstop_service.store.runs import Run
@@ -57,16 +58,20 @@ DECLINING_EVALS = evals(0.5, 0.9, 0.8, 0.7, 0.6)
 
 @dataclass(frozen=True)
 class ProjectFixture:
-    """A project in a database, and the run cache of one service process that ingests for it."""
+    """A project in a database, and the run cache of one service process that ingests for it.
+
+    What is done to it happens at `now`, unless another time is given.
+    """
 
     database: Database
     id: UUID
     cache: RunCache = field(default_factory=RunCache)
+    now: datetime = NOW
 
-    def open_run(self, name: str | None = None, **options: Any) -> Run:
+    def open_run(self, name: str | None = None, now: datetime | None = None, **options: Any) -> Run:
         """Open a new run, or the run of that name."""
         request = open_run.OpenRequest(name or uuid.uuid4().hex, **options)
-        return open_run.open_run(self.database, self.id, request, NOW)[0]
+        return open_run.open_run(self.database, self.id, request, now or self.now)[0]
 
     def open_declining_run(self, name: str | None = None, **options: Any) -> tuple[Run, Decision]:
         """Open a run whose evals decline until there is a decision."""
@@ -74,19 +79,21 @@ class ProjectFixture:
         self.post_observations(run, DECLINING_EVALS)
         return run, self.load_decision(run)
 
-    def submit(self, run: Run, content: Content, now: datetime = NOW) -> Receipt:
+    def submit(self, run: Run, content: Content, now: datetime | None = None) -> Receipt:
         """Commit one message by itself; raises the error if it is refused."""
-        return submit_message(self.database, self.id, run.id, content, now, self.cache)
+        return submit_message(self.database, self.id, run.id, content, now or self.now, self.cache)
 
-    def submit_all(self, messages: Sequence[Message], now: datetime = NOW) -> list[Receipt | ServiceError]:
+    def submit_all(self, messages: Sequence[Message]) -> list[Receipt | ServiceError]:
         """Submit messages of several runs in one turn of the event loop."""
-        return get_committer(self.database, self.cache).submit_all(messages, now)
+        return get_committer(self.database, self.cache).submit_all(messages, self.now)
 
     def read_counter(self, name: str, **labels: str) -> float:
         """Read a Prometheus counter of this process."""
         return get_committer(self.database, self.cache).read_counter(name, **labels)
 
-    def post_observations(self, run: Run, observations: Iterable[PostedObservation], now: datetime = NOW) -> Receipt:
+    def post_observations(
+        self, run: Run, observations: Iterable[PostedObservation], now: datetime | None = None
+    ) -> Receipt:
         return self.submit(run, Observations(tuple(observations)), now)
 
     def load_run(self, run: Run) -> Run:
@@ -115,15 +122,21 @@ class ProjectFixture:
         return commands.apply_command(self.database, self.id, decision.id, command).state
 
     def record_report(
-        self, decision: Decision, state: DecisionState, at: datetime = ONE_HOUR_LATER, expected_seconds: float = 0.0
+        self,
+        decision: Decision,
+        state: DecisionState,
+        at: datetime = ONE_HOUR_LATER,
+        *,
+        expected_seconds: float = 0.0,
+        reason: str = "as seen",
     ) -> DecisionState:
         """Record the report of a receiver; return the state of the decision."""
-        report = Reported(at, state, "receiver", "as seen", {"exit_status": -15}, expected_seconds)
+        report = Reported(at, state, "receiver", reason, {"exit_status": -15}, expected_seconds)
         return commands.record_report(self.database, self.id, decision.id, report).state
 
-    def finish_run(self, run: Run, status: str = "completed", now: datetime = NOW, **options: Any) -> Run:
+    def finish_run(self, run: Run, status: str = "completed", now: datetime | None = None, **options: Any) -> Run:
         """End the run, as its trainer does."""
-        return commands.finish_run(self.database, self.id, run.id, status, now, **options)
+        return commands.finish_run(self.database, self.id, run.id, status, now or self.now, **options)
 
     def load_decision_states(self, run: Run) -> list[str]:
         """Load the states that the run's decisions went through, in order."""
@@ -136,15 +149,16 @@ class ProjectFixture:
         assert case is not None
         return case
 
-    def add_policy(self, document: dict[str, Any], now: datetime = NOW) -> StoredPolicy:
+    def add_policy(self, document: dict[str, Any], now: datetime | None = None) -> StoredPolicy:
         """Add a policy, or the next version of one."""
         with self.database.transaction() as tx:
-            return policies.add_policy(tx, projects.get_project(tx, self.id), document["name"], document, now)
+            project = projects.get_project(tx, self.id)
+            return policies.add_policy(tx, project, document["name"], document, now or self.now)
 
-    def add_endpoint(self, event_types: Sequence[str] = EVERY_EVENT, url: str = "http://127.0.0.1:9/") -> None:
+    def add_endpoint(self, event_types: Sequence[str] = EVERY_EVENT, url: str = "http://127.0.0.1:9/") -> Endpoint:
         """Add an endpoint, by default one that nothing listens at."""
         with self.database.transaction() as tx:
-            endpoints.add_endpoint(tx, self.id, url=url, event_types=event_types, now=NOW)
+            return endpoints.add_endpoint(tx, self.id, url=url, event_types=event_types, now=self.now)
 
     def change_settings(self, **changes: Any) -> None:
         """Change columns of the project."""

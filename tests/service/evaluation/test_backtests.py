@@ -15,7 +15,6 @@ from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.evaluation import backtests
-from evalstop_service.ingest import Observations
 from evalstop_service.projects import policies
 from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.store import backtests as backtest_rows
@@ -24,14 +23,13 @@ from evalstop_service.store.backtests import Backtest
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
-from tests.service.project_fixture import set_up_project, submit_message
+from tests.service.project_fixture import set_up_project
 from tests.service.web.dashboard.recorded_runs import (
     LEVEL_POLICY,
     Eval,
     Tenant,
     add_tenant,
     load_recorded_evals,
-    open_run,
 )
 
 FALLING_RUN = load_recorded_evals("np-0044")
@@ -51,8 +49,8 @@ def tenant(database: Database, now: datetime) -> Tenant:
     return add_tenant(database, now)
 
 
-def add_ended_run(database: Database, tenant: Tenant, now: datetime, name: str, evals: tuple[Eval, ...]) -> UUID:
-    run = open_run(database, tenant, now, name, labels={"gpus": "2"})
+def add_ended_run(tenant: Tenant, name: str, evals: tuple[Eval, ...]) -> UUID:
+    run = tenant.open_run(name, labels={"gpus": "2"})
     observations = [
         observation
         for item in evals
@@ -62,13 +60,13 @@ def add_ended_run(database: Database, tenant: Tenant, now: datetime, name: str, 
             PostedObservation("policy/kl", item.step, item.kl),
         )
     ]
-    submit_message(database, tenant.project.id, run.id, Observations(tuple(observations)), now)
-    commands.finish_run(database, tenant.project.id, run.id, "completed", now + timedelta(hours=10))
+    tenant.post_observations(run, observations)
+    tenant.finish_run(run, now=tenant.now + timedelta(hours=10))
     return run.id
 
 
-def request_backtest(database: Database, tenant: Tenant, document: dict[str, Any], runs: int = 500) -> Backtest:
-    return backtests.request_backtest(database, tenant.project.id, document, runs, "dana", utc_now())
+def request_backtest(tenant: Tenant, document: dict[str, Any], runs: int = 500) -> Backtest:
+    return backtests.request_backtest(tenant.database, tenant.id, document, runs, "dana", utc_now())
 
 
 def load_backtest(database: Database, requested: Backtest) -> Backtest:
@@ -76,13 +74,13 @@ def load_backtest(database: Database, requested: Backtest) -> Backtest:
         return backtest_rows.load_backtest(tx, requested.project_id, requested.id)
 
 
-def test_backtest_finds_stops_and_their_outcomes(database: Database, tenant: Tenant, now: datetime) -> None:
+def test_backtest_finds_stops_and_their_outcomes(database: Database, tenant: Tenant) -> None:
     """The runs' own policy finds the same stops again; other policies' stops are judged by the outcomes."""
-    falling_id = add_ended_run(database, tenant, now, "hacking", FALLING_RUN)
-    add_ended_run(database, tenant, now, "healthy", RISING_RUN)
-    open_run(database, tenant, now, "still running")
+    falling_id = add_ended_run(tenant, "hacking", FALLING_RUN)
+    add_ended_run(tenant, "healthy", RISING_RUN)
+    tenant.open_run("still running")
     same_policy, early_policy, never_policy = (
-        request_backtest(database, tenant, document) for document in (LEVEL_POLICY, EARLY_POLICY, NEVER_POLICY)
+        request_backtest(tenant, document) for document in (LEVEL_POLICY, EARLY_POLICY, NEVER_POLICY)
     )
     while backtests.run_next_backtest(database, utc_now):
         pass
@@ -130,12 +128,12 @@ def test_backtest_of_a_killed_process_is_continued(database: Database, tenant: T
     """After a kill another process continues once the lease has ended, and no run is judged twice."""
     run_ids = []
     for number in range(2 * backtests.RUNS_AT_A_TIME + 1):
-        run = open_run(database, tenant, now, f"run-{number}")
+        run = tenant.open_run(f"run-{number}")
         observations = tuple(PostedObservation("reward/gold", step, float(step % 7), 0.1) for step in range(20))
-        submit_message(database, tenant.project.id, run.id, Observations(observations), now)
-        commands.finish_run(database, tenant.project.id, run.id, "completed", now)
+        tenant.post_observations(run, observations)
+        tenant.finish_run(run)
         run_ids.append(run.id)
-    requested = request_backtest(database, tenant, policy_to_document(POLICIES["cautious"]))
+    requested = request_backtest(tenant, policy_to_document(POLICIES["cautious"]))
     command = [sys.executable, "-c", WORKER, database.url.render_as_string(hide_password=False)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
         try:
@@ -158,7 +156,7 @@ def test_backtest_of_a_killed_process_is_continued(database: Database, tenant: T
 def test_step_longer_than_the_lease_is_saved_once(database: Database, tenant: Tenant, now: datetime) -> None:
     """Of two processes that replay the same runs, because the lease was too short for them, the first to end saves
     them: otherwise each would lose its work to the next."""
-    request_backtest(database, tenant, EARLY_POLICY)
+    request_backtest(tenant, EARLY_POLICY)
     with database.transaction() as tx:
         expired = backtest_rows.claim_backtest(tx, now, now)
         taken_over = backtest_rows.claim_backtest(tx, now, now + timedelta(minutes=1))
@@ -172,15 +170,15 @@ def test_step_longer_than_the_lease_is_saved_once(database: Database, tenant: Te
 def test_invalid_backtest_is_refused(database: Database, tenant: Tenant) -> None:
     """An invalid policy, too many runs, or too many waiting backtests are refused."""
     with pytest.raises(InvalidPolicy):
-        request_backtest(database, tenant, {"name": "x", "members": []})
+        request_backtest(tenant, {"name": "x", "members": []})
     with pytest.raises(Invalid, match="1 to 500"):
-        request_backtest(database, tenant, LEVEL_POLICY, runs=501)
+        request_backtest(tenant, LEVEL_POLICY, runs=501)
     with database.reading() as tx, pytest.raises(Invalid, match="cautious"):
-        policies.find_referred_policy(tx, tenant.project.id, "gone")
+        policies.find_referred_policy(tx, tenant.id, "gone")
     for _ in range(backtests.MOST_UNFINISHED):
-        request_backtest(database, tenant, LEVEL_POLICY)
+        request_backtest(tenant, LEVEL_POLICY)
     with pytest.raises(Conflict, match="unfinished"):
-        request_backtest(database, tenant, LEVEL_POLICY)
+        request_backtest(tenant, LEVEL_POLICY)
 
 
 WORKER = """

@@ -84,7 +84,11 @@ def test_reopening_changes_no_options(
     project.post_observations(run, evals(0.9, start=1))
     if superseded:
         assert project.submit(run, Resumed(0)).run.last_step is None
-    same_options = {"policy": "paper", "mode": Mode.SHADOW, "labels": {"slurm_job_id": "1", "note": "new"}}
+    same_options: dict[str, Any] = {
+        "policy": "paper",
+        "mode": Mode.SHADOW,
+        "labels": {"slurm_job_id": "1", "note": "new"},
+    }
     assert project.open_run("one", **same_options).labels == {"slurm_job_id": "1", "note": "new"}
     assert project.open_run("one", policy="paper@1").id == run.id
     if "labels" in options and resume is not None:

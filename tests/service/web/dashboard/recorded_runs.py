@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 from evalstop_detectors import policy_from_document, policy_to_document
 from evalstop_service.decisions import commands
-from evalstop_service.ingest import CheckpointSaved, Observations, Receipt, RunCache
-from evalstop_service.ingest import open_run as opening
+from evalstop_service.ingest import CheckpointSaved, Receipt
 from evalstop_service.rules.decision_lifecycle import DecisionState, Mode, Reported
-from evalstop_service.store import keys, policies, projects
+from evalstop_service.store import keys, projects
 from evalstop_service.store.database import Database
+from evalstop_service.store.decisions import Decision
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.keys import Key
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 
-from tests.service.project_fixture import submit_message
+from tests.service.project_fixture import ProjectFixture
 
 RECORDED_RUNS_FILE = Path(__file__).parents[3] / "data" / "rlhf_runs_public.jsonl"
 
@@ -33,23 +33,18 @@ RUN_METRICS = {
     "policy/kl": {"role": "kl", "direction": "minimize"},
 }
 
-LEVEL_POLICY: dict[str, Any] = {
-    "name": "level",
-    "members": [
-        {"detector": "k_below_best", "params": {"k": 5}},
-        *({"detector": "non_finite", "id": name, "params": {"role": name}} for name in ("eval", "proxy", "kl")),
-    ],
-}
+LEVEL_POLICY: dict[str, Any] = policy_to_document(
+    policy_from_document(
+        {
+            "name": "level",
+            "members": [
+                {"detector": "k_below_best", "params": {"k": 5}},
+                *({"detector": "non_finite", "id": name, "params": {"role": name}} for name in ("eval", "proxy", "kl")),
+            ],
+        }
+    )
+)
 """A policy that stops the recorded runs after few evals."""
-
-
-@dataclass(frozen=True)
-class Tenant:
-    """A project, a key with all scopes, and the key's secret."""
-
-    project: Project
-    key: Key
-    secret: str
 
 
 @dataclass(frozen=True)
@@ -75,6 +70,47 @@ def load_recorded_evals(run_id: str) -> tuple[Eval, ...]:
     raise LookupError(f"there is no run {run_id} in {RECORDED_RUNS_FILE}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tenant(ProjectFixture):
+    """A project with runs that post recorded evals, a key to it, and the key's secret."""
+
+    project: Project
+    key: Key
+    secret: str
+
+    def open_run(self, name: str | None = None, now: datetime | None = None, **options: Any) -> Run:
+        """Open a run, by default one that watches gold, proxy and KL."""
+        return super().open_run(name, now, **{"metrics": RUN_METRICS} | options)
+
+    def post_evals(self, run: Run, evals: Iterable[Eval], now: datetime | None = None) -> Receipt:
+        """Post evals and their checkpoints one by one, as a trainer does; returns the last receipt."""
+        for row in evals:
+            points = (
+                PostedObservation("reward/gold", row.step, row.gold, row.gold_stderr),
+                PostedObservation("reward/proxy", row.step, row.proxy),
+                PostedObservation("policy/kl", row.step, row.kl),
+            )
+            self.submit(run, CheckpointSaved(row.step, f"file:///checkpoints/step-{row.step:06d}"), now)
+            receipt = self.post_observations(run, points, now)
+        return receipt
+
+    def open_stopped_run(
+        self, name: str, evals: Iterable[Eval], now: datetime | None = None, **options: Any
+    ) -> tuple[Run, Decision]:
+        """Open a run in enforce mode with these evals, at one of which its stop is decided."""
+        run = self.open_run(name, now, mode=Mode.ENFORCE, **options)
+        self.post_evals(run, evals, now)
+        return run, self.load_decision(run)
+
+    def confirm_stop(self, decision: Decision, now: datetime | None = None) -> None:
+        """Report, as a receiver does, that the job has ended."""
+        at = now or self.now
+        details = {"exit_status": -15, "signal": "SIGTERM", "ended_at": (at - timedelta(seconds=1)).isoformat()}
+        reason = "the job ended after it was cancelled"
+        report = Reported(at, DecisionState.CONFIRMED, "evalstop-receiver process", reason, details)
+        commands.record_report(self.database, self.id, decision.id, report)
+
+
 def add_tenant(
     database: Database,
     now: datetime,
@@ -96,38 +132,7 @@ def add_tenant(
     )
     with database.transaction() as tx:
         assert projects.add_project(tx, project)
-        policies.add_policy(
-            tx, project, LEVEL_POLICY["name"], policy_to_document(policy_from_document(LEVEL_POLICY)), now
-        )
         key, secret = keys.create_key(tx, project_id=project.id, name="test", scopes=scopes, now=now)
-    return Tenant(project, key, secret)
-
-
-def open_run(database: Database, tenant: Tenant, now: datetime, name: str, **terms: object) -> Run:
-    """Open a run that watches gold, proxy and KL."""
-    request = opening.OpenRequest(name=name, metrics=RUN_METRICS, **terms)  # type: ignore[arg-type]
-    return opening.open_run(database, tenant.project.id, request, now)[0]
-
-
-def post_evals(database: Database, tenant: Tenant, run_id: UUID, evals: tuple[Eval, ...], now: datetime) -> Receipt:
-    """Post evals and their checkpoints one by one, as a trainer does; returns the last receipt."""
-    cache = RunCache()
-    for row in evals:
-        points = (
-            PostedObservation("reward/gold", row.step, row.gold, row.gold_stderr),
-            PostedObservation("reward/proxy", row.step, row.proxy),
-            PostedObservation("policy/kl", row.step, row.kl),
-        )
-        checkpoint = CheckpointSaved(row.step, f"file:///checkpoints/step-{row.step:06d}")
-        submit_message(database, tenant.project.id, run_id, checkpoint, now, cache)
-        receipt = submit_message(database, tenant.project.id, run_id, Observations(points), now, cache)
-    return receipt
-
-
-def confirm_stop(database: Database, tenant: Tenant, decision_id: UUID, now: datetime) -> None:
-    """Report, as a receiver does, that the job has ended."""
-    details = {"exit_status": -15, "signal": "SIGTERM", "ended_at": (now - timedelta(seconds=1)).isoformat()}
-    report = Reported(
-        now, DecisionState.CONFIRMED, "evalstop-receiver process", "the job ended after it was cancelled", details
-    )
-    commands.record_report(database, tenant.project.id, decision_id, report)
+    tenant = Tenant(database, project.id, now=now, project=project, key=key, secret=secret)
+    tenant.add_policy(LEVEL_POLICY)
+    return tenant

@@ -68,7 +68,7 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     schema.upgrade_schema(database)
     now = utc_now()
     tenant = add_tenant(database, now, veto_window_seconds=3600)
-    paths, pending = populate_project(database, tenant, now)
+    paths, pending = populate_project(tenant)
     with (
         start_dashboard_server(database) as address,
         browser.new_context(viewport={"width": 1280, "height": 800}) as context,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime
 
 import httpx
 from evalstop_detectors import POLICIES, MetricRole, Observation, policy_from_document, replay
 from evalstop_detectors.detectors.posterior import Posterior
-from evalstop_service.ingest import Observations
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
@@ -17,8 +15,7 @@ from evalstop_service.web.dashboard.gao_chart import build_chart
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded_runs import LEVEL_POLICY, Tenant, load_recorded_evals, open_run, post_evals
+from tests.service.web.dashboard.recorded_runs import LEVEL_POLICY, Tenant, load_recorded_evals
 from tests.service.web.dashboard.serving import SQLITE_ONLY
 
 HACKING = load_recorded_evals("np-0044")
@@ -117,24 +114,20 @@ def test_share_covered_equals_the_detectors_outlook() -> None:
 
 
 @SQLITE_ONLY
-def test_share_covered_is_drawn_for_a_healthy_run(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_share_covered_is_drawn_for_a_healthy_run(visitor: httpx.Client, tenant: Tenant) -> None:
     """The share covered is drawn although the probability of a turn is 0 at every step."""
-    run = open_run(database, tenant, now, "rising", policy="default", total_steps=600)
-    post_evals(database, tenant, run.id, HACKING[:20], now)
+    run = tenant.open_run("rising", policy="default", total_steps=600)
+    tenant.post_evals(run, HACKING[:20])
     (track,) = visitor.get(f"/runs/{run.id}/analysis.json").json()["evidence"]["tracks"]
     assert set(track["values"]) == {0}
     assert len(track["covered"]["steps"]) == len(track["covered"]["low"]) == 18
 
 
 @SQLITE_ONLY
-def test_analysis_has_evidence_and_curve(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_analysis_has_evidence_and_curve(visitor: httpx.Client, tenant: Tenant) -> None:
     """A run with gold and KL gets both charts, with the eval scores as they were posted."""
-    run = open_run(database, tenant, now, "ppo")
-    post_evals(database, tenant, run.id, HACKING[:29], now)
+    run = tenant.open_run("ppo")
+    tenant.post_evals(run, HACKING[:29])
     chart = visitor.get(f"/runs/{run.id}/analysis.json").json()
     assert chart["evidence"]["note"] == analysis.REPLAYED
     assert [track["member"] for track in chart["evidence"]["tracks"]] == ["k_below_best"]
@@ -146,14 +139,12 @@ def test_analysis_has_evidence_and_curve(
 
 
 @SQLITE_ONLY
-def test_long_run_shows_stored_evidence(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_long_run_shows_stored_evidence(visitor: httpx.Client, tenant: Tenant) -> None:
     """A run too long to replay shows the evidence stored with its verdicts, and the answer says so."""
-    run = open_run(database, tenant, now, "long")
-    post_evals(database, tenant, run.id, HACKING[:29], now)
+    run = tenant.open_run("long")
+    tenant.post_evals(run, HACKING[:29])
     points = tuple(PostedObservation("policy/kl", 1000 + step, 1.0) for step in range(analysis.MOST_REPLAYED))
-    submit_message(database, tenant.project.id, run.id, Observations(points), now)
+    tenant.post_observations(run, points)
     chart = visitor.get(f"/runs/{run.id}/analysis.json").json()["evidence"]
     assert chart["note"] == analysis.TOO_LONG
     track = chart["tracks"][0]
@@ -161,12 +152,10 @@ def test_long_run_shows_stored_evidence(
 
 
 @SQLITE_ONLY
-def test_unknown_detector_shows_stored_evidence(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_unknown_detector_shows_stored_evidence(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
     """A policy of a later release cannot be replayed: evidence comes from the stored verdicts, the curve as usual."""
-    run = open_run(database, tenant, now, "ppo")
-    post_evals(database, tenant, run.id, HACKING[:29], now)
+    run = tenant.open_run("ppo")
+    tenant.post_evals(run, HACKING[:29])
     with database.transaction() as tx:
         later = {"name": "level", "members": [{"detector": "oracle", "params": {}}]}
         tx.execute(tables.policies.update().where(tables.policies.c.id == run.policy_id).values(document=later))
@@ -179,11 +168,11 @@ def test_unknown_detector_shows_stored_evidence(
 
 @SQLITE_ONLY
 def test_run_that_is_not_judged_shows_stored_evidence(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+    visitor: httpx.Client, database: Database, tenant: Tenant
 ) -> None:
     """A run on which a detector failed is not replayed, since it would fail again."""
-    run = open_run(database, tenant, now, "failing")
-    post_evals(database, tenant, run.id, HACKING[:29], now)
+    run = tenant.open_run("failing")
+    tenant.post_evals(run, HACKING[:29])
     with database.transaction() as tx:
         tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(detector_failure="it failed"))
     chart = visitor.get(f"/runs/{run.id}/analysis.json").json()["evidence"]
@@ -192,10 +181,8 @@ def test_run_that_is_not_judged_shows_stored_evidence(
 
 
 @SQLITE_ONLY
-def test_run_without_observations_has_no_charts(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_run_without_observations_has_no_charts(visitor: httpx.Client, tenant: Tenant) -> None:
     """Without observations the analysis has neither tracks nor points."""
-    run = open_run(database, tenant, now, "bare")
+    run = tenant.open_run("bare")
     chart = visitor.get(f"/runs/{run.id}/analysis.json").json()
     assert (chart["evidence"]["tracks"], chart["gao"]["pairs"]) == ([], [])

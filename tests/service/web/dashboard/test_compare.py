@@ -10,7 +10,6 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from evalstop_service.ingest import Observations
 from evalstop_service.rules.run_descriptions import DescriptionIn
 from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store.audit import Author
@@ -20,9 +19,8 @@ from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard.compare import MOST_POINTS
 from playwright.sync_api import expect
 
-from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.conftest import Window
-from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, load_recorded_evals, open_run, post_evals
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, load_recorded_evals
 from tests.service.web.dashboard.serving import SQLITE_ONLY, wait_for_value
 
 TURNING_EVALS, CLIMBING_EVALS = load_recorded_evals("np-0044")[:29], load_recorded_evals("np-0082")[:20]
@@ -34,21 +32,19 @@ def compare_path(*runs: UUID, **options: str) -> str:
     return f"/runs/compare?{query}"
 
 
-def open_two_runs(database: Database, tenant: Tenant, now: datetime) -> tuple[Run, Run]:
+def open_two_runs(tenant: Tenant) -> tuple[Run, Run]:
     """Open a run whose eval turns, and one whose eval climbs."""
-    turns = open_run(database, tenant, now, "<i>turns", labels={"lr": "1e-5", "host": "a"})
-    climbs = open_run(database, tenant, now, "climbs", labels={"lr": "3e-5", "host": "a", "<b>": "x" * 500})
-    post_evals(database, tenant, turns.id, TURNING_EVALS, now)
-    post_evals(database, tenant, climbs.id, CLIMBING_EVALS, now)
+    turns = tenant.open_run("<i>turns", labels={"lr": "1e-5", "host": "a"})
+    climbs = tenant.open_run("climbs", labels={"lr": "3e-5", "host": "a", "<b>": "x" * 500})
+    tenant.post_evals(turns, TURNING_EVALS)
+    tenant.post_evals(climbs, CLIMBING_EVALS)
     return turns, climbs
 
 
 @SQLITE_ONLY
-def test_table_shows_evals_and_differing_labels(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_table_shows_evals_and_differing_labels(visitor: httpx.Client, tenant: Tenant) -> None:
     """The table has best and last eval of each run and the labels that differ; names are escaped."""
-    turns, climbs = open_two_runs(database, tenant, now)
+    turns, climbs = open_two_runs(tenant)
     html = visitor.get(compare_path(turns.id, climbs.id)).raise_for_status().text
     table = html[html.index("<table") :]
     best = max(CLIMBING_EVALS, key=lambda item: item.gold)
@@ -68,11 +64,9 @@ def test_table_shows_evals_and_differing_labels(
         assert f'name="run" value="{run.id}" form="compare"' in run_list
 
 
-def test_series_have_steps_seconds_and_kl(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_series_have_steps_seconds_and_kl(visitor: httpx.Client, tenant: Tenant, now: datetime) -> None:
     """Seconds count from the run's first observation; the KL of an eval is the last one up to its step."""
-    runs = [open_run(database, tenant, now, name) for name in ("timed", "untimed")]
+    runs = [tenant.open_run(name) for name in ("timed", "untimed")]
     for run, timed in zip(runs, (True, False), strict=True):
         points = [PostedObservation("policy/kl", step, kl) for step, kl in ((1, 0.5), (3, 2.0), (4, math.nan))]
         points += [PostedObservation("reward/gold", step, 0.1 * step) for step in range(5)]
@@ -81,7 +75,7 @@ def test_series_have_steps_seconds_and_kl(
                 PostedObservation(point.metric, point.step, point.value, None, now + timedelta(minutes=point.step))
                 for point in points
             ]
-        submit_message(database, tenant.project.id, run.id, Observations(tuple(points)), now)
+        tenant.post_observations(run, points)
     timed, untimed = visitor.get(compare_path(*[run.id for run in runs]).replace("?", "/series.json?")).json()["runs"]
     evals = next(line for line in timed["lines"] if line["role"] == "eval")
     assert evals["steps"] == [0, 1, 2, 3, 4]
@@ -91,12 +85,12 @@ def test_series_have_steps_seconds_and_kl(
 
 
 @SQLITE_ONLY
-def test_long_series_are_downsampled(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+def test_long_series_are_downsampled(visitor: httpx.Client, tenant: Tenant) -> None:
     """Of 10 100 KL values a few hundred are sent, and each eval has the KL of about its step."""
-    runs = [open_run(database, tenant, now, name) for name in ("one", "two")]
+    runs = [tenant.open_run(name) for name in ("one", "two")]
     points = [PostedObservation("policy/kl", step, float(step)) for step in range(10_100)]
     evals = [PostedObservation("reward/gold", step, 0.5) for step in range(1000, 10_000, 1000)]
-    submit_message(database, tenant.project.id, runs[0].id, Observations((*points, *evals)), now)
+    tenant.post_observations(runs[0], (*points, *evals))
     answer = visitor.get(compare_path(*[run.id for run in runs]).replace("?", "/series.json?")).json()
     lines = {line["role"]: line for line in answer["runs"][0]["lines"]}
     steps = lines["kl"]["steps"]
@@ -110,10 +104,10 @@ def test_invalid_comparison_is_refused(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """Too few or too many runs: 422 and what to do. An unknown run or option: 404."""
-    runs = [open_run(database, tenant, now, f"run-{index}") for index in range(11)]
+    runs = [tenant.open_run(f"run-{index}") for index in range(11)]
     ids = [run.id for run in runs]
-    elsewhere = open_run(database, add_tenant(database, now, "elsewhere"), now, "theirs")
-    describe_run(database, Author(tenant.project.id, "dana", now), ids[0], DescriptionIn(group="lonely"))
+    elsewhere = add_tenant(database, now, "elsewhere").open_run("theirs")
+    describe_run(database, Author(tenant.id, "dana", now), ids[0], DescriptionIn(group="lonely"))
     for path, words in (
         (compare_path(), "Choose 2 to 10 runs to compare, not 0."),
         (compare_path(ids[0], ids[0]), "Choose 2 to 10 runs to compare, not 1."),
@@ -140,8 +134,8 @@ def test_group_link_compares_its_newest_runs(
 ) -> None:
     """The list of a group links to the comparison of its newest ten runs."""
     for index in range(12):
-        run = open_run(database, tenant, now, f"seed-{index}")
-        describe_run(database, Author(tenant.project.id, "dana", now), run.id, DescriptionIn(group="seeds & co"))
+        run = tenant.open_run(f"seed-{index}")
+        describe_run(database, Author(tenant.id, "dana", now), run.id, DescriptionIn(group="seeds & co"))
     run_list = visitor.get("/runs", params={"group": "seeds & co"}).text
     path = "/runs/compare?group=seeds+%26+co"
     assert f'href="{path}"' in run_list
@@ -153,7 +147,7 @@ def test_group_link_compares_its_newest_runs(
 def test_compare_needs_two_selected_runs(window: Window, embedded_database: Database, now: datetime) -> None:
     """With one run selected, Compare selected says how many to choose, and the selection stays."""
     tenant = add_tenant(embedded_database, now)
-    turns, climbs = open_two_runs(embedded_database, tenant, now)
+    turns, climbs = open_two_runs(tenant)
     page = window.page
     window.sign_in(tenant)
     page.check(f"#pick-{turns.id}")
@@ -170,12 +164,12 @@ def test_compare_needs_two_selected_runs(window: Window, embedded_database: Data
 def test_chart_options_are_kept_in_the_address(window: Window, embedded_database: Database, now: datetime) -> None:
     """Selected runs lead to the charts; axis, alignment, smoothing, zoom and hidden runs are in the address."""
     tenant = add_tenant(embedded_database, now)
-    turns, climbs = open_two_runs(embedded_database, tenant, now)
+    turns, climbs = open_two_runs(tenant)
     page = window.page
     window.sign_in(tenant)
     expect(page.locator(".live")).to_have_attribute("data-live", "on")
     page.check(f"#pick-{turns.id}")
-    open_run(embedded_database, tenant, now, "newer")
+    tenant.open_run("newer")
     expect(page.locator(".row-link")).to_have_count(3)
     expect(page.locator(f"#pick-{turns.id}")).to_be_checked()
     expect(page.locator(f"#pick-{turns.id}")).to_be_focused()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from uuid import uuid4
 
 import httpx
@@ -13,7 +13,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.queue import veto_windows
 
 from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture
-from tests.service.web.dashboard.recorded_runs import Tenant, load_recorded_evals, open_run, post_evals
+from tests.service.web.dashboard.recorded_runs import Tenant, load_recorded_evals
 from tests.service.web.dashboard.serving import get_html
 
 OF_DAMAGED = "run_id = (SELECT id FROM runs WHERE name = 'damaged')"
@@ -39,13 +39,13 @@ def damage_rows(database: Database, table: str, column: str, text: str, conditio
     ],
 )
 def test_damaged_run_hides_no_other(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime, column: str, text: str, fault: str
+    visitor: httpx.Client, database: Database, tenant: Tenant, column: str, text: str, fault: str
 ) -> None:
     """Lists show all other runs on full pages; the damaged run's own page and API say what cannot be read."""
     if column == "labels" and database.engine.dialect.name == "postgresql":
         pytest.skip("PostgreSQL stores no text that is not JSON")
-    runs = [open_run(database, tenant, now, name) for name in ("first", "second", "damaged", "last")]
-    post_evals(database, tenant, runs[2].id, load_recorded_evals("np-0044")[:2], now)
+    runs = [tenant.open_run(name) for name in ("first", "second", "damaged", "last")]
+    tenant.post_evals(runs[2], load_recorded_evals("np-0044")[:2])
     damage_rows(database, "runs", column, text, "name = 'damaged'")
     for path in ("/runs", "/runs/fleet"):
         page = get_html(visitor, path)
@@ -68,11 +68,11 @@ def test_damaged_run_hides_no_other(
 
 
 def test_unreadable_row_is_logged_once(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime, caplog: pytest.LogCaptureFixture
+    visitor: httpx.Client, database: Database, tenant: Tenant, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Pages that list it again do not log the same again."""
     for status in (f"asleep {uuid4()}", f"awake {uuid4()}"):
-        run = open_run(database, tenant, now, status)
+        run = tenant.open_run(status)
         damage_rows(database, "runs", "status", status, f"name = '{run.name}'")
         for path in ("/runs", "/runs/fleet", "/runs"):
             get_html(visitor, path)
@@ -95,15 +95,14 @@ def test_damaged_row_beside_a_run_hides_no_run(
     visitor: httpx.Client,
     database: Database,
     tenant: Tenant,
-    now: datetime,
     table: str,
     column: str,
     text: str,
 ) -> None:
     """Lists show the run without its decision, or its health, and the other run with all of them."""
-    runs = [open_run(database, tenant, now, name) for name in ("damaged", "whole")]
+    runs = [tenant.open_run(name) for name in ("damaged", "whole")]
     for run in runs:
-        post_evals(database, tenant, run.id, load_recorded_evals("np-0044"), now)
+        tenant.post_evals(run, load_recorded_evals("np-0044"))
     damage_rows(database, table, column, text, OF_DAMAGED)
     for path in ("/", "/runs", "/runs/fleet", f"/runs/{runs[1].id}"):
         assert ">whole<" in get_html(visitor, path)

@@ -87,7 +87,7 @@ def test_site_has_every_page_and_no_external_source(built_site: Path) -> None:
 def test_every_help_link_has_a_label_and_a_target(built_site: Path, embedded_database: Database, now: datetime) -> None:
     """Each help link has an accessible name and leads to a heading that the site has."""
     tenant = add_tenant(embedded_database, now, veto_window_seconds=3600)
-    paths, _ = populate_project(embedded_database, tenant, now)
+    paths, _ = populate_project(tenant)
     with start_dashboard_server(embedded_database) as address, open_client(address) as visitor:
         visitor.follow_redirects = True
         sign_in_by_link(visitor, tenant.key)

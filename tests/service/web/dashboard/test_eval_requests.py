@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import httpx
-from evalstop_service.clock import utc_now
-from evalstop_service.ingest import CheckpointSaved, EvalAnswered, Observations, open_run
+from evalstop_service.ingest import CheckpointSaved, EvalAnswered
 from evalstop_service.runs.watched_metrics import PAIRED_METRIC
-from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
-from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded_runs import Tenant
 
 
-def test_page_shows_eval_request_and_answer(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
+def test_page_shows_eval_request_and_answer(visitor: httpx.Client, tenant: Tenant) -> None:
     """The page shows the step, checkpoint and probability of a request, then the answer."""
-    now, project_id = utc_now(), tenant.project.id
-    request_body = open_run.OpenRequest("asked", policy="early", total_steps=90, eval_share=0.0)
-    run, _ = open_run.open_run(database, project_id, request_body, now)
+    run = tenant.open_run(metrics=None, policy="early", total_steps=90, eval_share=0.0)
     assert "Requested evaluations" not in visitor.get(f"/runs/{run.id}").text
-    submit_message(database, project_id, run.id, CheckpointSaved(30, "file:///30"), now)
+    tenant.submit(run, CheckpointSaved(30, "file:///30"))
     request = None
     for step in range(60):
         value = min(step, 30.0) - 0.3 * max(0, step - 30) + 4.0 * ((step * step * 7) % 11) / 11
-        points = (PostedObservation("eval", step, value),)
-        request = request or submit_message(database, project_id, run.id, Observations(points), now).eval_request
+        request = request or tenant.post_observations(run, [PostedObservation("eval", step, value)]).eval_request
     assert request is not None
     assert request.probability is not None
     page = visitor.get(f"/runs/{run.id}").text
@@ -32,7 +26,7 @@ def test_page_shows_eval_request_and_answer(visitor: httpx.Client, database: Dat
     assert f"{100 * request.probability:.1f}" in page
     assert "No answer yet" in page
     point = PostedObservation(PAIRED_METRIC, request.step, -2.5, 0.25)
-    submit_message(database, project_id, run.id, EvalAnswered(request.id, 1, point, 800, "<i>key</i>"), now)
+    tenant.submit(run, EvalAnswered(request.id, 1, point, 800, "<i>key</i>"))
     page = visitor.get(f"/runs/{run.id}").text
     assert "No answer yet" not in page
     assert "on 800 prompts" in page

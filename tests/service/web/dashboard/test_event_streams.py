@@ -25,7 +25,7 @@ from evalstop_service.web.fair_shares import FairShares
 from fastapi import Response
 
 from tests.fixtures.forked_commands import FORKSERVER
-from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, load_recorded_evals, open_run, post_evals
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, load_recorded_evals
 from tests.service.web.dashboard.server_process import run_server
 from tests.service.web.dashboard.serving import SESSION_SECRET, SQLITE_ONLY
 
@@ -51,15 +51,15 @@ def test_run_stream_reports_each_change(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """A verdict, an outcome, a report and an end each send `changed`, and earlier changes do not."""
-    run = open_run(database, tenant, now, "ppo", mode="enforce")
-    receipt = post_evals(database, tenant, run.id, EVALS[:28], now)
+    run = tenant.open_run("ppo", mode="enforce")
+    receipt = tenant.post_evals(run, EVALS[:28])
     path = f"/runs/{run.id}"
     with follow_events(visitor, f"{path}/events?seen={read_revision(visitor, path)}") as names:
-        receipt = post_evals(database, tenant, run.id, EVALS[28:29], now)
+        receipt = tenant.post_evals(run, EVALS[28:29])
         assert next(names) == "changed"
         assert receipt.decision is not None
         decision = receipt.decision.id
-        project = tenant.project.id
+        project = tenant.id
         changes: list[Callable[[], object]] = [
             lambda: commands.label_decision(
                 database, project, decision, commands.Label(DecisionOutcome.RIGHT, None, "", "ada", now)
@@ -76,9 +76,7 @@ def test_run_stream_reports_each_change(
             assert next(names) == "changed"
 
 
-def test_list_stream_reports_only_matching_runs(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_list_stream_reports_only_matching_runs(visitor: httpx.Client, tenant: Tenant) -> None:
     """A new run sends `changed` to a list whose filter it matches, and to no other."""
     with (
         follow_events(visitor, f"/runs/events?seen={read_revision(visitor, '/runs')}") as all_runs,
@@ -86,20 +84,18 @@ def test_list_stream_reports_only_matching_runs(
             visitor, f"/runs/events?name=other&seen={read_revision(visitor, '/runs?name=other')}"
         ) as other_runs,
     ):
-        open_run(database, tenant, now, "one")
+        tenant.open_run("one")
         assert next(all_runs) == "changed"
-        open_run(database, tenant, now, "other")
+        tenant.open_run("other")
         assert next(other_runs) == "changed"
         assert read_revision(visitor, "/runs?name=other") != read_revision(visitor, "/runs")
 
 
 @SQLITE_ONLY
-def test_reconnecting_with_an_old_revision_reports_at_once(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_reconnecting_with_an_old_revision_reports_at_once(visitor: httpx.Client, tenant: Tenant) -> None:
     """A page that reconnects with an older revision gets `changed` at once."""
     known = read_revision(visitor, "/runs")
-    open_run(database, tenant, now, "meanwhile")
+    tenant.open_run("meanwhile")
     with follow_events(visitor, f"/runs/events?seen={known}") as names:
         assert next(names) == "changed"
 
@@ -109,7 +105,7 @@ def test_revoked_key_ends_the_stream(visitor: httpx.Client, database: Database, 
     """A page whose key is revoked gets `gone`, and the stream ends."""
     with follow_events(visitor, f"/runs/events?seen={read_revision(visitor, '/runs')}") as names:
         with database.transaction() as tx:
-            keys.revoke_key(tx, tenant.project.id, tenant.key.id, now)
+            keys.revoke_key(tx, tenant.id, tenant.key.id, now)
         assert list(names) == ["gone"]
 
 

@@ -10,19 +10,16 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-from evalstop_service.decisions import commands
-from evalstop_service.ingest import CheckpointSaved, EvalChanged, Observations
-from evalstop_service.ingest import open_run as opening
+from evalstop_service.ingest import CheckpointSaved, EvalChanged
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
-from evalstop_service.store.runs import Run, find_run
+from evalstop_service.store.runs import Run
 from evalstop_service.store.sparklines import Segment
 from evalstop_service.web.dashboard.fleet import CELLS, FARTHEST, draw_strip
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.service.project_fixture import submit_message
 from tests.service.web.api.fake_committer import build_run
 from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant
 from tests.service.web.dashboard.serving import SQLITE_ONLY
@@ -37,26 +34,20 @@ TURNING_VALUES = [
 
 
 def add_running_run(
-    database: Database,
     tenant: Tenant,
-    now: datetime,
     name: str,
     values: Sequence[float],
     policy: str = "default",
     **options: Any,
 ) -> Run:
     """Open a run, post these evals and a checkpoint at the best of them, and leave it running."""
-    request = opening.OpenRequest(name=name, policy=policy, total_steps=100, **options)
-    run, _ = opening.open_run(database, tenant.project.id, request, now)
+    run = tenant.open_run(name, policy=policy, total_steps=100, **{"metrics": None} | options)
     if values:
         best = max(range(len(values)), key=lambda step: abs(values[step]))
         points = tuple(PostedObservation("eval", step, value) for step, value in enumerate(values))
-        submit_message(database, tenant.project.id, run.id, CheckpointSaved(best, "file:///best"), now)
-        submit_message(database, tenant.project.id, run.id, Observations(points), now)
-    with database.reading() as tx:
-        stored = find_run(tx, tenant.project.id, run.id)
-    assert stored is not None
-    return stored
+        tenant.submit(run, CheckpointSaved(best, "file:///best"))
+        tenant.post_observations(run, points)
+    return tenant.load_run(run)
 
 
 def read_rows(visitor: httpx.Client, **query: int) -> dict[str, str]:
@@ -72,13 +63,13 @@ def test_runs_are_ordered_by_probability_of_a_turn(
     """Running runs are ordered by stored probability, or by verdict where a policy gives none; the direction does
     not matter."""
     minimized = {"eval": {"role": "eval", "direction": "minimize"}}
-    add_running_run(database, tenant, now, "without-evals", [], metrics=minimized)
-    rising = add_running_run(database, tenant, now, "rising", [-value for value in RISING_VALUES], metrics=minimized)
-    ended = add_running_run(database, tenant, now, "ended", TURNING_VALUES[:10])
-    commands.finish_run(database, tenant.project.id, ended.id, "completed", now)
-    add_running_run(database, add_tenant(database, now, "others"), now, "of others", RISING_VALUES[:9])
-    turned = add_running_run(database, tenant, now, "turned", [-value for value in TURNING_VALUES], metrics=minimized)
-    alarmed = add_running_run(database, tenant, now, "alarmed", TURNING_VALUES, policy="paper")
+    add_running_run(tenant, "without-evals", [], metrics=minimized)
+    rising = add_running_run(tenant, "rising", [-value for value in RISING_VALUES], metrics=minimized)
+    ended = add_running_run(tenant, "ended", TURNING_VALUES[:10])
+    tenant.finish_run(ended)
+    add_running_run(add_tenant(database, now, "others"), "of others", RISING_VALUES[:9])
+    turned = add_running_run(tenant, "turned", [-value for value in TURNING_VALUES], metrics=minimized)
+    alarmed = add_running_run(tenant, "alarmed", TURNING_VALUES, policy="paper")
     assert (alarmed.verdict.verdict, turned.verdict.verdict) == ("stop", "stop")
     rows = read_rows(visitor)
     assert list(rows)[:3] == ["alarmed", "turned", "rising"]
@@ -96,12 +87,10 @@ def test_runs_are_ordered_by_probability_of_a_turn(
 
 
 @SQLITE_ONLY
-def test_fleet_is_limited_with_a_link_to_all(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_fleet_is_limited_with_a_link_to_all(visitor: httpx.Client, tenant: Tenant) -> None:
     """Only the runs most likely to have turned are shown, with a link that shows all."""
     for name, values in (("first", RISING_VALUES), ("second", TURNING_VALUES), ("third", RISING_VALUES[:9])):
-        add_running_run(database, tenant, now, name, values)
+        add_running_run(tenant, name, values)
     assert list(read_rows(visitor, shown=1)) == ["second"]
     html = visitor.get("/runs/fleet", params={"shown": 1}).text
     (show_all,) = re.findall(r'href="(/runs/fleet\?[^"]+)">Show all 3<', html)
@@ -117,24 +106,22 @@ def test_empty_fleet_is_announced(visitor: httpx.Client) -> None:
 
 
 @SQLITE_ONLY
-def test_fleet_escapes_run_names(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+def test_fleet_escapes_run_names(visitor: httpx.Client, tenant: Tenant) -> None:
     """Run names are shown as text, whatever they contain."""
     for name in HOSTILE_NAMES:
-        add_running_run(database, tenant, now, name, RISING_VALUES[:3])
+        add_running_run(tenant, name, RISING_VALUES[:3])
     assert set(read_rows(visitor)) == set(HOSTILE_NAMES)
     assert "<script>alert" not in visitor.get("/runs/fleet").text
 
 
 @SQLITE_ONLY
-def test_strip_starts_after_an_eval_change(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_strip_starts_after_an_eval_change(visitor: httpx.Client, tenant: Tenant) -> None:
     """Scores from before a changed eval are not shown, because they cannot be compared."""
-    run = add_running_run(database, tenant, now, "graded", TURNING_VALUES[:30])
+    run = add_running_run(tenant, "graded", TURNING_VALUES[:30])
     assert '"0 0 30 1"' in read_rows(visitor)["graded"]
-    submit_message(database, tenant.project.id, run.id, EvalChanged(30, "a stricter grader", None, "trainer"), now)
+    tenant.submit(run, EvalChanged(30, "a stricter grader", None, "trainer"))
     points = tuple(PostedObservation("eval", step, 0.01 * step) for step in range(30, 34))
-    submit_message(database, tenant.project.id, run.id, Observations(points), now)
+    tenant.post_observations(run, points)
     assert '"0 0 4 1"' in read_rows(visitor)["graded"]
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from evalstop_client import MetricRole, Run
 from evalstop_service.clock import utc_now
-from evalstop_service.decisions import commands
 from evalstop_service.evaluation import backtests
 from evalstop_service.store.database import Database
 from playwright.sync_api import expect
@@ -19,8 +18,6 @@ from tests.service.web.dashboard.recorded_runs import (
     Tenant,
     add_tenant,
     load_recorded_evals,
-    open_run,
-    post_evals,
 )
 from tests.service.web.dashboard.serving import press_tab_until_focused
 
@@ -36,7 +33,7 @@ def test_operator_workflow_by_keyboard(
     database, page = embedded_database, window.page
     tenant = add_tenant(database, now, veto_window_seconds=3600)
     for name in ("past-1", "past-2"):
-        add_past_run(database, tenant, now, name)
+        add_past_run(tenant, name)
 
     page.goto(f"{window.address}/login?next=/runs")
     expect(page.locator("#key")).to_be_focused()
@@ -81,11 +78,11 @@ def test_operator_workflow_by_keyboard(
     window.assert_no_errors()
 
 
-def add_past_run(database: Database, tenant: Tenant, now: datetime, name: str) -> None:
+def add_past_run(tenant: Tenant, name: str) -> None:
     """Add a completed shadow run that would have been stopped, and that its later evals show to have turned."""
-    run = open_run(database, tenant, now, name)
-    post_evals(database, tenant, run.id, EVALS, now)
-    commands.finish_run(database, tenant.project.id, run.id, "completed", now)
+    run = tenant.open_run(name)
+    tenant.post_evals(run, EVALS)
+    tenant.finish_run(run)
 
 
 def start_live_run(window: Window, tenant: Tenant, folder: Path) -> Run:

@@ -8,7 +8,6 @@ from html import unescape
 
 import httpx
 import pytest
-from evalstop_service.decisions import commands
 from evalstop_service.errors import Invalid
 from evalstop_service.evaluation import blind_labels
 from evalstop_service.projects import api_keys
@@ -19,7 +18,7 @@ from playwright.sync_api import expect
 
 from tests.service.web.dashboard.accessibility import find_accessibility_faults
 from tests.service.web.dashboard.conftest import Window
-from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, load_recorded_evals, open_run, post_evals
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, load_recorded_evals
 from tests.service.web.dashboard.serving import (
     SQLITE_ONLY,
     open_client,
@@ -30,12 +29,12 @@ from tests.service.web.dashboard.serving import (
 HACKING = load_recorded_evals("np-0044")
 
 
-def add_flagged_and_unflagged_runs(database: Database, tenant: Tenant, now: datetime) -> None:
+def add_flagged_and_unflagged_runs(tenant: Tenant) -> None:
     """Add two shadow runs that were flagged, and two that ended before any verdict."""
     for name, number in (("flagged-1", 60), ("calm-1", 8), ("flagged-2", 60), ("calm-2", 8)):
-        run = open_run(database, tenant, now, name)
-        post_evals(database, tenant, run.id, HACKING[:number], now)
-        commands.finish_run(database, tenant.project.id, run.id, "completed", now)
+        run = tenant.open_run(name)
+        tenant.post_evals(run, HACKING[:number])
+        tenant.finish_run(run)
 
 
 def label_all(visitor: httpx.Client, start: str, labels: dict[str, str]) -> str:
@@ -61,7 +60,7 @@ def test_two_people_label_the_same_cases(
 ) -> None:
     """Both get the same cases without verdicts; the last label is the outcome, and their agreement is shown."""
     assert "Nothing to label" in visitor.get("/precision/label").text
-    add_flagged_and_unflagged_runs(database, tenant, now)
+    add_flagged_and_unflagged_runs(tenant)
     assert "/precision/label" in visitor.get("/precision").text
     start = visitor.get("/precision/label").headers["location"]
     first = {"flagged-1": "turned", "flagged-2": "healthy", "calm-1": "healthy", "calm-2": "turned"}
@@ -73,7 +72,7 @@ def test_two_people_label_the_same_cases(
     assert "both labeled 4 of these cases, and agreed on 3" in final_page
     assert '<span class="figure">0.50</span>' in final_page
     with database.reading() as tx:
-        recent = decisions.list_decisions(tx, tenant.project.id)
+        recent = decisions.list_decisions(tx, tenant.id)
         stored = {decision.run_name: outcomes.find_outcome(tx, decision.run_id, 1) for decision in recent}
     assert {name: (outcome.outcome, outcome.actor) for name, outcome in stored.items() if outcome} == {
         "flagged-1": ("right", "key ben"),
@@ -82,10 +81,10 @@ def test_two_people_label_the_same_cases(
 
 
 @SQLITE_ONLY
-def test_outcome_of_a_decision_follows_from_the_label(database: Database, tenant: Tenant, now: datetime) -> None:
+def test_outcome_of_a_decision_follows_from_the_label(tenant: Tenant) -> None:
     """A stop before the turn is wrong, at or after it right; an unflagged run is right when healthy."""
-    run = open_run(database, tenant, now, "hacking")
-    decision = post_evals(database, tenant, run.id, HACKING, now).decision
+    run = tenant.open_run("hacking")
+    decision = tenant.post_evals(run, HACKING).decision
     assert decision is not None
     turned, healthy = RunOutcome.TURNED, RunOutcome.HEALTHY
     for label, step, flagged, unflagged in (
@@ -113,7 +112,7 @@ def test_labeling_by_single_keys(window: Window, embedded_database: Database, no
         page.goto(window.address + path)
         assert find_accessibility_faults(page) == []
     page.goto(f"{window.address}/precision/label")
-    add_flagged_and_unflagged_runs(embedded_database, tenant, now)
+    add_flagged_and_unflagged_runs(tenant)
     page.goto(f"{window.address}/precision")
     page.get_by_role("link", name="Label 40 cases").click()
     expect(page.get_by_text("0 of 4 labeled")).to_be_visible()

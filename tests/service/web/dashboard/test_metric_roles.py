@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from datetime import datetime
 
 import httpx
-from evalstop_service.clock import utc_now
-from evalstop_service.ingest import Observations, open_run
-from evalstop_service.store import audit, keys, mlflow_runs, projects, runs
+from evalstop_service.store import audit, keys, mlflow_runs, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.mlflow_runs import MlflowRun
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
-from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded_runs import Tenant
 from tests.service.web.dashboard.serving import open_client, read_csrf_token, sign_in_by_link
 
 HOSTILE_NAME = '<script>alert("x")</script>'
 
 
-def open_run_with_unknown_eval(database: Database, tenant: Tenant, now: datetime) -> Run:
+def open_run_with_unknown_eval(tenant: Tenant) -> Run:
     """Open a run with a proxy, a KL, and an eval whose name is not recognized."""
-    request = open_run.OpenRequest("roles", recognise=True)
-    run, _ = open_run.open_run(database, tenant.project.id, request, now)
+    run = tenant.open_run(metrics=None, recognise=True)
     points = [
         PostedObservation(metric, step, step / 10) for step in range(5) for metric in ("reward", "kl", HOSTILE_NAME)
     ]
-    submit_message(database, tenant.project.id, run.id, Observations(tuple(points)), now)
+    tenant.post_observations(run, points)
     return run
 
 
 def test_roles_are_corrected_on_the_page(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
     """The page shows the origin of each role and the missing eval; roles set there replace the recognized ones."""
-    run = open_run_with_unknown_eval(database, tenant, utc_now())
+    run = open_run_with_unknown_eval(tenant)
     before = visitor.get(f"/runs/{run.id}").text
     assert "No metric is the eval score" in before
     assert "from its name" in before or "preset" in before
@@ -47,8 +41,8 @@ def test_roles_are_corrected_on_the_page(visitor: httpx.Client, database: Databa
     assert "set by a person" in after
     assert HOSTILE_NAME not in after
     with database.reading() as tx:
-        stored = runs.find_run(tx, tenant.project.id, run.id)
-        (entry,) = audit.list_entries(tx, tenant.project.id, action="run.metrics_changed")
+        stored = runs.find_run(tx, tenant.id, run.id)
+        (entry,) = audit.list_entries(tx, tenant.id, action="run.metrics_changed")
     assert stored is not None
     assert stored.metrics == {
         HOSTILE_NAME: {"role": "eval", "direction": "minimize"},
@@ -60,38 +54,33 @@ def test_roles_are_corrected_on_the_page(visitor: httpx.Client, database: Databa
 
 def test_only_admins_correct_roles_where_two_people_decide(address: str, database: Database, tenant: Tenant) -> None:
     """In a project with `second_person` an operator has no form for roles, and one sent all the same is refused."""
-    run = open_run_with_unknown_eval(database, tenant, utc_now())
+    run = open_run_with_unknown_eval(tenant)
     with database.transaction() as tx:
         scopes = ("read", "operate")
-        key, _ = keys.create_key(tx, project_id=tenant.project.id, name="ben", scopes=scopes, now=utc_now())
+        key, _ = keys.create_key(tx, project_id=tenant.id, name="ben", scopes=scopes, now=tenant.now)
     with open_client(address) as operator:
         sign_in_by_link(operator, key)
         assert "Correct roles" in operator.get(f"/runs/{run.id}").text
-        with database.transaction() as tx:
-            projects.update_project(tx, replace(tenant.project, second_person=True))
+        tenant.change_settings(second_person=True)
         assert "Correct roles" not in operator.get(f"/runs/{run.id}").text
         form = {"eval": HOSTILE_NAME, "csrf": read_csrf_token(operator)}
         answer = operator.post(f"/runs/{run.id}/metrics", data=form)
     assert (answer.status_code, "only admins" in answer.text) == (403, True)
     with database.reading() as tx:
-        assert audit.list_entries(tx, tenant.project.id, action="run.metrics_changed") == []
+        assert audit.list_entries(tx, tenant.id, action="run.metrics_changed") == []
 
 
-def test_metric_name_keeps_its_blanks(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
+def test_metric_name_keeps_its_blanks(visitor: httpx.Client, tenant: Tenant) -> None:
     """A metric logged with blanks around its name can be chosen by that name."""
-    run = open_run_with_unknown_eval(database, tenant, utc_now())
-    submit_message(database, tenant.project.id, run.id, Observations((PostedObservation(" mine ", 0, 0.5),)), utc_now())
+    run = open_run_with_unknown_eval(tenant)
+    tenant.post_observations(run, [PostedObservation(" mine ", 0, 0.5)])
     visitor.post(f"/runs/{run.id}/metrics", data={"eval": " mine ", "csrf": read_csrf_token(visitor)})
-    with database.reading() as tx:
-        stored = runs.find_run(tx, tenant.project.id, run.id)
-    assert stored is not None
-    assert list(stored.metrics) == [" mine "]
+    assert list(tenant.load_run(run).metrics) == [" mine "]
 
 
 def test_params_are_collapsed(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
     """Params, of which a trainer may log hundreds, are collapsed below the other labels."""
-    request = open_run.OpenRequest("params", labels={"gpus": "8"})
-    run, _ = open_run.open_run(database, tenant.project.id, request, utc_now())
+    run = tenant.open_run(labels={"gpus": "8"})
     with database.transaction() as tx:
         mlflow_runs.add_mlflow_run(tx, MlflowRun(run.id, params={"lr": HOSTILE_NAME, "width": "12"}))
     page = visitor.get(f"/runs/{run.id}").text
@@ -101,24 +90,22 @@ def test_params_are_collapsed(visitor: httpx.Client, database: Database, tenant:
     assert HOSTILE_NAME not in page
 
 
-def test_invalid_roles_change_nothing(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
+def test_invalid_roles_change_nothing(visitor: httpx.Client, tenant: Tenant) -> None:
     """One metric for two roles, or a form without a token, is refused and changes nothing."""
-    run = open_run_with_unknown_eval(database, tenant, utc_now())
+    run = open_run_with_unknown_eval(tenant)
     duplicate = {"eval": "reward", "proxy": "reward", "csrf": read_csrf_token(visitor)}
     assert visitor.post(f"/runs/{run.id}/metrics", data=duplicate).status_code == 422
     assert visitor.post(f"/runs/{run.id}/metrics", data={"eval": "reward"}).status_code == 403
-    with database.reading() as tx:
-        stored = runs.find_run(tx, tenant.project.id, run.id)
-    assert stored is not None
+    stored = tenant.load_run(run)
     assert "reward" in stored.metrics
     assert stored.metrics["reward"]["role"] == "proxy"
 
 
-def test_guessed_direction_is_confirmed_by_a_button(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
+def test_guessed_direction_is_confirmed_by_a_button(visitor: httpx.Client, tenant: Tenant) -> None:
     """A metric with a guessed direction stops nothing; the button declares what the page shows."""
-    run, _ = open_run.open_run(database, tenant.project.id, open_run.OpenRequest("guess", recognise=True), utc_now())
+    run = tenant.open_run(metrics=None, recognise=True)
     points = [PostedObservation("eval_gsm8k_loss", step, 1 - step / 10) for step in range(5)]
-    submit_message(database, tenant.project.id, run.id, Observations(tuple(points)), utc_now())
+    tenant.post_observations(run, points)
     before = visitor.get(f"/runs/{run.id}").text
     assert "Direction guessed: confirm to let it stop" in before
     hidden_fields = re.findall(
@@ -128,9 +115,7 @@ def test_guessed_direction_is_confirmed_by_a_button(visitor: httpx.Client, datab
     visitor.post(f"/runs/{run.id}/metrics", data=dict(hidden_fields) | {"csrf": read_csrf_token(visitor)})
     after = visitor.get(f"/runs/{run.id}").text
     assert "Direction guessed" not in after
-    with database.reading() as tx:
-        stored = runs.find_run(tx, tenant.project.id, run.id)
-    assert stored is not None
+    stored = tenant.load_run(run)
     assert stored.recognition is not None
     assert stored.metrics == {"eval_gsm8k_loss": {"role": "eval", "direction": "minimize"}}
     assert stored.recognition.origins == {"eval_gsm8k_loss": "declared"}

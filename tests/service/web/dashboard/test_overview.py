@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from datetime import datetime, timedelta
 from html import unescape
 
 import httpx
 import pytest
 from evalstop_detectors import POLICIES, policy_to_document
-from evalstop_service.decisions import commands, stale_runs
-from evalstop_service.ingest import CheckpointSaved, Observations
+from evalstop_service.decisions import stale_runs
+from evalstop_service.ingest import CheckpointSaved
 from evalstop_service.rules.confidence_sequences import StageNumbers, Stratum, estimate_precision
-from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.proposals import ProposalKind, ProposalState
 from evalstop_service.rules.statuses import Stage
-from evalstop_service.store import endpoints, policies, projects, proposals, rollout_stages, run_health
+from evalstop_service.store import policies, proposals, rollout_stages, run_health
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
@@ -28,8 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.service.case_rows import insert_cases
-from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded_runs import Tenant, confirm_stop, load_recorded_evals, open_run, post_evals
+from tests.service.web.dashboard.recorded_runs import Tenant, load_recorded_evals
 from tests.service.web.dashboard.serving import SQLITE_ONLY, read_csrf_token
 
 HACKING = load_recorded_evals("np-0044")
@@ -43,36 +41,23 @@ def read_section(visitor: httpx.Client, name: str, path: str = "/") -> str:
 
 @pytest.mark.slow
 @SQLITE_ONLY
-def test_queue_is_ordered_by_urgency(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+def test_queue_is_ordered_by_urgency(visitor: httpx.Client, tenant: Tenant, now: datetime) -> None:
     """Pending comes before failed, and failed before on hold, each with its reason and buttons; a veto removes its
     entry."""
-    failed = open_run(database, tenant, now, "failed", mode="enforce")
-    decision = post_evals(database, tenant, failed.id, HACKING, now).decision
-    assert decision is not None
-    report = Reported(now, DecisionState.FAILED, "receiver", "the job is owned by root", {})
-    commands.record_report(database, tenant.project.id, decision.id, report)
-    with database.transaction() as tx:
-        projects.update_project(tx, replace(tenant.project, veto_window_seconds=900.0))
-    pending = post_evals(database, tenant, open_run(database, tenant, now, "soon", mode="enforce").id, HACKING, now)
-    assert pending.decision is not None
-    on_hold = open_run(database, tenant, now, "held", mode="enforce")
-    for row in HACKING:  # without a checkpoint
-        points = (PostedObservation("reward/gold", row.step, row.gold),)
-        submit_message(database, tenant.project.id, on_hold.id, Observations(points), now)
+    _, decision = tenant.open_stopped_run("failed", HACKING)
+    tenant.record_report(decision, DecisionState.FAILED, now, reason="the job is owned by root")
+    tenant.change_settings(veto_window_seconds=900.0)
+    _, pending = tenant.open_stopped_run("soon", HACKING)
+    on_hold = tenant.open_run("held", mode="enforce")  # without a checkpoint
+    tenant.post_observations(on_hold, [PostedObservation("reward/gold", row.step, row.gold) for row in HACKING])
     queue = read_section(visitor, "queue")
     assert re.findall(r"<bdi>(soon|failed|held)</bdi>", queue) == ["soon", "failed", "held"]
     assert "the job is owned by root" in queue
     assert "no checkpoint" in queue
-    assert re.findall(r'<summary class="[a-z]+">([^<]+)</summary>', queue) == [
-        "Veto",
-        "Undo",
-        "Veto",
-        "Release",
-    ]
-    answer = visitor.post(
-        f"/decisions/{pending.decision.id}/veto",
-        data={"reason": "curriculum change", "next": "/", "csrf": read_csrf_token(visitor)},
-    )
+    buttons = ["Veto", "Undo", "Veto", "Release"]
+    assert re.findall(r'<summary class="[a-z]+">([^<]+)</summary>', queue) == buttons
+    form = {"reason": "curriculum change", "next": "/", "csrf": read_csrf_token(visitor)}
+    answer = visitor.post(f"/decisions/{pending.id}/veto", data=form)
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     assert re.findall(r"<bdi>(soon|failed|held)</bdi>", read_section(visitor, "queue")) == ["failed", "held"]
 
@@ -84,11 +69,11 @@ def test_stale_run_shows_its_last_report(
     """A stale run shows the time of its last observation or heartbeat, not of its detection."""
     started_at = now - timedelta(hours=9)
     for name, heartbeat_at in (("never", None), ("once", now - timedelta(hours=5))):
-        run = open_run(database, tenant, started_at, name)
-        post_evals(database, tenant, run.id, HACKING[:3], started_at + timedelta(hours=1))
+        run = tenant.open_run(name, started_at)
+        tenant.post_evals(run, HACKING[:3], started_at + timedelta(hours=1))
         if heartbeat_at is not None:
             with database.transaction() as tx:
-                run_health.record_heartbeat(tx, run.id, tenant.project.id, heartbeat_at)
+                run_health.record_heartbeat(tx, run.id, tenant.id, heartbeat_at)
     stale_runs.check_due_runs(database, now)
     queue = read_section(visitor, "queue")
     last_reports = [formatting.format_iso(now - timedelta(hours=hours)) for hours in (5, 8)]
@@ -96,23 +81,17 @@ def test_stale_run_shows_its_last_report(
 
 
 @SQLITE_ONLY
-def test_parked_job_can_be_resumed_or_stopped(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_parked_job_can_be_resumed_or_stopped(visitor: httpx.Client, tenant: Tenant, now: datetime) -> None:
     """A parked job is in the queue with Resume and Stop; resuming removes it and the run goes on."""
-    park_policy = {"name": "aside", "action": "park", "members": [{"detector": "k_decline", "params": {"k": 2}}]}
-    with database.transaction() as tx:
-        policies.add_policy(tx, tenant.project, "aside", park_policy, now)
-        endpoints.add_endpoint(
-            tx, tenant.project.id, url="http://127.0.0.1:9/", event_types=["run.park_requested"], now=now
-        )
-    run = open_run(database, tenant, now, "dip", mode="enforce", policy="aside")
-    submit_message(database, tenant.project.id, run.id, CheckpointSaved(2, "file:///2"), now)
-    points = tuple(PostedObservation("reward/gold", step, gold) for step, gold in enumerate((0.1, 0.5, 0.9, 0.8, 0.7)))
-    decision = submit_message(database, tenant.project.id, run.id, Observations(points), now).decision
-    assert decision is not None
-    report = Reported(now, DecisionState.PARKED, "receiver", "requeued into partition low", {"partition": "low"})
-    commands.record_report(database, tenant.project.id, decision.id, report)
+    members = [{"detector": "k_decline", "params": {"k": 2}}]
+    tenant.add_policy({"name": "aside", "action": "park", "members": members})
+    tenant.add_endpoint(["run.park_requested"])
+    run = tenant.open_run("dip", mode="enforce", policy="aside")
+    tenant.submit(run, CheckpointSaved(2, "file:///2"))
+    golds = enumerate((0.1, 0.5, 0.9, 0.8, 0.7))
+    tenant.post_observations(run, [PostedObservation("reward/gold", step, gold) for step, gold in golds])
+    decision = tenant.load_decision(run)
+    tenant.record_report(decision, DecisionState.PARKED, now, reason="requeued into partition low")
     queue = read_section(visitor, "queue")
     assert "requeued into partition low" in queue
     assert re.findall(r'<summary class="[a-z]+">([^<]+)</summary>', queue) == ["Resume", "Stop"]
@@ -127,19 +106,15 @@ def test_parked_job_can_be_resumed_or_stopped(
 
 @pytest.mark.slow
 @SQLITE_ONLY
-def test_only_completed_runs_can_be_labeled(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_only_completed_runs_can_be_labeled(visitor: httpx.Client, tenant: Tenant) -> None:
     """Of a run that went on to its end, the overview asks for a label; not of one that runs or was stopped."""
-    running = open_run(database, tenant, now, "running")
-    post_evals(database, tenant, running.id, HACKING, now)
-    ended = open_run(database, tenant, now, "ended")
-    post_evals(database, tenant, ended.id, HACKING, now)
-    commands.finish_run(database, tenant.project.id, ended.id, "completed", now)
-    stopped = open_run(database, tenant, now, "stopped", mode="enforce")
-    decision = post_evals(database, tenant, stopped.id, HACKING[:29], now).decision
-    assert decision is not None
-    confirm_stop(database, tenant, decision.id, now)
+    running = tenant.open_run("running")
+    tenant.post_evals(running, HACKING)
+    ended = tenant.open_run("ended")
+    tenant.post_evals(ended, HACKING)
+    tenant.finish_run(ended)
+    _, decision = tenant.open_stopped_run("stopped", HACKING[:29])
+    tenant.confirm_stop(decision)
     recent = read_section(visitor, "recent")
     assert re.findall(r"<bdi>(running|ended|stopped)</bdi>", recent) == ["stopped", "ended", "running"]
     assert re.findall(r'aria-label="Was the stop of (\w+) right\?"', recent) == ["ended"]
@@ -151,7 +126,7 @@ def test_only_enforced_policies_are_listed(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """A policy in shadow mode is not listed, too few cases give no estimate, and the period selects the cases."""
-    run = open_run(database, tenant, now, "ppo")
+    run = tenant.open_run("ppo")
     insert_cases(database, run, 60, now, gpus=8.0, gpu_hours=80.0)
     assert "No policy stops runs" in read_section(visitor, "policies")
     stopped = {"treatment": "stopped", "gpus": 8.0, "gpu_hours": 80.0}
@@ -171,12 +146,12 @@ def test_only_the_version_with_the_stage_is_listed(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """Of a policy with a rollout stage, the other versions are in shadow: their cases are no stops carried out."""
-    insert_cases(database, open_run(database, tenant, now, "before"), 9, now)
+    insert_cases(database, tenant.open_run("before"), 9, now)
     with database.transaction() as tx:
         policies.add_policy(tx, tenant.project, "level", policy_to_document(POLICIES["paper"]), now)
-        stage = RolloutStage(tenant.project.id, "level", Stage.CANARY, 0.9, 0.2, now, StageNumbers(), 2)
+        stage = RolloutStage(tenant.id, "level", Stage.CANARY, 0.9, 0.2, now, StageNumbers(), 2)
         rollout_stages.save_stage(tx, stage)
-    insert_cases(database, open_run(database, tenant, now, "after", policy="level@2"), 9, now)
+    insert_cases(database, tenant.open_run("after", policy="level@2"), 9, now)
     assert re.findall(r">v(\d)<", read_section(visitor, "policies")) == ["2"]
 
 
@@ -193,12 +168,12 @@ def test_no_proposal_is_hidden_by_newer_ones(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """Of many open proposals the overview shows the newest and counts all, and a run's page shows those about it."""
-    run = open_run(database, tenant, now, "proposed")
+    run = tenant.open_run("proposed")
     with database.transaction() as tx:
         for subject in (str(run.id), *map(str, range(52))):
             proposal = Proposal(
                 new_id(),
-                tenant.project.id,
+                tenant.id,
                 ProposalKind.STOP_RUN,
                 subject,
                 f"Stop run {subject} now",

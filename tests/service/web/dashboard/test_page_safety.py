@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
 
 import httpx
 import pytest
-from evalstop_service.ingest import CheckpointSaved, Observations
-from evalstop_service.ingest import open_run as opening
+from evalstop_service.ingest import CheckpointSaved
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.role_recognition import MetricFields
-from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
-from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded_runs import Tenant, confirm_stop, load_recorded_evals, open_run, post_evals
+from tests.service.web.dashboard.recorded_runs import Tenant, load_recorded_evals
 from tests.service.web.dashboard.serving import SQLITE_ONLY, get_html
 
 HACKING = load_recorded_evals("np-0044")
@@ -47,12 +43,10 @@ def test_security_headers(visitor: httpx.Client, path: str) -> None:
 
 
 @SQLITE_ONLY
-def test_pages_have_no_inline_script_or_style(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_pages_have_no_inline_script_or_style(visitor: httpx.Client, tenant: Tenant) -> None:
     """The content security policy would block inline scripts and styles, so pages have none."""
-    run = open_run(database, tenant, now, "ppo")
-    post_evals(database, tenant, run.id, HACKING[:5], now)
+    run = tenant.open_run("ppo")
+    tenant.post_evals(run, HACKING[:5])
     for path in ("/runs", f"/runs/{run.id}", "/login"):
         html = get_html(visitor, path)
         assert "<style" not in html
@@ -75,18 +69,17 @@ def test_assets_are_cached_by_digest(visitor: httpx.Client) -> None:
     assert visitor.get("/assets/old/evalstop.css").headers["cache-control"] == "no-store"
 
 
-def test_hostile_names_are_escaped(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+def test_hostile_names_are_escaped(visitor: httpx.Client, tenant: Tenant) -> None:
     """Names of runs, labels, metrics and checkpoints are escaped in HTML and unchanged in JSON."""
     for name in HOSTILE_NAMES:
         metrics: dict[str, MetricFields] = {name: {"role": "eval", "direction": "maximize"}}
-        request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name}, mode=Mode.ENFORCE)
-        run, _ = opening.open_run(database, tenant.project.id, request, now)
+        run = tenant.open_run(name, metrics=metrics, labels={name: name}, mode=Mode.ENFORCE)
         points = [PostedObservation(name, step, float(-step), 0.1) for step in range(10)]
-        submit_message(database, tenant.project.id, run.id, CheckpointSaved(0, f"file:///{name}"), now)
+        tenant.submit(run, CheckpointSaved(0, f"file:///{name}"))
         points.append(PostedObservation(f"{name}2", 1, 2.0))
-        receipt = submit_message(database, tenant.project.id, run.id, Observations(tuple(points)), now)
+        receipt = tenant.post_observations(run, points)
         assert receipt.decision is not None
-        confirm_stop(database, tenant, receipt.decision.id, now)
+        tenant.confirm_stop(receipt.decision)
         html = get_html(visitor, f"/runs/{run.id}")
         escaped = name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         assert escaped.replace('"', "&#34;").replace("'", "&#39;") in html

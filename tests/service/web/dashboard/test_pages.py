@@ -4,46 +4,30 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from datetime import datetime, timedelta
 from html import escape, unescape
 from urllib.parse import urlencode
-from uuid import UUID
 
 import httpx
 import pytest
 from evalstop_service.decisions import commands, deadlines, stale_runs
 from evalstop_service.evaluation import rollout_stage
-from evalstop_service.ingest import EvalChanged, Observations, Receipt, Resumed
-from evalstop_service.ingest import open_run as opening
-from evalstop_service.rules.decision_lifecycle import DecisionState, Mode, Reported, Undone, Vetoed
+from evalstop_service.ingest import EvalChanged, Resumed
+from evalstop_service.rules.decision_lifecycle import DecisionState, Reported, Undone, Vetoed
 from evalstop_service.rules.role_recognition import MetricFields
-from evalstop_service.store import decisions, projects, runs
 from evalstop_service.store.database import Database
-from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.dashboard.run_list import PAGE
 from evalstop_service.web.dashboard.run_page import MOST_POINTS
 
-from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded_runs import (
     Tenant,
     add_tenant,
-    confirm_stop,
     load_recorded_evals,
-    open_run,
-    post_evals,
 )
 from tests.service.web.dashboard.serving import SQLITE_ONLY, get_html, read_csrf_token, sign_in_by_link
 
 HACKING = load_recorded_evals("np-0044")
-
-
-def post_observations(
-    database: Database, tenant: Tenant, run_id: UUID, now: datetime, *points: PostedObservation
-) -> Receipt:
-    """Post observations of a run."""
-    return submit_message(database, tenant.project.id, run_id, Observations(points), now)
 
 
 @SQLITE_ONLY
@@ -58,32 +42,26 @@ def test_empty_project_shows_how_to_connect(visitor: httpx.Client, address: str,
     assert "my-first-run" in get_html(visitor, "/runs?status=completed")
 
 
-def test_stopped_run_shows_reason_and_checkpoint(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_stopped_run_shows_reason_and_checkpoint(visitor: httpx.Client, tenant: Tenant, now: datetime) -> None:
     """List and page show the stop, its reason, the receiver's report and the checkpoint to ship."""
-    run = open_run(database, tenant, now, "ppo", mode="enforce", labels={"job": "4711"}, total_steps=600)
-    receipt = post_evals(database, tenant, run.id, HACKING[:29], now)
-    assert receipt.decision is not None
-    assert receipt.run.best_checkpoint is not None
-    confirm_stop(database, tenant, receipt.decision.id, now + timedelta(seconds=5))
+    run, decision = tenant.open_stopped_run("ppo", HACKING[:29], labels={"job": "4711"}, total_steps=600)
+    assert decision.best_checkpoint is not None
+    tenant.confirm_stop(decision, now + timedelta(seconds=5))
     run_list = get_html(visitor, "/runs")
     for words in ("ppo", "stopped", "stop confirmed", "level", "enforce", "spark-line", "spark-best", "spark-stop"):
         assert words in run_list
     html = get_html(visitor, f"/runs/{run.id}")
-    assert f"Stopped at step {receipt.decision.step}. The job is confirmed to be gone." in html
-    assert escape(receipt.run.best_checkpoint.uri) in html
+    assert f"Stopped at step {decision.step}. The job is confirmed to be gone." in html
+    assert escape(decision.best_checkpoint.uri) in html
     for words in ("evalstop-receiver process", "SIGTERM", "k_below_best", "4711", "verdict: stop", "stop requested"):
         assert words in html
 
 
-def test_eval_change_is_shown(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+def test_eval_change_is_shown(visitor: httpx.Client, tenant: Tenant) -> None:
     """Page and chart show the step and reason of a changed eval; an unknown length of the run is shown, too."""
-    run = open_run(database, tenant, now, "ppo")
-    post_evals(database, tenant, run.id, HACKING[:9], now)
-    submit_message(
-        database, tenant.project.id, run.id, EvalChanged(50, "a <stricter> grader", None, "key trainer"), now
-    )
+    run = tenant.open_run("ppo")
+    tenant.post_evals(run, HACKING[:9])
+    tenant.submit(run, EvalChanged(50, "a <stricter> grader", None, "key trainer"))
     html = get_html(visitor, f"/runs/{run.id}")
     for words in ("eval changed at step 50", "a &lt;stricter&gt; grader", "length unknown: decisions come later"):
         assert words in html
@@ -91,18 +69,16 @@ def test_eval_change_is_shown(visitor: httpx.Client, database: Database, tenant:
     assert chart["eval_changes"] == [{"step": 50, "reason": "a <stricter> grader"}]
 
 
-def test_several_evals_show_their_mean_and_parts(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_several_evals_show_their_mean_and_parts(visitor: httpx.Client, tenant: Tenant) -> None:
     """Of several evals the chart shows the mean, and the page the part of each, and which is missing."""
     metrics: dict[str, MetricFields] = {
         "math": {"role": "eval", "direction": "maximize", "critical": True},
         "<code>": {"role": "eval", "direction": "maximize", "weight": 2.0},
     }
-    run, _ = opening.open_run(database, tenant.project.id, opening.OpenRequest(name="two", metrics=metrics), now)
+    run = tenant.open_run(metrics=metrics)
     rising = [PostedObservation(metric, step, float(step)) for metric in metrics for step in range(6)]
     falling = [PostedObservation("math", step, 10.0 - step) for step in range(6, 12)]
-    post_observations(database, tenant, run.id, now, *rising, *falling)
+    tenant.post_observations(run, [*rising, *falling])
     html = get_html(visitor, f"/runs/{run.id}")
     table = html.split('data-part="evals"')[1].split("</table>")[0]
     assert table.index("math") < table.index("&lt;code&gt;")
@@ -116,12 +92,10 @@ def test_stale_lost_and_flat_runs_are_marked(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """List and pages mark stale and lost runs, and runs whose eval does not change, with the metric."""
-    stale = open_run(database, tenant, now - timedelta(minutes=10), "stale")
-    healthy = open_run(database, tenant, now, "healthy")
-    flat = open_run(database, tenant, now - timedelta(minutes=6), "flat")
-    post_observations(
-        database, tenant, flat.id, now, *(PostedObservation("reward/gold", step, 0.5) for step in range(8))
-    )
+    stale = tenant.open_run("stale", now - timedelta(minutes=10))
+    healthy = tenant.open_run("healthy")
+    flat = tenant.open_run("flat", now - timedelta(minutes=6))
+    tenant.post_observations(flat, [PostedObservation("reward/gold", step, 0.5) for step in range(8)])
     stale_runs.check_due_runs(database, now)
     html = get_html(visitor, "/runs")
     assert (html.count("health-stale"), html.count("health-no-data")) == (1, 1)
@@ -138,62 +112,48 @@ def test_every_decision_state_has_its_text(visitor: httpx.Client, database: Data
     """Each state from shadow to moot has its own text on the run's page."""
     tenant = add_tenant(database, now, "with-veto-window", veto_window_seconds=3600)
     sign_in_by_link(visitor, tenant.key)
-    shadow = open_run(database, tenant, now, "shadow", mode="shadow")
-    post_evals(database, tenant, shadow.id, HACKING[:29], now)
+    shadow = tenant.open_run("shadow", mode="shadow")
+    tenant.post_evals(shadow, HACKING[:29])
     html = get_html(visitor, f"/runs/{shadow.id}")
     assert "Would have been stopped at step 280. The run is in shadow: recorded, not carried out." in html
     with database.transaction() as tx:
-        rollout_stage.set_rollout_stage(tx, tenant.project.id, "early", 1, 0.9, 0.2, now)
-    staged = open_run(database, tenant, now, "staged", mode=Mode.ENFORCE, policy="early")
-    post_evals(database, tenant, staged.id, HACKING, now)
+        rollout_stage.set_rollout_stage(tx, tenant.id, "early", 1, 0.9, 0.2, now)
+    staged, _ = tenant.open_stopped_run("staged", HACKING, policy="early")
     html = unescape(get_html(visitor, f"/runs/{staged.id}"))
     assert "The project's highest mode or the policy's rollout stage limits it: recorded, not carried out." in html
-    run = open_run(database, tenant, now, "pending", mode=Mode.ENFORCE)
-    receipt = post_evals(database, tenant, run.id, HACKING[:29], now)
+    run, decision = tenant.open_stopped_run("pending", HACKING[:29])
     assert "unless vetoed before" in get_html(visitor, f"/runs/{run.id}")
-    assert receipt.decision is not None
-    commands.apply_command(database, tenant.project.id, receipt.decision.id, Vetoed(now, "ada", "a known dip"))
+    tenant.apply_command(decision, Vetoed(now, "ada", "a known dip"))
     html = get_html(visitor, f"/runs/{run.id}")
     assert "The stop at step 280 was vetoed" in html
     assert "a known dip" in html
-    with database.transaction() as tx:
-        projects.update_project(tx, replace(tenant.project, paused_at=now, paused_by="<ada>"))
-    on_hold = open_run(database, tenant, now, "held", mode=Mode.ENFORCE)
-    receipt = post_evals(database, tenant, on_hold.id, HACKING[:29], now)
+    tenant.change_settings(paused_at=now, paused_by="<ada>")
+    on_hold, _ = tenant.open_stopped_run("held", HACKING[:29])
     html = get_html(visitor, f"/runs/{on_hold.id}")
     assert "Stop on hold: the project was paused by &lt;ada&gt;. Called at step 280" in html
-    with database.transaction() as tx:
-        projects.update_project(tx, tenant.project)
-    late = open_run(database, tenant, now, "late", mode=Mode.ENFORCE)
-    post_evals(database, tenant, late.id, HACKING[:29], now - timedelta(hours=2))
+    tenant.change_settings(paused_at=None, paused_by=None)
+    late, decision = tenant.open_stopped_run("late", HACKING[:29], now - timedelta(hours=2))
     assert "No scheduler has confirmed yet" in get_html(visitor, f"/runs/{late.id}")
-    (decision,) = load_decisions(database, tenant, late.id)
     report = Reported(now, DecisionState.ACKNOWLEDGED, "receiver", "found", {"guards": "worn", "job": "4711"}, 60.0)
-    commands.record_report(database, tenant.project.id, decision.id, report)
+    commands.record_report(database, tenant.id, decision.id, report)
     html = get_html(visitor, f"/runs/{late.id}")
     assert "A receiver is carrying out the stop" in html
     assert "worn" in html
     deadlines.process_overdue(database, now + timedelta(hours=1))
     assert "was repeated" in get_html(visitor, f"/runs/{late.id}")
-    commands.apply_command(database, tenant.project.id, decision.id, Undone(now, "ada", "broken eval"))
+    tenant.apply_command(decision, Undone(now, "ada", "broken eval"))
     assert "was undone" in get_html(visitor, f"/runs/{late.id}")
-    ended = open_run(database, tenant, now, "ended", mode=Mode.ENFORCE)
-    post_evals(database, tenant, ended.id, HACKING[:29], now)
-    commands.finish_run(database, tenant.project.id, ended.id, "completed", now)
+    ended, _ = tenant.open_stopped_run("ended", HACKING[:29])
+    tenant.finish_run(ended)
     assert "is moot" in get_html(visitor, f"/runs/{ended.id}")
 
 
-def load_decisions(database: Database, tenant: Tenant, run_id: UUID) -> list[Decision]:
-    with database.reading() as tx:
-        return decisions.list_decisions(tx, tenant.project.id, run_id=run_id)
-
-
-def test_search_filter_and_paging(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+def test_search_filter_and_paging(visitor: httpx.Client, tenant: Tenant) -> None:
     """Runs are found by a part of their name and by status; a full page links to the next."""
     for index in range(PAGE + 3):
-        open_run(database, tenant, now, f"run-{index:03d}")
-    done = open_run(database, tenant, now, "100% done_")
-    commands.finish_run(database, tenant.project.id, done.id, "completed", now)
+        tenant.open_run(f"run-{index:03d}")
+    done = tenant.open_run("100% done_")
+    tenant.finish_run(done)
     html = get_html(visitor, "/runs")
     assert html.count('class="row-link"') == PAGE
     older = html.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")
@@ -216,23 +176,15 @@ def test_search_filter_and_paging(visitor: httpx.Client, database: Database, ten
 
 
 @SQLITE_ONLY
-def test_run_description_is_saved_shown_and_searched(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_run_description_is_saved_shown_and_searched(visitor: httpx.Client, tenant: Tenant, now: datetime) -> None:
     """The form on a run's page sets owner, group, tags and notes, and the list filters by them."""
-    for name in ("seed-1", "seed-2", "other"):
-        run = open_run(database, tenant, now, name)
-        post_evals(database, tenant, run.id, HACKING[:20], now)
-        if name != "other":
-            form = {
-                "owner": " dana@example.org ",
-                "group": "seeds & co",
-                "tags": "a, c\r\n b \r\n",
-                "notes": "one\r\n<two>",
-            }
-            answer = visitor.post(f"/runs/{run.id}/description", data=form | {"csrf": read_csrf_token(visitor)})
-            assert answer.headers["location"] == f"/runs/{run.id}"
-    page = get_html(visitor, f"/runs/{find_run_id(database, tenant, 'seed-2')}")
+    tenant.open_run("other")
+    form = {"owner": " dana@example.org ", "group": "seeds & co", "tags": "a, c\r\n b \r\n", "notes": "one\r\n<two>"}
+    for name in ("seed-1", "seed-2"):
+        run = tenant.open_run(name)
+        answer = visitor.post(f"/runs/{run.id}/description", data=form | {"csrf": read_csrf_token(visitor)})
+        assert answer.headers["location"] == f"/runs/{run.id}"
+    page = get_html(visitor, f"/runs/{run.id}")
     assert [words in page for words in ("one\n&lt;two&gt;", "/runs?group=seeds+%26+co", ">a, c\nb</textarea>")] == [
         True
     ] * 3
@@ -258,13 +210,6 @@ def test_both_forms_of_the_run_list_keep_every_filter(visitor: httpx.Client) -> 
         (form,) = re.findall(rf'<form class="{kind}".*?</form>', html, re.DOTALL)
         fields = re.findall(r'<input [^>]*?name="(\w+)"[^>]*? value="([^"]+)"', form)
         assert sorted((name, value[: len(day)]) for name, value in fields) == sorted(filters)
-
-
-def find_run_id(database: Database, tenant: Tenant, name: str) -> UUID:
-    with database.reading() as tx:
-        run = runs.find_run_by_name(tx, tenant.project.id, name)
-    assert run is not None
-    return run.id
 
 
 @SQLITE_ONLY
@@ -337,13 +282,11 @@ def test_unknown_address_is_a_page_for_browsers_only(visitor: httpx.Client) -> N
         [5e-324, 0.0],
     ],
 )
-def test_unusual_series_keep_the_pages_working(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime, values: list[float]
-) -> None:
+def test_unusual_series_keep_the_pages_working(visitor: httpx.Client, tenant: Tenant, values: list[float]) -> None:
     """No eval, one, only NaN, the largest doubles: each page answers, and values that are not finite are null."""
-    run = open_run(database, tenant, now, "unusual")
+    run = tenant.open_run("unusual")
     for step, value in enumerate(values):
-        post_observations(database, tenant, run.id, now, PostedObservation("reward/gold", step, value, 0.1))
+        tenant.post_observations(run, [PostedObservation("reward/gold", step, value, 0.1)])
     get_html(visitor, "/runs")
     get_html(visitor, f"/runs/{run.id}")
     evals = visitor.get(f"/runs/{run.id}/series.json").json()["series"][0]
@@ -352,22 +295,20 @@ def test_unusual_series_keep_the_pages_working(
 
 
 @SQLITE_ONLY
-def test_run_without_roles(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+def test_run_without_roles(visitor: httpx.Client, tenant: Tenant) -> None:
     """A run without watched metrics is shown with its metrics and an empty chart."""
-    run, _ = opening.open_run(database, tenant.project.id, opening.OpenRequest("bare", metrics={}), now)
-    post_observations(database, tenant, run.id, now, PostedObservation("tokens", 3, 1e6))
+    run = tenant.open_run(metrics={})
+    tenant.post_observations(run, [PostedObservation("tokens", 3, 1e6)])
     assert "not watched" in get_html(visitor, f"/runs/{run.id}")
     assert visitor.get(f"/runs/{run.id}/series.json").json()["series"] == []
 
 
 @SQLITE_ONLY
-def test_long_series_is_downsampled_and_keeps_its_spike(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_long_series_is_downsampled_and_keeps_its_spike(visitor: httpx.Client, tenant: Tenant) -> None:
     """A chart gets at most MOST_POINTS points of a metric, the spike, the first and the last among them."""
-    run = open_run(database, tenant, now, "long")
+    run = tenant.open_run("long")
     points = [PostedObservation("reward/proxy", step, 99.0 if step == 7777 else 1.0) for step in range(9000)]
-    post_observations(database, tenant, run.id, now, *points)
+    tenant.post_observations(run, points)
     series = visitor.get(f"/runs/{run.id}/series.json").json()["series"]
     proxy = next(item for item in series if item["role"] == "proxy")
     assert len(proxy["steps"]) <= MOST_POINTS
@@ -376,14 +317,10 @@ def test_long_series_is_downsampled_and_keeps_its_spike(
 
 
 @SQLITE_ONLY
-def test_superseded_observations_are_left_out(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_superseded_observations_are_left_out(visitor: httpx.Client, tenant: Tenant) -> None:
     """After a resume the chart shows what counts; the decision of the earlier attempt stays on the page."""
-    run = open_run(database, tenant, now, "resumed", mode=Mode.ENFORCE)
-    receipt = post_evals(database, tenant, run.id, HACKING[:29], now)
-    assert receipt.decision is not None
-    submit_message(database, tenant.project.id, run.id, Resumed(100), now)
+    run, _ = tenant.open_stopped_run("resumed", HACKING[:29])
+    tenant.submit(run, Resumed(100))
     document = visitor.get(f"/runs/{run.id}/series.json").json()
     assert document["series"][0]["steps"][-1] == 100
     assert document["decision"] is None

@@ -12,7 +12,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.web.dashboard.period import PERIODS, Period
 
 from tests.service.case_rows import insert_cases
-from tests.service.web.dashboard.recorded_runs import Tenant, load_recorded_evals, open_run, post_evals
+from tests.service.web.dashboard.recorded_runs import Tenant, load_recorded_evals
 from tests.service.web.dashboard.serving import SQLITE_ONLY, get_html
 
 PAGES_WITH_PERIOD = ("/", "/precision", "/policies", "/cases")
@@ -37,8 +37,7 @@ def read_links(page: str) -> list[str]:
 @SQLITE_ONLY
 def test_links_keep_the_period(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """Every link of a page with a period, and the menu of any other, carries the chosen period."""
-    run = open_run(database, tenant, now, "ppo", mode="enforce", labels={"gpus": "8"})
-    post_evals(database, tenant, run.id, load_recorded_evals("np-0044")[:29], now)
+    run, _ = tenant.open_stopped_run("ppo", load_recorded_evals("np-0044")[:29], labels={"gpus": "8"})
     insert_cases(database, run, 60, now, gpus=8.0)
     insert_cases(database, run, 60, now, treatment="stopped")
     for path in PAGES_WITH_PERIOD + OTHER_PAGES:
@@ -58,7 +57,7 @@ def test_all_pages_sum_the_cases_of_the_period(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """Overview, precision, policies and cases show the same figures for a period; any other period is refused."""
-    run = open_run(database, tenant, now, "ppo")
+    run = tenant.open_run("ppo")
     stopped_case = {"treatment": "stopped", "gpus": 8.0, "gpu_hours": 80.0}
     insert_cases(database, run, 2, now - timedelta(days=60), gpu_hours_saved=7.0, **stopped_case)
     insert_cases(database, run, 3, now - timedelta(days=2), gpu_hours_saved=10.0, **stopped_case)

@@ -10,28 +10,20 @@ from uuid import uuid4
 import httpx
 import pytest
 import sqlalchemy as sa
-from evalstop_detectors import policy_from_document
+from evalstop_service.decisions import second_person
 from evalstop_service.evaluation import backtests
-from evalstop_service.ingest import Observations
-from evalstop_service.projects import api_keys, policies
-from evalstop_service.rules.proposals import Approval, ProposalKind, ProposalState
-from evalstop_service.security.address_policy import parse_address_policy
-from evalstop_service.security.encryption import Encryption
-from evalstop_service.store import decisions, keys, proposals, sessions
+from evalstop_service.projects import api_keys
+from evalstop_service.rules.decision_lifecycle import StopOrdered
+from evalstop_service.store import keys, sessions
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
-from evalstop_service.store.ids import new_id
-from evalstop_service.store.observations import PostedObservation
-from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.sessions import Session
 from evalstop_service.web.dashboard.responses import PageRoute
 from evalstop_service.web.dashboard.routes import PAGES
-from evalstop_service.webhooks import endpoints
 
 from tests.fixtures.statements import record_statements
-from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded_runs import LEVEL_POLICY, Tenant, add_tenant, open_run
+from tests.service.web.dashboard.recorded_runs import LEVEL_POLICY, Tenant, add_tenant, load_recorded_evals
 from tests.service.web.dashboard.serving import (
     open_client,
     read_csrf_token,
@@ -157,46 +149,19 @@ class PopulatedService:
         self.tokens = {role: read_csrf_token(visitor, "/runs") for role, visitor in self.visitors.items()}
 
     def _create_objects(self, tenant: Tenant, now: datetime) -> dict[str, str]:
-        by = (self.database, Author(tenant.project.id, "key test", now))
-        endpoint = endpoints.create_endpoint(
-            *by,
-            url="http://127.0.0.1:9/",
-            event_types=["*"],
-            format="standard",
-            address_policy=parse_address_policy("any"),
-            encryption=Encryption(),
-        )
-        key, _ = api_keys.create_key(self.database, tenant.project.id, "key test", "key of somebody", ["read"], now)
-        run = open_run(self.database, tenant, now, "a run of somebody", mode="enforce")
-        for step, value in enumerate((0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)):
-            submit_message(
-                self.database,
-                tenant.project.id,
-                run.id,
-                Observations((PostedObservation("reward/gold", step, value),)),
-                now,
-            )
-        with self.database.transaction() as tx:
-            policy = policies.create_policy(tx, by[1], policy_from_document(LEVEL_POLICY | {"name": "of-somebody"}))
-        backtest = backtests.request_backtest(self.database, tenant.project.id, policy.document, 1, "key test", now)
+        endpoint = tenant.add_endpoint()
+        key, _ = api_keys.create_key(self.database, tenant.id, "key test", "key of somebody", ["read"], now)
+        run, decision = tenant.open_stopped_run("a run of somebody", load_recorded_evals("np-0044")[:29])
+        policy = tenant.add_policy(LEVEL_POLICY | {"name": "of-somebody"})
+        backtest = backtests.request_backtest(self.database, tenant.id, policy.document, 1, "key test", now)
         with self.database.reading() as tx:
-            delivery = deliveries.list_deliveries(tx, tenant.project.id)[0]
-            decision = decisions.list_decisions(tx, tenant.project.id)[0]
-        proposal = Proposal(
-            new_id(),
-            tenant.project.id,
-            ProposalKind.STOP_RUN,
-            str(run.id),
-            "Stop a run of somebody now",
-            "",
-            "it diverged",
-            "key test",
-            (Approval("key test", "key test", now),),
-            ProposalState.OPEN,
-            now,
-        )
-        with self.database.transaction() as tx:
-            proposals.add_proposal(tx, proposal)
+            delivery = deliveries.list_deliveries(tx, tenant.id)[0]
+        tenant.change_settings(second_person=True)
+        author, order = Author(tenant.id, "key test", now), StopOrdered(now, "key test", "it diverged")
+        other_run = tenant.open_run("another run of somebody")
+        proposal = second_person.stop_run(self.database, author, other_run.id, order)
+        assert proposal is not None
+        tenant.change_settings(second_person=False)
         session = Session("", "", "somebody", {}, now, now + timedelta(days=1), key.id)
         with self.database.transaction() as tx:
             sessions.create_session(tx, session)
@@ -214,9 +179,7 @@ class PopulatedService:
 
     def _sign_in(self, role: int, now: datetime) -> httpx.Client:
         with self.database.transaction() as tx:
-            key, _ = keys.create_key(
-                tx, project_id=self.tenant.project.id, name="visitor", scopes=ROLE_SCOPES[role], now=now
-            )
+            key, _ = keys.create_key(tx, project_id=self.tenant.id, name="visitor", scopes=ROLE_SCOPES[role], now=now)
         client = open_client(self.address)
         sign_in_by_link(client, key)
         return client

@@ -11,11 +11,9 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from evalstop_detectors import POLICIES, policy_from_document, policy_to_document
+from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_service.clock import utc_now
-from evalstop_service.decisions import commands
 from evalstop_service.evaluation import backtests, rollout_stage
-from evalstop_service.store import policies
 from evalstop_service.store.database import Database
 from evalstop_service.web.dashboard import policy_diff, policy_scatter
 from hypothesis import given
@@ -27,8 +25,6 @@ from tests.service.web.dashboard.recorded_runs import (
     Tenant,
     add_tenant,
     load_recorded_evals,
-    open_run,
-    post_evals,
 )
 from tests.service.web.dashboard.serving import SQLITE_ONLY, read_csrf_token
 
@@ -37,7 +33,7 @@ HACKING = load_recorded_evals("np-0044")
 
 def level_document(**changes: Any) -> dict[str, Any]:
     """The document of the policy `level`, with these fields changed."""
-    return policy_to_document(policy_from_document(LEVEL_POLICY)) | changes
+    return LEVEL_POLICY | changes
 
 
 @given(st.sampled_from(sorted(POLICIES)), st.sampled_from(sorted(POLICIES)))
@@ -74,12 +70,9 @@ def test_diff_numbers_have_three_digits_or_as_many_as_differ() -> None:
 
 
 @SQLITE_ONLY
-def test_policies_and_their_differences_are_shown(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_policies_and_their_differences_are_shown(visitor: httpx.Client, tenant: Tenant) -> None:
     """The list has the project's and the shipped policies, a page compares two versions; unknown ones are not found."""
-    with database.transaction() as tx:
-        policies.add_policy(tx, tenant.project, "level", level_document(min_evals=12, description="<b>slow</b>"), now)
+    tenant.add_policy(level_document(min_evals=12, description="<b>slow</b>"))
     policy_list = visitor.get("/policies").text
     assert all(f'href="/policies/{name}"' in policy_list for name in ("level", "cautious", "paper"))
     assert "&lt;b&gt;slow" in policy_list
@@ -95,11 +88,9 @@ def test_policies_and_their_differences_are_shown(
 
 
 @SQLITE_ONLY
-def test_rollout_is_promoted_and_lowered(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_rollout_is_promoted_and_lowered(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
     """A policy's page starts its rollout, counts the cases to the next stage, and moves it up and down for a reason."""
-    run, project_id, token = open_run(database, tenant, now, "hacking"), tenant.project.id, read_csrf_token(visitor)
+    run, project_id, token = tenant.open_run("hacking"), tenant.id, read_csrf_token(visitor)
     page = f"/policies/{run.policy_name}"
     assert 'class="ladder"' not in visitor.get(page).text
     form = {"required_percent": "80", "canary_percent": "25", "csrf": token}
@@ -149,7 +140,7 @@ def test_scatter_shows_each_measured_policy(
     """Each measured version is a dot with a link, at the figures of the precision page; labels do not overlap."""
     assert "No policy has decided cases yet" in visitor.get("/policies").text
     for policy in ("level", "paper", "cautious"):
-        run = open_run(database, tenant, now, policy, policy=policy)
+        run = tenant.open_run(policy, policy=policy)
         insert_cases(database, run, 8, now, gpus=8.0, gpu_hours_saved=10.0)
         insert_cases(database, run, 2, now, outcome="wrong", run_outcome="healthy")
         insert_cases(database, run, 18, now, treatment=None, run_outcome="healthy")
@@ -169,9 +160,9 @@ def test_draft_is_backtested_and_saved(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """A draft is backtested and saved as the next version; an error is named at the field."""
-    run = open_run(database, tenant, now, "hacking")
-    post_evals(database, tenant, run.id, HACKING, now)
-    commands.finish_run(database, tenant.project.id, run.id, "completed", now)
+    run = tenant.open_run("hacking")
+    tenant.post_evals(run, HACKING)
+    tenant.finish_run(run)
     page, token = "/policies/level/edit", read_csrf_token(visitor)
     assert "k_below_best" in visitor.get(page).text
     draft = {"document": json.dumps(level_document(min_evals=12)), "csrf": token}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from datetime import datetime
 from html import unescape
 
 import httpx
 import pytest
-from evalstop_service.decisions import commands
 from evalstop_service.projects import api_keys
-from evalstop_service.store import outcomes, projects
+from evalstop_service.store import outcomes
 from evalstop_service.store.database import Database
 from playwright.sync_api import expect
 
@@ -20,10 +18,7 @@ from tests.service.web.dashboard.conftest import Window
 from tests.service.web.dashboard.recorded_runs import (
     Tenant,
     add_tenant,
-    confirm_stop,
     load_recorded_evals,
-    open_run,
-    post_evals,
 )
 from tests.service.web.dashboard.serving import SQLITE_ONLY, get_html, read_csrf_token, sign_in_by_link
 
@@ -35,12 +30,12 @@ def get_text(visitor: httpx.Client, path: str) -> str:
     return unescape(get_html(visitor, path))
 
 
-def test_empty_pages_say_what_to_do(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+def test_empty_pages_say_what_to_do(visitor: httpx.Client, tenant: Tenant) -> None:
     """Pages of a project without data say what to do next."""
     assert "Connect a trainer" in get_text(visitor, "/")
     assert "held_out_share" in get_text(visitor, "/precision")
     assert "No case matches" in get_text(visitor, "/cases")
-    open_run(database, tenant, now, "first")
+    tenant.open_run("first")
     html = get_text(visitor, "/")
     assert "No decisions yet" in html
     assert "Nothing. No stop can be vetoed" in html
@@ -49,7 +44,7 @@ def test_empty_pages_say_what_to_do(visitor: httpx.Client, database: Database, t
 
 def test_figures_link_to_their_cases(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """A link behind a cell of the matrix lists as many cases as the cell says."""
-    hostile = open_run(database, tenant, now, "<script>alert(1)</script>", labels={"job_kind": "__proto__"})
+    hostile = tenant.open_run("<script>alert(1)</script>", labels={"job_kind": "__proto__"})
     case_fields = {
         "gpus": 8.0,
         "gpu_hours": 80.0,
@@ -61,8 +56,7 @@ def test_figures_link_to_their_cases(visitor: httpx.Client, database: Database, 
     insert_cases(database, hostile, 2, now, outcome="wrong", run_outcome="healthy", **case_fields)
     insert_cases(database, hostile, 3, now, treatment="stopped", gpu_hours_saved=20.0, **case_fields)
     insert_cases(database, hostile, 9, now, treatment=None, run_outcome="healthy")
-    with database.transaction() as tx:
-        projects.update_project(tx, replace(tenant.project, price_per_gpu_hour=2.0, currency="EUR"))
+    tenant.change_settings(price_per_gpu_hour=2.0, currency="EUR")
     html = visitor.get("/precision").text
     assert "<script>alert" not in html
     assert "75.0 %" in html
@@ -83,7 +77,7 @@ def test_figures_link_to_their_cases(visitor: httpx.Client, database: Database, 
 @SQLITE_ONLY
 def test_cases_are_paged(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """A full page of cases links to the next; an invalid cursor or filter is not found."""
-    insert_cases(database, open_run(database, tenant, now, "many"), 53, now)
+    insert_cases(database, tenant.open_run("many"), 53, now)
     older = get_text(visitor, "/cases?treatment=observed").split('rel="next" href="')[1].split('"')[0]
     second_page = get_text(visitor, older)
     assert second_page.count('class="row-link"') == 3
@@ -97,11 +91,9 @@ def test_decision_is_labeled_from_the_overview(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """A label from the overview needs the scope operate and a form token, and counts from then on."""
-    run = open_run(database, tenant, now, "ppo", mode="enforce")
-    decision = post_evals(database, tenant, run.id, HACKING, now).decision
-    assert decision is not None
+    run, decision = tenant.open_stopped_run("ppo", HACKING)
     assert "1 stop waits for the scheduler" in get_text(visitor, "/")
-    confirm_stop(database, tenant, decision.id, now)
+    tenant.confirm_stop(decision)
     path, token = f"/decisions/{decision.id}/outcome", read_csrf_token(visitor)
     assert visitor.post(path, data={"outcome": "wrong"}).status_code == 403
     assert visitor.post(path, data={"outcome": "perhaps", "csrf": token}).status_code == 422
@@ -128,7 +120,7 @@ def test_revision_changes_with_the_cases(
     def read_revisions() -> list[str]:
         return [get_text(visitor, path).split('data-revision="')[1].split('"')[0] for path in ("/", "/precision")]
 
-    run = open_run(database, tenant, now, "ppo")
+    run = tenant.open_run("ppo")
     before = read_revisions()
     assert read_revisions() == before
     insert_cases(database, run, 1, now)
@@ -140,9 +132,9 @@ def test_revision_changes_with_the_cases(
 def test_open_precision_page_updates_in_browser(window: Window, embedded_database: Database, now: datetime) -> None:
     """In a browser the charts are drawn, one click labels a stop, and new cases change the figures shown."""
     tenant, page = add_tenant(embedded_database, now), window.page
-    run = open_run(embedded_database, tenant, now, "ppo")
-    post_evals(embedded_database, tenant, run.id, HACKING, now)
-    commands.finish_run(embedded_database, tenant.project.id, run.id, "completed", now)
+    run = tenant.open_run("ppo")
+    tenant.post_evals(run, HACKING)
+    tenant.finish_run(run)
     insert_cases(embedded_database, run, 8, now, delay_steps=30, stated_risk=0.05)
     insert_cases(embedded_database, run, 20, now, treatment=None, run_outcome="healthy")
     window.sign_in(tenant)

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from datetime import datetime, timedelta
 from html import unescape
 
 import httpx
 import pytest
 from evalstop_detectors import POLICIES, advance, policy_to_document, start
-from evalstop_service.decisions import commands, stale_runs
-from evalstop_service.ingest import Observations
+from evalstop_service.decisions import stale_runs
 from evalstop_service.rules.decision_lifecycle import Mode, Undone, Vetoed
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs.watched_metrics import WatchedMetrics
-from evalstop_service.store import observations, policies, projects, runs
+from evalstop_service.store import observations, policies, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import metric_charts
 from msgspec import structs
 
-from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.recorded_runs import (
     Tenant,
     add_tenant,
-    confirm_stop,
     load_recorded_evals,
-    open_run,
-    post_evals,
 )
 from tests.service.web.dashboard.serving import SQLITE_ONLY, get_html, read_csrf_token, sign_in_by_link
 
@@ -48,13 +42,9 @@ def find_stop_step(database: Database, run: Run, name: str) -> int | None:
 
 @pytest.mark.slow
 @SQLITE_ONLY
-def test_what_if_replays_each_shipped_policy(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_what_if_replays_each_shipped_policy(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
     """Each shipped policy is replayed on the run, and one sentence says where it would have stopped."""
-    run = open_run(database, tenant, now, "ppo", mode="enforce", total_steps=600)
-    decision = post_evals(database, tenant, run.id, HACKING, now).decision
-    assert decision is not None
+    run, decision = tenant.open_stopped_run("ppo", HACKING, total_steps=600)
     page = get_html(visitor, f"/runs/{run.id}")
     stops = set()
     for name in POLICIES:
@@ -73,12 +63,10 @@ def test_what_if_replays_each_shipped_policy(
 
 @pytest.mark.slow
 @SQLITE_ONLY
-def test_what_if_replays_another_threshold(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_what_if_replays_another_threshold(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
     """A higher threshold stops later; the replayed policy is not stored."""
-    run = open_run(database, tenant, now, "ppo", total_steps=600)
-    post_evals(database, tenant, run.id, HACKING, now)
+    run = tenant.open_run("ppo", total_steps=600)
+    tenant.post_evals(run, HACKING)
 
     def replay_with(stop_at: float) -> dict[str, object]:
         params: dict[str, str | float] = {"policy": "early@1", "stop_at": stop_at}
@@ -91,7 +79,7 @@ def test_what_if_replays_another_threshold(
     assert [answer["threshold"]["stop_at"] for answer in answers] == [0.5, 0.9, 0.99]  # type: ignore[index]
     assert "early, with posterior at 0.9, would have stopped" in str(answers[1]["sentence"])
     with database.reading() as tx:
-        stored = policies.find_policy(tx, tenant.project.id, "early", None)
+        stored = policies.find_policy(tx, tenant.id, "early", None)
     assert stored is None or stored.document == policy_to_document(POLICIES["early"])
     assert "is from 0 to 1" in str(replay_with(1.7)["sentence"])
     never_stops = visitor.get(f"/runs/{run.id}/what-if.json", params={"policy": "paper", "stop_at": "1000"}).json()
@@ -109,24 +97,18 @@ def test_what_if_replays_another_threshold(
         ("policy=early&stop_at=nan", 422),
     ],
 )
-def test_invalid_what_if_is_refused(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime, query: str, status: int
-) -> None:
+def test_invalid_what_if_is_refused(visitor: httpx.Client, tenant: Tenant, query: str, status: int) -> None:
     """An unknown policy gives 404, and an invalid parameter 422, as in the API."""
-    run = open_run(database, tenant, now, "ppo")
+    run = tenant.open_run("ppo")
     assert visitor.get(f"/runs/{run.id}/what-if.json?{query}").status_code == status
 
 
 @SQLITE_ONLY
-def test_confirmed_stop_shows_steps_saved_and_durations(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_confirmed_stop_shows_steps_saved_and_durations(visitor: httpx.Client, tenant: Tenant, now: datetime) -> None:
     """Once the job is gone, the chart shows the steps not run, and the decision how long each state took."""
-    run = open_run(database, tenant, now, "ppo", mode=Mode.ENFORCE, total_steps=600)
-    receipt = post_evals(database, tenant, run.id, HACKING[:29], now)
+    run, stop = tenant.open_stopped_run("ppo", HACKING[:29], total_steps=600)
     assert visitor.get(f"/runs/{run.id}/series.json").json()["planned_end"] is None
-    assert receipt.decision is not None
-    confirm_stop(database, tenant, receipt.decision.id, now + timedelta(seconds=4.2))
+    tenant.confirm_stop(stop, now + timedelta(seconds=4.2))
     chart = visitor.get(f"/runs/{run.id}/series.json").json()
     assert (chart["last_step"], chart["planned_end"]) == (280, 600)
     decision = get_html(visitor, f"/runs/{run.id}").split('data-part="decisions"')[1].split("</article>")[0]
@@ -145,12 +127,10 @@ def test_run_that_completed_after_its_stop_was_taken_back_is_not_said_to_continu
     """The summary says that the run may continue while it runs, and that it completed once it has."""
     tenant = add_tenant(database, now, change, veto_window_seconds=window)
     sign_in_by_link(visitor, tenant.key)
-    run = open_run(database, tenant, now, "ppo", mode=Mode.ENFORCE)
-    decision = post_evals(database, tenant, run.id, HACKING[:29], now).decision
-    assert decision is not None
-    commands.apply_command(database, tenant.project.id, decision.id, command(now, "ada", "a known dip"))
+    run, decision = tenant.open_stopped_run("ppo", HACKING[:29])
+    tenant.apply_command(decision, command(now, "ada", "a known dip"))
     assert re.search(f"was {change}. The run (may )?continue", get_html(visitor, f"/runs/{run.id}"))
-    commands.finish_run(database, tenant.project.id, run.id, RunStatus.COMPLETED, now, obeyed=None, actor="trainer")
+    tenant.finish_run(run, RunStatus.COMPLETED, obeyed=None, actor="trainer")
     assert f"was {change}. The run completed." in get_html(visitor, f"/runs/{run.id}")
 
 
@@ -159,8 +139,8 @@ def test_stale_run_shows_a_notice_above_its_name(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """The notice says how long the run has been silent and what follows; a run that is not stale has none."""
-    stale = open_run(database, tenant, now - timedelta(minutes=10), "stale")
-    healthy = open_run(database, tenant, now, "healthy")
+    stale = tenant.open_run("stale", now - timedelta(minutes=10))
+    healthy = tenant.open_run("healthy")
     stale_runs.check_due_runs(database, now)
     page = get_html(visitor, f"/runs/{stale.id}")
     assert page.index("Stale: no report for 10 min") < page.index("<h1")
@@ -169,14 +149,12 @@ def test_stale_run_shows_a_notice_above_its_name(
 
 
 @SQLITE_ONLY
-def test_stop_messages_say_how_to_undo(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_stop_messages_say_how_to_undo(visitor: httpx.Client, tenant: Tenant) -> None:
     """After Release and Stop now a message says how to undo it; with a second approver, that nothing happens yet."""
-    runs = [open_run(database, tenant, now, name, mode=Mode.ENFORCE) for name in ("held", "first", "second")]
+    runs = [tenant.open_run(name, mode=Mode.ENFORCE) for name in ("held", "first", "second")]
     points = [PostedObservation("reward/gold", item.step, item.gold) for item in HACKING]  # without a checkpoint
-    decision = submit_message(database, tenant.project.id, runs[0].id, Observations(tuple(points)), now).decision
-    assert decision is not None
+    tenant.post_observations(runs[0], points)
+    decision = tenant.load_decision(runs[0])
     form = {"reason": "seen by eye", "csrf": read_csrf_token(visitor)}
 
     def post_and_read_message(path: str) -> str:
@@ -186,22 +164,19 @@ def test_stop_messages_say_how_to_undo(
     assert "in its veto window" in post_and_read_message(f"/decisions/{decision.id}/release")
     assert "Undo the stop takes that back" in post_and_read_message(f"/runs/{runs[1].id}/stop")
     assert "takes that back" not in get_html(visitor, "/")
-    with database.transaction() as tx:
-        projects.update_project(tx, replace(tenant.project, second_person=True))
+    tenant.change_settings(second_person=True)
     assert "nothing happens until a second person" in post_and_read_message(f"/runs/{runs[2].id}/stop")
 
 
 @SQLITE_ONLY
-def test_other_metrics_have_small_charts(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_other_metrics_have_small_charts(visitor: httpx.Client, tenant: Tenant) -> None:
     """Metrics that the main chart leaves out get small charts, 24 at first; one without finite values says so."""
-    run = open_run(database, tenant, now, "ppo")
-    post_evals(database, tenant, run.id, HACKING[:3], now)
+    run = tenant.open_run("ppo")
+    tenant.post_evals(run, HACKING[:3])
     names = [f"train/<b>{number:02}" for number in range(metric_charts.A_PAGE + 2)]
     points = [PostedObservation(name, step, step * 0.5) for name in names for step in range(4)]
     points.append(PostedObservation("a/nan", 0, float("nan")))
-    submit_message(database, tenant.project.id, run.id, Observations(tuple(points)), now)
+    tenant.post_observations(run, points)
     first = get_html(visitor, f"/runs/{run.id}/metric-charts")
     assert (first.count("<li "), first.count("<polyline points"), first.count("No finite value")) == (24, 23, 1)
     assert "train/&lt;b&gt;00" in first
@@ -211,12 +186,10 @@ def test_other_metrics_have_small_charts(
     assert (both_pages.count("<li "), "data-more" in both_pages) == (27, False)
 
 
-def test_evidence_that_differs_in_the_role_only_is_one_row(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_evidence_that_differs_in_the_role_only_is_one_row(visitor: httpx.Client, tenant: Tenant) -> None:
     """Metrics without NaN share a row of the table; one with NaN has its own."""
-    run = open_run(database, tenant, now, "ppo")
-    post_evals(database, tenant, run.id, HACKING[:3], now)
+    run = tenant.open_run("ppo")
+    tenant.post_evals(run, HACKING[:3])
 
     def list_rows() -> list[tuple[str, str]]:
         table = get_html(visitor, f"/runs/{run.id}").partition('aria-label="Evidence"')[2].partition("</table>")[0]
@@ -224,15 +197,13 @@ def test_evidence_that_differs_in_the_role_only_is_one_row(
 
     assert list_rows() == [("eval, proxy, kl", "0 consecutive values")]
     nan = PostedObservation("policy/kl", HACKING[3].step, float("nan"))
-    submit_message(database, tenant.project.id, run.id, Observations((nan,)), now)
+    tenant.post_observations(run, (nan,))
     assert list_rows() == [("eval, proxy", "0 consecutive values"), ("kl", "1 consecutive value")]
 
 
-def test_page_and_api_say_that_a_run_is_not_judged(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_page_and_api_say_that_a_run_is_not_judged(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
     """They show why the detectors failed, as text."""
-    run = open_run(database, tenant, now, "ppo")
+    run = tenant.open_run("ppo")
     with database.transaction() as tx:
         runs.save_run(tx, structs.replace(run, detector_failure="a detector failed at step 3: ValueError('<b>')"))
     page = get_html(visitor, f"/runs/{run.id}")

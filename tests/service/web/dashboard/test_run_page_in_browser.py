@@ -7,23 +7,16 @@ import re
 from datetime import datetime
 
 import pytest
-from evalstop_service.decisions import commands
-from evalstop_service.ingest import Observations
-from evalstop_service.ingest import open_run as opening
 from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from playwright.sync_api import Route, expect
 
-from tests.service.project_fixture import submit_message
 from tests.service.web.dashboard.conftest import Window
 from tests.service.web.dashboard.recorded_runs import (
     Tenant,
     add_tenant,
-    confirm_stop,
     load_recorded_evals,
-    open_run,
-    post_evals,
 )
 from tests.service.web.dashboard.serving import press_tab_until_focused, sign_in_link, wait_for_value
 from tests.service.web.dashboard.test_page_safety import HOSTILE_NAMES
@@ -55,31 +48,28 @@ def assert_page_fits(window: Window) -> None:
     assert sizes[0] <= sizes[1]
 
 
-def test_open_page_follows_a_run_to_its_stop(
-    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_open_page_follows_a_run_to_its_stop(window: Window, tenant: Tenant) -> None:
     """The list and the run page show a new run, its verdicts and its stop as they happen, and replay another policy."""
-    page, database = window.page, embedded_database
+    page = window.page
     window.sign_in(tenant)
     expect(page.get_by_text("Connect a trainer")).to_be_visible()
     expect(page.locator(".live")).to_have_attribute("data-live", "on")
-    run = open_run(database, tenant, now, "ppo-live", mode="enforce", total_steps=600)
-    post_evals(database, tenant, run.id, EVALS[:10], now)
+    run = tenant.open_run("ppo-live", mode="enforce", total_steps=600)
+    tenant.post_evals(run, EVALS[:10])
     expect(page.locator(".row-link")).to_have_text("ppo-live")
     expect(page.locator(".spark-line")).to_be_visible()
 
     page.click(".row-link")
     wait_for_chart(window, 10)
     expect(page.get_by_text("verdict: continue")).to_be_visible()
-    post_evals(database, tenant, run.id, EVALS[10:28], now)
+    tenant.post_evals(run, EVALS[10:28])
     expect(page.get_by_text("verdict: suspect")).to_be_visible()
     wait_for_chart(window, 28)
-    receipt = post_evals(database, tenant, run.id, EVALS[28:29], now)
+    tenant.post_evals(run, EVALS[28:29])
     expect(page.get_by_text("verdict: stop")).to_be_visible()
     expect(page.locator("#chart .annotation-text", has_text="stop requested")).to_be_visible()
     expect(page.locator("#chart .annotation-text", has_text="suspected turn")).to_be_visible()
-    assert receipt.decision is not None
-    confirm_stop(database, tenant, receipt.decision.id, now)
+    tenant.confirm_stop(tenant.load_decision(run))
     expect(page.get_by_text("The job is confirmed to be gone")).to_be_visible()
     expect(page.locator(".status-stopped")).to_be_visible()
     expect(page.locator("#chart .annotation-text", has_text="stop confirmed")).to_be_visible()
@@ -94,35 +84,31 @@ def test_open_page_follows_a_run_to_its_stop(
     window.assert_no_errors()
 
 
-def test_open_page_without_data_shows_the_first(
-    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_open_page_without_data_shows_the_first(window: Window, tenant: Tenant) -> None:
     """An overview and a precision page that were opened before the first run show it without being reloaded."""
-    page, database = window.page, embedded_database
+    page = window.page
     window.sign_in(tenant)
     page.goto(f"{window.address}/")
     expect(page.get_by_text("No runs yet")).to_be_visible()
-    run = open_run(database, tenant, now, "first")
+    run = tenant.open_run("first")
     expect(page.get_by_text("Needs you")).to_be_visible()
     page.goto(f"{window.address}/precision")
     expect(page.get_by_text("No outcomes yet")).to_be_visible()
-    post_evals(database, tenant, run.id, EVALS, now)
-    commands.finish_run(database, tenant.project.id, run.id, "completed", now)
+    tenant.post_evals(run, EVALS)
+    tenant.finish_run(run)
     expect(page.get_by_text("Policies side by side")).to_be_visible()
     window.assert_no_errors()
 
 
-def test_share_covered_and_probability_panels(
-    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_share_covered_and_probability_panels(window: Window, tenant: Tenant) -> None:
     """The chart has a panel for the range covered, and one for the probability of a turn once it is not 0.
 
     The default policy has no other evidence, so the chart of eval over KL takes the full width.
     """
     page, panels = window.page, window.page.locator("#chart .annotation-text")
     window.sign_in(tenant)
-    run = open_run(embedded_database, tenant, now, "ppo", policy="default", total_steps=600)
-    post_evals(embedded_database, tenant, run.id, EVALS[:20], now)
+    run = tenant.open_run("ppo", policy="default", total_steps=600)
+    tenant.post_evals(run, EVALS[:20])
     page.goto(f"{window.address}/runs/{run.id}")
     expect(panels.get_by_text("final range covered")).to_be_visible()
     expect(page.locator("#covered-note")).to_be_visible()
@@ -132,7 +118,7 @@ def test_share_covered_and_probability_panels(
     widths = "['#gao .main-svg', '#gao'].map((selector) => document.querySelector(selector).clientWidth)"
     chart_width, card_width = page.evaluate(widths)
     assert chart_width == card_width
-    post_evals(embedded_database, tenant, run.id, EVALS[20:29], now)
+    tenant.post_evals(run, EVALS[20:29])
     expect(panels.get_by_text("probability of having turned")).to_be_visible()
     expect(page.locator("#chart").get_by_text("50 %", exact=True).first).to_be_visible()
     page.click("[data-toggle=covered]")
@@ -140,12 +126,12 @@ def test_share_covered_and_probability_panels(
     window.assert_no_errors()
 
 
-def test_run_page_by_keyboard(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
+def test_run_page_by_keyboard(window: Window, tenant: Tenant) -> None:
     """Sign in, search, open a run, hide a line and copy the checkpoint's address without a mouse."""
     page = window.page
-    run = open_run(embedded_database, tenant, now, "ppo-keys")
-    open_run(embedded_database, tenant, now, "other")
-    post_evals(embedded_database, tenant, run.id, EVALS[:10], now)
+    run = tenant.open_run("ppo-keys")
+    tenant.open_run("other")
+    tenant.post_evals(run, EVALS[:10])
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto(f"{window.address}/login?next=/runs")
     expect(page.locator("input[name=key]")).to_be_focused()
@@ -170,16 +156,16 @@ def test_run_page_by_keyboard(window: Window, embedded_database: Database, tenan
     window.assert_no_errors()
 
 
-def test_update_keeps_the_focus(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
+def test_update_keeps_the_focus(window: Window, tenant: Tenant) -> None:
     """An update that redraws a part of the page leaves the focus where it was."""
     page = window.page
-    run = open_run(embedded_database, tenant, now, "ppo")
-    post_evals(embedded_database, tenant, run.id, EVALS[:2], now)
+    run = tenant.open_run("ppo")
+    tenant.post_evals(run, EVALS[:2])
     window.sign_in(tenant)
     page.goto(f"{window.address}/runs/{run.id}")
     wait_for_chart(window, 2)
     page.focus(".uri .copy")
-    post_evals(embedded_database, tenant, run.id, EVALS[2:5], now)
+    tenant.post_evals(run, EVALS[2:5])
     wait_for_chart(window, 5)
     best = max(EVALS[:5], key=lambda item: item.gold)
     expect(page.locator(".uri")).to_contain_text(f"step-{best.step:06d}")
@@ -188,15 +174,13 @@ def test_update_keeps_the_focus(window: Window, embedded_database: Database, ten
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
-def test_pages_fit_a_phone_in_both_color_schemes(
-    window: Window, embedded_database: Database, tenant: Tenant, now: datetime, scheme: str
-) -> None:
+def test_pages_fit_a_phone_in_both_color_schemes(window: Window, tenant: Tenant, scheme: str) -> None:
     """On a phone no page scrolls sideways, and the background has the color of the scheme."""
     page = window.page
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page.set_viewport_size({"width": 375, "height": 740})
-    run = open_run(embedded_database, tenant, now, "a-name-without-any-space-" + "x" * 200, mode="enforce")
-    post_evals(embedded_database, tenant, run.id, EVALS[:29], now)
+    run = tenant.open_run("a-name-without-any-space-" + "x" * 200, mode="enforce")
+    tenant.post_evals(run, EVALS[:29])
     page.goto(f"{window.address}/login")
     assert_page_fits(window)
     window.sign_in(tenant)
@@ -210,19 +194,16 @@ def test_pages_fit_a_phone_in_both_color_schemes(
     window.assert_no_errors()
 
 
-def test_hostile_names_are_shown_as_text(
-    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_hostile_names_are_shown_as_text(window: Window, tenant: Tenant) -> None:
     """No name from a trainer runs as script, is fetched, or breaks a page or its chart."""
     page = window.page
     page.set_viewport_size({"width": 375, "height": 740})
     window.sign_in(tenant)
     for name in HOSTILE_NAMES:
         metrics: dict[str, MetricFields] = {name: {"role": "eval", "direction": "maximize"}}
-        request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name})
-        run, _ = opening.open_run(embedded_database, tenant.project.id, request, now)
+        run = tenant.open_run(name, metrics=metrics, labels={name: name})
         points = tuple(PostedObservation(name, step, float(step), 0.1) for step in range(4))
-        submit_message(embedded_database, tenant.project.id, run.id, Observations(points), now)
+        tenant.post_observations(run, points)
         page.goto(f"{window.address}/runs/{run.id}")
         wait_for_chart(window, 4)
         assert page.locator("h1").inner_text() == name
@@ -233,7 +214,7 @@ def test_hostile_names_are_shown_as_text(
     window.assert_no_errors()
 
 
-def test_charts_of_unusual_series(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
+def test_charts_of_unusual_series(window: Window, tenant: Tenant) -> None:
     """No eval, one, only NaN, gaps: the chart is drawn with one panel, or says what it waits for.
 
     Metrics without a role get small charts, 24 at first.
@@ -246,10 +227,10 @@ def test_charts_of_unusual_series(window: Window, embedded_database: Database, t
         "nan": [math.nan, math.nan],
         "gaps": [0.1, math.nan, 0.3, 0.4, math.inf, 0.2],
     }.items():
-        run = open_run(embedded_database, tenant, now, name)
+        run = tenant.open_run(name)
         if values:
             points = tuple(PostedObservation("reward/gold", step, value, 0.1) for step, value in enumerate(values))
-            submit_message(embedded_database, tenant.project.id, run.id, Observations(points), now)
+            tenant.post_observations(run, points)
         page.goto(f"{window.address}/runs/{run.id}")
         if values:
             wait_for_chart(window, len(values))
@@ -257,7 +238,7 @@ def test_charts_of_unusual_series(window: Window, embedded_database: Database, t
         else:
             expect(page.locator(".chart-empty")).to_be_visible()
     others = tuple(PostedObservation(f"train/{number}", step, float(step)) for number in range(30) for step in range(9))
-    submit_message(embedded_database, tenant.project.id, run.id, Observations(others), now)
+    tenant.post_observations(run, others)
     page.locator("#others-title").scroll_into_view_if_needed()
     expect(page.locator("#metric-charts polyline")).to_have_count(24)
     page.get_by_role("link", name="Show more").click()
@@ -265,22 +246,20 @@ def test_charts_of_unusual_series(window: Window, embedded_database: Database, t
     window.assert_no_errors()
 
 
-def test_slow_update_does_not_undo_show_more(
-    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_slow_update_does_not_undo_show_more(window: Window, tenant: Tenant) -> None:
     """An update requested before Show more and answered after it leaves all charts in place."""
     page = window.page
     window.sign_in(tenant)
-    run = open_run(embedded_database, tenant, now, "many-metrics")
+    run = tenant.open_run("many-metrics")
     points = tuple(PostedObservation(f"train/{number}", step, float(step)) for number in range(30) for step in range(9))
-    submit_message(embedded_database, tenant.project.id, run.id, Observations(points), now)
+    tenant.post_observations(run, points)
     page.goto(f"{window.address}/runs/{run.id}")
     page.locator("#others-title").scroll_into_view_if_needed()
     expect(page.locator("#metric-charts polyline")).to_have_count(24)
     blocked: list[Route] = []
     page.route(re.compile("metric-charts$"), lambda route: blocked.append(route))
     with page.expect_request(re.compile("metric-charts$")):
-        post_evals(embedded_database, tenant, run.id, EVALS[:1], now)
+        tenant.post_evals(run, EVALS[:1])
     page.get_by_role("link", name="Show more").click()
     expect(page.locator("#metric-charts polyline")).to_have_count(30)
     with page.expect_response(re.compile("metric-charts$")):
@@ -289,29 +268,24 @@ def test_slow_update_does_not_undo_show_more(
     expect(page.locator("#metric-charts polyline")).to_have_count(30)
 
 
-def test_run_without_kl_has_no_chart_over_kl(
-    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_run_without_kl_has_no_chart_over_kl(window: Window, tenant: Tenant) -> None:
     """The evidence takes the full width until a metric gets the role kl."""
     page = window.page
     window.sign_in(tenant)
-    request = opening.OpenRequest("without-kl", {"reward/gold": {"role": "eval", "direction": "maximize"}})
-    run, _ = opening.open_run(embedded_database, tenant.project.id, request, now)
-    post_evals(embedded_database, tenant, run.id, EVALS[:28], now)
+    run = tenant.open_run(metrics={"reward/gold": {"role": "eval", "direction": "maximize"}})
+    tenant.post_evals(run, EVALS[:28])
     page.goto(f"{window.address}/runs/{run.id}")
     expect(page.locator("#evidence .main-svg").first).to_be_visible()
     expect(page.locator("#gao-card")).to_be_hidden()
     window.assert_no_errors()
 
 
-def test_preview_is_replaced_by_the_chart(
-    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_preview_is_replaced_by_the_chart(window: Window, tenant: Tenant) -> None:
     """The server draws the curves; the interactive chart replaces them once its script has loaded."""
     page = window.page
     window.sign_in(tenant)
-    run = open_run(embedded_database, tenant, now, "drawn")
-    post_evals(embedded_database, tenant, run.id, EVALS[:28], now)
+    run = tenant.open_run("drawn")
+    tenant.post_evals(run, EVALS[:28])
     blocked: list[Route] = []
     page.route(re.compile("plotly"), lambda route: blocked.append(route))
     page.goto(f"{window.address}/runs/{run.id}", wait_until="commit")
@@ -323,12 +297,10 @@ def test_preview_is_replaced_by_the_chart(
     window.assert_no_errors()
 
 
-def test_link_from_another_site_keeps_the_session(
-    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_link_from_another_site_keeps_the_session(window: Window, tenant: Tenant) -> None:
     """A browser leaves out a strict cookie on a link from another site; the visitor reaches the run all the same."""
     page = window.page
-    run = open_run(embedded_database, tenant, now, "linked")
+    run = tenant.open_run("linked")
     page.goto(f"{window.address}{sign_in_link(tenant.key)}")
     page.wait_for_url(f"{window.address}/")
     elsewhere = window.address.replace("127.0.0.1", "localhost")

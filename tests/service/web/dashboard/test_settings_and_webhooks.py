@@ -5,42 +5,34 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from html import unescape
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import httpx
 import pytest
-from evalstop_service.ingest import Observations
 from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects.project_settings import QuotasIn
 from evalstop_service.rules.decision_lifecycle import SERVICE
 from evalstop_service.rules.event_types import PRESETS
-from evalstop_service.security.address_policy import parse_address_policy
-from evalstop_service.security.encryption import Encryption
 from evalstop_service.settings import Settings
 from evalstop_service.store import audit, endpoints, keys, projects
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.projects import Project
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.tables import events
-from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import resend
 
-from tests.fixtures.http_handler import serve_handler
-from tests.service.project_fixture import submit_message
-from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, open_run
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, load_recorded_evals
 from tests.service.web.dashboard.serving import (
     open_client,
     read_csrf_token,
     sign_in_by_link,
     start_dashboard_server,
 )
+from tests.service.webhooks.delivery.fakes import FakeEndpoint, Reply
 
 
 class AdminPages:
@@ -63,12 +55,12 @@ class AdminPages:
     def project(self) -> Project:
         """The project as stored."""
         with self.database.reading() as tx:
-            return projects.get_project(tx, self.tenant.project.id)
+            return projects.get_project(tx, self.tenant.id)
 
     def actions(self) -> list[str]:
         """The actions of people in the audit log, oldest first; the tests open their runs as the service."""
         with self.database.reading() as tx:
-            entries = [entry for entry in audit.list_entries(tx, self.tenant.project.id) if entry.actor != SERVICE]
+            entries = [entry for entry in audit.list_entries(tx, self.tenant.id) if entry.actor != SERVICE]
         assert {entry.actor for entry in entries} <= {"key test"}
         return [entry.action for entry in reversed(entries)]
 
@@ -82,56 +74,13 @@ def pages(embedded_database: Database, now: datetime) -> Iterator[AdminPages]:
         yield AdminPages(client, embedded_database, tenant)
 
 
-def create_endpoint(pages: AdminPages, url: str, now: datetime) -> str:
-    endpoint = webhooks.create_endpoint(
-        pages.database,
-        Author(pages.tenant.project.id, "key test", now),
-        url=url,
-        event_types=["*"],
-        format="standard",
-        address_policy=parse_address_policy("any"),
-        encryption=Encryption(),
-    )
-    return str(endpoint.id)
-
-
-def stop_run(pages: AdminPages, name: str, now: datetime) -> None:
-    """Open a run and let its eval fall until it is stopped, so that events are sent."""
-    run = open_run(pages.database, pages.tenant, now, name, mode="enforce")
-    for step, value in enumerate((0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)):
-        submit_message(
-            pages.database,
-            pages.tenant.project.id,
-            run.id,
-            Observations((PostedObservation("reward/gold", step, value),)),
-            now,
-        )
-
-
-@contextmanager
-def start_receiver(status: int, answer: bytes) -> Iterator[tuple[str, list[Any]]]:
-    """An endpoint that answers so; yields its URL and the bodies it received."""
-    received: list[Any] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            received.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-    with serve_handler(Handler) as url:
-        yield f"{url}/", received
-
-
 def test_new_endpoint_shows_its_secret_once(pages: AdminPages) -> None:
     """The secret is shown after creation only; an invalid form names the field and keeps the input."""
     form = {"event_types": ["run.stopped", "run.stop_requested"], "format": "slack"}
     url = "http://127.0.0.1:9/hook"
     created_page = pages.post("/webhooks/endpoints", 200, url=f" {url} ", **form).text
     with pages.database.reading() as tx:
-        (endpoint,) = endpoints.list_endpoints(tx, pages.tenant.project.id)
+        (endpoint,) = endpoints.list_endpoints(tx, pages.tenant.id)
     assert (endpoint.url, endpoint.event_types, endpoint.format) == (
         url,
         ("run.stopped", "run.stop_requested"),
@@ -165,8 +114,8 @@ def test_reached_quota_is_named_on_the_page(
     pages: AdminPages, now: datetime, path: str, form: dict[str, str | list[str]]
 ) -> None:
     """A form that would exceed a quota changes nothing, and its answer names the quota."""
-    create_endpoint(pages, "http://127.0.0.1:9/", now)
-    author = Author(pages.tenant.project.id, "operator", now)
+    pages.tenant.add_endpoint()
+    author = Author(pages.tenant.id, "operator", now)
     project_settings.set_quotas(pages.database, author, QuotasIn(keys=1, endpoints=1))
     assert "its quota of 1 for" in pages.post(path, 409, **form).text
 
@@ -178,13 +127,13 @@ def test_preset_selects_event_types(pages: AdminPages, preset: str) -> None:
     pages.post("/webhooks/endpoints", 200, url="http://127.0.0.1:9/", preset=preset)
     pages.post("/webhooks/endpoints", 200, url="http://127.0.0.1:9/people", preset=preset, event_types=["run.lost"])
     with pages.database.reading() as tx:
-        event_types = [endpoint.event_types for endpoint in endpoints.list_endpoints(tx, pages.tenant.project.id)]
+        event_types = [endpoint.event_types for endpoint in endpoints.list_endpoints(tx, pages.tenant.id)]
     assert sorted(event_types) == sorted([PRESETS[preset], ("run.lost",)])
 
 
-def test_endpoint_is_disabled_enabled_and_deleted(pages: AdminPages, now: datetime) -> None:
+def test_endpoint_is_disabled_enabled_and_deleted(pages: AdminPages) -> None:
     """A disabled endpoint is marked and refuses a replay; a deleted one is gone."""
-    path = f"/webhooks/endpoints/{create_endpoint(pages, 'http://127.0.0.1:9/', now)}"
+    path = f"/webhooks/endpoints/{pages.tenant.add_endpoint().id}"
     pages.post(f"{path}/enabled", enabled="false")
     assert "disabled" in pages.get("/webhooks")
     pages.post(f"{path}/replay", 409, since="2026-01-01T00:00")
@@ -193,16 +142,16 @@ def test_endpoint_is_disabled_enabled_and_deleted(pages: AdminPages, now: dateti
     pages.post(f"{path}/delete")
     assert "127.0.0.1:9" not in pages.get("/webhooks")
     pages.post(f"{path}/delete", 404)
-    assert pages.actions()[1:] == ["endpoint.changed", "endpoint.changed", "endpoint.deleted"]
+    assert pages.actions() == ["endpoint.changed", "endpoint.changed", "endpoint.deleted"]
 
 
 @pytest.mark.parametrize(("status", "words"), [(204, "delivered"), (500, "not delivered")])
-def test_test_event_shows_the_answer(pages: AdminPages, now: datetime, status: int, words: str) -> None:
+def test_test_event_shows_the_answer(pages: AdminPages, status: int, words: str) -> None:
     """A test event is sent at once, and the answer is shown as text, whatever it contains."""
     answer = b"" if status == 204 else b"<script>alert(1)</script>"
-    with start_receiver(status, answer) as (url, received):
-        text = pages.post(f"/webhooks/endpoints/{create_endpoint(pages, url, now)}/test", 200).text
-    assert [event["type"] for event in received] == ["endpoint.test"]
+    with FakeEndpoint(Reply(status, body=answer)) as fake:
+        text = pages.post(f"/webhooks/endpoints/{pages.tenant.add_endpoint(url=fake.url).id}/test", 200).text
+    assert [json.loads(request.body)["type"] for request in fake.received] == ["endpoint.test"]
     assert words in text
     assert f"HTTP {status}" in text
     assert text.count("&lt;script&gt;alert(1)") == (1 if status == 500 else 0)
@@ -211,10 +160,10 @@ def test_test_event_shows_the_answer(pages: AdminPages, now: datetime, status: i
 
 def test_deliveries_are_filtered_shown_and_replayed(pages: AdminPages, now: datetime) -> None:
     """A delivery's page shows its body; it is sent again as a new delivery, alone or with all of a period."""
-    endpoint = create_endpoint(pages, "http://127.0.0.1:9/", now)
-    stop_run(pages, "one", now)
+    endpoint = pages.tenant.add_endpoint().id
+    pages.tenant.open_stopped_run("one", load_recorded_evals("np-0044")[:29])
     with pages.database.reading() as tx:
-        before = deliveries.list_deliveries(tx, pages.tenant.project.id)
+        before = deliveries.list_deliveries(tx, pages.tenant.id)
     assert all(str(delivery.id) in pages.get(f"/webhooks?state=waiting&endpoint={endpoint}") for delivery in before)
     assert "No matching deliveries" in pages.get("/webhooks?state=dead")
     page = pages.get(f"/webhooks/deliveries/{before[0].id}")
@@ -227,14 +176,14 @@ def test_deliveries_are_filtered_shown_and_replayed(pages: AdminPages, now: date
     result = pages.post(f"/webhooks/endpoints/{endpoint}/replay", 200, since=since).text
     assert "Replay complete" in result
     with pages.database.reading() as tx:
-        assert len(deliveries.list_deliveries(tx, pages.tenant.project.id)) == 2 * len(before) + 1
+        assert len(deliveries.list_deliveries(tx, pages.tenant.id)) == 2 * len(before) + 1
     for invalid in ("yesterday", "0001-01-01T00:00+14:00"):
         pages.post(f"/webhooks/endpoints/{endpoint}/replay", 422, since=invalid)
     reversed_period = pages.post(
         f"/webhooks/endpoints/{endpoint}/replay", 422, since="2026-02-02T00:00", until="2026-02-01T00:00"
     )
     assert "would end at 2026-02-01T00:00:00Z, before it begins at 2026-02-02T00:00:00Z" in reversed_period.text
-    assert pages.actions()[1:] == ["delivery.replayed", "endpoint.replayed"]
+    assert pages.actions() == ["delivery.replayed", "endpoint.replayed"]
 
 
 def test_saving_the_settings_form_keeps_an_empty_list_of_policies(pages: AdminPages) -> None:
@@ -346,7 +295,7 @@ def test_new_key_is_shown_once_and_revoked(pages: AdminPages, now: datetime) -> 
 def test_audit_log_is_filtered_and_paged(pages: AdminPages, now: datetime) -> None:
     """The newest entries come first, fifty a page, and the link to the next page keeps the filter."""
     for number in range(60):
-        api_keys.create_key(pages.database, pages.tenant.project.id, "key test", f"k{number:02}", ["read"], now)
+        api_keys.create_key(pages.database, pages.tenant.id, "key test", f"k{number:02}", ["read"], now)
     pages.post("/settings/pause")
     first = pages.get("/settings/audit?action=key&actor=TEST")
     assert "key k59" in first
@@ -360,13 +309,13 @@ def test_audit_log_is_filtered_and_paged(pages: AdminPages, now: datetime) -> No
 
 def test_long_replay_continues_where_it_stopped(pages: AdminPages, now: datetime) -> None:
     """A replay sends a thousand events at a time; the page shows its progress and a form that continues it."""
-    endpoint = create_endpoint(pages, "http://127.0.0.1:9/", now)
-    run = open_run(pages.database, pages.tenant, now, "long")
+    endpoint = pages.tenant.add_endpoint().id
+    run = pages.tenant.open_run("long")
     rows = [
         {
             "run_id": run.id,
             "id": new_id(),
-            "project_id": pages.tenant.project.id,
+            "project_id": pages.tenant.id,
             "decision_id": None,
             "type": "run.stale",
             "body": "{}",

@@ -16,7 +16,7 @@ from evalstop_service.web.dashboard.sign_in import safe_path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant, open_run
+from tests.service.web.dashboard.recorded_runs import Tenant, add_tenant
 from tests.service.web.dashboard.serving import (
     SQLITE_ONLY,
     read_csrf_token,
@@ -110,7 +110,7 @@ def test_revoked_key_ends_the_session(visitor: httpx.Client, database: Database,
     """Each request checks that the session's key is still active."""
     assert visitor.get("/runs").status_code == 200
     with database.transaction() as tx:
-        assert keys.revoke_key(tx, tenant.project.id, tenant.key.id, now)
+        assert keys.revoke_key(tx, tenant.id, tenant.key.id, now)
     answer = visitor.get("/runs")
     assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/runs")
     assert visitor.get("/session").json() == {"signed_in": False}
@@ -139,11 +139,9 @@ def test_another_site_cannot_sign_a_visitor_in(anonymous: httpx.Client, tenant: 
 
 
 @SQLITE_ONLY
-def test_without_a_session_pages_redirect_to_sign_in(
-    anonymous: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+def test_without_a_session_pages_redirect_to_sign_in(anonymous: httpx.Client, tenant: Tenant) -> None:
     """Each page redirects to the form, which leads back to the requested page."""
-    run = open_run(database, tenant, now, "secret run")
+    run = tenant.open_run("secret run")
     for path in (
         "/",
         "/runs?name=a%20b&status=running",
@@ -163,7 +161,7 @@ def test_runs_of_another_project_are_not_found(
 ) -> None:
     """A run of another project is not found by any path, not listed and not searched."""
     other = add_tenant(database, now, "others")
-    foreign = open_run(database, other, now, "foreign run")
+    foreign = other.open_run("foreign run")
     missing = {path: visitor.get(f"/runs/{uuid4()}{path}") for path in RUN_PATHS}
     for path in RUN_PATHS:
         answer = visitor.get(f"/runs/{foreign.id}{path}")
