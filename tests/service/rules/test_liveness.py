@@ -12,7 +12,7 @@ from evalstop_service.rules.liveness import (
     seconds_until_check,
     stale_after_seconds,
 )
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.service.project_fixture import NOW
@@ -78,6 +78,7 @@ def test_run_that_keeps_its_pace_is_alive(pauses: list[float], stale_seconds: fl
     assert assess_liveness(2.9 * sorted_pauses[-2], None, stale_seconds, cadence) is Liveness.ALIVE
 
 
+@example(silence=10.0, stale_for=110.0, stale_seconds=10.0, cadence=None)  # lost from the limit on
 @given(silence=seconds, stale_for=st.none() | seconds, stale_seconds=seconds, cadence=optional_cadences)
 def test_run_is_stale_before_it_is_lost(
     silence: float, stale_for: float | None, stale_seconds: float, cadence: float | None
