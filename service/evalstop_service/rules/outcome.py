@@ -148,7 +148,7 @@ def _compare_means(finite: Sequence[Score], width: int) -> RunAssessment:
 def _assess_drop(drop: float, unit: float, stderr: float) -> tuple[RunOutcome, str]:
     if drop <= 0:
         return RunOutcome.HEALTHY, "the eval ended as good as it ever was"
-    share = drop / unit if unit > 0 else 0.0
+    share = drop / unit
     errors = drop / stderr if stderr > 0 else math.inf
     reason = f"the eval ended {format_percent(share)} of its gain below its best, {errors:.1f} standard errors"
     if share > SHARE_OF_GAIN and errors > SIGNIFICANT:

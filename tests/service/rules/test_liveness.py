@@ -57,6 +57,14 @@ def test_cadence_ignores_times_with_partial_data() -> None:
     assert measure_cadence([rare, frequent], NEWEST_POSTS) == 1
 
 
+def test_cadence_begins_with_the_oldest_loaded_post() -> None:
+    """All loaded posts of one metric count; those of several count from where all of them are loaded."""
+    outer = build_post_times(9, 1, 1, 9)
+    assert measure_cadence([outer], 5) == 9
+    later = build_post_times(1, 1, 1, 1, begin=NOW + timedelta(seconds=100))
+    assert measure_cadence([outer, later], 5) == 1
+
+
 @given(st.lists(seconds, min_size=5, max_size=30), st.floats(0.5, 20), st.integers(-(10**6), 10**6), st.randoms())
 def test_cadence_is_invariant_to_shift_and_order(pauses: list[float], scale: float, shift: int, random: object) -> None:
     """Scaled pauses scale the cadence; shifting times or shuffling posts does not change it."""

@@ -31,10 +31,21 @@ def assess(values: Sequence[float], stderr: float | None = None, decided_step: i
         ([*RISE, *RISE[::-1]], RunOutcome.TURNED),
         (RISE[::-1], RunOutcome.TURNED),
         ([*RISE, 0.6, 0.3, 0.6, 1.0, 1.0, 1.0], RunOutcome.HEALTHY),
-        ([*RISE, *[0.95] * 12], RunOutcome.HEALTHY),
+        ([*[0.0] * 20, *[1.0] * 20, *[0.95] * 20], RunOutcome.HEALTHY),
+        ([*[0.0] * 20, *[10.0] * 20, *[9.0] * 20], RunOutcome.UNDECIDED),
+        ([9.0 + value for value in RISE[::-1]], RunOutcome.TURNED),
         ([0.5] * 30, RunOutcome.HEALTHY),
     ],
-    ids=["rises", "falls back", "never rose", "dips and recovers", "loses a twentieth", "never moves"],
+    ids=[
+        "rises",
+        "falls back",
+        "never rose",
+        "dips and recovers",
+        "loses a twentieth",
+        "loses a tenth",
+        "never rose from a high start",
+        "never moves",
+    ],
 )
 def test_run_outcome_compares_the_end_with_the_best(values: list[float], expected: RunOutcome) -> None:
     """The outcome depends on the last evals against the best ones, whatever came in between."""
@@ -60,7 +71,7 @@ def test_changed_eval_is_no_fall() -> None:
         (RISE[::-1], DecisionOutcome.RIGHT),
         ([1.0] * 10 + [1.3] * 10, DecisionOutcome.WRONG),
         ([1.05] * 20, DecisionOutcome.RIGHT),
-        ([1.0], DecisionOutcome.UNKNOWN),
+        ([1.0] * 2, DecisionOutcome.UNKNOWN),
     ],
     ids=["stays", "falls", "rises again", "rises by a twentieth", "ends"],
 )
@@ -78,6 +89,22 @@ def test_fall_within_the_noise_is_undecided() -> None:
     assert assess(rise_and_fall, stderr=0.5).run_outcome is RunOutcome.HEALTHY
 
 
+def test_rise_within_the_noise_is_unknown() -> None:
+    """A rise by 15 % of the gain after a stop is not significant if an eval's error is as large."""
+    levelled_off_and_risen = [*RISE, *[1.0] * 10, *[1.15] * 20]
+    expected = {0.05: DecisionOutcome.WRONG, 0.2: DecisionOutcome.UNKNOWN, 0.3: DecisionOutcome.RIGHT}
+    judged = {e: outcome.judge_levelled_off(build_scores(levelled_off_and_risen, e), 300) for e in expected}
+    assert judged == expected
+
+
+def test_best_evals_end_before_the_last_ones() -> None:
+    """No eval counts for the best mean and for the last."""
+    assessment = assess([0.0, 0.0, 3.0, 3.0, 6.0, 6.0, 6.0, 0.0, 0.0])
+    assert assessment.best is not None
+    assert assessment.last is not None
+    assert (assessment.best.mean, assessment.last.mean, assessment.gain, assessment.drop) == (5.0, 2.0, 4.0, 3.0)
+
+
 def test_reason_holds_in_either_direction() -> None:
     """Scores are higher for lower losses, so that the reason does not say that the eval ended high."""
     assert assess(RISE).reason == "the eval ended as good as it ever was"
@@ -89,6 +116,7 @@ def test_few_evals_are_undecided() -> None:
     assert assess([]).run_outcome is RunOutcome.UNDECIDED
     assert "3 of the last 3 evals are not finite" in assess([*RISE, math.nan, math.inf, -math.inf]).reason
     assert assess([math.nan, *RISE, math.nan]).run_outcome is RunOutcome.HEALTHY
+    assert assess([*[0.0] * 20, *[1.0] * 20, math.nan, math.nan]).run_outcome is RunOutcome.HEALTHY, "half of the last"
 
 
 def test_decision_is_judged_by_later_evals() -> None:
@@ -112,6 +140,7 @@ def test_turn_is_at_the_best_evals() -> None:
         (RunOutcome.TURNED, None, DecisionOutcome.WRONG),
         (RunOutcome.TURNED, 50, DecisionOutcome.RIGHT),
         (RunOutcome.TURNED, 49, DecisionOutcome.UNKNOWN),
+        (RunOutcome.TURNED, 40, DecisionOutcome.UNKNOWN),
         (RunOutcome.TURNED, 39, DecisionOutcome.WRONG),
         (RunOutcome.HEALTHY, None, DecisionOutcome.RIGHT),
         (RunOutcome.HEALTHY, 50, DecisionOutcome.WRONG),
@@ -124,6 +153,11 @@ def test_decision_outcome_follows_the_run_outcome(
     """A stop from the turn on is right; one before the peak, or of a healthy run, is wrong."""
     turn = outcome.Turn(50, 40) if run_outcome is RunOutcome.TURNED else None
     assert outcome.judge_decision(run_outcome, decided_step, turn) is expected
+
+
+def test_stop_of_a_run_that_turned_somewhere_is_right() -> None:
+    """A person may label a run as turned without naming the step."""
+    assert outcome.judge_decision(RunOutcome.TURNED, 50, None) is DecisionOutcome.RIGHT
 
 
 @given(st.lists(st.floats(), max_size=60), st.none() | st.floats(0, 1e300), st.none() | st.integers(0, 600))

@@ -1,0 +1,149 @@
+"""Single transitions of decisions: deadlines, escalations, reports, and events that are refused."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from evalstop_service.rules import decision_transitions
+from evalstop_service.rules.decision_lifecycle import (
+    STOPPING,
+    Action,
+    Announce,
+    DecisionState,
+    Event,
+    Instruction,
+    Lifecycle,
+    Mode,
+    Refuse,
+    Released,
+    Reported,
+    RunEnded,
+    StopDecided,
+    StopOrdered,
+    Timeouts,
+    TimePassed,
+    Undone,
+    Vetoed,
+)
+from evalstop_service.rules.event_types import EventType
+
+from tests.service.project_fixture import NOW
+
+TIMEOUTS = Timeouts(veto_window_seconds=60.0, confirm_seconds=900.0)
+NO_VETO_WINDOW = Timeouts(veto_window_seconds=0.0, confirm_seconds=900.0)
+
+
+def find_announced(instructions: list[Instruction]) -> list[str]:
+    return [instruction.type for instruction in instructions if isinstance(instruction, Announce)]
+
+
+def test_unconfirmed_stop_escalates_in_steps() -> None:
+    """An unconfirmed stop is requested again, escalated, then failed, each after its own deadline."""
+    life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
+    announced: list[list[str]] = []
+    for period in range(1, 4):
+        at = NOW + timedelta(seconds=900 * period)
+        assert decision_transitions.apply_event(life, TimePassed(at - timedelta(seconds=1)), NO_VETO_WINDOW) == (
+            life,
+            [],
+        )
+        life, instructions = decision_transitions.apply_event(life, TimePassed(at), NO_VETO_WINDOW)
+        announced.append(find_announced(instructions))
+    assert announced == [[EventType.STOP_REQUESTED], [EventType.STOP_ESCALATED], [EventType.STOP_FAILED]]
+    assert (life.state, life.deadline_at) == (DecisionState.FAILED, None)
+    life, _ = decision_transitions.apply_event(
+        life, Reported(at, DecisionState.CONFIRMED, "receiver", "gone", {}), NO_VETO_WINDOW
+    )
+    assert life.state is DecisionState.CONFIRMED
+
+
+def test_stop_of_a_parked_job_is_escalated_anew() -> None:
+    """How often receivers were asked to park the job does not shorten what they are given to stop it."""
+    life = Lifecycle(DecisionState.PARKED, NOW, NOW, escalations=1, action=Action.PARK)
+    life, _ = decision_transitions.apply_event(life, StopOrdered(NOW, "dana", "no more"), NO_VETO_WINDOW)
+    announced = []
+    for period in range(1, 4):
+        event = TimePassed(NOW + timedelta(seconds=900 * period))
+        life, instructions = decision_transitions.apply_event(life, event, NO_VETO_WINDOW)
+        announced += find_announced(instructions)
+    assert announced == [EventType.STOP_REQUESTED, EventType.STOP_ESCALATED, EventType.STOP_FAILED]
+
+
+def test_parked_job_is_not_mentioned_before_its_reminder() -> None:
+    """Of two processes that find a parked job overdue, the second finds a new deadline, and does nothing."""
+    life = Lifecycle(DecisionState.PARKED, NOW, NOW, action=Action.PARK)
+    reminded, instructions = decision_transitions.apply_event(life, TimePassed(NOW), TIMEOUTS)
+    assert find_announced(instructions) == [EventType.PARK_OVERDUE]
+    assert decision_transitions.apply_event(reminded, TimePassed(NOW), TIMEOUTS) == (reminded, [])
+
+
+def test_failure_after_the_trainer_obeyed_is_announced() -> None:
+    """The trainer ended its run, but its job could not be ended: a person has to look."""
+    report = Reported(NOW, DecisionState.FAILED, "receiver", "the job remains", {})
+    life, instructions = decision_transitions.apply_event(Lifecycle(DecisionState.OBEYED, NOW), report, TIMEOUTS)
+    assert life.state is DecisionState.FAILED
+    assert find_announced(instructions) == [EventType.STOP_FAILED]
+
+
+@pytest.mark.parametrize("state", [DecisionState.REQUESTED, DecisionState.ESCALATED])
+def test_stop_that_no_receiver_has_ends_with_its_run(state: DecisionState) -> None:
+    """A run that ended by itself leaves its stop moot, unless a receiver may have it."""
+    life = Lifecycle(state, NOW, NOW + timedelta(seconds=900))
+    for receiver_informed, expected in ((True, state), (False, DecisionState.MOOT)):
+        after, _ = decision_transitions.apply_event(life, RunEnded(NOW, "completed", receiver_informed), TIMEOUTS)
+        assert after.state is expected
+
+
+def test_stop_of_an_ended_attempt_is_not_repeated() -> None:
+    """Repeating it could end the job that continues the run, so it fails with an event instead."""
+    life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
+    life, instructions = decision_transitions.apply_event(
+        life, TimePassed(NOW + timedelta(seconds=900), attempt_over=True), NO_VETO_WINDOW
+    )
+    assert life.state is DecisionState.FAILED
+    assert find_announced(instructions) == [EventType.STOP_FAILED]
+
+
+def test_acknowledgement_sets_the_deadline() -> None:
+    """The deadline is the receiver's expected time plus the project's confirmation time."""
+    life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_VETO_WINDOW)
+    at = NOW + timedelta(seconds=10)
+    life, _ = decision_transitions.apply_event(
+        life, Reported(at, DecisionState.ACKNOWLEDGED, "receiver", "", {}, 120.0), NO_VETO_WINDOW
+    )
+    assert life == Lifecycle(DecisionState.ACKNOWLEDGED, NOW, at + timedelta(seconds=1020))
+
+
+REFUSED_EVENTS: dict[str, tuple[DecisionState, Event]] = {
+    "veto of an acknowledged stop": (DecisionState.ACKNOWLEDGED, Vetoed(NOW, "dana", "")),
+    "veto of a shadow decision": (DecisionState.SHADOW, Vetoed(NOW, "dana", "")),
+    "undo of a held-out decision": (DecisionState.HELD_OUT, Undone(NOW, "dana", "")),
+    "release of a vetoed stop": (DecisionState.VETOED, Released(NOW, "dana", "", ())),
+    "undo of a stop on hold": (DecisionState.ON_HOLD, Undone(NOW, "dana", "")),
+    "failure after the confirmation": (
+        DecisionState.CONFIRMED,
+        Reported(NOW, DecisionState.FAILED, "receiver", "", {}),
+    ),
+    "acknowledgement after the failure": (
+        DecisionState.FAILED,
+        Reported(NOW, DecisionState.ACKNOWLEDGED, "receiver", "", {}),
+    ),
+    "report on a pending stop": (DecisionState.PENDING, Reported(NOW, DecisionState.CONFIRMED, "receiver", "", {})),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_EVENTS)
+def test_contradicting_event_is_refused(case: str) -> None:
+    """An event that contradicts the state is refused with a reason that names both, and changes nothing."""
+    state, event = REFUSED_EVENTS[case]
+    life = Lifecycle(state, NOW + timedelta(seconds=60))
+    after, instructions = decision_transitions.apply_event(life, event, TIMEOUTS)
+    (refused,) = instructions
+    assert isinstance(refused, Refuse)
+    assert after == life
+    command: Any = {Vetoed: "vetoed", Released: "released", Undone: "undone"}.get(type(event))
+    assert f"the decision is {state}" in refused.why
+    assert ("its veto window ended" in refused.why) == (isinstance(event, Vetoed) and state in STOPPING)
+    assert (command or str(getattr(event, "state", ""))) in refused.why
