@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -84,7 +84,7 @@ def test_reopened_run_counts_as_open(project: ServedProject, client: httpx.Clien
     ended, other = [expect_json(client.post("/runs", json={"name": name}), 201)["id"] for name in ("r0", "r1")]
     expect_json(client.post(f"/runs/{ended}/finish", json={"status": "completed"}), 200)
     expect_json(client.post("/runs", json={"name": "r2"}), 201)
-    mlflow_update = {"run_id": uuid.UUID(ended).hex, "status": "RUNNING"}
+    mlflow_update = {"run_id": UUID(ended).hex, "status": "RUNNING"}
     ways: list[Callable[[], httpx.Response]] = [
         lambda: client.post("/runs", json={"name": "r0", "resume": "must"}),
         lambda: client.post(f"/runs/{ended}/resume", json={"step": 0}),
@@ -153,9 +153,11 @@ def test_daily_quota_is_reset_at_midnight_utc() -> None:
         < new_id()
         < first_id(datetime.now(UTC) + timedelta(seconds=1))
     )
-    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
-    assert seconds_to_wait(Quota.RUNS_PER_DAY, noon) == 43_200.0
-    assert seconds_to_wait(Quota.KEYS, noon) is None
+    evening = datetime(2026, 1, 1, 23, 58, 57, 500_000, tzinfo=UTC)
+    assert first_id(evening) == UUID("019b7c00-0fdc-7000-8000-000000000000")
+    assert seconds_to_wait(Quota.RUNS_PER_DAY, evening) == 62.5
+    assert seconds_to_wait(Quota.OPEN_RUNS, evening) == 60.0
+    assert seconds_to_wait(Quota.KEYS, evening) is None
 
 
 def test_project_key_cannot_raise_its_quotas(client: httpx.Client, embedded_database: Database) -> None:

@@ -25,11 +25,6 @@ class Quota(StrEnum):
     ENDPOINTS = "endpoints"
     POLICIES = "policies"
 
-    @property
-    def passes(self) -> bool:
-        """Whether waiting can make room."""
-        return self in (Quota.OPEN_RUNS, Quota.RUNS_PER_DAY)
-
 
 class Quotas(Struct, frozen=True, forbid_unknown_fields=True):
     """The limits of a project: runs that have not ended, runs opened in a day (UTC), metrics of a run, valid keys,
@@ -62,4 +57,4 @@ def seconds_to_wait(quota: Quota, now: datetime) -> float | None:
     """The seconds until a reached quota has room again; None if waiting does not help."""
     if quota is Quota.RUNS_PER_DAY:
         return (begin_day(now) + timedelta(days=1) - now).total_seconds()
-    return 60.0 if quota.passes else None
+    return 60.0 if quota is Quota.OPEN_RUNS else None

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 import pytest
-from evalstop_service.decisions import pause
+from evalstop_service.decisions import commands, pause
 from evalstop_service.errors import Conflict
-from evalstop_service.ingest import CheckpointSaved
-from evalstop_service.rules.decision_lifecycle import DecisionState, StopOrdered, Undone, Vetoed
+from evalstop_service.ingest import CheckpointSaved, Resumed
+from evalstop_service.rules.decision_lifecycle import DecisionState, Reported, StopOrdered, Undone, Vetoed
 from evalstop_service.rules.run_descriptions import RunDescription
 from evalstop_service.store import tables
 from evalstop_service.store.decisions import Decision
@@ -148,11 +148,13 @@ def test_undo_cancels_waiting_deliveries(veto_project: ProjectFixture) -> None:
 def test_reports_after_an_undo_are_only_recorded(project: ProjectFixture) -> None:
     """Reports of a receiver that had started are recorded once each, and the run goes on."""
     run, decision = project.open_declining_run()
+    early = Reported(ONE_HOUR_LATER, DecisionState.ACKNOWLEDGED, "receiver", "", {"reported": "confirmed"})
+    commands.record_report(project.database, project.id, decision.id, early)
     project.apply_command(decision, UNDONE)
     for state in (DecisionState.ACKNOWLEDGED, DecisionState.CONFIRMED, DecisionState.CONFIRMED):
         assert project.record_report(decision, state) == DecisionState.UNDONE
     reported_states = [row["details"].get("reported") for row in project.load_rows(tables.decision_changes, run)]
-    assert reported_states == [None, None, "acknowledged", "confirmed"]
+    assert reported_states == [None, "confirmed", None, "acknowledged", "confirmed"]
     assert project.load_run(run).status == "running"
     assert project.load_events(run, "run.stopped") == []
 
@@ -177,6 +179,18 @@ def test_requested_stop_outlives_the_end_of_its_run(project: ProjectFixture, vet
     assert veto_project.record_report(decision, DecisionState.CONFIRMED) == DecisionState.CONFIRMED
 
 
+def test_report_on_an_earlier_attempt_changes_its_case(veto_project: ProjectFixture) -> None:
+    """A stop that a receiver may have outlives its attempt; what is reported of it is counted for that attempt."""
+    run, decision = veto_project.open_declining_run()
+    with veto_project.database.transaction() as tx:
+        assert leases.claim_deliveries(tx, ONE_HOUR_LATER, 60.0, 10, 10)
+    veto_project.submit(run, Resumed(1), ONE_HOUR_LATER)
+    assert veto_project.load_decision(run).state == DecisionState.REQUESTED
+    veto_project.apply_command(decision, UNDONE)
+    (case,) = veto_project.load_rows(tables.cases, run)
+    assert (case["attempt"], case["treatment"]) == (1, "prevented")
+
+
 def order_stop(project: ProjectFixture, run: Run, now: datetime = ONE_HOUR_LATER) -> Decision:
     return project.order_stop(run, StopOrdered(now, "dana", "the reward is broken"))
 
@@ -187,6 +201,7 @@ def test_person_can_stop_any_run(veto_project: ProjectFixture) -> None:
     assert not veto_project.post_observations(run, DECLINING_EVALS[:2]).decision
     decision = order_stop(veto_project, run)
     assert (decision.state, decision.verdict.reason) == (DecisionState.REQUESTED, "dana: the reward is broken")
+    assert (decision.step, decision.verdict.step) == (1, 1), "the last step that the run has reported"
     with pytest.raises(Conflict, match="requested already"):
         order_stop(veto_project, run)
     assert load_stop_delivery_states(veto_project) == ["waiting"]

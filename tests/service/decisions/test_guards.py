@@ -142,6 +142,7 @@ def test_share_of_stopped_runs_is_limited(database: Database) -> None:
         (19, 0, 0, 0.01, False),  # one stop is always allowed
         (18, 1, 0, 0.1, False),  # 2 of 20, one of which has ended
         (18, 1, 1, 0.1, True),
+        (21, 0, 1, 0.09, True),  # 2 of 22, and of 23 they would be allowed
         (10, 0, 10, 1.0, False),
         (10, 0, 10, None, False),
         (10, 0, 10, 5e-324, True),

@@ -23,7 +23,7 @@ from evalstop_service.ingest.open_run import Resume
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.rules.decision_lifecycle import Action, DecisionState, StopOrdered, Undone, Vetoed
 from evalstop_service.rules.statuses import RunStatus, Treatment
-from evalstop_service.store import tables
+from evalstop_service.store import endpoints, tables
 from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -107,7 +107,13 @@ def test_park_is_on_hold_without_a_parking_receiver(database: Database) -> None:
     run, decision = project.open_declining_run(policy="set-aside")
     assert (decision.state, decision.guard_kinds) == (DecisionState.ON_HOLD, ["cannot_park"])
     assert "run.park_requested" in decision.state_reason
-    project.add_endpoint(["run.park_requested"])
+    event_types = ["run.park_requested"]
+    with database.transaction() as tx:
+        chat_url = "http://127.0.0.1:8/"
+        endpoints.add_endpoint(tx, project.id, url=chat_url, event_types=event_types, now=NOW, format="slack")
+    deadlines.process_overdue(database, NOW + timedelta(minutes=1))
+    assert project.load_decision(run).state is DecisionState.ON_HOLD, "a chat parks no job"
+    project.add_endpoint(event_types)
     deadlines.process_overdue(database, NOW + timedelta(minutes=2))
     released = project.load_decision(run)
     assert released.state is DecisionState.REQUESTED

@@ -9,10 +9,12 @@ import numpy.typing as npt
 import pytest
 from evalstop_service.rules.confidence_sequences import (
     ALPHA,
+    Bounds,
     Stratum,
     estimate_false_stops,
     estimate_precision,
     estimate_recall,
+    weighted_quantile,
 )
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -72,6 +74,26 @@ def test_held_out_cases_are_weighted() -> None:
     assert estimate_precision(flagged).value == pytest.approx((10 + 50) / (10 + 100))
     assert estimate_recall(flagged, Stratum(100, 20)).value == pytest.approx((10 + 50) / (10 + 50 + 20))
     assert estimate_false_stops(flagged, Stratum(100, 20)).value == pytest.approx(50 / (50 + 100))
+
+
+def test_bounds_count_undecided_cases_on_either_side() -> None:
+    """The bounds reach from all undecided cases counted against the rate to all counted for it."""
+    bounds = Bounds(estimate_precision([Stratum(5, 15)]).low, estimate_precision([Stratum(15, 5)]).high)
+    assert estimate_precision([Stratum(5, 5, 10)]).bounds == bounds
+    assert estimate_recall([Stratum(5, 0, 10)], Stratum(0, 5, 10)).bounds == bounds
+
+
+def test_rarely_observed_cases_give_no_narrower_interval() -> None:
+    """With some cases observed with probability 0.1, one that is always observed counts as a tenth of a case."""
+    rare = estimate_recall([Stratum(10, 0), Stratum(5, 0, probability=0.1)], Stratum(0, 40))
+    usual = estimate_recall([Stratum(6, 0)], Stratum(0, 4))
+    assert (rare.value, rare.low, rare.high) == pytest.approx((usual.value, usual.low, usual.high))
+
+
+def test_quantile_is_the_first_value_that_reaches_its_share() -> None:
+    """Values with larger weights fill more of the share."""
+    weighted = [(1.0, 1.0), (2.0, 1.0), (3.0, 2.0)]
+    assert [weighted_quantile(weighted, share) for share in (0.1, 0.5, 0.6)] == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.slow
