@@ -79,6 +79,27 @@ def test_stop_needs_a_second_person(project: ProjectFixture) -> None:
     assert list_actions(project, "proposal") == [("proposal.confirmed", "ada"), ("proposal.created", "ada")]
 
 
+def test_project_without_the_rule_needs_one_person(database: Database) -> None:
+    """One person stops a run, adds a version of a shipped policy, and raises a policy to enforce."""
+    project = set_up_project(database)
+    run, ada = project.open_run(policy="watch-all-roles"), create_author(project, "ada")
+    insert_cases(database, run, 60)
+    with database.transaction() as tx:
+        rollout_stage.set_rollout_stage(tx, project.id, "watch-all-roles", 1, 0.8, 0.25, NOW)
+    for stage in (Stage.CANARY, Stage.ENFORCE):
+        rollout_stage.review_rollout_stage(database, project.id, "watch-all-roles", NOW)
+        with database.reading() as tx:
+            (proposal,) = proposals.list_open(tx, project.id, NOW, ["watch-all-roles"])
+        assert proposal.argument == stage
+        assert second_person.confirm_proposal(database, ada, proposal.id, "as agreed").state == "confirmed"
+    with database.reading() as tx:
+        entries = audit.list_entries(tx, project.id, action="proposal.confirmed")
+    assert [entry.details["reason"] for entry in entries] == ["as agreed"] * 2
+    assert second_person.stop_run(database, ada, run.id, build_stop_order(ada)) is None
+    assert find_state(project, run) == "requested"
+    assert isinstance(second_person.add_policy(database, ada, create_policy("default", 2)), StoredPolicy)
+
+
 def test_same_order_by_another_person_confirms_the_first(project: ProjectFixture) -> None:
     """Two people who each stop the run have stopped it."""
     run = project.open_run()
@@ -96,7 +117,8 @@ def test_refused_or_expired_proposal_cannot_be_confirmed(project: ProjectFixture
     second = second_person.stop_run(project.database, ada, expired.id, build_stop_order(ada))
     assert first is not None
     assert second is not None
-    second_person.refuse_proposal(project.database, ben, first.id)
+    for _ in range(2):
+        assert second_person.refuse_proposal(project.database, ben, first.id).state is ProposalState.REFUSED
     with pytest.raises(Conflict, match="refused"):
         second_person.confirm_proposal(project.database, ben, first.id)
     tomorrow = create_author(project, "ben", seconds=OPEN_FOR.total_seconds())

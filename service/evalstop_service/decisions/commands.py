@@ -77,9 +77,7 @@ def carry_out_command(
     decision, run, project = decisions.lock_with_run(tx, project_id, decision_id)
     if isinstance(command, Released):
         project = projects.lock_project(tx, project_id)
-        on_hold = decision.state == DecisionState.ON_HOLD
-        present = guards.find_guards(tx, project, run, command.at) if on_hold else ()
-        command = replace(command, guards=present)
+        command = replace(command, guards=guards.find_guards(tx, project, run, command.at))
     moved = transitions.move_decision(tx, run, decision, command, project)
     if moved.state != decision.state:
         unpark_run(tx, run, moved, command.at)

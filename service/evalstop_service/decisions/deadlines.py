@@ -38,14 +38,12 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
             deadline_at = due_decisions.find_next_deadline(tx)
             refused = due_decisions.is_any_refused(tx)
             paused = [projects.get_project(tx, project_id) for project_id in due_decisions.list_unheld_projects(tx)]
-        is_overdue = refused or (deadline_at is not None and deadline_at <= now)
-        if is_overdue:
+        if refused or (deadline_at is not None and deadline_at <= now):
             process_overdue(database, now, pause)
         for project in paused:
             transitions.hold_pending_stops(database, project.id, guards.find_pause(project), now)
-        if is_overdue:
-            return 0.0
-        return CHECK_SECONDS if deadline_at is None else min((deadline_at - now).total_seconds(), CHECK_SECONDS)
+        seconds = CHECK_SECONDS if deadline_at is None else (deadline_at - now).total_seconds()
+        return min(max(seconds, 0.0), CHECK_SECONDS)
 
     return PeriodicJob("deadlines", check)
 

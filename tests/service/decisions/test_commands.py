@@ -10,6 +10,7 @@ import pytest
 from evalstop_service.decisions import commands, pause
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Resumed
+from evalstop_service.ingest.open_run import Resume
 from evalstop_service.rules.decision_lifecycle import DecisionState, Reported, StopOrdered, Undone, Vetoed
 from evalstop_service.rules.run_descriptions import RunDescription
 from evalstop_service.store import tables
@@ -245,6 +246,27 @@ def test_person_can_stop_a_run_again(project: ProjectFixture) -> None:
     receipt = project.post_observations(run, [PostedObservation("eval", 900, 0.1)])
     assert receipt.decision is not None
     assert receipt.decision.id == again.id
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["failed", "moot"])
+def test_person_can_stop_a_run_whose_stop_came_to_nothing(project: ProjectFixture, ended: bool) -> None:
+    """A run that goes on after its stop failed, or after it had ended by itself, is stopped in a new attempt."""
+    run, decision = project.open_declining_run("ppo-7b")
+    if ended:
+        project.finish_run(run)
+        project.open_run("ppo-7b", resume=Resume.MUST)
+    else:
+        project.record_report(decision, DecisionState.FAILED)
+    assert project.load_decision(run).state == (DecisionState.MOOT if ended else DecisionState.FAILED)
+    again = order_stop(project, run)
+    assert (again.attempt, again.state) == (2, DecisionState.REQUESTED)
+
+
+def test_run_that_ends_within_the_veto_window_has_not_obeyed(veto_project: ProjectFixture) -> None:
+    """Nobody was asked to stop it yet, whatever its trainer says."""
+    run, decision = veto_project.open_declining_run()
+    assert veto_project.finish_run(run, obeyed=decision.id).status == "completed"
+    assert veto_project.load_decision(run).state == DecisionState.MOOT
 
 
 def test_ordered_stop_is_refused_while_paused(project: ProjectFixture) -> None:

@@ -182,8 +182,12 @@ def test_trainer_that_fails_while_parked_can_return(project: ProjectFixture) -> 
 def test_undone_park_is_not_parked_again(project: ProjectFixture) -> None:
     """After a person undoes the park, the run goes on, also in its next attempt, although its evals still decline."""
     run, decision = park_run(project)
+    parked = project.load_run(run)
+    assert project.load_case(run).treatment is Treatment.STOPPED
     assert undo_decision(project, decision) is DecisionState.UNDONE
-    assert project.load_run(run).status is RunStatus.RUNNING
+    returned = project.load_run(run)
+    assert (returned.status, returned.version) == (RunStatus.RUNNING, parked.version + 1)
+    assert project.load_rows(tables.cases, run) == []
     assert load_event_types(project, run).count("run.resume_requested") == 1
     project.submit(run, Resumed(4), ONE_HOUR_LATER)
     project.post_observations(run, evals(0.5, 0.4, 0.3, start=5), ONE_HOUR_LATER)
@@ -220,6 +224,15 @@ def test_parked_run_that_goes_on_despite_its_stop_is_watched(project: ProjectFix
     again = project.post_observations(run, evals(0.95, 0.8, 0.7, 0.6, start=5), ONE_HOUR_LATER).decision
     assert again is not None
     assert (again.attempt, again.action) == (2, Action.PARK)
+
+
+def test_late_park_of_an_earlier_attempt_leaves_the_run_running(project: ProjectFixture) -> None:
+    """A receiver that parked the previous job after all says nothing about the present one."""
+    run, decision = project.open_declining_run(policy="set-aside")
+    assert project.record_report(decision, DecisionState.FAILED) is DecisionState.FAILED
+    project.submit(run, Resumed(1), ONE_HOUR_LATER)
+    assert project.record_report(decision, DecisionState.PARKED) is DecisionState.PARKED
+    assert project.load_run(run).status is RunStatus.RUNNING
 
 
 def test_undoing_an_earlier_stop_leaves_a_run_parked(project: ProjectFixture) -> None:

@@ -30,7 +30,7 @@ def run(project: ProjectFixture) -> Run:
 
 def answer_stop(project: ProjectFixture, *answers: Answer) -> None:
     """Settle the waiting deliveries with these answers, ordered by URL."""
-    at = NOW + timedelta(seconds=1)
+    at = NOW + timedelta(seconds=901)
     with project.database.transaction() as tx:
         claimed = sorted(leases.claim_deliveries(tx, at, 60.0, 10, 10), key=lambda delivery: delivery.url)
         results = [judge_answer(answer, 1, at, 0.5, Backoff()) for answer in answers]
@@ -62,3 +62,15 @@ def test_stop_refused_by_one_receiver_stays_requested(project: ProjectFixture, r
     """While another receiver accepted the stop, or may accept it yet, one refusal fails nothing."""
     answer_stop(project, Answer(413, None, None, 1.0), Answer(other, None, None, 1.0))
     assert check_deadlines(project, run) == DecisionState.REQUESTED
+
+
+def test_deadline_job_finds_refused_stops(project: ProjectFixture, run: Run) -> None:
+    """It need not wait for the deadline of a refused stop."""
+    project.change_settings(confirm_seconds=100 * 365 * 86_400.0)  # past PostgreSQL's clock too
+    deadlines.process_overdue(project.database, NOW + timedelta(seconds=900))
+    job = deadlines.create_job(project.database, lambda: NOW)
+    job.do(lambda _seconds: False)
+    assert project.load_decision(run).state == DecisionState.ESCALATED
+    answer_stop(project, *[Answer(413, None, None, 1.0)] * 2)
+    job.do(lambda _seconds: False)
+    assert project.load_decision(run).state == DecisionState.FAILED
