@@ -17,7 +17,8 @@ from evalstop_service.web.fair_shares import COSTLY, THREADS, FairShares, Places
 
 from tests.security.served_project import ServedProject, create_pending_decision, serve_project
 from tests.service.concurrency import wait_until
-from tests.service.web.api.api_calls import ENDPOINT, expect_json, expect_problem
+from tests.service.web.api.api_calls import expect_json, expect_problem
+from tests.service.web.api.routes import ENDPOINT
 
 
 @pytest.fixture

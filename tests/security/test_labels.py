@@ -12,7 +12,8 @@ from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 
 from tests.security.served_project import serve_project
-from tests.service.web.api.api_calls import ENDPOINT, FALLING, expect_json, expect_problem
+from tests.service.web.api.api_calls import FALLING, expect_json, expect_problem
+from tests.service.web.api.routes import ENDPOINT
 
 EVENT_BYTES = 64 * 1024
 

@@ -21,7 +21,8 @@ from evalstop_service.store.observations import PostedObservation
 
 from tests.security.served_project import PROJECT, ServedProject, serve_project
 from tests.service.project_fixture import set_up_project
-from tests.service.web.api.api_calls import BODIES, ENDPOINT, expect_json, expect_problem
+from tests.service.web.api.api_calls import expect_json, expect_problem
+from tests.service.web.api.routes import BODIES, ENDPOINT
 
 NARROW = Quotas(open_runs=2, runs_per_day=3, metrics_per_run=100, keys=2, endpoints=1, policies=3)
 

@@ -10,7 +10,8 @@ from evalstop_service.store.database import Database
 
 from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.security.served_project import serve_project
-from tests.service.web.api.api_calls import ENDPOINT, create_decision, expect_json, expect_problem
+from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
+from tests.service.web.api.routes import ENDPOINT
 
 SINCE = {"since": "2020-01-01T00:00:00Z"}
 

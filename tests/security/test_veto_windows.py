@@ -21,7 +21,8 @@ from evalstop_service.webhooks.delivery.claim import ClaimLimits, DeliveryRules,
 
 from tests.fixtures.projects import create_project
 from tests.security.served_project import ServedProject, create_pending_decision, serve_project
-from tests.service.web.api.api_calls import ENDPOINT, expect_json
+from tests.service.web.api.api_calls import expect_json
+from tests.service.web.api.routes import ENDPOINT
 
 WAIT_SECONDS = 60.0
 STOPS = ["run.stop_requested"]

@@ -11,8 +11,9 @@ from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys, audit_trail
 from evalstop_service.store.tables import deliveries
 
-from tests.service.web.api.api_calls import BODIES, ENDPOINT, FALLING, ROUTES, call_route, create_resources, expect_json
+from tests.service.web.api.api_calls import FALLING, call_route, create_resources, expect_json
 from tests.service.web.api.conftest import Service
+from tests.service.web.api.routes import BODIES, ENDPOINT, ROUTES
 
 SLACK = "https://93.184.216.34/services/T0/B0/a-path-that-is-a-secret"
 

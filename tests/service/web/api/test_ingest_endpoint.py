@@ -53,6 +53,7 @@ def test_fast_endpoint_agrees_with_the_route(
 @example(b'{"observations":[{"metric":"a","step":1,"value":NaN}]}')
 @example(b'{"observations":[{"metric":"a\xed\xa0\x80","step":1,"value":1}]}')
 @example(b'{"observations":[{"metric":"a\x01","step":1,"value":1}]}')
+@example(b'{"observations":[{"metric":"a","step":1,"value":1,"time":"2026-01-01T00:00:00"}]}')
 @example(b'{"observations":' + b"[" * 100_000)
 def test_malformed_or_ambiguous_bodies_are_not_misread(body: bytes) -> None:
     """Broken bodies and bodies with a repeated name are left to the route or read alike."""

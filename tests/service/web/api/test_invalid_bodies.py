@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.service.web.api.api_calls import BODIES, Resources, expect_json, expect_problem, open_run
+from tests.service.web.api.api_calls import Resources, expect_json, expect_problem, open_run
 from tests.service.web.api.conftest import ON_SQLITE, Service, client_for_route
+from tests.service.web.api.routes import BODIES
 
 pytestmark = ON_SQLITE
 
@@ -124,12 +125,15 @@ def test_wrong_documents_are_refused_with_a_pointer(
         ({"metric": "eval", "step": 1, "value": 10**399}, "/observations/1/value"),
         ({"metric": "eval", "step": 1}, "/observations/1/value"),
         ({"metric": "", "step": 1, "value": 1}, "/observations/1/metric"),
+        ({"metric": "x" * 257, "step": 1, "value": 1}, "/observations/1/metric"),
         ({"metric": "a\nb\x1b", "step": 1, "value": 1}, "/observations/1/metric"),
         ({"metric": "eval", "step": 1, "value": 1, "stderr": -1}, "/observations/1/stderr"),
         ({"metric": "eval", "step": 1, "value": 1, "stderr": "NaN"}, "/observations/1/stderr"),
         ({"metric": "eval", "step": 1, "value": 1, "time": 5}, "/observations/1/time"),
         ({"metric": "eval", "step": 1, "value": 1, "time": "5"}, "/observations/1/time"),
         ({"metric": "eval", "step": 1, "value": 1, "time": "2026-13-01T00:00:00Z"}, "/observations/1/time"),
+        ({"metric": "eval", "step": 1, "value": 1, "time": "0001-01-01T00:00:00+05:00"}, "/observations/1/time"),
+        ({"metric": "eval", "step": 1, "value": 1, "time": "9999-12-31T23:59:59-05:00"}, "/observations/1/time"),
         ({"metric": "eval", "step": 1, "value": 1, "when": "now"}, "/observations/1/when"),
         ("eval", "/observations/1"),
     ],

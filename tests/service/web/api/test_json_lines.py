@@ -68,6 +68,7 @@ HOSTILE_LINES = [
     b'{"run_id":"%s","metric":"a","step":1,"value":NaN}',
     b'{"run_id":"%s","metric":"a\x01","step":1,"value":1}',
     b'{"run_id":"%s","metric":"a\xff","step":1,"value":1}',
+    b'{"run_id":"%s","metric":"a\xc2\x9f","step":1,"value":1}',
     b'{"run_id":"%s","metric":"run_id","step":1,"value":1,"stderr":0.5,"time":"2026-01-01T00:00:00Z"}',
     b'{"run_id":"%s","observations":[]}',
     b'{"run_id":"%s","observations":[{"metric":"a","step":1,"value":1}],"metric":"a"}',

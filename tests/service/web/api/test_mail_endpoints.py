@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.service.web.api.api_calls import ENDPOINT, expect_json, expect_problem
+from tests.service.web.api.api_calls import expect_json, expect_problem
 from tests.service.web.api.conftest import Service
+from tests.service.web.api.routes import ENDPOINT
 
 
 @pytest.mark.parametrize("url", ["mailto:ops@example.org", "mailto:owner"])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
 
 import httpx
 
-from tests.service.web.api.api_calls import BODIES, FALLING, create_resources, expect_json, expect_problem, open_run
+from tests.service.web.api.api_calls import FALLING, create_resources, expect_json, expect_problem, list_pages, open_run
 from tests.service.web.api.conftest import Service
+from tests.service.web.api.routes import BODIES
 
 
 def test_project_is_created_and_its_settings_changed(service: Service) -> None:
@@ -144,14 +144,6 @@ def test_policies_are_listed_page_by_page(admin: httpx.Client) -> None:
         expect_json(admin.post("/policies", json=body | {"description": description}), 201)
     whole = expect_json(admin.get("/policies", params={"limit": 200}), 200)
     assert whole["next_cursor"] is None
-    query: dict[str, Any] = {"limit": 2}
-    listed = []
-    while True:
-        page = expect_json(admin.get("/policies", params=query), 200)
-        listed += page["items"]
-        if page["next_cursor"] is None:
-            break
-        assert len(page["items"]) == 2
-        query["cursor"] = page["next_cursor"]
-    assert listed == whole["items"]
+    assert len(expect_json(admin.get("/policies", params={"limit": 2}), 200)["items"]) == 2
+    assert list_pages(admin, "/policies", limit=2) == whole["items"]
     expect_problem(admin.get("/policies", params={"cursor": "early"}), 422)

@@ -6,8 +6,6 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -18,12 +16,12 @@ import pytest
 import sqlalchemy as sa
 from evalstop_client.signature import verify
 from evalstop_service.clock import utc_now
-from evalstop_service.store.database import Database
 from evalstop_service.store.queue import leases, queues
 from evalstop_service.store.tables import decisions, deliveries
 from evalstop_service.web.pull_waiters import PullWaiters
 
-from tests.service.concurrency import wait_until
+from tests.fixtures.statements import record_statements
+from tests.service.concurrency import run_concurrently, wait_until
 from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
 from tests.service.web.api.conftest import Service
 
@@ -135,17 +133,12 @@ def test_concurrent_claims_return_each_event_once(client: httpx.Client) -> None:
     for _ in range(6):
         create_decision(client)
     claimed_ids: list[str] = []
-    polls = [
-        threading.Thread(
-            target=lambda: claimed_ids.extend(event["delivery_id"] for event in claim(client, endpoint["id"], limit=2))
-        )
-        for _ in range(4)
-    ]
-    for poll in polls:
-        poll.start()
-    for poll in polls:
-        poll.join(60)
-    claimed_ids += [event["delivery_id"] for event in claim(client, endpoint["id"])]
+
+    def poll(limit: int = 2) -> None:
+        claimed_ids.extend(event["delivery_id"] for event in claim(client, endpoint["id"], limit=limit))
+
+    assert run_concurrently(*[poll] * 4) == []
+    poll(limit=10)
     assert len(claimed_ids) == len(set(claimed_ids)) == 6
 
 
@@ -182,25 +175,12 @@ def test_stop_can_be_claimed_after_its_veto_window(service: Service) -> None:
     assert claim(client, endpoint["id"], wait_seconds=0.5) == []
 
 
-def test_claim_needs_the_scope_and_the_project_of_the_endpoint(service: Service, client: httpx.Client) -> None:
-    """Another project, an insufficient scope and a webhook endpoint are refused."""
-    endpoint = create_pull_endpoint(client)
-    project = service.create_project()
-    other_project, reader = (
-        service.open_client(project),
-        service.open_client(project, "read", "ingest"),
-    )
-    webhook_endpoint = other_project.post("/endpoints", json={"url": "http://127.0.0.1:1/"}).json()
-    assert other_project.post(f"/pull/endpoints/{endpoint['id']}/claim", json=CLAIM_BODY).status_code == 404
-    assert other_project.post(f"/pull/endpoints/{webhook_endpoint['id']}/claim", json=CLAIM_BODY).status_code == 404
-    assert reader.post(f"/pull/endpoints/{endpoint['id']}/claim", json=CLAIM_BODY).status_code == 403
-    assert reader.post("/pull/endpoints", json={"name": "x"}).status_code == 403
-    assert (
-        service.open_client_with_key(None).post(f"/pull/endpoints/{endpoint['id']}/claim", json=CLAIM_BODY).status_code
-        == 401
-    )
-    settlement = {"delivery_id": endpoint["id"], "attempt": 1, "status": 200}
-    assert client.post(f"/pull/endpoints/{endpoint['id']}/settle", json=settlement).status_code == 404
+def test_only_pull_endpoints_can_be_claimed_from(client: httpx.Client) -> None:
+    """A webhook endpoint is not found, nor is a delivery that the endpoint does not have."""
+    webhook_endpoint = expect_json(client.post("/endpoints", json={"url": "http://127.0.0.1:1/"}), 201)
+    expect_problem(client.post(f"/pull/endpoints/{webhook_endpoint['id']}/claim", json=CLAIM_BODY), 404)
+    path = f"/pull/endpoints/{create_pull_endpoint(client)['id']}/settle"
+    expect_problem(client.post(path, json={"delivery_id": str(uuid4()), "attempt": 1, "status": 200}), 404)
 
 
 def test_disabled_and_deleted_endpoints_return_no_events(client: httpx.Client) -> None:
@@ -233,21 +213,16 @@ def find_half_closed_connections(port: int) -> list[object]:
 
 
 def test_waiting_claims_share_one_query(service: Service, client: httpx.Client) -> None:
-    """Claims that wait at the same time are served by one database query."""
+    """Claims that wait at the same time, each for its own endpoint, are served by one database query."""
     due, idle = (
         UUID(create_pull_endpoint(client)["id"]),
         UUID(create_pull_endpoint(client, name="idle", event_types=["run.lost"])["id"]),
     )
     create_decision(client)
-    queries_at: list[datetime] = []
-
-    def clock() -> datetime:
-        queries_at.append(utc_now())
-        return queries_at[-1]
 
     async def wait() -> list[bool]:
         shutdown = threading.Event()
-        waiters = PullWaiters(service.database, clock, shutdown)
+        waiters = PullWaiters(service.database, utc_now, shutdown)
         waits = [
             asyncio.create_task(waiters.wait_until_due(endpoint_id, 60.0, asyncio.Event().wait()))
             for endpoint_id in (due, idle) * 20
@@ -256,40 +231,9 @@ def test_waiting_claims_share_one_query(service: Service, client: httpx.Client) 
         shutdown.set()
         return await asyncio.gather(*waits)
 
-    assert asyncio.run(wait()) == [True, False] * 20
-    assert len(queries_at) == 1
-
-
-def test_poll_takes_one_query_for_all_endpoints(service: Service, client: httpx.Client) -> None:
-    """However many receivers wait, each for its own endpoint, one query finds those with something to claim."""
-    due, *idle = (UUID(create_pull_endpoint(client, name=f"node-{index}")["id"]) for index in range(3))
-    for endpoint_id in idle:
-        client.patch(f"/endpoints/{endpoint_id}", json={"event_types": ["run.lost"]})
-    create_decision(client)
-    queries: list[str] = []
-
-    async def wait() -> list[bool]:
-        waiters = PullWaiters(service.database, utc_now, threading.Event())
-        waits = [waiters.wait_until_due(endpoint_id, 0.35, asyncio.Event().wait()) for endpoint_id in (due, *idle)]
-        return await asyncio.gather(*waits)
-
-    with collect_queries(service.database, queries):
-        assert asyncio.run(wait()) == [True, False, False]
-    assert len([query for query in queries if "FROM deliveries" in query]) == 1
-
-
-@contextmanager
-def collect_queries(database: Database, queries: list[str]) -> Iterator[None]:
-    """Append the statements of the block to the list."""
-
-    def append(*event: Any) -> None:
-        queries.append(event[2])
-
-    sa.event.listen(database.engine, "after_cursor_execute", append)
-    try:
-        yield
-    finally:
-        sa.event.remove(database.engine, "after_cursor_execute", append)
+    with record_statements(service.database) as statements:
+        assert asyncio.run(wait()) == [True, False] * 20
+    assert len([statement for statement in statements if "FROM deliveries" in statement]) == 1
 
 
 def test_waiting_claim_ends_without_a_query_after_its_time_and_with_its_connection(service: Service) -> None:

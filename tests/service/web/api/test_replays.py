@@ -4,46 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-from evalstop_service.clock import utc_now
 from evalstop_service.rules.event_types import EventType
-from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from standardwebhooks import Webhook
 
 from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
 from tests.service.web.api.conftest import Service
-from tests.service.webhooks.delivery.fakes import LOOPBACK, FakeEndpoint, Reply, wait_until
+from tests.service.webhooks.delivery.fakes import FakeEndpoint, Reply, deliver_until
 
 LONG_AGO = "2020-01-01T00:00:00Z"
 
 
-def run_worker_until(service: Service, condition: Callable[[], bool]) -> None:
-    """Run a delivery worker until the condition holds."""
+def deliver_all(service: Service, admin: httpx.Client) -> None:
+    """Run a delivery worker until none of the project's deliveries waits."""
 
-    async def run() -> None:
-        stop = asyncio.Event()
-        async with Sender(5.0, address_policy=LOOPBACK) as sender:
-            limits = WorkerLimits(poll_seconds=0.02)
-            worker = DeliveryWorker(service.database, sender, clock=utc_now, chance=random.Random(1), limits=limits)
-            running = asyncio.create_task(worker.run(stop))
-            try:
-                await wait_until(condition, running)
-            finally:
-                stop.set()
-                await running
+    def none_waits() -> bool:
+        return not expect_json(admin.get("/deliveries", params={"state": "waiting"}), 200)["items"]
 
-    asyncio.run(run())
-
-
-def no_delivery_waits(admin: httpx.Client) -> Callable[[], bool]:
-    return lambda: not expect_json(admin.get("/deliveries", params={"state": "waiting"}), 200)["items"]
+    asyncio.run(deliver_until(none_waits, service.database))
 
 
 def test_delivery_shows_its_request_and_its_attempts(service: Service, admin: httpx.Client) -> None:
@@ -52,7 +34,7 @@ def test_delivery_shows_its_request_and_its_attempts(service: Service, admin: ht
         types = ["run.stop_requested"]
         secret = expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": types}), 201)["secret"]
         create_decision(admin)
-        run_worker_until(service, no_delivery_waits(admin))
+        deliver_all(service, admin)
     (item,) = expect_json(admin.get("/deliveries"), 200)["items"]
     delivery = expect_json(admin.get(f"/deliveries/{item['id']}"), 200)
     assert [(attempt["status_code"], attempt["url"], attempt["answer"]) for attempt in delivery["log"]] == [
@@ -70,12 +52,12 @@ def test_replay_of_a_delivery_repeats_the_event(service: Service, admin: httpx.C
     with FakeEndpoint(Reply()) as fake:
         expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": ["run.stop_requested"]}), 201)
         create_decision(admin)
-        run_worker_until(service, no_delivery_waits(admin))
+        deliver_all(service, admin)
         (first,) = expect_json(admin.get("/deliveries"), 200)["items"]
         replayed = expect_json(admin.post(f"/deliveries/{first['id']}/replay"), 201)
         assert replayed["id"] != first["id"]
         assert replayed["event_id"] == first["event_id"]
-        run_worker_until(service, no_delivery_waits(admin))
+        deliver_all(service, admin)
     assert fake.webhook_ids() == [first["event_id"]] * 2
 
 
@@ -88,7 +70,7 @@ def test_replay_of_a_period_sends_missed_events(service: Service, admin: httpx.C
         result = expect_json(admin.post(path, json={"since": LONG_AGO}), 200)
         assert (result["passed_over"], result["next_after"]) == (0, None)
         assert result["replayed"] >= 2
-        run_worker_until(service, no_delivery_waits(admin))
+        deliver_all(service, admin)
         assert len(fake.received) == result["replayed"]
         types = [json.loads(delivery.body)["type"] for delivery in fake.received]
         assert "run.stop_requested" in types
@@ -120,7 +102,7 @@ def test_undone_stop_is_not_retried(service: Service, admin: httpx.Client) -> No
     with FakeEndpoint(Reply(400)) as fake:
         expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": ["run.stop_requested"]}), 201)
         decision = create_decision(admin)
-        run_worker_until(service, no_delivery_waits(admin))
+        deliver_all(service, admin)
         (dead,) = expect_json(admin.get("/deliveries"), 200)["items"]
         assert dead["state"] == "dead"
         expect_json(admin.post(f"/decisions/{decision}/undo", json={"actor": "dana", "reason": "broken eval"}), 200)

@@ -7,8 +7,9 @@ import pytest
 from evalstop_service.settings import Settings
 
 from tests.fixtures.http_server import start_server
-from tests.service.web.api.api_calls import ENDPOINT, create_decision, expect_json, expect_problem
+from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
 from tests.service.web.api.conftest import Service
+from tests.service.web.api.routes import ENDPOINT
 
 DESCRIPTION = {"owner": "dana@example.org", "group": "ppo-7b", "tags": ["baseline", "seed 3"], "notes": "two\nlines"}
 

@@ -48,13 +48,6 @@ def test_default_direction_of_each_role_is_shown(admin: httpx.Client) -> None:
     }
 
 
-def test_reopening_with_other_metrics_is_refused(admin: httpx.Client) -> None:
-    """The 409 names the metrics."""
-    run = open_run(admin)
-    body = {"name": run["name"], "metrics": {"gold": {"role": "eval"}}}
-    assert "metrics" in expect_problem(admin.post("/runs", json=body), 409)["detail"]
-
-
 def test_non_finite_values_are_returned_as_strings(admin: httpx.Client) -> None:
     """NaN and the infinities are posted and returned as strings, in lists and conflicts."""
     run = open_run(admin)
@@ -94,12 +87,6 @@ def test_resumed_run_lists_superseded_observations(admin: httpx.Client) -> None:
         (3, 0.7, 2),
         (4, 0.6, 2),
     ]
-
-
-def test_cursors_list_each_run_once(admin: httpx.Client) -> None:
-    """Pages are newest first."""
-    run_ids = [open_run(admin)["id"] for _ in range(5)]
-    assert [item["id"] for item in list_pages(admin, "/runs", limit=2)] == run_ids[::-1]
 
 
 def test_heartbeat_renews_the_health_of_a_run(admin: httpx.Client) -> None:

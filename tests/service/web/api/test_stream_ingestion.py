@@ -287,19 +287,6 @@ def test_truncated_stream_stores_its_complete_lines(encoding: str, lost: int) ->
     assert (second_result["duplicates"], second_result["accepted"]) == (stored, 20 - stored)
 
 
-def test_stream_over_the_size_limit_is_refused() -> None:
-    """A stream over the limit, decompressed, is refused with 413; the lines within the limit are stored."""
-    lines = encode_numbered_lines(RUNS[0], 3000)
-    body = b"\n".join(lines)
-    for encoding, compress in COMPRESS.items():
-        result, problem = read_body(compress(body), encoding=encoding, stream_bytes=len(body))
-        assert problem is None
-        result, problem = read_body(compress(body), range(0, len(body), 10_000), encoding, stream_bytes=len(body) - 1)
-        assert problem is not None
-        assert problem.status == 413
-        assert result["lines"] == result["accepted"] < 3000
-
-
 def test_listed_errors_are_limited_but_all_are_counted() -> None:
     """Only the first errors are listed, in order of lines, but all are counted."""
     unknown_run = encode_line(UNKNOWN, {"metric": "eval", "step": 1, "value": 1})

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.web.api.api_calls import BODIES, Resources, expect_json, expect_problem
+from tests.service.web.api.api_calls import Resources, expect_json, expect_problem
 from tests.service.web.api.conftest import Service, client_for_route
+from tests.service.web.api.routes import BODIES
 
 ON_POSTGRESQL = pytest.mark.parametrize("service", ["postgresql"], indirect=True)
 """PostgreSQL refuses every value that SQLite refuses, and more."""
