@@ -260,9 +260,9 @@ clean:  ## Remove what was built, cached and installed; the service's data in .e
 .ONESHELL:
 
 # The newest Python that will do, as a word of a recipe.
-python = $$(for python in python3.13 python3.12 python3.11 python3; do \
-	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; exit 0; fi; \
-	done; echo "EvalStop needs Python 3.11 or newer; none of python3.13, python3.12, python3.11, python3 is" >&2; \
+python = $$(for python in python3.14 python3.13 python3.12 python3.11 python3; do \
+	  if $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; then echo $$python; exit 0; fi; \
+	done; echo "EvalStop needs Python 3.11 to 3.14; neither python3.14 to python3.11 nor python3 is one" >&2; \
 	echo false)
 
 $(READY): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))

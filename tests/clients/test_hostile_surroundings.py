@@ -131,7 +131,7 @@ def test_machine_without_a_place_to_write_opens_runs() -> None:
         [sys.executable, "-c", script],
         env={**environment, "HOME": "/nonexistent"},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
-        stdout=subprocess.PIPE,
+        capture_output=True,  # a file could not be written to
         text=True,
         check=True,
     )

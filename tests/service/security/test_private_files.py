@@ -31,6 +31,7 @@ def test_processes_that_start_together_share_a_secret(tmp_path: Path) -> None:
     assert keep_secret(file, generate) == "of the other process"
 
 
+@pytest.mark.filterwarnings("ignore:Exception ignored while calling deallocator")  # Python 3.14: not closed by itself
 def test_an_interrupted_start_leaves_no_empty_secret(tmp_path: Path) -> None:
     """A start that ends before the secret is written leaves no file, so that the next start generates the secret."""
     file = tmp_path / "secret"

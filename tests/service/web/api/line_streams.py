@@ -5,15 +5,20 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
-from backports import zstd
 
 from tests.service.web.api.api_calls import expect_json, open_run
+
+if sys.version_info >= (3, 14):
+    from compression import zstd as zstd
+else:
+    from backports import zstd as zstd
 
 HEADERS = {"content-type": "application/x-ndjson"}
 DEADLINE_SECONDS = 60.0

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
-from backports import zstd
 from evalstop_service.web.api.reading.decompression import (
     MOST_MEMBERS,
     PIECE_BYTES,
@@ -20,7 +19,7 @@ from evalstop_service.web.api.reading.decompression import (
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.service.web.api.line_streams import COMPRESS
+from tests.service.web.api.line_streams import COMPRESS, zstd
 
 MEBIBYTE = 2**20
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from backports import zstd
 
 from tests.fixtures.forked_commands import ForkedCommand
 from tests.service.web.api.line_streams import (
@@ -24,6 +23,7 @@ from tests.service.web.api.line_streams import (
     open_stream,
     read_response,
     wait_for_steps,
+    zstd,
 )
 
 MEBIBYTE = 2**20
