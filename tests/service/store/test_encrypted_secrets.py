@@ -52,6 +52,8 @@ def test_deliveries_wait_without_a_key(database: Database, project: SeededProjec
         for encryption in (Encryption(), Encryption([NEW_KEY])):
             for delivery in leases.claim_deliveries(tx, EPOCH, 60, 8, 8, encryption=encryption):
                 assert delivery.endpoint_id == plain.id
+        (sent_delivery,) = project.list_deliveries(tx, endpoint_id=plain.id)
+        assert (sent_delivery.due_at, sent_delivery.attempts) == (EPOCH + timedelta(seconds=60), 1), "it is leased"
         (waiting_delivery,) = project.list_deliveries(tx, endpoint_id=encrypted.id)
         assert (waiting_delivery.state, waiting_delivery.attempts) == ("waiting", 0)
         assert waiting_delivery.due_at == EPOCH + timedelta(seconds=leases.UNREADABLE_PAUSE_SECONDS)

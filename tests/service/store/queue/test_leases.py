@@ -51,6 +51,20 @@ def test_lost_lease_settles_nothing(database: Database, project: SeededProject, 
         assert project.list_deliveries(tx)[0].state == "delivered"
 
 
+def test_deliveries_of_one_run_are_settled_apart(database: Database, project: SeededProject) -> None:
+    """What one endpoint answered is not recorded for another that has the same event, and was cancelled meanwhile."""
+    for url in ("http://x.example", "http://y.example"):
+        project.add_endpoint(database, url)
+    with database.transaction() as tx:
+        project.add_event(tx)
+        (cancelled,), (held,) = claim_deliveries(tx, EPOCH, 10, 1), claim_deliveries(tx, EPOCH, 10, 1)
+        is_cancelled = delivery_table.c.id == cancelled.id
+        tx.execute(sa.update(delivery_table).where(is_cancelled).values(state="cancelled"))
+        leases.settle_deliveries(tx, [FinishedAttempt(claimed, Delivered(), EPOCH) for claimed in (cancelled, held)])
+        states = {delivery.id: delivery.state for delivery in project.list_deliveries(tx)}
+    assert states == {cancelled.id: "cancelled", held.id: "delivered"}
+
+
 def test_batch_settles_each_attempt(database: Database, project: SeededProject) -> None:
     """A batch records each result as if settled alone; lost leases and cancelled deliveries are reported and
     skipped."""

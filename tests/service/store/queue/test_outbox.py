@@ -136,12 +136,14 @@ def test_stop_reach_follows_the_delivery(database: Database, project: SeededProj
     with database.transaction() as tx:
         decision = project.insert_decision(tx)
         assert outbox.read_stop_reach(tx, project.run_id, decision.id) == StopReach(addressed=False, tried=False)
+        project.add_event(tx, type=EventType("run.stop_on_hold"), decision_id=decision.id)
+        assert outbox.read_stop_reach(tx, project.run_id, decision.id) == StopReach(addressed=False, tried=False)
         project.add_event(tx, type=EventType("run.stop_requested"), decision_id=decision.id)
         assert outbox.read_stop_reach(tx, project.run_id, decision.id) == StopReach(addressed=True, tried=False)
         outbox.cancel_stop(tx, project.run_id, decision.id, EPOCH, REASON)
         assert outbox.read_stop_reach(tx, project.run_id, decision.id) == StopReach(addressed=False, tried=False)
         project.add_event(tx, type=EventType("run.stop_requested"), decision_id=decision.id)
-        claim_deliveries(tx, EPOCH, 60, 1)
+        claim_deliveries(tx, EPOCH, 60, 2)
         outbox.cancel_stop(tx, project.run_id, decision.id, EPOCH, REASON)
         assert outbox.read_stop_reach(tx, project.run_id, decision.id) == StopReach(addressed=True, tried=True)
 
@@ -171,13 +173,14 @@ def test_claimed_stop_is_not_retried_once_cancelled(database: Database, project:
 
 
 def test_event_is_due_despite_clock_skew(postgres_database: Database) -> None:
-    """An event without a delay is due at once, even if the writer's clock is ahead of the database's."""
+    """An event without a delay is due at once, even if the writer's clock is ahead of the database's; no other is."""
     project = seed_project(postgres_database)
     project.add_endpoint(postgres_database, "http://x.example")
     with postgres_database.transaction() as tx:
         project.add_event(tx, now=utc_now() + timedelta(minutes=10))
+        project.add_event_of_new_run(tx, now=utc_now(), due_at=utc_now() + timedelta(minutes=10))
     with postgres_database.transaction() as tx:
-        assert len(claim_deliveries(tx, queues.read_clock(tx, EPOCH)[0], 60, 1)) == 1
+        assert len(claim_deliveries(tx, queues.read_clock(tx, EPOCH)[0], 60, 2)) == 1
 
 
 def test_a_worker_may_end_while_a_connection_returns(embedded_database: Database) -> None:

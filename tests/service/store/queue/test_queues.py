@@ -110,11 +110,16 @@ def test_next_due_time_ignores_disabled_endpoints(database: Database, project: S
         assert queues.find_next_due(tx, EPOCH) is None, "a delivery already due does not count"
         for minutes in (3, 1, 2):
             project.add_event(tx, due_at=EPOCH + timedelta(minutes=minutes))
+    second = project.add_endpoint(database, "http://second.example")
+    with database.transaction() as tx:
+        project.add_event(tx, due_at=EPOCH + timedelta(minutes=4))
         assert queues.find_next_due(tx, EPOCH) == EPOCH + timedelta(minutes=1)
         assert queues.find_next_due(tx, EPOCH + timedelta(minutes=1)) == EPOCH + timedelta(minutes=2)
-        endpoints.update_endpoint(tx, project.id, first.id, enabled=False)
+        for endpoint in (first, second):
+            endpoints.update_endpoint(tx, project.id, endpoint.id, enabled=False)
         assert queues.find_next_due(tx, EPOCH) is None
         decision = project.insert_decision(tx, due_at=EPOCH + timedelta(minutes=5))
+        project.insert_decision(tx, due_at=EPOCH + timedelta(minutes=6), attempt=2)
         assert queues.find_next_due(tx, EPOCH) == decision.due_at
 
 
