@@ -59,12 +59,6 @@ def build_message(project: ProjectFixture, run: Run, *values: float, start: int 
     return Message(project.id, run.id, Observations(tuple(evals(*values, start=start))))
 
 
-def read_sample(service_metrics: ServiceMetrics, name: str) -> float:
-    value = service_metrics.registry.get_sample_value(name)
-    assert value is not None
-    return value
-
-
 def test_waiting_posts_are_committed_together(
     project: ProjectFixture, committer: Committer, service_metrics: ServiceMetrics
 ) -> None:
@@ -82,25 +76,23 @@ def test_waiting_posts_are_committed_together(
         receipts = [answer.result(DEADLINE_SECONDS) for answer in answers]
     assert [receipt.accepted for receipt in receipts] == [2] * 10
     assert [receipt.run.id for receipt in receipts] == [run.id for run in (first, *others)]
-    assert read_sample(service_metrics, "evalstop_commit_requests_sum") == 10
-    assert read_sample(service_metrics, "evalstop_commit_requests_count") <= 4
+    samples = {sample.name: sample.value for family in service_metrics.registry.collect() for sample in family.samples}
+    assert samples["evalstop_commit_requests_sum"] == 10
+    assert samples["evalstop_commit_requests_count"] <= 4
 
 
-def test_refused_messages_do_not_affect_the_group(project: ProjectFixture, committer: Committer) -> None:
+def test_refused_messages_do_not_affect_the_group(project: ProjectFixture) -> None:
     """In a group, an unknown run and a moved checkpoint are refused; the other messages are accepted."""
     run = project.open_run()
-    committer.submit_and_wait(Message(project.id, run.id, CheckpointSaved(1, "file:///1")))
-
-    async def submit_together() -> Sequence[Receipt | BaseException]:
-        return await asyncio.gather(
-            committer.submit(Message(project.id, new_id(), Observations(tuple(evals(0.1))))),
-            committer.submit(Message(project.id, run.id, CheckpointSaved(1, "file:///elsewhere"))),
-            committer.submit(Message(new_id(), run.id, Observations(tuple(evals(0.1))))),
-            committer.submit(build_message(project, run, 0.5)),
-            return_exceptions=True,
-        )
-
-    unknown, moved, foreign, accepted = run_on_loop(submit_together())
+    project.submit(run, CheckpointSaved(1, "file:///1"))
+    unknown, moved, foreign, accepted = project.submit_all(
+        [
+            Message(project.id, new_id(), Observations(tuple(evals(0.1)))),
+            Message(project.id, run.id, CheckpointSaved(1, "file:///elsewhere")),
+            Message(new_id(), run.id, Observations(tuple(evals(0.1)))),
+            build_message(project, run, 0.5),
+        ]
+    )
     assert isinstance(unknown, NotFound)
     assert isinstance(moved, Conflict)
     assert isinstance(foreign, NotFound)
@@ -108,18 +100,13 @@ def test_refused_messages_do_not_affect_the_group(project: ProjectFixture, commi
     assert accepted.accepted == 1
 
 
-def test_unreadable_policy_is_refused_with_503(project: ProjectFixture, committer: Committer) -> None:
+def test_unreadable_policy_is_refused_with_503(project: ProjectFixture) -> None:
     """After a downgrade, a run whose policy this release cannot read gets a 503; other runs are accepted."""
     unreadable, run = project.open_run(policy="paper"), project.open_run(policy="cautious")
     with project.database.transaction() as tx:
         same_policy = tables.policies.c.id == unreadable.policy_id
         tx.execute(tables.policies.update().where(same_policy).values(document={"name": "paper", "members": "later"}))
-
-    async def submit_together() -> Sequence[Receipt | BaseException]:
-        messages = [build_message(project, item, 0.5) for item in (unreadable, run)]
-        return await asyncio.gather(*map(committer.submit, messages), return_exceptions=True)
-
-    refused, accepted = run_on_loop(submit_together())
+    refused, accepted = project.submit_all([build_message(project, item, 0.5) for item in (unreadable, run)])
     assert isinstance(refused, UnreadableRow)
     assert problem_of(refused).status == 503
     assert isinstance(accepted, Receipt)
@@ -127,19 +114,14 @@ def test_unreadable_policy_is_refused_with_503(project: ProjectFixture, committe
     assert project.load_rows(tables.observations, unreadable) == []
 
 
-def test_stored_policy_is_read_without_validation(project: ProjectFixture, committer: Committer) -> None:
+def test_stored_policy_is_read_without_validation(project: ProjectFixture) -> None:
     """A policy stored before its thresholds became invalid is still applied."""
     member = {"detector": "posterior", "stop_at": 1.7}
     project.add_policy({"name": "old", "members": [member]})
-    run = project.open_run(policy="old")
-
-    async def submit() -> Receipt:
-        return await committer.submit(build_message(project, run, 0.5))
-
-    assert run_on_loop(submit()).accepted == 1
+    assert project.post_observations(project.open_run(policy="old"), evals(0.5)).accepted == 1
 
 
-def test_failing_message_does_not_affect_the_group(project: ProjectFixture, committer: Committer) -> None:
+def test_failing_message_does_not_affect_the_group(project: ProjectFixture) -> None:
     """A message that breaks the transaction of its group fails alone; the others are stored."""
     valid, invalid = project.open_run(), project.open_run()
     with project.database.transaction() as tx:  # a constraint that one message violates
@@ -150,16 +132,8 @@ def test_failing_message_does_not_affect_the_group(project: ProjectFixture, comm
             )
         else:
             tx.exec_driver_sql("ALTER TABLE observations ADD CONSTRAINT spoiler CHECK (value <> 666)")
-
-    async def submit_together() -> Sequence[Receipt | BaseException]:
-        return await asyncio.gather(
-            committer.submit(build_message(project, valid, 0.1)),
-            committer.submit(build_message(project, invalid, 666.0)),
-            committer.submit(build_message(project, project.open_run(), 0.3)),
-            return_exceptions=True,
-        )
-
-    first, failed, third = run_on_loop(submit_together())
+    posts = ((valid, 0.1), (invalid, 666.0), (project.open_run(), 0.3))
+    first, failed, third = project.submit_all([build_message(project, run, value) for run, value in posts])
     assert isinstance(first, Receipt)
     assert isinstance(third, Receipt)
     assert isinstance(failed, sa.exc.IntegrityError)

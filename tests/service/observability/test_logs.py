@@ -10,7 +10,6 @@ import re
 import secrets
 import threading
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -35,26 +34,21 @@ class LogOutput(io.StringIO):
 
 
 @pytest.fixture
-def json_log() -> Iterator[LogOutput]:
+def json_log() -> LogOutput:
     """The log of this process during the test as JSON, at level DEBUG."""
-    yield from capture_log("json")
+    return capture_log("json")
 
 
 @pytest.fixture
-def text_log() -> Iterator[LogOutput]:
+def text_log() -> LogOutput:
     """The log of this process during the test as text, at level DEBUG."""
-    yield from capture_log("text")
+    return capture_log("text")
 
 
-def capture_log(log_format: logs.Format) -> Iterator[LogOutput]:
-    root = logging.getLogger()
-    previous = root.handlers[:], root.level
+def capture_log(log_format: logs.Format) -> LogOutput:
     stream = LogOutput()
     logs.configure_logging("DEBUG", log_format, stream)
-    yield stream
-    logging.captureWarnings(False)
-    root.handlers[:] = previous[0]
-    root.setLevel(previous[1])
+    return stream
 
 
 def test_json_line_holds_message_context_and_exception(json_log: LogOutput) -> None:

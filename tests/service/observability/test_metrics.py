@@ -7,19 +7,19 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import cast
 
 import httpx
 import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
-from evalstop_service.decisions import commands, pause, stale_runs
+from evalstop_service.decisions import pause, stale_runs
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import api_keys
 from evalstop_service.projects.key_cache import KeyCache
-from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.event_types import EventType
-from evalstop_service.store import endpoints, policies, projects, tables
+from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import outbox
 from evalstop_service.web.api import prometheus as metrics
@@ -117,14 +117,6 @@ def test_metric_names_have_a_prefix_and_a_unit() -> None:
             assert family.name.startswith("evalstop_")
             assert family.name.removesuffix("_info").endswith(UNITS), family.name
             assert family.documentation.endswith(".")
-
-
-def test_two_sets_of_metrics_are_independent() -> None:
-    """Each part of the service, and each test, can count by itself."""
-    first, second = ServiceMetrics(), ServiceMetrics()
-    first.observations.labels("accepted").inc(5)
-    text = generate_latest(second.registry).decode()
-    assert parse_samples(text)["evalstop_observations_total"][(("result", "accepted"),)] == 0
 
 
 @pytest.mark.parametrize(
@@ -254,18 +246,21 @@ def test_separate_port_can_require_a_key(embedded_database: Database) -> None:
 def test_running_runs_and_waiting_deliveries_are_measured(database: Database) -> None:
     """Deliveries are counted as due, later and held, with the ages of the oldest."""
     project = project_fixture.set_up_project(database)
-    running, ended = project.open_run("running"), project.open_run("ended")
+    running = project.open_run()
+    project.finish_run(project.open_run())
+    _enabled, disabled = (project.add_endpoint(url=f"https://example.org/{index}") for index in range(2))
     with database.transaction() as tx:
-        tx.execute(tables.runs.update().where(tables.runs.c.id == ended.id).values(ended_at=NOW, status="completed"))
-        project_row = projects.get_project(tx, project.id)
-        enabled, disabled = (
-            endpoints.add_endpoint(tx, project_row.id, url=f"https://example.org/{name}", event_types=("*",), now=NOW)
-            for name in ("enabled", "disabled")
-        )
         for age, wait in ((500, -100), (400, -300), (300, 60)):
-            add_event(tx, project, running.id, NOW - timedelta(seconds=age), NOW + timedelta(seconds=wait))
+            outbox.add_event(
+                tx,
+                project_id=project.id,
+                run_id=running.id,
+                type=EventType.STOPPED,
+                data={},
+                now=NOW - timedelta(seconds=age),
+                due_at=NOW + timedelta(seconds=wait),
+            )
         endpoints.disable_endpoint(tx, disabled.id)
-    assert enabled.enabled
     figures = read_figures(build_registry(database))
     assert figures["evalstop_running_runs"] == {(): 1}
     waiting = {labels[0][1]: value for labels, value in figures["evalstop_outbox_deliveries"].items()}
@@ -286,11 +281,9 @@ def test_stale_runs_and_stops_on_hold_are_measured(database: Database) -> None:
     project.post_observations(current, project_fixture.evals(0.5), NOW + timedelta(seconds=299))
     stale_runs.check_due_runs(database, NOW + timedelta(seconds=300))
     pause.pause_project(database, paused.id, "dana", "", NOW)
-    document = {"name": "strict", "members": [{"detector": "k_decline"}]}
-    with database.transaction() as tx:
-        policies.add_policy(tx, projects.get_project(tx, paused.id), "strict", document, NOW)
-    for name, policy in (("a", "paper"), ("b", "strict")):
-        paused.post_observations(paused.open_run(name, policy=policy), project_fixture.DECLINING_EVALS)
+    paused.add_policy({"name": "strict", "members": [{"detector": "k_decline"}]})
+    for policy in ("paper", "strict"):
+        paused.open_declining_run(policy=policy)
     figures = read_figures(build_registry(database))
     assert (silent.status, figures["evalstop_stale_runs"], figures["evalstop_no_data_runs"]) == (
         "running",
@@ -306,25 +299,12 @@ def test_unconfirmed_stops_are_measured_by_state(database: Database) -> None:
     """Confirmed stops are not counted."""
     project = project_fixture.set_up_project(database)
     project_fixture.lift_stop_limits(database)
-    decisions = [
-        project.post_observations(project.open_run(), project_fixture.DECLINING_EVALS).decision for _ in range(4)
-    ]
+    decisions = [project.open_declining_run()[1] for _ in range(4)]
     for decision, state in zip(decisions, (DecisionState.ACKNOWLEDGED, DecisionState.CONFIRMED), strict=False):
-        assert decision is not None
-        report = Reported(project_fixture.NOW, state, "receiver", "as seen", {}, 0.0)
-        commands.record_report(database, project.id, decision.id, report)
+        project.record_report(decision, state, NOW)
     figures = read_figures(build_registry(database))
     awaited = {labels[0][1]: value for labels, value in figures["evalstop_awaited_stops"].items()}
     assert awaited == {"acknowledged": 1, "escalated": 0, "requested": 2}
-
-
-def add_event(
-    tx: Transaction, project: project_fixture.ProjectFixture, run_id: uuid.UUID, now: datetime, due_at: datetime
-) -> None:
-    data: dict[str, Any] = {}
-    outbox.add_event(
-        tx, project_id=project.id, run_id=run_id, type=EventType("run.stopped"), data=data, now=now, due_at=due_at
-    )
 
 
 def test_empty_installation_has_zero_figures(database: Database) -> None:

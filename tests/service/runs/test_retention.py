@@ -18,7 +18,6 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 
 from tests.service.concurrency import wait_until
 from tests.service.ended_runs import (
@@ -243,14 +242,9 @@ def test_pruned_runs_and_rows_are_counted(embedded_database: Database) -> None:
     add_ended_run(set_up_project_with_retention(embedded_database), 100)
     service_metrics = ServiceMetrics()
     result = retention.prune_runs(embedded_database, NOW, pace=WITHOUT_PAUSES, service_metrics=service_metrics)
-    assert read_sample(service_metrics.registry, "evalstop_pruned_runs_total") == sum(result.runs.values()) == 1
-    assert read_sample(service_metrics.registry, "evalstop_pruned_rows_total") == result.rows == 20 * 2 + 3 + 3 + 1 + 1
-
-
-def read_sample(registry: CollectorRegistry, name: str) -> float:
-    sample = registry.get_sample_value(name)
-    assert sample is not None
-    return sample
+    read_sample = service_metrics.registry.get_sample_value
+    assert read_sample("evalstop_pruned_runs_total") == sum(result.runs.values()) == 1
+    assert read_sample("evalstop_pruned_rows_total") == result.rows == 20 * 2 + 3 + 3 + 1 + 1
 
 
 def test_prune_job_repeats(database: Database) -> None:

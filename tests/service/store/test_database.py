@@ -35,13 +35,6 @@ def load_project_names(database: Database) -> set[str]:
         return set(tx.execute(sa.select(projects.c.name)).scalars())
 
 
-def test_committed_row_is_visible(database: Database) -> None:
-    """A row is visible to the next transaction."""
-    with database.transaction() as tx:
-        tx.execute(sa.insert(projects).values(build_project_row("kept")))
-    assert load_project_names(database) == {"kept"}
-
-
 def test_failed_transaction_is_rolled_back(database: Database) -> None:
     """A transaction whose block raises leaves no rows."""
 

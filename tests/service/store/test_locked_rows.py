@@ -17,6 +17,7 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.store.tables import decisions as decision_rows
 from evalstop_service.store.tables import runs as run_rows
+from msgspec import structs
 
 from tests.service.concurrency import wait_for_blocked_process
 from tests.service.project_fixture import NOW, ProjectFixture, set_up_project
@@ -60,6 +61,17 @@ def test_locked_run_has_its_new_policy(project: ProjectFixture) -> None:
     assert locked.policy_name == "other"
     found = read_after(change_back, lambda tx: decisions.lock_with_run(tx, project.id, decision.id), project.database)
     assert (found.run.id, found.run.policy_name) == (run.id, run.policy_name)
+
+
+def test_locked_run_has_its_new_version(project: ProjectFixture) -> None:
+    """A run that is saved while another transaction waits to lock it is found in the new version."""
+    run = project.open_run()
+    locked = read_after(
+        lambda tx: runs.save_run(tx, structs.replace(run, version=7)),
+        lambda tx: runs.lock_runs(tx, [run.id]),
+        project.database,
+    )
+    assert locked == {run.id: 7}
 
 
 def test_locked_decision_has_its_new_state(project: ProjectFixture) -> None:

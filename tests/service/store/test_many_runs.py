@@ -64,26 +64,6 @@ def test_runs_are_locked_in_order_of_ids(postgres_database: Database) -> None:
     thread.join()
 
 
-def test_lock_returns_the_version_after_the_wait(postgres_database: Database) -> None:
-    """A transaction that had to wait for a run gets the version that the other one saved."""
-    project = set_up_project(postgres_database)
-    run = project.open_run()
-    versions = []
-
-    def read_version() -> None:
-        with postgres_database.transaction() as tx:
-            versions.append(runs.lock_runs(tx, [run.id])[run.id])
-
-    with postgres_database.transaction() as tx:
-        runs.lock_runs(tx, [run.id])
-        thread = threading.Thread(target=read_version)
-        thread.start()
-        wait_for_blocked_process(postgres_database)
-        runs.save_run(tx, replace(run, version=7, updated_at=LATER))
-    thread.join()
-    assert versions == [7]
-
-
 def test_saved_monitor_state_replaces_the_previous(project: ProjectFixture) -> None:
     """Saving a monitor state of a run again replaces it."""
     first, second, absent = (new_id() for _ in range(3))

@@ -61,8 +61,7 @@ def test_open_breaker_stops_claims(database: Database, project: SeededProject) -
         assert claim_deliveries(tx, soon, 10, 8) == []
         assert queues.find_next_due(tx, soon) == EPOCH + timedelta(seconds=30)
         assert sum(delivery.attempts for delivery in project.list_deliveries(tx)) == 3
-        reloaded = endpoints.find_endpoint(tx, project.id, endpoint.id)
-        assert reloaded is not None
+        reloaded = endpoints.load_endpoint(tx, project.id, endpoint.id)
         assert (reloaded.failures, reloaded.open_until) == (3, EPOCH + timedelta(seconds=30))
         other = add_second_endpoint(tx, project)
         project.add_event_of_new_run(tx, 9, now=soon)
@@ -81,8 +80,7 @@ def test_successful_probe_closes_the_breaker(database: Database, project: Seeded
         (probe,) = claim_deliveries(tx, later, 10, 8)
         assert claim_deliveries(tx, later, 10, 8) == [], "one probe at a time"
         assert not settle_attempt(tx, probe, Delivered(), 32, 200)
-        reloaded = endpoints.find_endpoint(tx, project.id, endpoint.id)
-        assert reloaded is not None
+        reloaded = endpoints.load_endpoint(tx, project.id, endpoint.id)
         assert (reloaded.failures, reloaded.open_until) == (0, None)
         assert len(claim_deliveries(tx, later, 10, 8)) == 7
 
@@ -149,8 +147,7 @@ def test_probe_of_a_cancelled_delivery_counts(database: Database, project: Seede
             tx.execute(cancelled.values(state=DeliveryState.CANCELLED))
             settled = leases.settle_deliveries(tx, [FinishedAttempt(probe, result, at, 1.0, code)], BREAKER)
             assert settled.cancelled == {probe.id}
-            reloaded = endpoints.find_endpoint(tx, project.id, endpoint.id)
-            assert reloaded is not None
+            reloaded = endpoints.load_endpoint(tx, project.id, endpoint.id)
             found.append((reloaded.failures, reloaded.open_until))
     assert found == [(4, EPOCH + timedelta(seconds=32 + 30)), (0, None)]
 

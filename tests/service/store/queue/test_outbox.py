@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
+from evalstop_service.clock import utc_now
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.store import endpoints, tables, wakeup
 from evalstop_service.store.database import Database
@@ -24,7 +25,6 @@ from tests.service.webhooks.delivery.fakes import (
     claim_deliveries,
     seed_project,
     settle_delivery,
-    utc_now,
 )
 
 REASON = "the run went on in a new attempt"
@@ -63,22 +63,6 @@ def test_nan_in_an_event_is_refused(database: Database, project: SeededProject) 
             data={"x": float("nan")},
             now=EPOCH,
         )
-
-
-def test_event_is_rolled_back_with_its_transaction(database: Database, project: SeededProject) -> None:
-    """An event whose transaction fails has no deliveries."""
-    project.add_endpoint(database, "http://x.example")
-
-    def add_event_and_raise() -> None:
-        with database.transaction() as tx:
-            project.add_event(tx)
-            raise LookupError
-
-    with pytest.raises(LookupError):
-        add_event_and_raise()
-    with database.reading() as tx:
-        assert project.list_deliveries(tx) == []
-        assert queues.find_due_deliveries(tx, EPOCH, 1, 1) == []
 
 
 def test_event_goes_to_subscribed_endpoints(database: Database, project: SeededProject) -> None:

@@ -156,21 +156,6 @@ def test_without_a_session_pages_redirect_to_sign_in(anonymous: httpx.Client, te
         assert "secret run" not in answer.text + form.text
 
 
-def test_runs_of_another_project_are_not_found(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
-    """A run of another project is not found by any path, not listed and not searched."""
-    other = add_tenant(database, now, "others")
-    foreign = other.open_run("foreign run")
-    missing = {path: visitor.get(f"/runs/{uuid4()}{path}") for path in RUN_PATHS}
-    for path in RUN_PATHS:
-        answer = visitor.get(f"/runs/{foreign.id}{path}")
-        assert answer.status_code == 404
-        assert answer.text == missing[path].text
-    assert "foreign" not in visitor.get("/runs").text
-    assert str(foreign.id) not in visitor.get("/runs", params={"name": "foreign"}).text
-
-
 @given(st.text() | st.from_regex(r"[/\\\t\n ]{1,4}[a-z.:/\\@]*", fullmatch=True))
 @example("/\t/evil.example")
 @example("//evil.example")

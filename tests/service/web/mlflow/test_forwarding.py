@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -24,22 +23,14 @@ from pydantic import SecretStr, ValidationError
 
 from tests.fixtures.http_server import start_server
 from tests.fixtures.projects import create_project
+from tests.service.concurrency import wait_until
 from tests.service.web.mlflow.fake_mlflow import FakeMlflow, run_fake_mlflow
-
-TIMEOUT_SECONDS = 60.0
 
 
 @pytest.fixture
 def fake() -> Iterator[FakeMlflow]:
     with run_fake_mlflow() as server:
         yield server
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not hold in time"
-        time.sleep(0.01)
 
 
 def open_run_in_project(database: Database, project: str = "p", **labels: str) -> Run:
@@ -53,9 +44,8 @@ def build_set_tag(run: Run, key: str, value: str = "v") -> ForwardedRequest:
 
 
 def count_requests(service_metrics: ServiceMetrics, result: str) -> float:
-    return (
-        service_metrics.registry.get_sample_value("evalstop_mlflow_forwarded_requests_total", {"result": result}) or 0.0
-    )
+    name = "evalstop_mlflow_forwarded_requests_total"
+    return service_metrics.registry.get_sample_value(name, {"result": result}) or 0.0
 
 
 def test_requests_are_forwarded_in_order(embedded_database: Database, fake: FakeMlflow) -> None:
@@ -111,8 +101,7 @@ def test_requests_are_queued_while_the_server_is_unavailable(embedded_database: 
     forwarder.close()
     assert [body["key"] for verb, body in fake.requests if verb == "runs/set-tag"] == ["0", "1", "2"]
     with embedded_database.reading() as tx:
-        stored_run = runs.find_run(tx, run.project_id, run.id)
-    assert stored_run is not None
+        stored_run = runs.load_run(tx, run.project_id, run.id)
     assert stored_run.labels[FORWARDED_RUN].startswith("forwarded-")
 
 

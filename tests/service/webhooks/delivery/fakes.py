@@ -18,7 +18,7 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
-from evalstop_service.clock import Clock
+from evalstop_service.clock import Clock, utc_now
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.run_results import Call, Verdict
@@ -282,11 +282,6 @@ def count_deliveries_by_state(database: Database, project: SeededProject) -> Cou
 def all_settled(database: Database, project: SeededProject) -> Callable[[], bool]:
     """Return a condition: no delivery of the project is waiting."""
     return lambda: "waiting" not in count_deliveries_by_state(database, project)
-
-
-def utc_now() -> datetime:
-    """Return the real time."""
-    return datetime.now(UTC)
 
 
 async def deliver_until(

@@ -7,7 +7,7 @@ import threading
 from datetime import datetime, timedelta
 from functools import partial
 
-from evalstop_service.clock import Clock
+from evalstop_service.clock import Clock, utc_now
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import pull
 from evalstop_service.store.queue.attempts import Delivered
@@ -26,7 +26,6 @@ from tests.service.webhooks.delivery.fakes import (
     run_worker,
     seed_project,
     settle_delivery,
-    utc_now,
     wait_until,
 )
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
+from uuid import UUID
 
+from evalstop_service.clock import utc_now
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries
 from evalstop_service.webhooks.delivery.worker import WorkerLimits
 
+from tests.service.concurrency import run_concurrently
 from tests.service.webhooks.delivery.fakes import (
-    DEADLINE_SECONDS,
     EPOCH,
     FakeEndpoint,
     Reply,
@@ -22,7 +23,6 @@ from tests.service.webhooks.delivery.fakes import (
     count_deliveries_by_state,
     deliver_until,
     run_worker,
-    utc_now,
     wait_until,
 )
 from tests.service.webhooks.delivery.killable_workers import run_worker_processes
@@ -65,28 +65,15 @@ def test_claims_are_disjoint(database: Database, project: SeededProject) -> None
     """Workers that claim at the same time never claim the same delivery."""
     project.add_endpoint(database, "http://x.example")
     announce_events(database, project, 120)
-    workers = 4
-    barrier = threading.Barrier(workers)
-    claimed: list[str] = []
-    failures: list[BaseException] = []
+    claimed: list[UUID] = []
 
     def claim() -> None:
-        try:
-            for _ in range(10):
-                barrier.wait(DEADLINE_SECONDS)
-                with database.transaction() as tx:
-                    batch = claim_deliveries(tx, EPOCH, 60, 4, per_endpoint=16)
-                claimed.extend(str(delivery.id) for delivery in batch)
-        except BaseException as error:
-            failures.append(error)
-            barrier.abort()
+        for _ in range(10):
+            with database.transaction() as tx:
+                batch = claim_deliveries(tx, EPOCH, 60, 4, per_endpoint=16)
+            claimed.extend(delivery.id for delivery in batch)
 
-    threads = [threading.Thread(target=claim) for _ in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    assert run_concurrently(*[claim] * 4) == []
     assert claimed
     assert len(claimed) == len(set(claimed))
 

@@ -7,6 +7,7 @@ import json
 from datetime import timedelta
 
 import sqlalchemy as sa
+from evalstop_service.clock import utc_now
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
@@ -24,7 +25,6 @@ from tests.service.webhooks.delivery.fakes import (
     announce_events,
     count_deliveries_by_state,
     deliver_until,
-    utc_now,
 )
 
 SLOW_BREAKER = BreakerLimits(failures=3, first_seconds=3600, longest_seconds=3600)
@@ -42,9 +42,8 @@ def test_open_breaker_stops_deliveries_to_one_endpoint(database: Database, proje
 
         asyncio.run(deliver_until(healthy_done, database, backoff=Backoff(first_seconds=0.01), breaker=SLOW_BREAKER))
         with database.reading() as tx:
-            loaded = endpoints.find_endpoint(tx, project.id, failing_endpoint.id)
+            loaded = endpoints.load_endpoint(tx, project.id, failing_endpoint.id)
             attempts = [delivery.attempts for delivery in project.list_deliveries(tx, endpoint_id=failing_endpoint.id)]
-    assert loaded is not None
     assert loaded.open_until is not None
     assert loaded.open_until > utc_now() + timedelta(minutes=50)
     assert 3 <= len(failing.received) <= 3 + 8, "the three failures and the attempts already running"
@@ -63,8 +62,7 @@ def test_recovered_endpoint_gets_all_waiting_deliveries(database: Database, proj
             )
         )
         with database.reading() as tx:
-            loaded = endpoints.find_endpoint(tx, project.id, endpoint.id)
-    assert loaded is not None
+            loaded = endpoints.load_endpoint(tx, project.id, endpoint.id)
     assert (loaded.failures, loaded.open_until) == (0, None)
     assert count_deliveries_by_state(database, project) == {"delivered": 20}
     assert len(set(fake.webhook_ids())) == 20

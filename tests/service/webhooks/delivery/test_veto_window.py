@@ -7,6 +7,7 @@ from datetime import timedelta
 from http.server import BaseHTTPRequestHandler
 
 import sqlalchemy as sa
+from evalstop_service.clock import utc_now
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -21,7 +22,6 @@ from tests.service.webhooks.delivery.fakes import (
     announce_events,
     count_deliveries_by_state,
     deliver_until,
-    utc_now,
 )
 
 

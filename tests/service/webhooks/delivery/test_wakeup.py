@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import sqlalchemy as sa
+from evalstop_service.clock import utc_now
 from evalstop_service.store.database import Database
 from evalstop_service.store.wakeup import CHANNEL
 from evalstop_service.webhooks.delivery.notification_listener import NotificationListener
@@ -24,7 +25,6 @@ from tests.service.webhooks.delivery.fakes import (
     announce_events,
     run_worker,
     seed_project,
-    utc_now,
     wait_until,
 )
 

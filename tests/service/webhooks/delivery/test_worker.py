@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 import standardwebhooks
 from evalstop_client.signature import verify
+from evalstop_service.clock import utc_now
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
@@ -32,7 +33,6 @@ from tests.service.webhooks.delivery.fakes import (
     reserve_closed_port,
     run_worker,
     seed_project,
-    utc_now,
     wait_until,
 )
 
@@ -82,8 +82,7 @@ def test_status_410_disables_the_endpoint(database: Database, project: SeededPro
     assert len(gone.received) == 1
     assert count_deliveries_by_state(database, project) == {"dead": 1, "waiting": 2, "delivered": 3}
     with database.reading() as tx:
-        loaded = endpoints.find_endpoint(tx, project.id, endpoint.id)
-    assert loaded is not None
+        loaded = endpoints.load_endpoint(tx, project.id, endpoint.id)
     assert not loaded.enabled
 
 
