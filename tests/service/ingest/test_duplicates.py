@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from evalstop_service.ingest import Message, Observations, Receipt
 from evalstop_service.store import tables
 from evalstop_service.store.observations import PostedObservation
 
@@ -43,6 +44,14 @@ def test_non_finite_value_is_a_duplicate_of_itself(project: ProjectFixture, valu
     assert project.post_observations(run, [PostedObservation("eval", 0, value)] * 2).duplicates == 1
     assert project.post_observations(run, [PostedObservation("eval", 0, value)]).duplicates == 1
     assert len(project.post_observations(run, [PostedObservation("eval", 0, 1.0)]).conflicts) == 1
+
+
+def test_repeat_within_one_commit_is_looked_up(project: ProjectFixture, caplog: pytest.LogCaptureFixture) -> None:
+    """It waits until the first one is saved; neither fails."""
+    run = project.open_run()
+    receipts = project.submit_all([Message(project.id, run.id, Observations(tuple(evals(0.1)))) for _ in range(2)])
+    assert [(item.accepted, item.duplicates) for item in receipts if isinstance(item, Receipt)] == [(1, 0), (0, 1)]
+    assert caplog.records == []
 
 
 def test_duplicates_do_not_count_as_declines(project: ProjectFixture) -> None:

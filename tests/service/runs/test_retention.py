@@ -231,10 +231,9 @@ def test_pruned_run_is_refused(embedded_database: Database) -> None:
     """The error says when the run was pruned and what to do instead."""
     project = set_up_project_with_retention(embedded_database)
     run = add_ended_run(project, 100)
-    retention.refuse_pruned_run(project.load_run(run))
     retention.prune_runs(embedded_database, NOW, pace=WITHOUT_PAUSES)
     with pytest.raises(Conflict, match=r"pruned at 2026-06-01.*open a run under another name"):
-        retention.refuse_pruned_run(project.load_run(run))
+        project.post_observations(run, evals(0.5, start=1000))
 
 
 def test_pruned_runs_and_rows_are_counted(embedded_database: Database) -> None:
