@@ -54,6 +54,14 @@ def test_repeat_within_one_commit_is_looked_up(project: ProjectFixture, caplog: 
     assert caplog.records == []
 
 
+def test_late_observation_leaves_the_last_step(project: ProjectFixture) -> None:
+    """The last step of a run is the highest that it has reported, of any metric."""
+    run = project.open_run()
+    project.post_observations(run, evals(0.1, start=5))
+    for late in (evals(0.1, start=2), [PostedObservation("loss", 3, 0.1)]):
+        assert project.post_observations(run, late).run.last_step == 5
+
+
 def test_duplicates_do_not_count_as_declines(project: ProjectFixture) -> None:
     """A client that sends each eval three times is not stopped for it."""
     run = project.open_run()
