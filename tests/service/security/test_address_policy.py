@@ -105,6 +105,11 @@ def test_metadata_services_need_their_own_address(networks: str) -> None:
     assert parse_address_policy(networks).find_objection("64:ff9b::a9fe:a9fe") is not None
 
 
+def test_one_metadata_service_allows_no_other() -> None:
+    """A network that names one of them does not name the others within the same range."""
+    assert parse_address_policy("169.254.170.2").find_objection("169.254.169.254") is not None
+
+
 def test_embedded_address_must_be_allowed_too() -> None:
     """An IPv6 address that embeds an IPv4 address is allowed if both are."""
     assert parse_address_policy("2002::/16").find_objection("2002:a00:1::1") is not None
