@@ -54,7 +54,8 @@ def test_roles_are_corrected_on_the_page(visitor: httpx.Client, database: Databa
 
 def test_only_admins_correct_roles_where_two_people_decide(address: str, database: Database, tenant: Tenant) -> None:
     """In a project with `second_person` an operator has no form for roles, and one sent all the same is refused."""
-    run = open_run_with_unknown_eval(tenant)
+    run = tenant.open_run(metrics=None, recognise=True)
+    tenant.post_observations(run, [PostedObservation("eval_gsm8k_loss", 0, 1.0)])
     with database.transaction() as tx:
         scopes = ("read", "operate")
         key, _ = keys.create_key(tx, project_id=tenant.id, name="ben", scopes=scopes, now=tenant.now)
@@ -62,8 +63,10 @@ def test_only_admins_correct_roles_where_two_people_decide(address: str, databas
         sign_in_by_link(operator, key)
         assert "Correct roles" in operator.get(f"/runs/{run.id}").text
         tenant.change_settings(second_person=True)
-        assert "Correct roles" not in operator.get(f"/runs/{run.id}").text
-        form = {"eval": HOSTILE_NAME, "csrf": read_csrf_token(operator)}
+        page = operator.get(f"/runs/{run.id}").text
+        assert ("Correct roles" in page, "Confirm the roles" in page) == (False, False)
+        assert "an admin confirms roles" in page
+        form = {"eval": "eval_gsm8k_loss", "csrf": read_csrf_token(operator)}
         answer = operator.post(f"/runs/{run.id}/metrics", data=form)
     assert (answer.status_code, "only admins" in answer.text) == (403, True)
     with database.reading() as tx:
