@@ -151,7 +151,7 @@ def _line(values: Floats, knots: Places) -> tuple[float, Floats, Floats]:
     """The best continuous line through these knots: squared misfit, heights, and their errors per unit of noise."""
     places = np.arange(len(values))
     shares = np.array([np.interp(places, knots, row) for row in np.eye(len(knots))])
-    covariance = np.linalg.pinv(shares @ shares.T)
+    covariance = np.linalg.inv(shares @ shares.T)
     heights = covariance @ (shares @ values)
     return float(np.sum((values - heights @ shares) ** 2)), heights, np.sqrt(np.diag(covariance))
 
