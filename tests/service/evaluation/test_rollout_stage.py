@@ -192,6 +192,26 @@ def test_proposal_is_withdrawn_with_its_numbers(project: ProjectFixture) -> None
     with pytest.raises(Conflict, match="no longer allow"):
         confirm_proposal(project)
     assert (review_stage(project), list_proposals(project)) == ("shadow", [])
+    insert_cases(project.database, run, 400, LATER)
+    assert (review_stage(project), len(list_proposals(project))) == ("shadow", 1), (
+        "proposed again, as nobody refused it"
+    )
+
+
+def test_proposal_of_an_earlier_version_is_withdrawn(project: ProjectFixture) -> None:
+    """What an admin would confirm is about the version with the cases."""
+    set_stage(project)
+    insert_cases(project.database, project.open_run(policy="watch-all-roles"), 60)
+    review_stage(project)
+    project.add_policy(ALL_ROLES_POLICY | {"at_least": 2}, LATER)
+    assert (review_stage(project), list_proposals(project)) == ("shadow", [])
+
+
+def test_cases_of_another_policy_move_none_up(project: ProjectFixture) -> None:
+    """Each policy earns its own stage, although its version has the same number."""
+    set_stage(project)
+    insert_cases(project.database, project.open_run(policy="paper"), 60)
+    assert (review_stage(project), list_proposals(project)) == ("shadow", [])
 
 
 def test_refused_proposal_is_repeated_after_a_week(project: ProjectFixture) -> None:
