@@ -232,20 +232,6 @@ def test_file_that_is_no_database_is_left_alone(environment: dict[str, str], tmp
     assert file.read_text().startswith("not a database")
 
 
-def test_newer_schema_is_left_alone(environment: dict[str, str], tmp_path: Path) -> None:
-    """A schema of a newer version is not changed."""
-    url = f"sqlite:///{tmp_path / 'newer.db'}"
-    database = Database(url)
-    schema.upgrade_schema(database)
-    with database.transaction() as tx:
-        tx.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    database.close()
-    finished = run_evalstop(environment | {"EVALSTOP_DATABASE_URL": url}, "up", "--port", "0")
-    assert finished.returncode == 1
-    assert "newer" in finished.stderr
-    assert "Traceback" not in finished.stderr
-
-
 def test_user_without_a_name_can_run_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

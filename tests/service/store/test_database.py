@@ -1,17 +1,15 @@
-"""What both databases guarantee: transactions, times, concurrency, and a schema at head."""
+"""What both databases guarantee: transactions, times and concurrency."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
-from functools import partial
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.store import schema
 from evalstop_service.store.database import Database, contains_text, driver_connection, insert_if_new
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.tables import metadata, projects
+from evalstop_service.store.tables import projects
 from psycopg.pq import TransactionStatus
 
 from tests.service.concurrency import run_concurrently
@@ -55,19 +53,6 @@ def test_times_keep_microseconds_in_utc(database: Database) -> None:
         read = tx.execute(sa.select(projects.c.created_at)).scalar_one()
     assert read == NOW
     assert read.utcoffset() == timedelta(0)
-
-
-def test_schema_upgrade_is_idempotent(database: Database) -> None:
-    """The fixture's database has the newest schema, and upgrading it again changes nothing."""
-    assert schema.current_revision(database) == schema.head_revision()
-    schema.upgrade_schema(database)
-    assert schema.current_revision(database) == schema.head_revision()
-
-
-def test_migrations_create_all_tables(database: Database) -> None:
-    """The migrations create every table that the code declares."""
-    with database.reading() as tx:
-        assert set(metadata.tables) <= set(sa.inspect(tx).get_table_names())
 
 
 def test_insert_if_new_reports_a_duplicate(database: Database) -> None:
@@ -154,17 +139,6 @@ def test_postgresql_commits_synchronously(postgres_database: Database) -> None:
     """Sessions use `synchronous_commit = on`: a commit is acknowledged once it is in the log."""
     with postgres_database.reading() as tx:
         assert tx.exec_driver_sql("SHOW synchronous_commit").scalar_one() == "on"
-
-
-def test_concurrent_migrations_succeed(empty_postgres_url: str) -> None:
-    """Replicas that start together upgrade one empty PostgreSQL database without errors."""
-    databases = [Database(empty_postgres_url) for _ in range(3)]
-    failures = run_concurrently(*(partial(schema.upgrade_schema, database) for database in databases))
-    current = schema.current_revision(databases[0])
-    for database in databases:
-        database.close()
-    assert failures == []
-    assert current == schema.head_revision()
 
 
 def test_timeouts_are_in_the_postgresql_url() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from tests.service.web.api.api_calls import expect_json, expect_problem
-from tests.service.web.api.conftest import Service
 from tests.service.web.api.routes import ENDPOINT
 
 
 @pytest.mark.parametrize("url", ["mailto:ops@example.org", "mailto:owner"])
-def test_email_endpoint_is_created_and_tested(service: Service, url: str) -> None:
+def test_email_endpoint_is_created_and_tested(admin: httpx.Client, url: str) -> None:
     """It is listed and audited by its address, and its test says that no mail server is configured."""
-    admin = service.open_client(service.create_project())
     endpoint = expect_json(admin.post("/endpoints", json=ENDPOINT | {"url": url, "format": "email"}), 201)
     assert endpoint["url"] == url
     assert expect_json(admin.get("/audit"), 200)["items"][0]["details"]["host"] == url
@@ -33,7 +32,6 @@ def test_email_endpoint_is_created_and_tested(service: Service, url: str) -> Non
         {"url": "mailto:", "format": "email"},
     ],
 )
-def test_mismatched_address_and_format_is_refused(service: Service, invalid: dict[str, str]) -> None:
+def test_mismatched_address_and_format_is_refused(admin: httpx.Client, invalid: dict[str, str]) -> None:
     """The URL must be one plain address with the format `email`, and no other combination."""
-    admin = service.open_client(service.create_project())
     expect_problem(admin.post("/endpoints", json=ENDPOINT | invalid), 422)

@@ -63,9 +63,8 @@ def test_two_periods_and_foreign_cursors_are_refused(service: Service) -> None:
         assert "omit it to begin" in expect_problem(reader.get("/cases", params={"cursor": cursor}), 422)["detail"]
 
 
-def test_rollout_stage_is_set_changed_and_removed(service: Service) -> None:
+def test_rollout_stage_is_set_changed_and_removed(admin: httpx.Client) -> None:
     """The stage starts in shadow and stays there when its terms change; without one the mode of the run counts."""
-    admin = service.open_client(service.create_project())
     path = "/policies/early/rollout-stage"
     assert "mode of its runs" in expect_problem(admin.get(path), 404)["detail"]
     stage = expect_json(admin.put(path, json={"required_precision": 0.9}), 200)
@@ -86,9 +85,8 @@ def test_rollout_stage_is_set_changed_and_removed(service: Service) -> None:
         expect_problem(admin.put(path, json={"required_precision": precision}), 422)
 
 
-def test_promotion_needs_a_confirmation_and_demotion_a_reason(service: Service) -> None:
+def test_promotion_needs_a_confirmation_and_demotion_a_reason(service: Service, admin: httpx.Client) -> None:
     """After a demotion the cases that earned the earlier promotion no longer count."""
-    admin = service.open_client(service.create_project())
     path = "/policies/early/rollout-stage"
     demotion = {"reason": "the eval set was replaced"}
     expect_problem(admin.post("/policies/nosuch/rollout-stage/demote", json=demotion), 404)

@@ -14,9 +14,8 @@ from tests.service.web.api.routes import ENDPOINT
 DESCRIPTION = {"owner": "dana@example.org", "group": "ppo-7b", "tags": ["baseline", "seed 3"], "notes": "two\nlines"}
 
 
-def test_description_is_set_changed_and_filtered_by(service: Service) -> None:
+def test_description_is_set_changed_and_filtered_by(admin: httpx.Client) -> None:
     """Opening a run again fills empty fields only, null clears a field, and lists are filtered by each."""
-    admin = service.open_client(service.create_project())
     run = expect_json(admin.post("/runs", json={"name": "one", "labels": {"team": "a=b"}, **DESCRIPTION}), 201)
     assert {name: run[name] for name in DESCRIPTION} == DESCRIPTION
     other = expect_json(admin.post("/runs", json={"name": "two"}), 201)
@@ -84,25 +83,22 @@ def test_run_responses_include_the_page_url(service: Service) -> None:
     ],
 )
 def test_invalid_filter_is_refused_with_the_right_form(
-    service: Service, query: dict[str, str], expected_detail: str
+    admin: httpx.Client, query: dict[str, str], expected_detail: str
 ) -> None:
     """A filter that cannot match is a 422 instead of a list without it."""
-    admin = service.open_client(service.create_project())
     assert expected_detail in str(expect_problem(admin.get("/runs", params=query), 422))
 
 
 @pytest.mark.parametrize(
     "body", [{"tags": ["x"] * 51}, {"tags": ["x" * 101]}, {"tags": ["a\nb"]}, {"notes": "x" * 20_001}, {"owner": ""}]
 )
-def test_description_fields_have_limits(service: Service, body: dict[str, object]) -> None:
+def test_description_fields_have_limits(admin: httpx.Client, body: dict[str, object]) -> None:
     """A run has at most 50 tags of 100 characters, and notes of 20,000."""
-    admin = service.open_client(service.create_project())
     expect_problem(admin.post("/runs", json={"name": "one", **body}), 422)
 
 
-def test_decisions_and_deliveries_can_be_filtered(service: Service) -> None:
+def test_decisions_and_deliveries_can_be_filtered(admin: httpx.Client) -> None:
     """Decisions are filtered by policy and time, deliveries by event type."""
-    admin = service.open_client(service.create_project())
     expect_json(admin.post("/endpoints", json=ENDPOINT), 201)
     decision_id = create_decision(admin)
     for query, ids in (

@@ -7,10 +7,11 @@ import pytest
 
 from tests.service.web.dashboard.serving import SQLITE_ONLY
 
+pytestmark = SQLITE_ONLY
+
 COMPARED_HEADERS = ("content-type", "content-length", "location", "allow", "etag", "cache-control")
 
 
-@SQLITE_ONLY
 @pytest.mark.parametrize(
     ("path", "status"),
     [
@@ -36,7 +37,6 @@ def test_head_equals_get_without_body(visitor: httpx.Client, path: str, status: 
     }
 
 
-@SQLITE_ONLY
 def test_head_of_an_event_stream_ends(visitor: httpx.Client) -> None:
     """HEAD of an endless stream is answered at once, and the connection takes the next request."""
     answer = visitor.head("/runs/events", params={"seen": "nothing"}, timeout=10)
@@ -45,7 +45,6 @@ def test_head_of_an_event_stream_ends(visitor: httpx.Client) -> None:
     assert visitor.get("/livez", timeout=10).status_code == 200
 
 
-@SQLITE_ONLY
 def test_head_requests_are_counted_as_head(visitor: httpx.Client) -> None:
     """The request metric counts HEAD under the route that serves GET."""
     visitor.head("/livez")
@@ -54,7 +53,6 @@ def test_head_requests_are_counted_as_head(visitor: httpx.Client) -> None:
     assert line in metrics, [sample for sample in metrics.splitlines() if "HEAD" in sample]
 
 
-@SQLITE_ONLY
 @pytest.mark.parametrize("path", ["/api/v1/policies", "/runs", "/livez"])
 def test_allow_header_lists_head(visitor: httpx.Client, path: str) -> None:
     """A path that allows GET lists HEAD in its Allow header, too."""

@@ -117,17 +117,6 @@ def test_revoked_key_ends_the_session(visitor: httpx.Client, database: Database,
 
 
 @SQLITE_ONLY
-def test_sign_out_needs_the_form_token(visitor: httpx.Client) -> None:
-    """After signing out the pages ask for a key; a form from another site, or without its token, is refused."""
-    token = {"csrf": read_csrf_token(visitor)}
-    assert visitor.post("/logout", data=token, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
-    assert visitor.post("/logout").status_code == 403
-    assert visitor.get("/runs").status_code == 200
-    assert visitor.post("/logout", data=token).status_code == 303
-    assert visitor.get("/runs").status_code == 303
-
-
-@SQLITE_ONLY
 def test_another_site_cannot_sign_a_visitor_in(anonymous: httpx.Client, tenant: Tenant) -> None:
     """A sign-in form that another site sends is refused, so that nobody uses a foreign project unawares."""
     assert submit_login_form(anonymous, tenant.secret, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403

@@ -94,12 +94,6 @@ def test_merged_items_are_valid_and_idempotent(params: list[Item], tags: list[It
         assert merge(merged, items).labels == merged
 
 
-def test_first_value_of_a_param_and_last_of_a_tag_count() -> None:
-    """A param keeps its stored value, and a tag takes its latest."""
-    assert merge_params({"lr": "1"}, [Item("lr", "2"), Item("seed", "0")]).labels == {"lr": "1", "seed": "0"}
-    assert merge_tags({"t": "1"}, [Item("t", "2"), Item("t", "3")]).labels == {"t": "3"}
-
-
 def test_items_over_the_limit_are_dropped_and_counted() -> None:
     """Existing labels can still be changed, and labels of the service cannot be set."""
     too_many = [Item(f"p{number}", "v") for number in range(labels.MOST_LABELS + 10)]
