@@ -43,12 +43,12 @@ def carry_decision(tx: Transaction, run: Run) -> Decision | None:
 def begin_attempt(tx: Transaction, run: Run, now: datetime) -> Run:
     """The run, which is locked, in a new attempt that continues from the same step: all its observations count.
 
-    The caller saves its row.
+    The caller saves its row, and raises its version.
     """
     step = run.last_step or 0
     leave_attempt(tx, run, step, now)
     runs.add_attempt(tx, run.id, run.attempt + 1, step, now)
-    return structs.replace(run, attempt=run.attempt + 1, version=run.version + 1, updated_at=now)
+    return structs.replace(run, attempt=run.attempt + 1, updated_at=now)
 
 
 def continue_lost_run(tx: Transaction, run: Run, now: datetime) -> Run:
@@ -60,7 +60,7 @@ def continue_lost_run(tx: Transaction, run: Run, now: datetime) -> Run:
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     if decision is None or decision.state is not DecisionState.MOOT:
         return run
-    return structs.replace(begin_attempt(tx, run, now), version=run.version)
+    return begin_attempt(tx, run, now)
 
 
 def is_spent(tx: Transaction, run: Run) -> bool:

@@ -260,6 +260,8 @@ def test_person_can_stop_a_run_whose_stop_came_to_nothing(project: ProjectFixtur
     assert project.load_decision(run).state == (DecisionState.MOOT if ended else DecisionState.FAILED)
     again = order_stop(project, run)
     assert (again.attempt, again.state) == (2, DecisionState.REQUESTED)
+    began = project.load_rows(tables.attempts, run)[-1]
+    assert (began["attempt"], began["resumed_from_step"]) == (2, DECLINING_EVALS[-1].step)
 
 
 def test_run_that_ends_within_the_veto_window_has_not_obeyed(veto_project: ProjectFixture) -> None:
@@ -277,3 +279,5 @@ def test_ordered_stop_is_refused_while_paused(project: ProjectFixture) -> None:
     for each in (run, other):
         with pytest.raises(Conflict, match="paused"):
             order_stop(project, each)
+    resumed = pause.resume_project(project.database, project.id, "dana", ONE_HOUR_LATER)
+    assert (resumed.paused_at, resumed.paused_by, resumed.paused_reason) == (None, None, None)

@@ -153,6 +153,7 @@ def test_resumed_job_stays_parked_until_a_new_eval(project: ProjectFixture) -> N
     assert (resumed.status, resumed.attempt) == (RunStatus.PARKED, 2)
     decision_of_attempt_2 = project.load_decision(run, attempt=2)
     assert (decision_of_attempt_2.id, decision_of_attempt_2.state) == (decision.id, DecisionState.PARKED)
+    assert project.load_rows(tables.cases, run) == [], "neither attempt was judged yet"
     project.post_observations(run, evals(0.95, 0.96, start=3), ONE_HOUR_LATER)
     assert project.load_run(run).status is RunStatus.PARKED, "parked at step 4: no new eval yet"
     project.post_observations(run, evals(0.97, start=5), ONE_HOUR_LATER)

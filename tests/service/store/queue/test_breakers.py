@@ -95,6 +95,39 @@ def test_failed_probe_opens_the_breaker_again(database: Database, project: Seede
         assert len(claim_deliveries(tx, EPOCH + timedelta(seconds=63), 10, 8)) == 1
 
 
+def test_each_endpoint_has_its_own_breaker(database: Database, project: SeededProject) -> None:
+    """Failures count for one endpoint, in the order of its attempts, and of two open breakers each gets a probe."""
+    with database.transaction() as tx:
+        failing, other = (
+            endpoints.add_endpoint(tx, project.id, url=f"http://{name}.example", event_types=["*"], now=EPOCH)
+            for name in ("x", "y")
+        )
+        for number in range(8):
+            project.add_event_of_new_run(tx, number)
+        claimed = claim_deliveries(tx, EPOCH, 10, 10)
+        of_failing = [delivery for delivery in claimed if delivery.endpoint_id == failing.id]
+        of_other = [delivery for delivery in claimed if delivery.endpoint_id == other.id]
+
+        def count_failures() -> list[int]:
+            found = (endpoints.find_endpoint(tx, project.id, endpoint.id) for endpoint in (failing, other))
+            return [endpoint.failures for endpoint in found if endpoint is not None]
+
+        for delivery in of_failing[:3]:
+            settle_attempt(tx, delivery, retry_at(100))
+        assert count_failures() == [3, 0]
+        late, early = (EPOCH + timedelta(seconds=seconds) for seconds in (2, 1))
+        attempts = [
+            FinishedAttempt(of_other[0], Delivered(), late, 1.0, 200),
+            FinishedAttempt(of_other[1], retry_at(100), early, 1.0, 500),
+        ]
+        leases.settle_deliveries(tx, attempts, BREAKER)
+        assert count_failures() == [3, 0]
+        for delivery in of_other[2:5]:
+            settle_attempt(tx, delivery, retry_at(100))
+        probes = claim_deliveries(tx, EPOCH + timedelta(seconds=31), 10, 8)
+    assert sorted(probe.endpoint_id for probe in probes) == sorted((failing.id, other.id))
+
+
 def test_pause_doubles_with_each_failed_probe(database: Database, project: SeededProject) -> None:
     """The first pause is short; a failed probe doubles it, up to the longest."""
     breaker = BreakerLimits(failures=3, first_seconds=1, longest_seconds=5)
@@ -118,7 +151,7 @@ def test_attempts_under_way_do_not_lengthen_the_pause(database: Database, projec
         endpoint = add_second_endpoint(tx, project)
         for number in range(8):
             project.add_event_of_new_run(tx, number)
-        claimed = claim_deliveries(tx, EPOCH, 10, 8)
+        claimed = claim_deliveries(tx, EPOCH, 10, 10)
         results = [settle_attempt(tx, delivery, retry_at(1), number) for number, delivery in enumerate(claimed)]
         reloaded = endpoints.find_endpoint(tx, project.id, endpoint.id)
     assert results == [False, False, True] + [False] * 5
