@@ -176,6 +176,35 @@ def test_full_spool_drops_only_observations(tmp_path: Path) -> None:
     assert warnings.dropped == 3
 
 
+def count_open_files() -> int:
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+def test_sent_segments_are_deleted(tmp_path: Path) -> None:
+    """A spool is files of limited size; each is closed and deleted once all of it was sent, except the last."""
+    before = count_open_files()
+    spool = open_spool(tmp_path / "a-run")
+    for step in range(30):
+        spool.append([Entry("resume", {"step": step})])
+    assert 5 < len(list((tmp_path / "a-run").glob("*.jsonl"))) < 15
+    assert len(drain(spool)) == 30
+    assert len(list((tmp_path / "a-run").glob("*.jsonl"))) == 1
+    assert count_open_files() == before + 2, "the last file, and its position"
+    spool.close(0)
+    assert count_open_files() == before
+
+
+def test_entries_after_the_end_are_counted(tmp_path: Path) -> None:
+    """What is recorded once the spool is closed is lost: each observation and each other entry counts as dropped."""
+    warnings = WarningLog()
+    spool = Spool(tmp_path / "a-run", OPENING, LIMITS, warnings)
+    spool.close(0)
+    observation = Entry("observations", {"observations": [{"metric": "eval", "step": 1, "value": 1.0}] * 3})
+    spool.append([observation, Entry("resume", {"step": 1})])
+    assert warnings.dropped == 4
+    assert not (tmp_path / "a-run").exists()
+
+
 def test_entries_wait_in_memory_while_the_disk_fails(tmp_path: Path) -> None:
     """While the folder cannot be created entries wait in memory, in order; afterwards on disk again."""
     blocker = tmp_path / "a-run"
@@ -198,6 +227,16 @@ def test_rejected_entries_are_kept_with_the_reason(tmp_path: Path) -> None:
     path = spool.reject([Entry("resume", {"step": 1})], "because")
     assert path == tmp_path / "a-run.rejected.jsonl"
     assert json.loads(path.read_text()) == {"reason": "because", "to": "resume", "body": {"step": 1}}
+
+
+def test_rejected_entries_do_not_fill_the_disk(tmp_path: Path) -> None:
+    """Their file has the limit of the spool; what does not fit is counted as dropped."""
+    warnings = WarningLog()
+    spool = Spool(tmp_path / "a-run", OPENING, Limits(spool_bytes=1), warnings)
+    for step in range(3):
+        path = spool.reject([Entry("resume", {"step": step})], "because")
+    assert len(path.read_text().splitlines()) == 1
+    assert warnings.dropped == 2
 
 
 def test_unreadable_segment_is_skipped(tmp_path: Path) -> None:
