@@ -115,20 +115,17 @@ def iterate_leaves(tree: Any) -> Any:
 
 @every_detector
 @given(data=st.data())
-def test_evidence_has_its_kind_and_range(name: str, data: st.DataObject) -> None:
-    """Evidence has the detector's kind and a value between 0 and the upper bound of that kind."""
+def test_evidence_has_range_turn_and_note(name: str, data: st.DataObject) -> None:
+    """Evidence has the detector's kind and a value between 0 and the upper bound of that kind. A turn is an observed
+    step before the current one, and requires evidence above 0. No note says "1 evals" or the like."""
     detector = data.draw(DETECTOR_STRATEGIES[name])
-    for evidence in collect_evidence(detector, data.draw(series(detector.roles))):
+    observations = data.draw(series(detector.roles))
+    for index, evidence in enumerate(collect_evidence(detector, observations)):
         assert evidence.kind is detector.kind
         assert 0 <= evidence.value <= detector.kind.upper_bound
-
-
-@every_detector
-@given(data=st.data())
-def test_notes_use_the_singular_for_one(name: str, data: st.DataObject) -> None:
-    """No note says "1 evals" or the like."""
-    detector = data.draw(DETECTOR_STRATEGIES[name])
-    for evidence in collect_evidence(detector, data.draw(series(detector.roles))):
+        turn = evidence.turn_step
+        assert turn is None or (evidence.value > 0 and turn in {item.step for item in observations[:index]})
+        assert turn is None or turn < observations[index].step
         assert not re.search(r"(?<![\d.])1 (more |consecutive )?(evals|values|declines)\b", evidence.note)
 
 
@@ -204,17 +201,6 @@ def test_lower_last_value_never_lowers_the_evidence(name: str, data: st.DataObje
     worse = with_value(last, data.draw(st.floats(max_value=last.value, allow_infinity=False, allow_nan=False)))
     before, after = (collect_evidence(detector, [*observations[:-1], item])[-1] for item in (last, worse))
     assert after.value >= before.value
-
-
-@every_detector
-@given(data=st.data())
-def test_turn_is_an_earlier_observed_step(name: str, data: st.DataObject) -> None:
-    """A turn is an observed step before the current one, and requires evidence above 0."""
-    detector = data.draw(DETECTOR_STRATEGIES[name])
-    observations = data.draw(series(detector.roles))
-    for index, (value, turn) in enumerate(values_and_turns(collect_evidence(detector, observations))):
-        assert turn is None or (value > 0 and turn in {item.step for item in observations[:index]})
-        assert turn is None or turn < observations[index].step
 
 
 @every_detector

@@ -60,20 +60,32 @@ def test_only_metrics_depend_on_the_truth(seed: int, rule: str) -> None:
     assert stopped[0] == stopped[1] == np.count_nonzero(stops.after)
 
 
+SWEPT_CELLS = build_cells({"small": SMALL}, range(3), (RULES["paper"],), ("FIFO", "LAS"))
+
+
+@pytest.fixture(scope="module")
+def local_rows() -> list[list[Row]]:
+    """The rows of a sweep in this process."""
+    return sweep(run_cell, SWEPT_CELLS, "alone", chunk=1)
+
+
+@pytest.mark.real
+def test_sweep_by_processes_equals_a_local_one(local_rows: list[list[Row]]) -> None:
+    """Two processes give the same rows as one."""
+    assert sweep(run_cell, SWEPT_CELLS, "processes", jobs=2, chunk=1) == local_rows
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("backend", [DASK, RAY])
-def test_distributed_sweep_equals_a_local_one(backend: str) -> None:
-    """Two workers of a local Dask or Ray cluster, and two processes, give the same rows as one process.
+def test_distributed_sweep_equals_a_local_one(backend: str, local_rows: list[list[Row]]) -> None:
+    """Two workers of a local Dask or Ray cluster give the same rows as one process.
 
     A service may listen on its default port meanwhile.
     """
-    work = build_cells({"small": SMALL}, range(3), (RULES["paper"],), ("FIFO", "LAS"))
-    local_rows = sweep(run_cell, work, "alone", chunk=1)
-    assert sweep(run_cell, work, "processes", jobs=2, chunk=1) == local_rows
     with ExitStack() as stack:
         with suppress(OSError):  # one does
             stack.enter_context(socket.create_server(("127.0.0.1", 8787)))
-        assert sweep(run_cell, work, backend, jobs=2, chunk=1, backend=backend) == local_rows
+        assert sweep(run_cell, SWEPT_CELLS, backend, jobs=2, chunk=1, backend=backend) == local_rows
 
 
 def read_report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

@@ -312,6 +312,7 @@ def test_series_read_together_equal_single_reads(
             assert repr(loaded) == repr([observation for single in each for observation in single])
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the direction is never read by a query
 @HYPOTHESIS_SETTINGS
 @given(history=draw_histories(evals=(1,)))
 def test_minimized_metric_mirrors_the_maximized_one(project: ProjectFixture, history: RunHistory) -> None:
