@@ -70,7 +70,7 @@ def find_threshold(detector: Detector[Any], risk: float, own_calibrations: Seque
     """
     for calibrations in (own_calibrations, SHIPPED):
         levels = {
-            level.rate: level.threshold for item in calibrations if _same(item, detector) for level in item.levels
+            level.rate: level.threshold for item in calibrations if item.detector == detector for level in item.levels
         }
         if risk in levels:
             if (value := levels[risk]) is not None and value > 0:
@@ -89,7 +89,9 @@ def default_thresholds(detector: Detector[Any]) -> Thresholds:
     """
     if not isinstance(detector, PlateauDrop):
         return detector.thresholds
-    calibrated = {level.rate: level.threshold for item in SHIPPED if _same(item, _CALIBRATED) for level in item.levels}
+    calibrated = {
+        level.rate: level.threshold for item in SHIPPED if item.detector == _CALIBRATED for level in item.levels
+    }
     return Thresholds(calibrated.get(0.05), calibrated.get(0.01))
 
 
@@ -118,20 +120,16 @@ def _risk_of(member: Member) -> float:
     if stop_at is None:
         return 0.0
     for item in SHIPPED:
-        if _same(item, detector):
+        if item.detector == detector:
             for level in item.levels:
                 if level.threshold == stop_at:
                     return level.rate
     return detector.alpha if isinstance(detector, EProcess) and detector.thresholds.stop_at == stop_at else 1.0
 
 
-def _same(item: Calibration, detector: Detector[Any]) -> bool:
-    return type(item.detector) is type(detector) and item.detector == detector
-
-
 def _unknown(detector: Detector[Any], risk: float, calibrations: Iterable[Calibration]) -> str:
     params = json.dumps(msgspec.to_builtins(detector))
-    rates = sorted({level.rate for item in calibrations if _same(item, detector) for level in item.levels})
+    rates = sorted({level.rate for item in calibrations if item.detector == detector for level in item.levels})
     there_are = "risks of " + ", ".join(f"{rate:g}" for rate in rates) if rates else "none with these parameters"
     return (
         f"there is no threshold of {detector.name} {params} for a risk of {risk:g}; there are {there_are}. Give a"

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from evalstop_detectors import POLICIES, policy_from_document, policy_to_document
+from evalstop_detectors.detectors.detector import Thresholds
 from evalstop_detectors.policy.calibration import compute_stated_risk
+from evalstop_detectors.policy.shipped_calibrations import CALIBRATIONS
 
 DROP: dict[str, Any] = {
     "detector": "plateau_drop",
@@ -15,6 +17,15 @@ DROP: dict[str, Any] = {
 }
 CAREFUL: dict[str, Any] = {"detector": "e_process", "params": {"alpha": 0.02}}
 COUNT: dict[str, Any] = {"detector": "k_decline", "params": {"k": 3}}
+LEVELS = {level["rate"]: level["threshold"] for level in CALIBRATIONS[0]["thresholds"]}
+
+
+def test_member_without_thresholds_has_calibrated_ones() -> None:
+    """plateau_drop suspects at what 5 % of healthy runs reach, and stops at what 1 % reach, whatever its parameters."""
+    policy = policy_from_document(
+        {"name": "mine", "members": [{"detector": "plateau_drop", "params": {"sigmas": 2.5}}]}
+    )
+    assert policy.members[0].thresholds == Thresholds(LEVELS[0.05], LEVELS[0.01])
 
 
 @pytest.mark.parametrize(("name", "risk"), [("default", 0.01), ("early", 0.05), ("cautious", 0.001), ("paper", None)])
@@ -31,8 +42,10 @@ def test_shipped_policies_state_their_risk(name: str, risk: float | None) -> Non
         ([DROP, COUNT], {"gate": ["plateau_drop"]}, 0.01),
         ([DROP, CAREFUL], {"at_least": "all"}, 0.015),
         ([DROP | {"stop_at": 0.2}], {}, None),
+        ([CAREFUL | {"stop_at": 20.0}], {}, None),
+        ([DROP | {"params": {"sigmas": 2.5}, "stop_at": LEVELS[0.01]}], {}, None),
     ],
-    ids=["any", "one without a risk", "gate", "all", "custom threshold"],
+    ids=["any", "one without a risk", "gate", "all", "custom threshold", "custom evidence", "custom parameters"],
 )
 def test_risks_of_members_add_up(members: list[dict[str, Any]], terms: dict[str, Any], risk: float | None) -> None:
     """Risks of members that can each stop add up; the result is None if a member without a risk can stop."""

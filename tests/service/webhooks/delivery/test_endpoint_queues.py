@@ -118,6 +118,7 @@ def test_waiting_deliveries_of_one_endpoint_are_removed() -> None:
     assert started == first_deliveries[0]
     assert queues.remove_waiting(first) == first_deliveries[1:]
     assert queues.remove_waiting(first) == []
+    assert queues.claim_limit() == 2, "one is running, and that of the other endpoint waits"
     following = queues.start_next()
     assert following is not None
     assert following.endpoint_id == second
