@@ -391,3 +391,5 @@ def test_stop_on_levelled_off_needs_a_member_that_detects_it() -> None:
     )
     assert policy_from_document(policy_to_document(policy)) == policy
     assert policy_to_document(policy)["levelled_off_at"] == 0.97
+    changed = policy_from_document(policy_to_document(policy) | {"levelled_off_at": 0.9})
+    assert changed.levelled_off_at == 0.9
