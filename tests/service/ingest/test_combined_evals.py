@@ -61,6 +61,9 @@ def test_falling_mean_stops_the_run(project: ProjectFixture) -> None:
     assert stopped.run.best_checkpoint is not None
     assert stopped.run.best_checkpoint.step == 2
     assert load_scores(project, run) == compute_scores(project, run)
+    project.drop_monitor_state(run)
+    later = [build_observations(metric, [0.7], first_step=6)[0] for metric in EVALS]
+    assert project.post_observations(run, later).run.verdict.reason == stopped.run.verdict.reason
 
 
 @pytest.mark.parametrize("cached", [True, False])

@@ -11,15 +11,19 @@ from evalstop_service.rules.decision_lifecycle import (
     STOPPING,
     Action,
     Announce,
+    Cancel,
     DecisionState,
     Event,
     Instruction,
     Lifecycle,
     Mode,
+    Recovered,
     Refuse,
     Released,
     Reported,
     RunEnded,
+    RunObeyed,
+    RunResumed,
     StopDecided,
     StopOrdered,
     Timeouts,
@@ -57,6 +61,66 @@ def test_unconfirmed_stop_escalates_in_steps() -> None:
         life, Reported(at, DecisionState.CONFIRMED, "receiver", "gone", {}), NO_VETO_WINDOW
     )
     assert life.state is DecisionState.CONFIRMED
+
+
+def test_unconfirmed_park_is_requested_twice_and_never_forced() -> None:
+    """A job that nobody parks goes on: the second deadline fails the decision."""
+    decided = StopDecided(NOW, "policy", "", Mode.ENFORCE, (), action=Action.PARK)
+    life, _ = decision_transitions.start_lifecycle(decided, NO_VETO_WINDOW)
+    announced: list[list[str]] = []
+    for period in (1, 2):
+        event = TimePassed(NOW + timedelta(seconds=900 * period))
+        life, instructions = decision_transitions.apply_event(life, event, NO_VETO_WINDOW)
+        announced.append(find_announced(instructions))
+    assert announced == [[EventType.PARK_REQUESTED], [EventType.STOP_FAILED]]
+    assert life.state is DecisionState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("before", "informed", "after"),
+    [
+        ("pending", False, "vetoed"),
+        ("on_hold", True, "vetoed"),
+        ("requested", False, "moot"),
+        ("escalated", False, "moot"),
+        ("requested", True, "requested"),
+        ("acknowledged", False, "acknowledged"),
+        ("confirmed", False, "confirmed"),
+    ],
+)
+def test_resumed_run_ends_a_stop_that_no_receiver_has(before: str, informed: bool, after: str) -> None:
+    """The new attempt is not stopped for what an earlier one did; what a receiver has waits for its report."""
+    life = Lifecycle(DecisionState(before), NOW + timedelta(seconds=60), NOW + timedelta(seconds=900))
+    resumed, instructions = decision_transitions.apply_event(life, RunResumed(NOW, 120, informed), TIMEOUTS)
+    assert resumed.state == after
+    assert isinstance(instructions[0], Cancel)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        *(("pending", "moot"), ("on_hold", "moot"), ("requested", "undone"), ("parked", "undone")),
+        *(("vetoed", "vetoed"), ("failed", "failed"), ("shadow", "shadow")),
+    ],
+)
+def test_run_that_recovers_is_parked_no_longer(before: str, after: str) -> None:
+    """A park that was not requested yet is moot, and any other is taken back; a stop stays."""
+    event = Recovered(NOW, "policy", "the eval rose")
+    for action, expected in ((Action.PARK, after), (Action.STOP, before)):
+        life = Lifecycle(DecisionState(before), NOW + timedelta(seconds=60), action=action)
+        recovered, instructions = decision_transitions.apply_event(life, event, TIMEOUTS)
+        assert recovered.state == expected
+        assert find_announced(instructions) == [EventType.RESUME_REQUESTED] * (expected == "undone")
+
+
+@pytest.mark.parametrize("action", Action)
+def test_trainer_obeys_a_stop_and_no_park(action: Action) -> None:
+    """A run that ends after a request to park it has not obeyed: it was to be set aside."""
+    life = Lifecycle(DecisionState.REQUESTED, NOW, NOW + timedelta(seconds=900), action=action)
+    after, _ = decision_transitions.apply_event(life, RunObeyed(NOW, "key trainers"), TIMEOUTS)
+    assert after.state is (DecisionState.OBEYED if action is Action.STOP else DecisionState.REQUESTED)
+    vetoed = Lifecycle(DecisionState.VETOED, NOW, action=action)
+    assert decision_transitions.apply_event(vetoed, RunObeyed(NOW, "key trainers"), TIMEOUTS) == (vetoed, [])
 
 
 def test_stop_of_a_parked_job_is_escalated_anew() -> None:
