@@ -13,9 +13,8 @@ from evalstop_service.clock import utc_now
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.store import endpoints, tables, wakeup
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue import deliveries, leases, outbox, queues
-from evalstop_service.store.queue.attempts import Dead, FinishedAttempt, Retry
-from evalstop_service.store.queue.leases import Settlement
+from evalstop_service.store.queue import deliveries, outbox, queues
+from evalstop_service.store.queue.attempts import Dead
 from evalstop_service.store.queue.outbox import StopReach
 
 from tests.fixtures.postgres_server import open_connection
@@ -141,19 +140,6 @@ def test_chat_endpoint_is_no_receiver(database: Database, project: SeededProject
         project.add_event(tx, type=EventType("run.stop_requested"), decision_id=decision.id)
         claim_deliveries(tx, EPOCH, 60, 1)
         assert outbox.read_stop_reach(tx, project.run_id, decision.id) == StopReach(addressed=False, tried=False)
-
-
-def test_claimed_stop_is_not_retried_once_cancelled(database: Database, project: SeededProject) -> None:
-    """A stop that is cancelled while a worker holds it is not retried."""
-    project.add_endpoint(database, "http://x.example")
-    with database.transaction() as tx:
-        decision = project.insert_decision(tx)
-        project.add_event(tx, type=EventType("run.stop_requested"), decision_id=decision.id)
-        (claimed,) = claim_deliveries(tx, EPOCH, 60, 1)
-        assert outbox.cancel_stop(tx, project.run_id, decision.id, EPOCH, REASON) == 1
-        settled = leases.settle_deliveries(tx, [FinishedAttempt(claimed, Retry(EPOCH, "HTTP 503"), EPOCH)])
-        assert settled == Settlement(frozenset(), frozenset({claimed.id}))
-        assert claim_deliveries(tx, EPOCH + timedelta(hours=1), 60, 1) == []
 
 
 def test_event_is_due_despite_clock_skew(postgres_database: Database) -> None:

@@ -50,24 +50,6 @@ def test_open_breaker_stops_deliveries_to_one_endpoint(database: Database, proje
     assert sum(bool(count) for count in attempts) < 20
 
 
-def test_recovered_endpoint_gets_all_waiting_deliveries(database: Database, project: SeededProject) -> None:
-    """When the probe succeeds, everything that waited is delivered, each event once."""
-    with FakeEndpoint(lambda _request, number: Reply(503 if number < 3 else 200)) as fake:
-        endpoint = project.add_endpoint(database, fake.url)
-        announce_events(database, project, 20)
-        breaker = BreakerLimits(failures=3, first_seconds=0.2)
-        asyncio.run(
-            deliver_until(
-                all_settled(database, project), database, backoff=Backoff(first_seconds=0.05), breaker=breaker
-            )
-        )
-        with database.reading() as tx:
-            loaded = endpoints.load_endpoint(tx, project.id, endpoint.id)
-    assert (loaded.failures, loaded.open_until) == (0, None)
-    assert count_deliveries_by_state(database, project) == {"delivered": 20}
-    assert len(set(fake.webhook_ids())) == 20
-
-
 def test_attempt_log_keeps_url_and_start_of_answer(database: Database, project: SeededProject) -> None:
     """The log of a delivery holds each attempt's URL and the first kilobyte of the answer."""
     replies = [Reply(500, body=b"x" * 5_000_000), Reply(200, body=b"ok")]

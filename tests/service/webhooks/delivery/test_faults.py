@@ -1,4 +1,4 @@
-"""Faults during delivery (PostgreSQL crashes, cut connections, slow endpoints, killed workers): nothing is lost."""
+"""Faults during delivery (PostgreSQL crashes, cut connections, killed workers): nothing is lost."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import asyncio
 import os
 import random
 import signal
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler
-from typing import Any
 
 import psycopg
 import pytest
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 from evalstop_service.webhooks.delivery.worker import WorkerLimits
-from evalstop_service.webhooks.retry import Backoff
 
 from tests.fixtures.postgres_server import format_conninfo, open_connection, start_postgres
 from tests.service.webhooks.delivery.fakes import (
@@ -126,63 +121,6 @@ def test_worker_survives_cut_connections(postgres_database: Database, postgres_u
         asyncio.run(deliver_until(ignore_errors(lambda: all_delivered(database, project)), database, limits=LIMITS))
         assert len(fake.received) == 60
         assert len(set(fake.webhook_ids())) == 60
-
-
-@contextmanager
-def open_unread_port() -> Iterator[str]:
-    """Yield a URL that accepts connections and never reads."""
-    with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(64)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-
-
-@contextmanager
-def open_slow_port() -> Iterator[str]:
-    """Yield a URL that answers one byte a second."""
-    released = threading.Event()
-
-    def answer_slowly(request: BaseHTTPRequestHandler, _number: int) -> None:
-        for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n":
-            request.wfile.write(bytes([byte]))
-            if released.wait(1.0):
-                return
-
-    with FakeEndpoint(answer_slowly) as slow:
-        yield slow.url
-        released.set()
-
-
-@pytest.mark.parametrize("port", [open_unread_port, open_slow_port])
-def test_stalled_endpoint_times_out_and_delays_no_other(database: Database, port: Any) -> None:
-    """An endpoint that never reads, or answers one byte a second, times out; other endpoints are not delayed."""
-    project = seed_project(database)
-    with port() as url, FakeEndpoint(Reply(200)) as healthy:
-        project.add_endpoint(database, url)
-        with database.transaction() as tx:
-            for _ in range(8):
-                project.add_event_of_new_run(tx, data={"much": "x" * 1_000_000})
-        project.add_endpoint(database, healthy.url, ("run.stopped",))
-        with database.transaction() as tx:
-            for number in range(20):
-                project.add_event_of_new_run(tx, number, type="run.stopped")
-
-        def all_finished() -> bool:
-            with database.reading() as tx:
-                stalled_deliveries = [
-                    delivery
-                    for delivery in project.list_deliveries(tx)
-                    if delivery.url == url and delivery.event_type == "run.suspected"
-                ]
-            return len(healthy.received) == 20 and all(delivery.state == "dead" for delivery in stalled_deliveries)
-
-        limits = WorkerLimits(concurrency=5, per_endpoint=4, poll_seconds=0.05, lease_seconds=20)
-        backoff = Backoff(first_seconds=0.01, max_attempts=1)
-        asyncio.run(deliver_until(all_finished, database, limits=limits, backoff=backoff, timeout_seconds=0.7))
-    with database.reading() as tx:
-        errors = {delivery.last_error for delivery in project.list_deliveries(tx) if delivery.state == "dead"}
-    assert errors == {"no answer within 0.7 s; given up after 1 attempt"}
 
 
 def test_randomly_killed_workers_lose_nothing(database: Database, database_url: str) -> None:

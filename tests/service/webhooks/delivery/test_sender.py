@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
@@ -96,6 +97,16 @@ def test_silent_endpoint_times_out() -> None:
     assert answer.error == "no answer within 0.3 s"
 
 
+def test_unread_body_times_out() -> None:
+    """An endpoint that accepts the connection and never reads ends in a timeout, too."""
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        answer = send(f"http://127.0.0.1:{listening.getsockname()[1]}/", timeout_seconds=0.3, body=b"x" * 1_000_000)
+    assert (answer.status_code, answer.error) == (None, "no answer within 0.3 s")
+
+
 def test_slow_headers_time_out() -> None:
     """Headers that keep arriving do not extend the timeout."""
     stop = threading.Event()
@@ -108,8 +119,7 @@ def test_slow_headers_time_out() -> None:
     with FakeEndpoint(write_headers_slowly) as endpoint:
         answer = send(endpoint.url, timeout_seconds=0.4)
         stop.set()
-    assert answer.status_code is None
-    assert answer.error is not None
+    assert (answer.status_code, answer.error) == (None, "no answer within 0.4 s")
 
 
 @pytest.mark.parametrize(("status", "error"), [(b"200 OK", None), (b"500 No", "HTTP 500: x")])
