@@ -83,9 +83,9 @@ class ProjectFixture:
         """Commit one message by itself; raises the error if it is refused."""
         return submit_message(self.database, self.id, run.id, content, now or self.now, self.cache)
 
-    def submit_all(self, messages: Sequence[Message]) -> list[Receipt | ServiceError]:
-        """Submit messages of several runs in one turn of the event loop."""
-        return get_committer(self.database, self.cache).submit_all(messages, self.now)
+    def submit_all(self, messages: Sequence[Message], now: datetime | None = None) -> list[Receipt | ServiceError]:
+        """Submit messages in one turn of the event loop."""
+        return get_committer(self.database, self.cache).submit_all(messages, now or self.now)
 
     def read_counter(self, name: str, **labels: str) -> float:
         """Read a Prometheus counter of this process."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from evalstop_detectors import policy_from_document, policy_to_document
 from evalstop_service.decisions import commands
-from evalstop_service.ingest import CheckpointSaved, Receipt
+from evalstop_service.errors import ServiceError
+from evalstop_service.ingest import CheckpointSaved, Content, Message, Observations, Receipt
 from evalstop_service.rules.decision_lifecycle import DecisionState, Mode, Reported
 from evalstop_service.store import keys, projects
 from evalstop_service.store.database import Database
@@ -83,16 +84,24 @@ class Tenant(ProjectFixture):
         return super().open_run(name, now, **{"metrics": RUN_METRICS} | options)
 
     def post_evals(self, run: Run, evals: Iterable[Eval], now: datetime | None = None) -> Receipt:
-        """Post evals and their checkpoints one by one, as a trainer does; returns the last receipt."""
-        for row in evals:
-            points = (
+        """Post checkpoints and then their evals, in one commit; returns the last receipt."""
+        rows = list(evals)
+        points = [
+            point
+            for row in rows
+            for point in (
                 PostedObservation("reward/gold", row.step, row.gold, row.gold_stderr),
                 PostedObservation("reward/proxy", row.step, row.proxy),
                 PostedObservation("policy/kl", row.step, row.kl),
             )
-            self.submit(run, CheckpointSaved(row.step, f"file:///checkpoints/step-{row.step:06d}"), now)
-            receipt = self.post_observations(run, points, now)
-        return receipt
+        ]
+        saved = [CheckpointSaved(row.step, f"file:///checkpoints/step-{row.step:06d}") for row in rows]
+        contents: list[Content] = [*saved, Observations(tuple(points))]
+        receipts = self.submit_all([Message(self.id, run.id, content) for content in contents], now)
+        for receipt in receipts:
+            if isinstance(receipt, ServiceError):
+                raise receipt
+        return cast(Receipt, receipts[-1])
 
     def open_stopped_run(
         self, name: str, evals: Iterable[Eval], now: datetime | None = None, **options: Any
