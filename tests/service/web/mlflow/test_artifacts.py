@@ -98,8 +98,8 @@ def test_artifacts_are_accessible_with_keys_of_the_project_only(service: Service
     assert send_request("GET", "/0/a/artifacts/weights.bin", ingest).content == content
     assert send_request("GET", "/0/a/artifacts/weights.bin", other).status_code == 404
     for path in ("/..%2f..%2fx", "/a/%2e%2e/%2e%2e/x", "/%2e%2e%5cx"):
-        assert send_request("PUT", path, ingest, content=b"x").status_code in (400, 404)
-        assert send_request("GET", path, ingest).status_code in (400, 404)
+        assert send_request("PUT", path, ingest, content=b"x").status_code == 400
+        assert send_request("GET", path, ingest).status_code == 400
 
 
 def test_printed_run_links_are_redirected_by_a_page(service: Service) -> None:
