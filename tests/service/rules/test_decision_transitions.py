@@ -14,6 +14,9 @@ from evalstop_service.rules.decision_lifecycle import (
     Cancel,
     DecisionState,
     Event,
+    Guard,
+    GuardKind,
+    GuardsChecked,
     Instruction,
     Lifecycle,
     Mode,
@@ -121,6 +124,32 @@ def test_trainer_obeys_a_stop_and_no_park(action: Action) -> None:
     assert after.state is (DecisionState.OBEYED if action is Action.STOP else DecisionState.REQUESTED)
     vetoed = Lifecycle(DecisionState.VETOED, NOW, action=action)
     assert decision_transitions.apply_event(vetoed, RunObeyed(NOW, "key trainers"), TIMEOUTS) == (vetoed, [])
+
+
+def test_acknowledged_stop_is_not_failed_by_a_refusal() -> None:
+    """The receiver that acknowledged it ends the job, whatever another one answered."""
+    life = Lifecycle(DecisionState.ACKNOWLEDGED, NOW, NOW + timedelta(seconds=900))
+    event = TimePassed(NOW, refusal="HTTP 413")
+    assert decision_transitions.apply_event(life, event, TIMEOUTS) == (life, [])
+
+
+def test_stop_on_hold_without_a_verdict_is_left_alone() -> None:
+    """Other guards are recorded only while the verdict calls for the stop; released, the veto window begins."""
+    life = Lifecycle(DecisionState.ON_HOLD, NOW, NOW, guard_kinds=frozenset({"paused"}))
+    guards = (Guard(GuardKind.STALE, "it is silent"),)
+    after, instructions = decision_transitions.apply_event(life, GuardsChecked(NOW, guards, False), TIMEOUTS)
+    assert (after.guard_kinds, instructions) == (life.guard_kinds, [])
+    released, _ = decision_transitions.apply_event(after, Released(NOW, "dana", "it is fine", guards), TIMEOUTS)
+    assert (released.state, released.due_at) == (DecisionState.PENDING, NOW + timedelta(seconds=60))
+    again = decision_transitions.apply_event(released, Released(NOW, "dana", "it is fine", guards), TIMEOUTS)
+    assert again == (released, [])
+
+
+def test_ordered_stop_ends_the_veto_window() -> None:
+    """From the order on the trainer sees the stop."""
+    life = Lifecycle(DecisionState.PENDING, NOW + timedelta(seconds=60))
+    ordered, _ = decision_transitions.apply_event(life, StopOrdered(NOW, "dana", "no more"), TIMEOUTS)
+    assert (ordered.state, ordered.due_at) == (DecisionState.REQUESTED, NOW)
 
 
 def test_stop_of_a_parked_job_is_escalated_anew() -> None:
