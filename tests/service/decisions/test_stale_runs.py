@@ -202,6 +202,18 @@ def test_pending_stop_of_a_stale_run_is_on_hold(database: Database) -> None:
     assert after_loss.state == "moot"
 
 
+def test_silence_holds_no_stop_that_goes_on_despite_it(database: Database) -> None:
+    """A limit of stops that was lowered since does not hold it either: limits are checked when a stop is decided."""
+    project = set_up_project(database, veto_window_seconds=10_000.0)
+    members = [{"detector": "k_decline", "params": {"k": 3}}]
+    project.add_policy({"name": "despite", "members": members, "stops_despite": ["stale", "no_checkpoint"]})
+    runs = [project.open_declining_run(policy="despite")[0] for _ in range(2)]
+    project.change_settings(stops_per_hour=1)
+    check_until_done(project, at(400))
+    assert len(project.load_events(runs[0], "run.stale")) == 1
+    assert [project.load_decision(run).state for run in runs] == ["pending", "pending"]
+
+
 @pytest.mark.parametrize("heartbeat", [False, True], ids=["post", "heartbeat first"])
 def test_lost_run_that_returns_can_be_stopped_again(database: Database, heartbeat: bool) -> None:
     """A run that was lost while its stop was pending continues in a new attempt, with a stop of its own."""
