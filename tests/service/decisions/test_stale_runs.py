@@ -22,6 +22,8 @@ from evalstop_service.store.runs import Run
 from tests.service.concurrency import run_concurrently
 from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture, evals, set_up_project
 
+HEALTH_EVENTS = ("run.stale", "run.lost", "run.metric_fault")
+
 
 def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
@@ -43,7 +45,7 @@ def load_health(project: ProjectFixture, run: Run) -> RunHealth:
 def load_health_events(project: ProjectFixture, run: Run) -> list[str]:
     """Load the types of a run's events about its health, in order."""
     types = [row["type"] for row in project.load_rows(tables.events, run)]
-    return [event_type for event_type in types if event_type in ("run.stale", "run.lost", "run.metric_fault")]
+    return [event_type for event_type in types if event_type in HEALTH_EVENTS]
 
 
 def load_event_data(project: ProjectFixture, run: Run, event_type: str) -> dict[str, Any]:
@@ -268,9 +270,14 @@ def test_unreadable_policy_does_not_stop_the_checks(project: ProjectFixture) -> 
 def test_concurrent_checks_announce_once(postgres_database: Database) -> None:
     """Four threads that check 250 silent runs send one event for each."""
     project = set_up_project(postgres_database)
-    opened = [project.open_run() for _ in range(250)]
+    requests = [open_run.OpenRequest(f"run {number}") for number in range(250)]
+    with postgres_database.transaction() as tx:
+        opened = [open_run.create_run(tx, project.id, request, NOW).id for request in requests]
     assert run_concurrently(*[lambda: check_until_done(project, at(300))] * 4) == []
-    assert [load_health_events(project, run) for run in opened] == [["run.stale"]] * len(opened)
+    stored = tables.events.c
+    query = sa.select(stored.run_id, stored.type).where(stored.run_id.in_(opened), stored.type.in_(HEALTH_EVENTS))
+    with postgres_database.reading() as tx:
+        assert sorted(map(tuple, tx.execute(query))) == [(run_id, "run.stale") for run_id in sorted(opened)]
 
 
 def test_pause_holds_pending_stops_before_it_returns(database: Database) -> None:
