@@ -236,3 +236,33 @@ def test_job_that_is_ending_is_resumed_later() -> None:
     job_control = SlurmJobControl(OccupiedPrograms(["COMPLETING"]), users=None)
     with pytest.raises(SchedulerUnavailable, match="not ended yet"):
         job_control.resume_job(Job("7", {"job_id": "7", "partition": "gpu"}))
+
+
+class CleaningPrograms(Programs):
+    """A held job that Slurm refuses to move at first, as release 26.05 does while a job's last run is cleaned up."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.calls: list[str] = []
+
+    def jobs(self, job_id: str) -> list[Record]:
+        return [Record("7", "PENDING", "ann", "gpu", reason="JobHeldUser")]
+
+    def hold(self, job: str) -> None:
+        self.calls.append("hold")
+
+    def move(self, job: str, partition: str) -> None:
+        self.calls.append(f"move to {partition}")
+        if self.calls.count(f"move to {partition}") == 1:
+            raise SchedulerUnavailable("Resource temporarily unavailable for job 7")
+
+    def release(self, job: str) -> None:
+        self.calls.append("release")
+
+
+def test_job_that_cannot_be_moved_yet_is_moved_later() -> None:
+    """A resumed job is moved to its partition again until Slurm does it, and only then released."""
+    programs = CleaningPrograms()
+    job_control = SlurmJobControl(programs, users=None, park_partition="low")
+    job_control.resume_job(Job("7", {"job_id": "7", "partition": "high"}))
+    assert programs.calls == ["hold", "move to high", "move to high", "release"]

@@ -166,12 +166,22 @@ class SlurmJobControl:
         moved."""
         self._hold_job(job)
         until = time.monotonic() + HELD_SECONDS
-        while not all(record.is_held for record in self._load_records(job)):
+        while not self._try_to_move(job, partition):
             if time.monotonic() > until:
-                raise SchedulerUnavailable(f"job {job.id} was requeued but is not held yet")
+                raise SchedulerUnavailable(f"job {job.id} was requeued but cannot be moved yet")
             time.sleep(POLL_SECONDS)
-        self._cluster.move(job.id, partition)
         self._cluster.release(job.id)
+
+    def _try_to_move(self, job: Job, partition: str) -> bool:
+        """False while the job is not held or, in newer releases of Slurm, its last run is being cleaned up."""
+        if not all(record.is_held for record in self._load_records(job)):
+            return False
+        try:
+            self._cluster.move(job.id, partition)
+        except SchedulerUnavailable as error:
+            logger.debug("job %s cannot be moved yet: %s", job.id, error)
+            return False
+        return True
 
     def _hold_job(self, job: Job) -> None:
         """Hold it in the queue; requeues a running job."""
