@@ -9,6 +9,7 @@ import pytest
 
 from tests.acceptance.programs import Program
 from tests.faults.retrying_clients import RetryingClient, build_batch, check_retryable_refusal, create_observations
+from tests.fixtures.paging import read_pages
 
 pytestmark = pytest.mark.real
 
@@ -80,5 +81,4 @@ def fill_disk(file: Path) -> None:
 
 def count_stored_evals(client: RetryingClient, run_id: str) -> int:
     """Count the stored eval observations of a run."""
-    document = client.get(f"/runs/{run_id}/observations", metric="eval", limit="10000")
-    return len(document["items"])
+    return len(read_pages(lambda query: client.get(f"/runs/{run_id}/observations", metric="eval", **query)))

@@ -26,6 +26,7 @@ from evalstop_service.store.database import Database
 
 from tests.acceptance.fake_receiver import FakeReceiver
 from tests.acceptance.programs import Program
+from tests.fixtures.paging import read_pages
 
 pytestmark = pytest.mark.real
 
@@ -61,6 +62,10 @@ class Release:
     def get_run(self, run_id: str) -> dict[str, Any]:
         document: dict[str, Any] = self.client.get(f"/runs/{run_id}").raise_for_status().json()
         return document
+
+    def list_observations(self, run_id: str, metric: str) -> list[dict[str, Any]]:
+        path = f"/runs/{run_id}/observations"
+        return read_pages(lambda query: self.client.get(path, params={"metric": metric, **query}).json())
 
 
 @dataclass
@@ -165,8 +170,8 @@ def test_previous_and_new_release_share_a_database(empty_url: str, old: Release,
     database.close()
     for run_id in (shared, resumed):
         old.client.post(f"/runs/{run_id}/checkpoints", json={"step": 3, "uri": "file:///3"}).raise_for_status()
-    stored = old.client.get(f"/runs/{writer.run_id}/observations", params={"metric": "loss", "limit": 10_000})
-    assert [item["step"] for item in stored.raise_for_status().json()["items"]] == list(range(writer.posted))
+    stored = old.list_observations(writer.run_id, "loss")
+    assert [item["step"] for item in stored] == list(range(writer.posted))
 
     # The old release alone, on the new schema.
     answer = old.post_observations(shared, build_evals(2, 6))

@@ -21,7 +21,7 @@ from evalstop_lab.replay.remote import Remote
 from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
 
 RUNS_A_PAGE = 200
-POINTS_A_PAGE = 10_000
+POINTS_A_PAGE = 1000
 
 
 @dataclass(frozen=True)
