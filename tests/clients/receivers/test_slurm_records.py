@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -18,10 +19,15 @@ from evalstop_client.receivers.slurm.job_record import (
     select_job,
     summarize_end,
 )
-from evalstop_client.receivers.slurm.rest import parse_token, parse_user, validate_rest_url
+from evalstop_client.receivers.slurm.rest import Rest, parse_token, parse_user, validate_rest_url
 from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal, choose_signal, parse_checkpoint_signal
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from tests.clients.receivers.conformance import find_job, make_stop_request
+from tests.fixtures.http_server import serve_app
 
 
 @pytest.mark.parametrize(
@@ -266,3 +272,21 @@ def test_job_that_cannot_be_moved_yet_is_moved_later() -> None:
     job_control = SlurmJobControl(programs, users=None, park_partition="low")
     job_control.resume_job(Job("7", {"job_id": "7", "partition": "high"}))
     assert programs.calls == ["hold", "move to high", "move to high", "release"]
+
+
+def test_recent_slurmrestd_denies_by_status() -> None:
+    """Release 26.05 answers a signal to another user's job by 403, with an error that does not say why."""
+
+    async def describe(_: Request) -> Response:
+        return JSONResponse({"paths": {"/slurm/v0.0.41/job/{job_id}": {}, "/slurm/v0.0.45/job/{job_id}": {}}})
+
+    async def deny(_: Request) -> Response:
+        return JSONResponse({"errors": [{"error_number": -1, "description": "Signal request failed"}]}, 403)
+
+    routes = [Route("/openapi/v3", describe), Route("/slurm/v0.0.45/job/7", deny, methods=["DELETE"])]
+    with (
+        serve_app(Starlette(routes=routes)) as url,
+        closing(Rest(url, "cluster", "ann", lambda: "a token")) as rest,
+        pytest.raises(RequestRefused, match="Signal request failed"),
+    ):
+        rest.cancel("7", "ann")

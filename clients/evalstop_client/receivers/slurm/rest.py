@@ -1,8 +1,8 @@
 """Access to a Slurm cluster through slurmrestd, with a JWT; discovers its version, and reads `errors` in every
 response.
 
-The HTTP status is not enough: version 0.0.38 returns 500 for a missing job, another user's job and an expired token,
-and 200 for a failed update.
+Neither the HTTP status nor `errors` is enough: version 0.0.38 returns 500 for a missing job, another user's job and an
+expired token, and 200 for a failed update; recent versions return 403 for another user's job, and do not say why.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Rest:
         message = "; ".join(str(error.get("description") or error.get("error") or error) for error in errors)
         if numbers & {UNKNOWN_JOB, ENDING}:
             return {}
-        if numbers & FORBIDDEN:
+        if numbers & FORBIDDEN or response.status_code == 403:
             raise RequestRefused(f"Slurm does not permit it: {message}")
         if body is None or errors or response.status_code >= 300:
             if response.status_code == 404:  # another version may have replaced the discovered one
