@@ -31,7 +31,7 @@ class Reporter:
         assert settings.url is not None
         self._settings = settings
         self._warnings = warnings
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # a signal handler that logs may interrupt its holder
         self._started = False
         self._build()
 
@@ -84,7 +84,7 @@ class Reporter:
         """Restart in a forked child: threads do not survive a fork, and the parent sends what it has queued."""
         self._spool.abandon_in_child()
         latest_answer = self.latest_answer
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()
         self._started = False
         self._build()
         self._sender.latest_answer = latest_answer

@@ -13,7 +13,7 @@ class WarningLog:
     """The problems that one run has already logged."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler that logs may interrupt its holder
         self._logged: set[str] = set()
         self._due: Counter[str] = Counter()
         self._dropped = 0
@@ -58,4 +58,4 @@ class WarningLog:
 
     def after_fork_in_child(self) -> None:
         """Replace the lock, which a thread of the parent may have held."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()

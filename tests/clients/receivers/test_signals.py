@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from evalstop_client.spool.warnings import WarningLog
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import running_script
@@ -58,3 +59,16 @@ def test_signal_handler_may_log_during_a_log_call(server: FakeServer, service: F
         extra = int(child.communicate(timeout=60)[0])
     assert extra > 100
     assert sum(len(service.find_run(name).observations) for name in "abcdefghij") == 3_000 + extra
+
+
+def test_signal_handler_may_lose_an_observation_during_a_warning() -> None:
+    """A handler that interrupts a warning, where it looks the kind up, can warn and count by itself."""
+    warnings = WarningLog()
+
+    class InterruptedKind(str):
+        def __hash__(self) -> int:
+            warnings.count_dropped("queue-full", 1, "the disk cannot keep up")
+            return super().__hash__()
+
+    warnings.warn_once(InterruptedKind("away"), "the service is away")
+    assert warnings.dropped > 0
