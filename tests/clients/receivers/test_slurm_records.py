@@ -247,8 +247,9 @@ def test_job_that_is_ending_is_resumed_later() -> None:
 class CleaningPrograms(Programs):
     """A held job that Slurm refuses to move at first, as release 26.05 does while a job's last run is cleaned up."""
 
-    def __init__(self) -> None:
+    def __init__(self, refusal: str) -> None:
         super().__init__({})
+        self.refusal = refusal
         self.calls: list[str] = []
 
     def jobs(self, job_id: str) -> list[Record]:
@@ -260,7 +261,7 @@ class CleaningPrograms(Programs):
     def move(self, job: str, partition: str) -> None:
         self.calls.append(f"move to {partition}")
         if self.calls.count(f"move to {partition}") == 1:
-            raise SchedulerUnavailable("Resource temporarily unavailable for job 7")
+            raise SchedulerUnavailable(self.refusal)
 
     def release(self, job: str) -> None:
         self.calls.append("release")
@@ -268,10 +269,19 @@ class CleaningPrograms(Programs):
 
 def test_job_that_cannot_be_moved_yet_is_moved_later() -> None:
     """A resumed job is moved to its partition again until Slurm does it, and only then released."""
-    programs = CleaningPrograms()
+    programs = CleaningPrograms("Resource temporarily unavailable for job 7")
     job_control = SlurmJobControl(programs, users=None, park_partition="low")
     job_control.resume_job(Job("7", {"job_id": "7", "partition": "high"}))
     assert programs.calls == ["hold", "move to high", "move to high", "release"]
+
+
+def test_job_that_can_never_be_moved_is_an_error_at_once() -> None:
+    """A partition that does not exist is reported as Slurm names it, without a wait for the job's last run."""
+    job_control = SlurmJobControl(
+        CleaningPrograms("Invalid partition name specified"), users=None, park_partition="low"
+    )
+    with pytest.raises(SchedulerUnavailable, match="Invalid partition"):
+        job_control.resume_job(Job("7", {"job_id": "7", "partition": "high"}))
 
 
 def test_recent_slurmrestd_denies_by_status() -> None:

@@ -30,6 +30,9 @@ POLL_SECONDS = 0.5
 HELD_SECONDS = 120.0
 """How long a requeued job may take to become held: Slurm's KillWait and the epilog of its nodes."""
 
+CLEANING_UP = "temporarily unavailable"
+"""Slurm's error while the last run of a requeued job is cleaned up."""
+
 
 class SlurmJobControl:
     """`users`: whose jobs may be stopped; None: anyone's. `partitions`: in which; None: any.
@@ -179,7 +182,8 @@ class SlurmJobControl:
         try:
             self._cluster.move(job.id, partition)
         except SchedulerUnavailable as error:
-            logger.debug("job %s cannot be moved yet: %s", job.id, error)
+            if CLEANING_UP not in str(error):
+                raise
             return False
         return True
 

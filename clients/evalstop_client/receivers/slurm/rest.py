@@ -102,7 +102,7 @@ class Rest:
         message = "; ".join(str(error.get("description") or error.get("error") or error) for error in errors)
         if numbers & {UNKNOWN_JOB, ENDING}:
             return {}
-        if numbers & FORBIDDEN or response.status_code == 403:
+        if numbers & FORBIDDEN or (errors and response.status_code == 403):  # not a proxy's
             raise RequestRefused(f"Slurm does not permit it: {message}")
         if body is None or errors or response.status_code >= 300:
             if response.status_code == 404:  # another version may have replaced the discovered one
