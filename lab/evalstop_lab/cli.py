@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (LabError, EvalStopError) as error:
         sys.stderr.write(f"evalstop-lab: {error}\n")
         return 1
+    except KeyboardInterrupt:
+        return 1
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ import torch
 
 from evalstop_lab.language_model.prompts import read_prompts
 from evalstop_lab.language_model.reward_models import Comparisons
-from evalstop_lab.language_model.training import Eval, Setting, Sizes, Training
+from evalstop_lab.language_model.training import EVAL_PROMPTS, Eval, Setting, Sizes, Training
 from evalstop_lab.language_model.weights import read_model
 
 DEFAULT_SIZES = Sizes()
-CAREFUL_SIZES = Sizes(true_texts=256, reward_steps=150)
+CAREFUL_SIZES = Sizes(reward_steps=150)
 
 
 class Bounds(NamedTuple):
@@ -97,9 +97,11 @@ def _tell_eval(eval_: Eval, steps: int) -> None:
 
 
 def _to_record(seed: int, setting: Setting, run: int, evals: Sequence[Eval], sizes: Sizes) -> dict[str, Any]:
-    """The setting, the log, the truth, and a text at the first eval, at the highest truth and at the last eval."""
+    """The setting, the log, the scores by prompt in thousandths, the truth, and a text at the first eval, at the
+    highest truth and at the last eval.
+    """
     scores = np.array([eval_.scores[run] for eval_ in evals])
-    posted, others = scores[:, : sizes.eval_texts], scores[:, sizes.eval_texts :]
+    posted, paired, others = np.split(scores, [sizes.eval_texts, sizes.eval_texts + sizes.paired_texts], axis=1)
     truth = others.mean(1)
     columns = {
         "eval": posted.mean(1),
@@ -119,6 +121,11 @@ def _to_record(seed: int, setting: Setting, run: int, evals: Sequence[Eval], siz
         },
         "refits": [],
         "log": {"step": [eval_.step for eval_ in evals], **log},
+        "prompts": np.round(1000 * paired.reshape(len(evals), EVAL_PROMPTS, sizes.paired_of_prompt).mean(2))
+        .astype(int)
+        .tolist(),
+        "paired_texts": sizes.paired_texts,
+        "paired_sd": np.round(paired.std(1, ddof=1), 3).tolist(),
         "truth": np.round(truth, 4).tolist(),
         "truth_stderr": round(float(others.std(1, ddof=1).mean() / others.shape[1] ** 0.5), 4),
         "texts": {evals[index].step: evals[index].examples[run] for index in (0, int(truth.argmax()), len(evals) - 1)},

@@ -48,10 +48,10 @@ class Sampler:
     ) -> None:
         """`sizes`: runs, texts of each, tokens of a prompt."""
         self.transformer, self.adapters, self.new_tokens = transformer, adapters, new_tokens
-        runs, texts, prompt = sizes
+        runs, self.texts, prompt = sizes
         device = transformer.embedding.device
-        self.cache = Cache(transformer, runs * texts, prompt + new_tokens)
-        self.token = torch.zeros(runs, texts, dtype=torch.long, device=device)
+        self.cache = Cache(transformer, runs * self.texts, prompt + new_tokens)
+        self.token = torch.zeros(runs, self.texts, dtype=torch.long, device=device)
         self.position = torch.full((1,), prompt, dtype=torch.long, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":

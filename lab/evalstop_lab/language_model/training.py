@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from evalstop_lab.language_model.weights import Model
 
 RANK = 16
 EVAL_PROMPTS = 32
+EVAL_ROUND = 8
+"""An eval samples at most this many times as many texts at once as a step of the training."""
+
 TOKENS_AT_ONCE = 32_768
 """The number of tokens that go through the network with gradients at a time: about 20 GB."""
 
@@ -36,7 +40,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What all runs share; texts and pairs are those of one run."""
+    """What all runs share; texts and pairs are those of one run.
+
+    An eval samples `eval_texts` for random prompts, `paired_of_prompt` for each prompt, and at least `true_texts` for
+    random ones.
+    """
 
     texts: int = 32
     texts_of_prompt: int = 8
@@ -46,6 +54,12 @@ class Sizes:
     reward_steps: int = 60
     reward_pairs: int = 16
     pool: int = 8192
+    paired_of_prompt: int = 8
+
+    @property
+    def paired_texts(self) -> int:
+        """The number of texts for all of the prompts kept for evals."""
+        return EVAL_PROMPTS * self.paired_of_prompt
 
 
 class Scorer:
@@ -53,7 +67,9 @@ class Scorer:
 
     def __init__(self, model: Model, processes: int) -> None:
         self.model, self.processes, self.usual = model, processes, Fluency(0.0, 1.0)
-        self.pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+        self.pool = ProcessPoolExecutor(  # Ctrl-C reaches the whole process group; the trainer alone handles it
+            processes, get_context("spawn"), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
+        )
 
     def begin(self, texts: Texts, initial_logprobs: Tensor) -> Callable[[], Any]:
         """Begin to score the texts; the function returned waits for the scores, [runs, texts]."""
@@ -102,6 +118,10 @@ class Training:
         self.policies = Adapters(self.transformer, self.runs, RANK, generator)
         shape = (self.runs, sizes.texts, prompts.shape[1])
         self.sampler = Sampler(self.transformer, self.policies, shape, sizes.new_tokens)
+        eval_texts = sizes.eval_texts + sizes.paired_texts + sizes.true_texts
+        self.eval_rounds = -(-eval_texts // (EVAL_ROUND * sizes.texts))
+        eval_shape = (self.runs, -(-eval_texts // self.eval_rounds), prompts.shape[1])
+        self.eval_sampler = Sampler(self.transformer, self.policies, eval_shape, sizes.new_tokens)
         self.parts = -(-self.runs * sizes.texts * (prompts.shape[1] + sizes.new_tokens) // TOKENS_AT_ONCE)
         self.scorer = Scorer(model, processes)
         self.rewards = RewardModels(self.transformer, self.runs, generator)
@@ -129,8 +149,8 @@ class Training:
         """Sample texts for the prompts kept for evals, and score them."""
         waits, proxies, log_ratios = [], [], []
         examples: list[str] = []
-        for _ in range(-(-(self.sizes.eval_texts + self.sizes.true_texts) // self.sizes.texts)):
-            texts = self.sampler.sample(self._choose(self.eval_prompts, self.sizes.texts))
+        for prompts in self._choose_eval_prompts().chunk(self.eval_rounds, 1):
+            texts = self.eval_sampler.sample(prompts)
             initial = self._compute_initial_logprobs(texts)
             waits.append(self.scorer.begin(texts, initial))
             proxies.append(self.rewards.score(texts))
@@ -138,6 +158,14 @@ class Training:
             examples = examples or [self.scorer.decode(row) for row in texts.new_tokens[:, 0].tolist()]
         proxy, kl = (torch.cat(columns, dim=1).cpu().numpy() for columns in (proxies, log_ratios))
         return Eval(self.step, proxy, kl, np.concatenate([wait() for wait in waits], axis=1), examples)
+
+    def _choose_eval_prompts(self) -> Tensor:
+        """The prompts of an eval, [runs, texts, tokens], in the order of `Sizes`; the paired ones by prompt."""
+        sizes = self.sizes
+        paired = self.eval_prompts.repeat_interleave(sizes.paired_of_prompt, dim=0)
+        others = self.eval_rounds * self.eval_sampler.texts - sizes.eval_texts - sizes.paired_texts
+        posted, rest = (self._choose(self.eval_prompts, number) for number in (sizes.eval_texts, others))
+        return torch.cat([posted, paired.expand(self.runs, -1, -1), rest], dim=1)
 
     def _choose(self, prompts: Tensor, number: int) -> Tensor:
         """Random prompts for each run, [runs, number, tokens]."""

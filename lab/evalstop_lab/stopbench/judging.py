@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.stopbench.rules import load_rule
+from evalstop_lab.stopbench.rules import PolicyRule, load_rule
 from evalstop_lab.stopbench.suites import SUITES
 from evalstop_lab.worlds import Label, World
+from evalstop_lab.worlds.answers import Evaluator
 from evalstop_lab.worlds.scoring import (
     Outcome,
     OutcomeKind,
@@ -56,6 +57,8 @@ def _judge_world(name: str, world: World) -> Judgement:
     stopped, count = None, 0
     try:
         rule = load_rule(name)(world.planned_steps)
+        if isinstance(rule, PolicyRule):
+            rule.evaluator = Evaluator(world)
         started = time.perf_counter()
         for row in rows:
             count += 1

@@ -23,6 +23,7 @@ from evalstop_lab.rlhf.task import Floats, Integers, Task, Texts
 from evalstop_lab.rlhf.trainer import Config, Trainer
 from evalstop_lab.sweep import sweep
 from evalstop_lab.worlds.noise import Noise, NoiseKind
+from evalstop_lab.worlds.prompt_scores import PromptScores
 from evalstop_lab.worlds.truth import Label, Truth, label_curve
 from evalstop_lab.worlds.world import World
 
@@ -136,10 +137,16 @@ def _to_world(record: dict[str, Any], small: bool) -> World:
         eval_stderr=stderr,
         proxy=np.asarray(log["proxy"], dtype=np.float64),
         kl=np.asarray(log["kl"], dtype=np.float64),
-        noise=Noise(NoiseKind.RECORDED, sd / truth.unit, 0.0, stderr_given=True),
+        noise=Noise(NoiseKind.RECORDED, sd / truth.unit if truth.unit else math.inf, 0.0, stderr_given=True),
         truth=truth,
         planned_steps=float(steps[-1]),
+        prompt_scores=_read_prompt_scores(record) if "prompts" in record else None,
     )
+
+
+def _read_prompt_scores(record: dict[str, Any]) -> PromptScores:
+    means, sds = (np.asarray(record[name], dtype=np.float64) for name in ("prompts", "paired_sd"))
+    return PromptScores(means / 1000, sds, record["paired_texts"])
 
 
 def _label_run(steps: Integers, scores: Floats, stderr: float, sd: float) -> Truth:

@@ -36,6 +36,7 @@ import evalstop_detectors
 from evalstop_detectors import POLICIES, BestSoFar, MetricRole, Observation, Policy, Score
 
 from evalstop_lab.errors import UnusableArguments
+from evalstop_lab.worlds.answers import Evaluator
 
 PATIENCE = 3
 
@@ -51,12 +52,16 @@ Factory = Callable[[float | None], Rule]
 
 
 class PolicyRule:
-    """A policy of EvalStop, with the checkpoint that the service would keep."""
+    """A policy of EvalStop, with the checkpoint that the service would keep.
+
+    `evaluator` answers the requests to evaluate now of a policy that makes them, before the next eval.
+    """
 
     def __init__(self, policy: Policy, planned_steps: float | None) -> None:
         self._policy, self._state = policy, evalstop_detectors.start(policy)
         self._planned = planned_steps
         self._best = BestSoFar()
+        self.evaluator: Evaluator | None = None
 
     def stop(self, step: int, score: float | None, stderr: float | None, proxy: float | None, kl: float | None) -> bool:
         progress = None if self._planned is None else min(1.0, step / self._planned)
@@ -65,6 +70,13 @@ class PolicyRule:
             Observation(role, step, value, error, progress) for role, value, error in values if value is not None
         ]
         self._state, _ = evalstop_detectors.advance(self._policy, self._state, observations)
+        if self.evaluator is not None:
+            for item in observations:
+                self.evaluator.observe(item)
+            request = evalstop_detectors.find_request(self._policy, self._state)
+            if request is not None and request.step == step:
+                answer = self.evaluator.answer(request, progress)
+                self._state, _ = evalstop_detectors.step(self._policy, self._state, answer)
         if score is not None:
             self._best.add(Score(step, score, stderr))
             self._best.saved(step)
@@ -193,6 +205,11 @@ class RayRule(_ByScore):
 
 BUILT_IN: Mapping[str, tuple[str | None, Factory]] = {
     **{f"EvalStop {name}": (None, partial(PolicyRule, policy)) for name, policy in POLICIES.items()},
+    **{
+        f"EvalStop {name}, evaluate now": (None, partial(PolicyRule, asking))
+        for name, policy in POLICIES.items()
+        if (asking := policy.with_evaluator(0.0)) is not policy
+    },
     "transformers EarlyStoppingCallback": ("transformers", TransformersRule),
     "Keras EarlyStopping": ("keras", KerasRule),
     "Lightning EarlyStopping": ("lightning", LightningRule),

@@ -8,6 +8,7 @@
 | `trained-1-small` | the same runs, with evals of 64 texts |
 | `language-1` | 72 runs of SmolLM2-135M-Instruct against reward models, with evals of 64 texts |
 | `language-2` | 40 such runs with KL penalties and better reward models: half of them stay healthy |
+| `language-3` | 50 more of them, which answer requests to evaluate now with the scores of texts for the same prompts |
 
 Develop a rule on the seeds `public`; report once on the seeds `held-out`. The recorded suites, all but the first two,
 have no held-out seeds.
@@ -23,12 +24,13 @@ from pathlib import Path
 from evalstop_lab.stopbench.recording import read_runs
 from evalstop_lab.worlds import World, add_planned_steps, draw_world, plan_worlds, second_suite
 
-_plan_runs, _read_recorded = lru_cache(maxsize=2)(plan_worlds), lru_cache(maxsize=4)(read_runs)
+_plan_runs, _read_recorded = lru_cache(maxsize=2)(plan_worlds), lru_cache(maxsize=5)(read_runs)
 
 SEEDS = {"public": 40_000_000, "held-out": 60_000_000}
 TRAINED = Path(__file__).with_name("runs-1.jsonl.gz")
 LANGUAGE = Path(__file__).with_name("language-1.jsonl.gz")
 CAREFUL = Path(__file__).with_name("language-2.jsonl.gz")
+PAIRED = Path(__file__).with_name("language-3.jsonl.gz")
 DRAWN_RUNS = 2000
 PLANNED_SHARE = 0.5
 
@@ -62,4 +64,5 @@ SUITES: Mapping[str, Suite] = {
     "trained-1-small": Suite(400, partial(_draw_recorded, TRAINED, True), held_out=False),
     "language-1": Suite(72, partial(_draw_recorded, LANGUAGE, False), held_out=False),
     "language-2": Suite(40, partial(_draw_recorded, CAREFUL, False), held_out=False),
+    "language-3": Suite(50, partial(_draw_recorded, PAIRED, False), held_out=False),
 }

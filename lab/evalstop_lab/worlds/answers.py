@@ -1,7 +1,9 @@
-"""Simulates paired evaluations of a labeled run: the best checkpoint and the current one, on the same prompts.
+"""Paired evaluations of a labeled run: the best checkpoint and the current one, on the same prompts.
 
-Every eval has a checkpoint, and the result arrives before the next eval. If the errors of two evals on the same prompts
-correlate by rho = `CORRELATION`, their difference on m times as many prompts as usual has the variance
+Every eval has a checkpoint, and the result arrives before the next eval. Recorded runs with scores by prompt answer
+with these, the others are simulated: if the errors of two evals on the same prompts
+correlate by
+rho = `CORRELATION`, their difference on m times as many prompts as usual has the variance
 2 sd^2 (1 - rho) / m.
 """
 
@@ -19,7 +21,7 @@ CORRELATION = 0.5
 
 
 class Evaluator:
-    """Follows one run and simulates paired evaluations of its current checkpoint."""
+    """Follows one run and answers requests for paired evaluations of its current checkpoint."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -37,8 +39,12 @@ class Evaluator:
         """The requested paired evaluation, at the last observed step."""
         best = self._best.best()
         assert best is not None, "a request follows an eval"
-        truth = self._world.truth
-        difference = truth.eval_scores[self._index[request.step]] - truth.eval_scores[self._index[best.step]]
-        stderr = (truth.noise_sd or 0.0) * math.sqrt(2 * (1 - CORRELATION) / request.multiplier)
-        value = float(difference + stderr * self._rng.standard_normal())
+        current, best_one = self._index[request.step], self._index[best.step]
+        if self._world.prompt_scores is not None:
+            value, stderr = self._world.prompt_scores.compare(current, best_one)
+        else:
+            truth = self._world.truth
+            stderr = (truth.noise_sd or 0.0) * math.sqrt(2 * (1 - CORRELATION) / request.multiplier)
+            difference = truth.eval_scores[current] - truth.eval_scores[best_one]
+            value = float(difference + stderr * self._rng.standard_normal())
         return Observation(MetricRole.PAIRED, request.step, value, stderr, progress)

@@ -14,6 +14,7 @@ from evalstop_detectors import MetricRole, Observation
 from evalstop_lab.worlds.curves import Curve
 from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, REPORTING, Group, list_families
 from evalstop_lab.worlds.noise import DRAWN_KINDS, LEVELS, Noise, NoiseKind, add_noise
+from evalstop_lab.worlds.prompt_scores import PromptScores
 from evalstop_lab.worlds.truth import Floats, Integers, Truth, label_curve
 
 CALIBRATION_SEED = 0
@@ -31,7 +32,8 @@ class World:
 
     `eval_scores`, `proxy` and `kl` are the measured values at each of `steps`, NaN where one is missing. `eval_stderr`
     is the standard error of each eval score, None if the run does not report it. `planned_steps` is the run's planned
-    length, None if the trainer does not report it. `truth` has the noiseless eval scores.
+    length, None if the trainer does not report it. `truth` has the noiseless eval scores. `prompt_scores` are those of
+    a recorded run whose checkpoints were evaluated on the same prompts.
     """
 
     name: str
@@ -45,6 +47,7 @@ class World:
     noise: Noise
     truth: Truth
     planned_steps: float | None = None
+    prompt_scores: PromptScores | None = None
 
     @property
     def last_step(self) -> int:

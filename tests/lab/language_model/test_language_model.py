@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -171,7 +172,7 @@ def test_recorded_runs_can_be_judged(file: Path, tmp_path: Path) -> None:
     from evalstop_lab.language_model.recording import CAREFUL, draw_setting, record_language_runs
     from evalstop_lab.language_model.training import Sizes
 
-    sizes = Sizes(8, 4, NEW_TOKENS, 8, 8, reward_steps=3, reward_pairs=4, pool=64)
+    sizes = Sizes(8, 4, NEW_TOKENS, 8, 8, reward_steps=3, reward_pairs=4, pool=64, paired_of_prompt=2)
     path = tmp_path / "runs.jsonl.gz"
     settings = {seed: draw_setting(seed, CAREFUL) for seed in (1, 2, 3)}
     record_language_runs(file, path, settings, steps=4, eval_every=2, processes=1, sizes=sizes)
@@ -184,6 +185,8 @@ def test_recorded_runs_can_be_judged(file: Path, tmp_path: Path) -> None:
         assert (run.eval_stderr >= 0).all()
         assert run.kl[0] == pytest.approx(0.0, abs=1e-3)
         assert run.kl[-1] != 0.0
+        assert run.prompt_scores is not None
+        assert run.prompt_scores.means.shape == (3, 32)
 
 
 def test_interrupted_recording_leaves_the_runs_so_far(
@@ -199,7 +202,7 @@ def test_interrupted_recording_leaves_the_runs_so_far(
                 raise KeyboardInterrupt
             return super().write(text)
 
-    sizes = Sizes(8, 4, NEW_TOKENS, 8, 8, reward_steps=3, reward_pairs=4, pool=64)
+    sizes = Sizes(8, 4, NEW_TOKENS, 8, 8, reward_steps=3, reward_pairs=4, pool=64, paired_of_prompt=2)
     path = tmp_path / "runs.jsonl.gz"
     monkeypatch.setattr(sys, "stderr", InterruptedTerminal())
     with pytest.raises(KeyboardInterrupt):
@@ -208,7 +211,17 @@ def test_interrupted_recording_leaves_the_runs_so_far(
         assert [json.loads(line)["log"]["step"] for line in lines] == [[0, 2]]
 
 
-@pytest.mark.parametrize(("name", "bounds"), [("language-1", "USUAL"), ("language-2", "CAREFUL")])
+def test_interrupt_is_handled_by_the_trainer_alone(model: Model) -> None:
+    """Ctrl-C reaches the processes that score texts, too, which leave it to the trainer and print nothing."""
+    from evalstop_lab.language_model.training import Scorer
+
+    with Scorer(model, 1).pool as pool:
+        assert pool.submit(signal.getsignal, signal.SIGINT).result() is signal.SIG_IGN
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"), [("language-1", "USUAL"), ("language-2", "CAREFUL"), ("language-3", "CAREFUL")]
+)
 def test_recorded_settings_are_drawn_again(name: str, bounds: str) -> None:
     """The seeds of the recorded runs draw the settings that were recorded."""
     from evalstop_lab.language_model import recording

@@ -141,9 +141,27 @@ def test_recorded_fall_within_its_error_is_ambiguous() -> None:
 
 def test_runs_with_careful_settings_are_half_healthy() -> None:
     """Half of the runs with KL penalties and better reward models stay healthy; most other falls are shallow."""
-    falls = find_falls("language-2")
-    assert [len(falls[label]) for label in (Label.HACKING, Label.HEALTHY, Label.AMBIGUOUS)] == [13, 20, 7]
-    assert sum(fall < 1 / 3 for fall in falls[Label.HACKING]) == 10
+    for suite, counts, bound, shallow in (("language-2", [13, 20, 7], 1 / 3, 10), ("language-3", [22, 20, 8], 0.3, 14)):
+        falls = find_falls(suite)
+        assert [len(falls[label]) for label in (Label.HACKING, Label.HEALTHY, Label.AMBIGUOUS)] == counts
+        assert sum(fall < bound for fall in falls[Label.HACKING]) == shallow
+
+
+def test_recorded_answers_find_more_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With recorded paired evaluations `cautious` stops more of the runs that turn, and no healthy one."""
+    rules = "EvalStop cautious", "EvalStop cautious, evaluate now"
+    assert run_stopbench(tmp_path, "--suite", "language-3", "--only", *rules, "--json") == 0
+    result = json.loads(capsys.readouterr().out)["suites"]["language-3"]
+    without, answered = (result[rule] for rule in rules)
+    assert [round(22 * figures["recall"]["value"]) for figures in (without, answered)] == [6, 8]
+    assert [figures["false_stops"]["value"] for figures in (without, answered)] == [0, 0]
+
+
+def test_interrupted_command_ends_without_traceback(tmp_path: Path) -> None:
+    """Ctrl-C ends a command with exit code 1."""
+    rule = tmp_path / "rule.py"
+    rule.write_text(THREE_DECLINES.replace("if score is None:", "raise KeyboardInterrupt\n        if True:"))
+    assert main(["stopbench", "show", "drawn-1", "0", "--only", "--rule", f"{rule}:ThreeDeclines"]) == 1
 
 
 @pytest.mark.parametrize("command", [["record"], ["record-language", "model.gguf"]])
