@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from subprocess import CompletedProcess
 
 import pytest
@@ -18,11 +19,18 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.tables import metadata
 
 from tests.service.commands import run_evalstop
+from tests.service.project_fixture import set_up_project
 
 
 def list_tables(database: Database) -> set[str]:
     with database.reading() as tx:
         return set(sa.inspect(tx).get_table_names())
+
+
+def count_rows(database: Database) -> dict[str, int]:
+    with database.reading() as tx:
+        counts = {table: sa.select(sa.func.count()).select_from(table) for table in metadata.sorted_tables}
+        return {table.name: tx.execute(count).scalar_one() for table, count in counts.items()}
 
 
 def compare_with_metadata(database: Database) -> list[object]:
@@ -131,8 +139,13 @@ def run_migrate(url: str, *options: str) -> CompletedProcess[str]:
 
 
 def test_second_migrate_changes_nothing(empty_url: str) -> None:
-    """A second `evalstop migrate` succeeds and reports that the schema was already at head."""
-    completed = [run_migrate(empty_url) for _ in range(2)]
+    """A second `evalstop migrate` succeeds, reports that the schema was already at head, and keeps all rows."""
+    completed = [run_migrate(empty_url)]
+    with closing(Database(empty_url)) as database:
+        set_up_project(database).open_run()
+        before = count_rows(database)
+        completed.append(run_migrate(empty_url))
+        assert count_rows(database) == before
     assert [(process.returncode, process.stderr) for process in completed] == [(0, ""), (0, "")]
     assert completed[0].stdout == f"the schema is at {schema.head_revision()} (was empty)\n"
     assert completed[1].stdout == f"the schema is at {schema.head_revision()}, as it was\n"

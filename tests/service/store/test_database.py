@@ -136,7 +136,7 @@ def test_synchronous_off_is_refused(tmp_path: Path) -> None:
 
 
 def test_postgresql_commits_synchronously(postgres_database: Database) -> None:
-    """Sessions use `synchronous_commit = on`: a commit is acknowledged once it is in the log."""
+    """Sessions leave `synchronous_commit` on, unless it is turned off in PostgreSQL."""
     with postgres_database.reading() as tx:
         assert tx.exec_driver_sql("SHOW synchronous_commit").scalar_one() == "on"
 

@@ -210,6 +210,30 @@ def test_runs_are_listed_in_each_order(project: ProjectFixture) -> None:
         ]
 
 
+def test_older_runs_are_searched_from_the_previous_page_on(embedded_database: Database) -> None:
+    """Without an index a page searches the newest 20,000 runs; the next page searches as many older ones."""
+    project = set_up_project(embedded_database)
+    numbers = sa.func.json_each(sa.bindparam("numbers", type_=sa.JSON)).table_valued("value")
+    own = {
+        tables.runs.c.id: sa.func.printf("%032x", numbers.c.value, type_=sa.Text),
+        tables.runs.c.name: sa.func.printf("run-%d", numbers.c.value, type_=sa.Text),
+    }
+    template = project.open_run()
+    copies = sa.select(*(own.get(column, column) for column in tables.runs.c)).where(tables.runs.c.id == template.id)
+    with embedded_database.transaction() as tx:
+        insert = sa.insert(tables.runs).from_select(
+            tables.runs.c.keys(), copies.select_from(tables.runs.join(numbers, sa.true()))
+        )
+        tx.execute(insert, {"numbers": list(range(1, 20_003))})
+        enforced = tables.runs.c.name.in_(["run-1", "run-2", "run-20002"])
+        tx.execute(sa.update(tables.runs).values(mode=sa.case((enforced, Mode.ENFORCE), else_=Mode.SHADOW)))
+    with embedded_database.reading() as tx:
+        newest = run_lists.list_runs(tx, project.id, RunFilter(mode=Mode.ENFORCE))
+        older = run_lists.list_runs(tx, project.id, RunFilter(mode=Mode.ENFORCE, before=newest[-1].id))
+    assert [run.name for run in newest] == ["run-20002"]
+    assert [run.name for run in older] == ["run-2"]
+
+
 def test_sparkline_samples_a_long_series(project: ProjectFixture) -> None:
     """A sparkline of a long series is drawn from a sample spread evenly over its steps."""
     run = project.open_run()
