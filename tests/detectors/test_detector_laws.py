@@ -1,4 +1,4 @@
-"""Properties of single detectors: the effect of their parameters, and short runs computed by hand."""
+"""Single detectors: short runs computed by hand, thresholds and notes."""
 
 from __future__ import annotations
 
@@ -9,70 +9,14 @@ import numpy as np
 import pytest
 from evalstop_detectors import Evidence, Kind, MetricRole, Observation, Thresholds
 from evalstop_detectors.detectors.fixed_progress import FixedProgress
+from evalstop_detectors.detectors.gao_fit import GaoFit
 from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_detectors.detectors.loss_plateau import LossPlateau
 from evalstop_detectors.detectors.non_finite import NonFinite
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.detectors.evidence import collect_values
-from tests.detectors.strategies import AnyDetector, amounts, eval_series, series
-
-evals = series({MetricRole.EVAL})
-counting_detectors = st.sampled_from([KDecline(), KBelowBest()])
-
-
-def is_never_higher(stricter: AnyDetector, detector: AnyDetector, observations: list[Observation]) -> bool:
-    """Whether the stricter detector has at most the same value after each observation."""
-    pairs = zip(collect_values(stricter, observations), collect_values(detector, observations), strict=True)
-    return all(strict_value <= value for strict_value, value in pairs)
-
-
-@given(observations=evals, small=amounts, large=amounts)
-def test_larger_min_delta_counts_no_more_declines(observations: list[Observation], small: float, large: float) -> None:
-    """With a larger `min_delta`, the number of consecutive declines is never higher."""
-    small, large = sorted([small, large])
-    assert is_never_higher(KDecline(min_delta=large), KDecline(min_delta=small), observations)
-
-
-@given(observations=evals, small=amounts, large=amounts)
-def test_larger_tolerance_counts_no_more_values_below_best(
-    observations: list[Observation], small: float, large: float
-) -> None:
-    """With a larger tolerance, the number of values below the best is never higher."""
-    small, large = sorted([small, large])
-    assert is_never_higher(KBelowBest(tolerance=large), KBelowBest(tolerance=small), observations)
-
-
-@given(observations=evals, detector=counting_detectors, short=st.integers(0, 20), more=st.integers(0, 20))
-def test_longer_warmup_counts_no_more(
-    observations: list[Observation], detector: KDecline | KBelowBest, short: int, more: int
-) -> None:
-    """With a longer warm-up, the count is never higher."""
-    longer = msgspec.structs.replace(detector, warmup_evals=short + more)
-    assert is_never_higher(longer, msgspec.structs.replace(detector, warmup_evals=short), observations)
-
-
-@given(observations=evals, detector=counting_detectors, k=st.integers(1, 20))
-def test_k_does_not_change_the_count(observations: list[Observation], detector: KDecline | KBelowBest, k: int) -> None:
-    """k changes only the threshold, never the count."""
-    assert collect_values(detector, observations) == collect_values(
-        msgspec.structs.replace(detector, k=k), observations
-    )
-
-
-@given(observations=evals)
-def test_consecutive_declines_never_exceed_values_below_best(observations: list[Observation]) -> None:
-    """The count of k_decline is at most that of k_below_best without a tolerance."""
-    assert is_never_higher(KDecline(), KBelowBest(), observations)
-
-
-@given(observations=series({MetricRole.PROXY, MetricRole.LOSS}))
-def test_progress_never_decreases(observations: list[Observation]) -> None:
-    """The evidence of fixed_progress never decreases."""
-    values = collect_values(FixedProgress(), observations)
-    assert values == sorted(values)
+from tests.detectors.evidence import collect_evidence, collect_values
+from tests.detectors.strategies import AnyDetector, eval_series
 
 
 @pytest.mark.parametrize(
@@ -106,10 +50,11 @@ def test_short_runs_give_known_counts(detector: AnyDetector, scores: list[float]
         (LossPlateau(patience=7), Thresholds(None, 7)),
         (FixedProgress(fraction=0.25), Thresholds(None, 0.25)),
         (NonFinite(), Thresholds(1, None)),
+        (GaoFit(), Thresholds(0.99, None)),
     ],
 )
 def test_thresholds_follow_from_the_parameters(detector: AnyDetector, expected: Thresholds) -> None:
-    """Counting detectors suspect at k - 1 and stop at k; baselines only stop; non_finite only suspects."""
+    """Counting detectors suspect at k - 1 and stop at k; baselines only stop; non_finite and gao_fit only suspect."""
     assert detector.thresholds == expected
 
 
@@ -125,10 +70,7 @@ def test_missing_progress_is_noted() -> None:
 @pytest.mark.parametrize("detector", [KDecline(warmup_evals=2), KBelowBest(warmup_evals=2)])
 def test_warmup_is_noted(detector: AnyDetector) -> None:
     """During the warm-up the note counts the values; afterwards it describes the count."""
-    state, notes = detector.start(), []
-    for observation in eval_series([5, 4, 3, 2]):
-        state, evidence = detector.step(state, observation)
-        notes.append(evidence.note)
+    notes = [evidence.note for evidence in collect_evidence(detector, eval_series([5, 4, 3, 2]))]
     assert notes[0] == "warming up: 1 of 2 values of eval seen"
     assert all("consecutive" in note for note in notes[1:])
 

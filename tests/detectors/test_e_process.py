@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from tests.detectors.evidence import collect_evidence
 from tests.detectors.strategies import eval_series
 
 Floats = NDArray[np.float64]
@@ -170,9 +171,7 @@ def test_single_outlier_raises_no_alarm() -> None:
 
 def test_note_asks_for_standard_errors() -> None:
     """Without standard errors and with too few pairs the value is 0, and the note asks for them."""
-    state = EProcess().start()
-    for observation in eval_series([0.0, 5.0] * 10):
-        state, evidence = EProcess().step(state, observation)
+    evidence = collect_evidence(EProcess(), eval_series([0.0, 5.0] * 10))[-1]
     assert evidence.value == 0
     assert "needs standard errors" in evidence.note
 

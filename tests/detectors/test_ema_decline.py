@@ -1,4 +1,4 @@
-"""ema_decline: equal to its definition, to k_decline without smoothing, and better on slow declines."""
+"""ema_decline: equal to its definition, and better on slow declines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,8 @@ from evalstop_detectors.detectors.k_decline import KDecline
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.detectors.evidence import collect_values
+from tests.detectors.evidence import collect_evidence, collect_values
 from tests.detectors.strategies import eval_series, round_values, series
-
-
-@given(observations=series({MetricRole.EVAL}, round_values))
-def test_weight_of_one_equals_k_decline(observations: list[Observation]) -> None:
-    """With weight 1 the average is the last value, so the counts equal those of k_decline."""
-    assert collect_values(EmaDecline(weight=1.0), observations) == collect_values(KDecline(), observations)
 
 
 @given(
@@ -33,9 +27,7 @@ def test_evidence_equals_exact_fractions(
 ) -> None:
     """Count and turn equal those of weighted means of the whole history in exact fractions."""
     detector = EmaDecline(weight=weight, min_delta=min_delta, warmup_evals=warmup_evals)
-    state = detector.start()
-    for count, observation in enumerate(observations, start=1):
-        state, evidence = detector.step(state, observation)
+    for count, evidence in enumerate(collect_evidence(detector, observations), start=1):
         assert (evidence.value, evidence.turn_step) == count_declines_exactly(detector, observations[:count])
 
 

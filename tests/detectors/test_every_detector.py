@@ -211,19 +211,3 @@ def test_suspect_threshold_is_below_stop_threshold(name: str, data: st.DataObjec
     suspect_at, stop_at = detector.thresholds.suspect_at, detector.thresholds.stop_at
     assert suspect_at is None or stop_at is None or suspect_at < stop_at
     assert all(threshold is None or threshold > 0 for threshold in (suspect_at, stop_at))
-
-
-@every_detector
-@given(data=st.data(), number=st.integers(-3, 3))
-def test_integers_equal_floats(name: str, data: st.DataObject, number: int) -> None:
-    """An integer value gives the same stored state as the equal float."""
-    policy = single_member_policy(data.draw(DETECTOR_STRATEGIES[name]))
-    role = data.draw(st.sampled_from(sorted(policy.roles)))
-    states = [replay(policy, [Observation(role, 1, value, progress=1)]) for value in (number, float(number))]
-    assert state_to_json(policy, states[0]) == state_to_json(policy, states[1])
-
-
-@every_detector
-def test_roles_are_metric_roles(name: str) -> None:
-    """The roles of a detector are known without any observation and are a subset of MetricRole."""
-    assert DETECTORS[name]().roles <= set(MetricRole)

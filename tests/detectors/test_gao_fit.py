@@ -16,8 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tests.detectors.strategies import series
-
 Curve = Callable[[float], float]
 
 
@@ -152,22 +150,6 @@ def test_state_stays_small() -> None:
         sizes.append(len(msgspec.json.encode(state)))
     assert max(sizes) < 1.3 * sizes[300]
     assert msgspec.json.decode(msgspec.json.encode(state), type=GaoFitState) == state
-
-
-@given(observations=series({MetricRole.KL, MetricRole.EVAL}, max_size=30), least=st.integers(5, 6))
-def test_evidence_is_a_probability(observations: list[Observation], least: int) -> None:
-    """For any observations the value is between 0 and 1, and a turn requires a value above 0.5."""
-    detector = GaoFit(least_evals=least)
-    state = detector.start()
-    for observation in observations:
-        state, evidence = detector.step(state, observation)
-        assert 0 <= evidence.value <= 1
-        assert evidence.turn_step is None or evidence.value > 0.5
-
-
-def test_detector_has_no_stop_threshold() -> None:
-    """The curves also fit a peak to plateaus, so that the fit alone may only suspect."""
-    assert GaoFit().thresholds.stop_at is None
 
 
 @given(rows=st.lists(st.lists(st.integers(-9, 9).map(float), min_size=3, max_size=3), min_size=4, max_size=9))

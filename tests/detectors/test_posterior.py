@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from evalstop_detectors import DETECTORS, MetricRole, Observation
+from evalstop_detectors import MetricRole, Observation
 from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_detectors.observation import to_columns
 from evalstop_detectors.posterior import network
@@ -174,8 +174,3 @@ def test_plateau_is_reported_as_levelled_off() -> None:
     assert outlook_values[-2] >= 0.97
     assert evidence.outlook is not None
     assert evidence.outlook.note == "0 % to 0 % of the range so far may still be gained (10 to 90 % quantile)"
-
-
-def test_posterior_is_in_the_catalog() -> None:
-    """A policy can name the detector."""
-    assert DETECTORS["posterior"] is Posterior
