@@ -22,7 +22,8 @@ Shifts      A sudden fall while the proxy was still may be caused by the grader.
 Evidence    A posterior, 0 to 1 in steps of 2^-14. The turn is placed at the eval of the best median of three.
 Outlook     In addition, how much of its final range the run has covered: by the network's quantiles of the gain still
             to come. A run near 1 has levelled off, whether or not it has turned.
-State       64 whole numbers of the network, 28 of the features and those of the latest answer. O(1).
+State       64 numbers of the network and its 27 features, of 16 bits each, 28 of the features' state, and those of the
+            latest answer. O(1).
 Not done    The proxy between two evals counts by its mean. KL and proxy alone change nothing before the next eval.
             From the curve alone, dips as wide as a third of the run look like turns.
 """
@@ -104,13 +105,14 @@ class PosteriorState(Struct, frozen=True):
     first; `kl` is the latest KL since the last eval; `best_step` is where the eval score was best.
     `progress` is that of the last eval, `planned_from` where the measurement began.
 
-    `seen` are the network's features of the last eval, rounded; `cliff` is the deepest fall from one eval to the next
-    since the best, while the proxy was still. `asked` counts requests; the last was made at `asked_step`, after
-    `asked_evals` evals, `asked_since` of them since the best, and is `awaited` until it is answered.
+    `hidden` is the network's state and `seen` its features of the last eval, as little-endian 16-bit integers. `cliff`
+    is the deepest fall from one eval to the next since the best, while the proxy was still. `asked` counts requests;
+    the last was made at `asked_step`, after `asked_evals` evals, `asked_since` of them since the best, and is `awaited`
+    until it is answered.
     """
 
     features: FeatureState = FeatureState()
-    hidden: tuple[int, ...] = (0,) * HIDDEN
+    hidden: bytes = bytes(2 * HIDDEN)
     proxy_origin: float | None = None
     waiting: int = 0
     waiting_proxy: float = 0.0
@@ -119,7 +121,7 @@ class PosteriorState(Struct, frozen=True):
     progress: float = 0.0
     planned_from: float = 0.0
     evidence: Evidence = _NO_EVALS
-    seen: tuple[int, ...] = ()
+    seen: bytes = b""
     cliff: float = 0.0
     asked: int = 0
     asked_step: int | None = None
@@ -209,18 +211,18 @@ class Posterior(Detector[PosteriorState], frozen=True):
     def _with_eval(self, state: PosteriorState, observation: Observation, value: float) -> PosteriorState:
         features, features_seen = advance(ONE, state.features, _given(state, observation, value))
         seen = round_features(features_seen)
-        hidden = load_network(self.model).step(np.array(state.hidden, dtype=np.float64), seen)
+        hidden = load_network(self.model).step(_from_bytes(state.hidden), seen)
         is_best = features.since == 0.0
         fell = state.features.last - features.last if abs(features_seen[_PROXY_CHANGE]) < STILL else 0.0
         state = replace(
             state,
             features=features,
-            hidden=_to_integers(hidden),
+            hidden=_to_bytes(hidden),
             waiting=0,
             waiting_proxy=0.0,
             kl=None,
             best_step=observation.step if is_best else state.best_step,
-            seen=_to_integers(seen),
+            seen=_to_bytes(seen),
             cliff=max(0.0 if is_best else state.cliff, fell),
             asked_since=0 if is_best else state.asked_since,
             awaited=state.awaited and not is_best,
@@ -246,7 +248,7 @@ class Posterior(Detector[PosteriorState], frozen=True):
             answer = Answer(-value, answer_stderr, features.best - features.level, features.since, *before)
         bets = raise_bets(state.log_bets, -value, answer_stderr, features.best - features.start)
         state = replace(state, awaited=False, answer=answer, log_bets=bets)
-        outlook, added = self._weigh_answer(state, np.array(state.hidden, dtype=np.float64))
+        outlook, added = self._weigh_answer(state, _from_bytes(state.hidden))
         return self._with_evidence(state, outlook, added, observation.progress)
 
     def _weigh_answer(self, state: PosteriorState, hidden: Whole) -> tuple[Outlook, float]:
@@ -254,7 +256,7 @@ class Posterior(Detector[PosteriorState], frozen=True):
         added = 0.0
         if state.answer is not None:
             features = round_features(describe_answer(ONE, state.features, state.answer))
-            added = add_log_odds(self.model, np.concatenate([np.array(state.seen, dtype=np.float64), features]))
+            added = add_log_odds(self.model, np.concatenate([_from_bytes(state.seen), features]))
         return _to_outlook(load_network(self.model).read(hidden).tolist(), added), added
 
     def _is_to_ask(self, state: PosteriorState, probability: float, progress: float | None) -> bool:
@@ -301,7 +303,7 @@ class Posterior(Detector[PosteriorState], frozen=True):
 
     def outlook(self, state: PosteriorState) -> Outlook:
         """The network's forecast for a run in this state."""
-        return self._weigh_answer(state, np.array(state.hidden, dtype=np.float64))[0]
+        return self._weigh_answer(state, _from_bytes(state.hidden))[0]
 
 
 def _with_waiting(state: PosteriorState, proxies: Sequence[float], kls: Sequence[float]) -> PosteriorState:
@@ -315,8 +317,12 @@ def _with_waiting(state: PosteriorState, proxies: Sequence[float], kls: Sequence
     return replace(state, proxy_origin=origin, waiting=waiting, waiting_proxy=total, kl=kl)
 
 
-def _to_integers(numbers: Whole) -> tuple[int, ...]:
-    return tuple(numbers.astype(np.int64).tolist())
+def _to_bytes(numbers: Whole) -> bytes:
+    return numbers.astype("<i2").tobytes()
+
+
+def _from_bytes(integers: bytes) -> Whole:
+    return np.frombuffer(integers, "<i2").astype(np.float64)
 
 
 def _to_outlook(outputs: Sequence[float], added: float = 0.0) -> Outlook:

@@ -34,7 +34,7 @@ from evalstop_detectors.policy.catalog import DETECTORS, explain_unknown
 from evalstop_detectors.policy.monitor import MonitorState
 from evalstop_detectors.policy.policy import LEVELLED_OFF_AT, Member, Policy, Verdict, member_ids
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 _Threshold = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 _Weight = Annotated[float, Meta(ge=0, le=1_000_000)]
