@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from evalstop_client.receivers import ForeignJob, Gone, Job, Present
 from evalstop_client.receivers.kubernetes.access import Access
 from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.job_control import KubernetesJobControl
@@ -22,7 +23,7 @@ from evalstop_client.scheduler_labels import scheduler_labels
 
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import wait_until
-from tests.clients.receivers.conformance import StartedJob
+from tests.clients.receivers.conformance import StartedJob, find_job, make_stop_request, wait_until_gone
 from tests.clients.receivers.kubernetes.admin import Admin, Json, make_definitions
 from tests.clients.receivers.kubernetes.controllers import Controllers
 from tests.clients.receivers.kubernetes.node import Node
@@ -62,6 +63,37 @@ class ApiServer:
     tls: ssl.SSLContext | None = None
     ca_file: Path | None = None
     is_real: bool = False
+
+
+@dataclass(frozen=True)
+class FoundJob:
+    """A workload that a receiver's job control has found, and what the receiver does with it."""
+
+    item: Json
+    labels: dict[str, str]
+    job_control: KubernetesJobControl
+    found: Job
+
+    def find(self) -> Job | ForeignJob:
+        return self.job_control.find_job(make_stop_request(self.labels))
+
+    def cancel(self, decision_id: str = "decision-1") -> None:
+        self.job_control.cancel_job(self.found, make_stop_request(self.labels, decision_id))
+
+    def kill(self) -> None:
+        self.job_control.kill_job(self.found)
+
+    def check(self) -> Present | Gone:
+        return self.job_control.check_job(self.found)
+
+    def wait_until_gone(self) -> Gone:
+        return wait_until_gone(self.job_control, self.found)
+
+    def resume(self) -> None:
+        self.job_control.resume_job(self.found)
+
+    def request_checkpoint(self) -> bool:
+        return self.job_control.request_checkpoint(self.found, make_stop_request(self.labels))
 
 
 @dataclass
@@ -152,6 +184,11 @@ class KubernetesCluster:
             pod_label = pod["metadata"]["labels"].get(label) if path and "labels" in path else None
             values[variable["name"]] = variable.get("value") or pod_label or at(pod, *path.split("."))
         return scheduler_labels(values)
+
+    def find_job(self, item: Json, **options: Any) -> FoundJob:
+        """The job that a receiver with these options finds by the labels of the workload's run."""
+        labels, job_control = self.get_run_labels(item), self.job_control(**options)
+        return FoundJob(item, labels, job_control, find_job(job_control, labels))
 
     def list_pods(self, name: str) -> list[Json]:
         """The pods of a workload, by name."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers import Job, Present
-from evalstop_client.receivers.kubernetes.job_control import KubernetesJobControl
+from evalstop_client.receivers import Present
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, POD
 
 from tests.clients.programs import wait_until
-from tests.clients.receivers.conformance import find_job, make_stop_request, wait_until_gone
 from tests.clients.receivers.kubernetes.admin import Json
-from tests.clients.receivers.kubernetes.cluster import NAMESPACE, RECEIVER, KubernetesCluster
+from tests.clients.receivers.kubernetes.cluster import NAMESPACE, RECEIVER, FoundJob, KubernetesCluster
 from tests.clients.receivers.kubernetes.fake_api_server import FakeApiServer
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 from tests.clients.receivers.kubernetes.fake_requests import Request
@@ -25,26 +22,10 @@ Fault = Callable[[Request], None]
 COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
 
 
-@dataclass
-class RunningJob:
-    """A running job that was found."""
-
-    kubernetes: KubernetesCluster
-    job_control: KubernetesJobControl
-    labels: dict[str, str]
-    job: Job
-    item: Json
-
-    def cancel(self) -> None:
-        self.job_control.cancel_job(self.job, make_stop_request(self.labels))
-
-
 @pytest.fixture
-def running(kubernetes: KubernetesCluster) -> RunningJob:
-    """A job in the cluster."""
-    item = kubernetes.start_workload()
-    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
-    return RunningJob(kubernetes, job_control, labels, find_job(job_control, labels), item)
+def running(kubernetes: KubernetesCluster) -> FoundJob:
+    """A running job that the receiver has found."""
+    return kubernetes.find_job(kubernetes.start_workload())
 
 
 def make_fault(code: int, reason: str = "Trouble", *, method: str = "", times: int = 10**6, **headers: str) -> Fault:
@@ -61,26 +42,19 @@ def make_fault(code: int, reason: str = "Trouble", *, method: str = "", times: i
 
 
 @pytest.mark.parametrize("code", [401, 408, 429, 500, 502, 503, 504])
-def test_temporary_errors_are_unavailable(running: RunningJob, cluster: FakeCluster, code: int) -> None:
+def test_temporary_errors_are_unavailable(running: FoundJob, cluster: FakeCluster, code: int) -> None:
     """A temporary error makes the scheduler unavailable to every call, and the stop continues afterwards."""
     cluster.faults.append(make_fault(code))
-    for call in (
-        lambda: running.job_control.find_job(make_stop_request(running.labels)),
-        running.cancel,
-        lambda: running.job_control.kill_job(running.job),
-        lambda: running.job_control.request_checkpoint(running.job, make_stop_request(running.labels)),
-        lambda: running.job_control.check_job(running.job),
-        lambda: running.job_control.resume_job(running.job),
-    ):
+    for call in (running.find, running.cancel, running.kill, running.request_checkpoint, running.check, running.resume):
         with pytest.raises(SchedulerUnavailable, match=str(code)):
             call()
     cluster.faults.clear()
     running.cancel()
-    wait_until_gone(running.job_control, running.job)
+    running.wait_until_gone()
 
 
 @pytest.mark.parametrize("code", [429, 503])
-def test_retry_after_is_respected(running: RunningJob, cluster: FakeCluster, code: int) -> None:
+def test_retry_after_is_respected(running: FoundJob, cluster: FakeCluster, code: int) -> None:
     """With Retry-After no request is sent until that time has passed."""
     cluster.faults.append(make_fault(code, times=1, retry_after="1"))
     with pytest.raises(SchedulerUnavailable):
@@ -93,14 +67,14 @@ def test_retry_after_is_respected(running: RunningJob, cluster: FakeCluster, cod
 
 
 @pytest.mark.parametrize("code", [400, 405, 422])
-def test_permanent_errors_are_refused(running: RunningJob, cluster: FakeCluster, code: int) -> None:
+def test_permanent_errors_are_refused(running: FoundJob, cluster: FakeCluster, code: int) -> None:
     """A 400, 405 or 422 refuses the stop, since a retry would get the same answer."""
     cluster.faults.append(make_fault(code, "Invalid", method="PATCH"))
     with pytest.raises(RequestRefused, match="Invalid for the test"):
         running.cancel()
 
 
-def test_conflicts_are_retried(running: RunningJob, cluster: FakeCluster) -> None:
+def test_conflicts_are_retried(kubernetes: KubernetesCluster, running: FoundJob, cluster: FakeCluster) -> None:
     """A patch that conflicts is retried a few times; endless conflicts make the scheduler unavailable."""
     count, limit = 0, 10**6
 
@@ -110,20 +84,20 @@ def test_conflicts_are_retried(running: RunningJob, cluster: FakeCluster) -> Non
             count += 1
             touched = {"metadata": {"annotations": {"touched": str(count)}}}
             with unlocked(cluster):
-                running.kubernetes.admin.patch(JOB, running.item, touched)
+                kubernetes.admin.patch(JOB, running.item, touched)
 
     cluster.faults.append(change_the_job)
     with pytest.raises(SchedulerUnavailable, match="keeps being changed"):
         running.cancel()
     limit = count + 2
     running.cancel()
-    assert running.kubernetes.read_object(JOB, running.item)["spec"]["suspend"] is True
+    assert kubernetes.read_object(JOB, running.item)["spec"]["suspend"] is True
 
 
-def test_late_pod_keeps_the_job_present(running: RunningJob, cluster: FakeCluster) -> None:
+def test_late_pod_keeps_the_job_present(kubernetes: KubernetesCluster, running: FoundJob, cluster: FakeCluster) -> None:
     """A pod created after the others are gone, before the controller reports the suspension, is noticed."""
-    running.job_control.check_job(running.job)
-    (pod,) = running.kubernetes.list_pods("train-1")
+    running.check()
+    (pod,) = kubernetes.list_pods("train-1")
     metadata = {name: pod["metadata"][name] for name in ("labels", "ownerReferences")}
     late_pod = {
         "metadata": {**metadata, "name": "train-1-late"},
@@ -134,88 +108,91 @@ def test_late_pod_keeps_the_job_present(running: RunningJob, cluster: FakeCluste
     def create_late_pod(request: Request) -> None:
         if request.user == RECEIVER and request.path.endswith("/jobs/train-1") and not created:
             with unlocked(cluster):
-                created.append(running.kubernetes.admin.create(POD, NAMESPACE, late_pod))
+                created.append(kubernetes.admin.create(POD, NAMESPACE, late_pod))
 
     running.cancel()
-    wait_until(lambda: running.kubernetes.list_pods("train-1") == [])
-    wait_until(lambda: JOB.list_states(running.kubernetes.read_object(JOB, running.item)) == {"Suspended"})
+    wait_until(lambda: kubernetes.list_pods("train-1") == [])
+    wait_until(lambda: JOB.list_states(kubernetes.read_object(JOB, running.item)) == {"Suspended"})
     cluster.faults.append(create_late_pod)
-    assert all(isinstance(running.job_control.check_job(running.job), Present) for _ in range(3))
+    assert all(isinstance(running.check(), Present) for _ in range(3))
 
 
 @pytest.mark.parametrize(
     ("verb", "plural", "call"),
     [
-        ("get", "jobs", lambda running: running.job_control.find_job(make_stop_request(running.labels))),
-        ("list", "pods", lambda running: running.job_control.find_job(make_stop_request(running.labels))),
-        ("patch", "jobs", lambda running: running.cancel()),
-        (
-            "patch",
-            "pods",
-            lambda running: running.job_control.request_checkpoint(running.job, make_stop_request(running.labels)),
-        ),
-        ("delete", "pods", lambda running: running.job_control.kill_job(running.job)),
+        ("get", "jobs", FoundJob.find),
+        ("list", "pods", FoundJob.find),
+        ("patch", "jobs", FoundJob.cancel),
+        ("patch", "pods", FoundJob.request_checkpoint),
+        ("delete", "pods", FoundJob.kill),
     ],
 )
 def test_missing_permission_is_named(
-    running: RunningJob, cluster: FakeCluster, verb: str, plural: str, call: Callable[[RunningJob], None]
+    kubernetes: KubernetesCluster,
+    running: FoundJob,
+    cluster: FakeCluster,
+    verb: str,
+    plural: str,
+    call: Callable[[FoundJob], object],
 ) -> None:
     """The refusal names the verb, resource and namespace that a Role has to grant."""
     _revoke(cluster, verb, plural)
     if verb == "delete":  # the receiver deletes pods only if their controller does not
-        running.kubernetes.admin.set_status(JOB, running.item, COMPLETE)
+        kubernetes.admin.set_status(JOB, running.item, COMPLETE)
     full_name = f"{plural}.batch" if plural == "jobs" else plural
     with pytest.raises(RequestRefused, match=rf"verb '{verb}' on {full_name} in namespace {NAMESPACE} is not granted"):
         call(running)
 
 
-def test_revoked_permission_is_unavailable_until_granted(running: RunningJob, cluster: FakeCluster) -> None:
+def test_revoked_permission_is_unavailable_until_granted(running: FoundJob, cluster: FakeCluster) -> None:
     """A job that can no longer be watched is neither gone nor given up, and the stop continues once it can."""
-    running.job_control.check_job(running.job)
+    running.check()
     _revoke(cluster, "watch", "pods")
     with pytest.raises(SchedulerUnavailable, match="verb 'watch' on pods"):
-        running.job_control.check_job(running.job)
+        running.check()
     running.cancel()
     _revoke(cluster, "watch", "pods", grant=True)
-    wait_until_gone(running.job_control, running.job)
+    running.wait_until_gone()
 
 
-def test_cut_watch_is_continued(running: RunningJob, cluster: FakeCluster) -> None:
+def test_cut_watch_is_continued(running: FoundJob, cluster: FakeCluster) -> None:
     """A watch that is cut in mid-line is continued, and the pod's exit code is still reported."""
-    running.job_control.check_job(running.job)
+    running.check()
     cluster.watch_cuts_after = 1
     running.cancel()
-    end = wait_until_gone(running.job_control, running.job)
+    end = running.wait_until_gone()
     assert cluster.watch_cuts_after is None
     assert end.details["exit_code"] == 7
 
 
-def test_expired_watch_starts_with_a_list(running: RunningJob, cluster: FakeCluster) -> None:
+def test_expired_watch_starts_with_a_list(
+    kubernetes: KubernetesCluster, running: FoundJob, cluster: FakeCluster
+) -> None:
     """A watch that gets 410 lists everything again."""
-    running.job_control.check_job(running.job)
+    running.check()
     running.cancel()
-    wait_until(lambda: running.kubernetes.list_pods("train-1") == [])
+    wait_until(lambda: kubernetes.list_pods("train-1") == [])
     cluster.storage.compact()
-    assert wait_until_gone(running.job_control, running.job).state == "Suspended"
+    assert running.wait_until_gone().state == "Suspended"
 
 
 def test_stop_continues_after_an_api_server_restart(
-    running: RunningJob, api_server: FakeApiServer, cluster: FakeCluster
+    running: FoundJob, api_server: FakeApiServer, cluster: FakeCluster
 ) -> None:
     """While the API server is down it is unavailable; afterwards the stop continues."""
-    running.job_control.check_job(running.job)
+    running.check()
     port = api_server.server_address[1]
     api_server.__exit__()
-    for call in (running.cancel, lambda: running.job_control.check_job(running.job)):
+    for call in (running.cancel, running.check):
         with pytest.raises(SchedulerUnavailable):
             call()
     with ExitStack() as stack:
         stack.enter_context(FakeApiServer(cluster, port))
         wait_until(lambda: _works(running.cancel))
-        assert wait_until_gone(running.job_control, running.job).details["exit_code"] == 7
+        assert running.wait_until_gone().details["exit_code"] == 7
 
 
-def test_unexpected_body_is_unavailable(running: RunningJob, cluster: FakeCluster) -> None:
+def test_unexpected_body_is_unavailable(running: FoundJob, cluster: FakeCluster) -> None:
     """A proxy's answer with status 200 says nothing about a job."""
 
     def answer_with_empty_object(request: Request) -> None:
@@ -225,32 +202,28 @@ def test_unexpected_body_is_unavailable(running: RunningJob, cluster: FakeCluste
             raise status
 
     cluster.faults.append(answer_with_empty_object)
-    for call in (
-        lambda: running.job_control.find_job(make_stop_request(running.labels)),
-        lambda: running.job_control.check_job(running.job),
-    ):
+    for call in (running.find, running.check):
         with pytest.raises(SchedulerUnavailable, match="no object"):
             call()
     cluster.faults.clear()
 
 
-def test_unknown_kind_is_refused(running: RunningJob, cluster: FakeCluster) -> None:
+def test_unknown_kind_is_refused(running: FoundJob, cluster: FakeCluster) -> None:
     """A kind without a definition in the cluster is refused by name."""
     cluster.resources = [resource for resource in cluster.resources if resource.kind != "JobSet"]
+    running.labels["kubernetes_kind"] = "JobSet"
     with pytest.raises(RequestRefused, match=r"knows no jobsets\.jobset\.x-k8s\.io"):
-        running.job_control.find_job(make_stop_request({**running.labels, "kubernetes_kind": "JobSet"}))
+        running.find()
 
 
 def test_changed_api_version_is_discovered_again(kubernetes: KubernetesCluster, cluster: FakeCluster) -> None:
     """After an operator's upgrade during a stop the new version of its API is discovered."""
-    item = kubernetes.start_workload(JOBSET)
-    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
-    job = find_job(job_control, labels)
+    job = kubernetes.find_job(kubernetes.start_workload(JOBSET))
     (resource,) = [resource for resource in cluster.resources if resource.kind == "JobSet"]
     resource.version = "v1"
     with pytest.raises(SchedulerUnavailable, match="404"):
-        job_control.cancel_job(job, make_stop_request(labels))
-    job_control.cancel_job(job, make_stop_request(labels))
+        job.cancel()
+    job.cancel()
     resource.version = "v1alpha2"
     wait_until(lambda: kubernetes.list_pods("train-1") == [])
 

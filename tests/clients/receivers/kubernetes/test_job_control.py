@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import yaml
 from evalstop_client.errors import RequestRefused
-from evalstop_client.receivers import ForeignJob, Gone, Job, Present
+from evalstop_client.receivers import ForeignJob, Job, Present
 from evalstop_client.receivers.kubernetes.kinds import (
     EVENT,
     JOB,
@@ -27,12 +27,7 @@ from evalstop_client.receivers.kubernetes.kinds import (
 
 from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import wait_until
-from tests.clients.receivers.conformance import (
-    find_job,
-    make_stop_request,
-    wait_until_gone,
-    wait_until_parked,
-)
+from tests.clients.receivers.conformance import find_job, make_stop_request, wait_until_parked
 from tests.clients.receivers.kubernetes.admin import Json
 from tests.clients.receivers.kubernetes.cluster import NAMESPACE, KubernetesCluster, load_pod_environment
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
@@ -49,35 +44,31 @@ def cluster(request: pytest.FixtureRequest, cluster: FakeCluster) -> FakeCluster
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_kind_is_found_stopped_and_resumed(kubernetes: KubernetesCluster, kind: Kind) -> None:
     """The topmost workload above a pod is found by its labels, loses all its pods when stopped, and can be resumed."""
-    item = kubernetes.start_workload(kind)
-    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
-    job = find_job(job_control, labels)
-    assert (job.facts["kind"], job.facts["uid"]) == (str(kind), item["metadata"]["uid"])
-    before = kubernetes.list_pods(item["metadata"]["name"])
-    assert isinstance(job_control.check_job(job), Present)
-    job_control.cancel_job(job, make_stop_request(labels))
-    end = wait_until_gone(job_control, job)
+    job = kubernetes.find_job(kubernetes.start_workload(kind))
+    name, uid = job.item["metadata"]["name"], job.item["metadata"]["uid"]
+    assert (job.found.facts["kind"], job.found.facts["uid"]) == (str(kind), uid)
+    before = kubernetes.list_pods(name)
+    assert isinstance(job.check(), Present)
+    job.cancel()
+    end = job.wait_until_gone()
     assert end.state == "Suspended"
     assert end.details["gpus_freed"] == len(before)
     assert kubernetes.node.count_running() == 0
-    job_control.resume_job(job)
-    wait_until(
-        lambda: any(at(pod, "status", "phase") == "Running" for pod in kubernetes.list_pods(item["metadata"]["name"]))
-    )
-    assert isinstance(job_control.check_job(job), Present)
+    job.resume()
+    wait_until(lambda: any(at(pod, "status", "phase") == "Running" for pod in kubernetes.list_pods(name)))
+    assert isinstance(job.check(), Present)
 
 
 def test_stop_writes_one_event_to_the_workload(kubernetes: KubernetesCluster) -> None:
     """An event of the workload has the reason and the run's URL, once."""
-    item = kubernetes.start_workload()
-    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
-    job, stop = find_job(job_control, labels), make_stop_request(labels, "decision-7")
+    job = kubernetes.find_job(kubernetes.start_workload())
+    stop = make_stop_request(job.labels, "decision-7")
     stop = replace(stop, reason="3 declines\nin a row", event={"url": "https://evalstop.example/runs/1"})
     for _ in range(2):
-        job_control.cancel_job(job, stop)
-    wait_until_gone(job_control, job)
+        job.job_control.cancel_job(job.found, stop)
+    job.wait_until_gone()
     (event,) = [event for event in kubernetes.admin.list(EVENT, NAMESPACE) if "decision-7" in event["metadata"]["name"]]
-    assert event["involvedObject"]["uid"] == item["metadata"]["uid"]
+    assert event["involvedObject"]["uid"] == job.item["metadata"]["uid"]
     reason = "stopped by EvalStop: 3 declines in a row; decision decision-7; https://evalstop.example/runs/1"
     assert (event["reason"], event["message"]) == ("StoppedByEvalStop", reason)
 
@@ -87,14 +78,13 @@ def test_queued_workload_is_deactivated_in_kueue(kubernetes: KubernetesCluster, 
     """Kueue resumes whatever else is suspended, so its Workload is made inactive, and active again on resume."""
     item = kubernetes.start_workload(kind)
     workload = kubernetes.add_to_kueue(kind, item)
-    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
-    job = find_job(job_control, labels)
-    job_control.cancel_job(job, make_stop_request(labels, "decision-9"))
-    assert wait_until_gone(job_control, job).state == "Suspended"
+    job = kubernetes.find_job(item)
+    job.cancel("decision-9")
+    assert job.wait_until_gone().state == "Suspended"
     current = kubernetes.read_object(WORKLOAD, workload)
     assert current["spec"]["active"] is False
     assert current["metadata"]["annotations"] == {"evalstop.io/decision": "decision-9"}
-    job_control.resume_job(job)
+    job.resume()
     wait_until(lambda: at(kubernetes.read_object(kind, item), *kind.suspend_field) is False)
     assert kubernetes.read_object(WORKLOAD, workload)["spec"]["active"] is True
 
@@ -102,43 +92,38 @@ def test_queued_workload_is_deactivated_in_kueue(kubernetes: KubernetesCluster, 
 def test_job_waiting_in_kueue_is_not_gone(kubernetes: KubernetesCluster) -> None:
     """A job that Kueue has suspended until it is admitted is present, even without pods."""
     item = kubernetes.start_workload()
-    kubernetes.add_to_kueue(JOB, item)
-    job_control = kubernetes.job_control()
-    job = find_job(job_control, kubernetes.get_run_labels(item))
-    workload = kubernetes.admin.list(WORKLOAD, NAMESPACE)[0]
+    workload = kubernetes.add_to_kueue(JOB, item)
+    job = kubernetes.find_job(item)
     kubernetes.admin.patch(WORKLOAD, workload, {"spec": {"active": False}})
-    assert wait_until_gone(job_control, job)
+    job.wait_until_gone()
     kubernetes.admin.patch(WORKLOAD, workload, {"spec": {"active": True}})
-    assert isinstance(job_control.check_job(job), Present)
+    assert isinstance(job.check(), Present)
 
 
 def test_report_has_the_pods_ends(kubernetes: KubernetesCluster) -> None:
     """The report has each pod's exit code, node and end, and the freed GPUs, after the pod is deleted."""
-    item = kubernetes.start_workload()
-    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
-    job = find_job(job_control, labels)
-    job_control.cancel_job(job, make_stop_request(labels, "decision-9"))
-    while isinstance(end := job_control.check_job(job), Present):
+    job = kubernetes.find_job(kubernetes.start_workload())
+    job.cancel("decision-9")
+    while isinstance(end := job.check(), Present):
         pass
     assert end.details.items() >= {"scheduler_state": "Suspended", "gpus_freed": 1, "exit_code": 7}.items()
     assert end.details["ended_at"].endswith("Z")
     (pod,) = end.details["pods"]
     assert pod["ends"] == [{"container": "trainer", "exit_code": 7, "reason": "Error"}]
-    assert (pod["node"], kubernetes.list_pods(item["metadata"]["name"])) == ("node-1", [])
-    assert kubernetes.read_object(JOB, item)["metadata"]["annotations"]["evalstop.io/decision"] == "decision-9"
+    assert (pod["node"], kubernetes.list_pods("train-1")) == ("node-1", [])
+    assert kubernetes.read_object(JOB, job.item)["metadata"]["annotations"]["evalstop.io/decision"] == "decision-9"
 
 
 def test_completed_job_is_gone_and_not_suspended(kubernetes: KubernetesCluster) -> None:
     """A job that completed is gone as Complete, is not suspended by a cancel, and cannot be resumed."""
     item = kubernetes.start_workload(command=[sys.executable, "-c", "import time; time.sleep(0.3)"])
-    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
-    job = find_job(job_control, labels)
-    end = wait_until_gone(job_control, job)
+    job = kubernetes.find_job(item)
+    end = job.wait_until_gone()
     assert (end.state, end.details["exit_code"]) == ("Complete", 0)
-    job_control.cancel_job(job, make_stop_request(labels))
+    job.cancel()
     assert kubernetes.read_object(JOB, item)["spec"].get("suspend") is not True
     with pytest.raises(RequestRefused, match="ended"):
-        job_control.resume_job(job)
+        job.resume()
 
 
 @pytest.mark.parametrize(
@@ -185,23 +170,17 @@ def test_pod_without_owner_is_refused(kubernetes: KubernetesCluster) -> None:
 @pytest.mark.parametrize("kind", [JOB, TRAIN_JOB], ids=str)
 def test_recreated_workload_is_left_alone(kubernetes: KubernetesCluster, kind: Kind) -> None:
     """A workload deleted and created anew during a stop is gone; the new one is neither stopped nor killed."""
-    item = kubernetes.start_workload(kind)
-    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
-    job = find_job(job_control, labels)
-    assert isinstance(job_control.check_job(job), Present)
-    kubernetes.admin.delete(kind, item, propagationPolicy="Background")
-    wait_until(lambda: kubernetes.list_pods(item["metadata"]["name"]) == [])
-    spec = {name: value for name, value in item["spec"].items() if name != "selector"}
-    spec["template"] = {"metadata": {}, "spec": item["spec"]["template"]["spec"]}
-    recreated = kubernetes.admin.create(kind, NAMESPACE, {"metadata": {"name": item["metadata"]["name"]}, "spec": spec})
-    wait_until(
-        lambda: any(at(pod, "status", "phase") == "Running" for pod in kubernetes.list_pods(item["metadata"]["name"]))
-    )
-    job_control.cancel_job(job, make_stop_request(labels))
-    job_control.kill_job(job)
-    assert wait_until_gone(job_control, job).state == "Deleted"
+    job = kubernetes.find_job(kubernetes.start_workload(kind))
+    assert isinstance(job.check(), Present)
+    kubernetes.admin.delete(kind, job.item, propagationPolicy="Background")
+    wait_until(lambda: kubernetes.list_pods("train-1") == [])
+    recreated = kubernetes.create_workload("train-1", ["sleep", "60"], kind)
+    wait_until(lambda: kubernetes.is_running("train-1"))
+    job.cancel()
+    job.kill()
+    assert job.wait_until_gone().state == "Deleted"
     with pytest.raises(RequestRefused, match="no longer exists"):
-        job_control.resume_job(job)
+        job.resume()
     assert at(kubernetes.read_object(kind, recreated), *kind.suspend_field) is not True
     assert kubernetes.node.count_running() == 1
 
@@ -210,22 +189,20 @@ def test_recreated_workload_is_left_alone(kubernetes: KubernetesCluster, kind: K
 def test_job_without_spec_suspend_is_stopped_otherwise(kubernetes: KubernetesCluster) -> None:
     """Before Kubernetes 1.21 a Job is scaled to 0, deleted, or refused, as configured."""
     item = kubernetes.start_workload(parallelism=2)
-    labels = kubernetes.get_run_labels(item)
-    job_control = kubernetes.job_control(fallback="refuse")
-    job = find_job(job_control, labels)
+    job = kubernetes.find_job(item, fallback="refuse")
     with pytest.raises(RequestRefused, match=r"accepted spec\.suspend of Job train-1 but dropped it"):
-        job_control.cancel_job(job, make_stop_request(labels))
-    job_control = kubernetes.job_control()
+        job.cancel()
+    job = replace(job, job_control=kubernetes.job_control())
     for _ in range(2):
-        job_control.cancel_job(job, make_stop_request(labels))
-    assert wait_until_gone(job_control, job).state == "Suspended"
-    job_control.resume_job(job)
+        job.cancel()
+    assert job.wait_until_gone().state == "Suspended"
+    job.resume()
     current = kubernetes.read_object(JOB, item)
     assert (current["spec"]["parallelism"], current["metadata"]["annotations"]) == (2, {})
     kubernetes.grant_verbs("batch", "jobs", "delete")
-    job_control = kubernetes.job_control(fallback="delete")
-    job_control.cancel_job(job, make_stop_request(labels))
-    assert wait_until_gone(job_control, job).state == "Deleted"
+    job = replace(job, job_control=kubernetes.job_control(fallback="delete"))
+    job.cancel()
+    assert job.wait_until_gone().state == "Deleted"
 
 
 def test_kind_without_the_suspend_field_is_refused(kubernetes: KubernetesCluster, cluster: FakeCluster) -> None:
@@ -233,89 +210,77 @@ def test_kind_without_the_suspend_field_is_refused(kubernetes: KubernetesCluster
     item = kubernetes.start_workload(JOBSET)
     (resource,) = [resource for resource in cluster.resources if resource.kind == "JobSet"]
     resource.fields = frozenset({"template"})
-    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
-    job = find_job(job_control, labels)
+    job = kubernetes.find_job(item)
     with pytest.raises(RequestRefused, match="cannot suspend it"):
-        job_control.cancel_job(job, make_stop_request(labels))
+        job.cancel()
 
 
 @pytest.mark.slow
 def test_pods_of_a_lost_node_are_deleted_after_their_grace(kubernetes: KubernetesCluster) -> None:
     """Pods of a lost node are force-deleted only after their grace period, and reported without an exit code."""
-    item = kubernetes.start_workload()
-    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
-    job = find_job(job_control, labels)
+    job = kubernetes.find_job(kubernetes.start_workload())
     kubernetes.node.lost = True
-    job_control.cancel_job(job, make_stop_request(labels))
+    job.cancel()
     (pod,) = wait_until(
         lambda: [pod for pod in kubernetes.list_pods("train-1") if pod["metadata"].get("deletionTimestamp")]
     )
-    job_control.kill_job(job)
+    job.kill()
     assert [pod["metadata"]["uid"] for pod in kubernetes.list_pods("train-1")] == [pod["metadata"]["uid"]]
-    assert isinstance(job_control.check_job(job), Present)
+    assert isinstance(job.check(), Present)
 
     def is_deleted_by_kill() -> bool:
-        job_control.kill_job(job)
+        job.kill()
         return kubernetes.list_pods("train-1") == []
 
     wait_until(is_deleted_by_kill)
-    end = wait_until_gone(job_control, job)
+    end = job.wait_until_gone()
     assert (end.state, end.details["exit_code"]) == ("Suspended", None)
 
 
 def test_kill_deletes_pods_that_their_controller_left(kubernetes: KubernetesCluster) -> None:
     """If its controller is down a workload's pods are deleted, with their own grace period."""
-    item = kubernetes.start_workload(VOLCANO_JOB)
-    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
-    job = find_job(job_control, labels)
-    kubernetes.admin.set_status(VOLCANO_JOB, item, {"state": {"phase": "Completed"}})  # its controller ignores it now
-    job_control.kill_job(job)
-    assert wait_until_gone(job_control, job).details["exit_code"] == 7
+    job = kubernetes.find_job(kubernetes.start_workload(VOLCANO_JOB))
+    # its controller ignores it now
+    kubernetes.admin.set_status(VOLCANO_JOB, job.item, {"state": {"phase": "Completed"}})
+    job.kill()
+    assert job.wait_until_gone().details["exit_code"] == 7
 
 
 @pytest.mark.parametrize(("label", "asked"), [("annotation", True), ("none", False), ("", False)])
 def test_pods_are_annotated_by_label_or_option(kubernetes: KubernetesCluster, label: str, asked: bool) -> None:
     """The run's label decides whether pods are annotated to save, else the receiver's option."""
-    item = kubernetes.start_workload()
-    labels = {**kubernetes.get_run_labels(item), "checkpoint_signal": label}
-    job_control = kubernetes.job_control(annotates=False)
-    assert job_control.request_checkpoint(find_job(job_control, labels), make_stop_request(labels)) is asked
-    assert kubernetes.job_control().request_checkpoint(
-        find_job(kubernetes.job_control(), labels), make_stop_request(labels)
-    ) is (label != "none")
+    labels = {**kubernetes.get_run_labels(kubernetes.start_workload()), "checkpoint_signal": label}
+    for annotates, is_asked in ((False, asked), (True, label != "none")):
+        job_control = kubernetes.job_control(annotates=annotates)
+        assert job_control.request_checkpoint(find_job(job_control, labels), make_stop_request(labels)) is is_asked
 
 
 def test_resume_of_a_deleted_job_is_refused(kubernetes: KubernetesCluster) -> None:
     """A deleted workload cannot be resumed, and the refusal says so."""
-    item, job_control = kubernetes.start_workload(), kubernetes.job_control()
-    job = find_job(job_control, kubernetes.get_run_labels(item))
-    kubernetes.admin.delete(JOB, item)
-    wait_until_gone(job_control, job)
+    job = kubernetes.find_job(kubernetes.start_workload())
+    kubernetes.admin.delete(JOB, job.item)
+    job.wait_until_gone()
     with pytest.raises(RequestRefused, match="cannot be resumed"):
-        job_control.resume_job(job)
+        job.resume()
 
 
 @pytest.mark.parametrize("stop_by", ["suspend", "delete"])
 def test_parked_workload_is_suspended_and_can_be_resumed(kubernetes: KubernetesCluster, stop_by: str) -> None:
     """Parking suspends a workload even if stops delete it, so that it can be resumed."""
-    item = kubernetes.start_workload(PYTORCH_JOB)
-    job_control, labels = kubernetes.job_control(stop_by=stop_by), kubernetes.get_run_labels(item)
-    job = find_job(job_control, labels)
-    job_control.park_job(job, make_stop_request(labels))
-    assert wait_until_parked(job_control, job).details["parked_as"] == "suspended"
-    job_control.resume_job(job)
-    wait_until(lambda: isinstance(job_control.check_parked(job), Present))
+    job = kubernetes.find_job(kubernetes.start_workload(PYTORCH_JOB), stop_by=stop_by)
+    job.job_control.park_job(job.found, make_stop_request(job.labels))
+    assert wait_until_parked(job.job_control, job.found).details["parked_as"] == "suspended"
+    job.resume()
+    wait_until(lambda: isinstance(job.job_control.check_parked(job.found), Present))
 
 
 def test_externally_resumed_workload_is_present_again(kubernetes: KubernetesCluster) -> None:
     """A suspended workload that someone else resumes is present again."""
-    item = kubernetes.start_workload(PYTORCH_JOB)
-    job_control, labels = kubernetes.job_control(), kubernetes.get_run_labels(item)
-    job = find_job(job_control, labels)
-    job_control.cancel_job(job, make_stop_request(labels))
-    assert isinstance(wait_until_gone(job_control, job), Gone)
-    kubernetes.admin.patch(PYTORCH_JOB, item, set_field(PYTORCH_JOB.suspend_field, False))
-    assert isinstance(job_control.check_job(job), Present)
+    job = kubernetes.find_job(kubernetes.start_workload(PYTORCH_JOB))
+    job.cancel()
+    job.wait_until_gone()
+    kubernetes.admin.patch(PYTORCH_JOB, job.item, set_field(PYTORCH_JOB.suspend_field, False))
+    assert isinstance(job.check(), Present)
 
 
 def test_documented_pod_environment_is_what_the_tests_use() -> None:
