@@ -51,7 +51,7 @@ def ended_runs() -> Iterator[None]:
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("evalstop-")])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def real_service(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Database]]:
     """A real service, for tests of reading and deciding."""
     with running_service(migrated_file, tmp_path_factory.mktemp("real")) as running:

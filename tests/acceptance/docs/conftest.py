@@ -12,7 +12,7 @@ import pytest
 from tests.fixtures.forked_service import running_service
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of an example: a running `evalstop up`, and a temporary folder for what the example writes."""
     folder = tmp_path_factory.mktemp("service")

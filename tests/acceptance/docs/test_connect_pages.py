@@ -101,7 +101,7 @@ class Project:
         assert saved > 0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def installation_key(service: dict[str, str]) -> str:
     """A key that may create projects."""
     words = ("admin", "key", "create", "--installation", "--name", "tests", "--scopes", "admin")

@@ -13,7 +13,7 @@ from evalstop_lab.service_process import Service
 from tests.fixtures.forked_service import running_service
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A running `evalstop up`."""
     with running_service(tmp_path_factory.mktemp("service")) as service:
