@@ -31,6 +31,19 @@ def make_stop_event(labels: dict[str, str], decision_id: str = "decision-1") -> 
     }
 
 
+def make_event(event_type: str, labels: dict[str, str], decision_id: str = "decision-1") -> dict[str, Any]:
+    """An event of another type about the same run and decision."""
+    return {**make_stop_event(labels, decision_id), "type": event_type}
+
+
+def sign_event(
+    event: Any, webhook_id: str = "msg_1", secret: str = SECRET, age_seconds: float = 0
+) -> tuple[dict[str, str], bytes]:
+    """The headers and the body of a webhook with `event`, an object or the bytes of a body."""
+    body = event if isinstance(event, bytes) else json.dumps(event).encode()
+    return sign(secret, webhook_id, int(time.time() - age_seconds), body), body
+
+
 def post_event(
     url: str,
     event: Any,
@@ -39,7 +52,6 @@ def post_event(
     age_seconds: float = 0,
     verify: ssl.SSLContext | None = None,
 ) -> httpx.Response:
-    """Sign and post `event`, an object or the bytes of a body; `verify` holds the trusted certificates."""
-    body = event if isinstance(event, bytes) else json.dumps(event).encode()
-    headers = sign(secret, webhook_id, int(time.time() - age_seconds), body)
+    """Sign and post `event`; `verify` holds the trusted certificates."""
+    headers, body = sign_event(event, webhook_id, secret, age_seconds)
     return httpx.post(url, content=body, headers=headers, timeout=20, verify=verify or get_ssl_context())

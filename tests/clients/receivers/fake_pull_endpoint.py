@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evalstop_client.signature import sign
-
 from tests.clients.fake_service import Answer
-from tests.clients.webhooks import SECRET
+from tests.clients.webhooks import SECRET, sign_event
 
 
 @dataclass
@@ -30,9 +27,8 @@ class FakePullEndpoint:
     journaled: list[bool] = field(default_factory=list)
 
     def add(self, event: Any, delivery_id: str = "d1", secret: str = SECRET) -> None:
-        body = json.dumps(event)
-        headers = sign(secret, f"msg-{delivery_id}", int(time.time()), body.encode())
-        self.events.append({"delivery_id": delivery_id, "attempt": 1, "headers": headers, "body": body})
+        headers, body = sign_event(event, f"msg-{delivery_id}", secret)
+        self.events.append({"delivery_id": delivery_id, "attempt": 1, "headers": headers, "body": body.decode()})
 
     def answer(self, path: str, body: Any) -> Answer | None:
         """The answer to a request to the endpoint; None if it is for another path."""

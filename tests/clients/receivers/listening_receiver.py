@@ -31,8 +31,9 @@ SHORT_TIMEOUTS = StopTimeouts(
 
 @dataclass
 class ListeningReceiver:
-    """A receiver, its HTTP server, scheduler, journal and webhook secrets."""
+    """A receiver, its HTTP server, scheduler, journal and webhook secrets, and the service that it reports to."""
 
+    server: FakeServer
     scheduler: FakeScheduler
     receiver: Receiver
     http_server: ReceiverServer
@@ -42,6 +43,14 @@ class ListeningReceiver:
     @property
     def url(self) -> str:
         return self.http_server.url
+
+    def make_next_receiver(self) -> Receiver:
+        """Shut this receiver down; returns one on the same journal, which reports as `next`."""
+        assert self.receiver.shut_down(20)
+        self.journal.close()
+        assert self.journal.folder is not None
+        self.journal = Journal(self.journal.folder)
+        return make_receiver(self.scheduler, self.journal, self.server, self.secrets, "next")
 
 
 def make_receiver(
@@ -62,9 +71,10 @@ def listening_receiver(server: FakeServer, folder: Path) -> Iterator[ListeningRe
     receiver = make_receiver(scheduler, journal, server, secrets)
     http_server = ReceiverServer("127.0.0.1", 0)
     http_server.serve(receiver)
-    yield ListeningReceiver(scheduler, receiver, http_server, secrets, journal)
+    listener = ListeningReceiver(server, scheduler, receiver, http_server, secrets, journal)
+    yield listener
     scheduler.may_answer.set()
     assert receiver.shut_down(20)
     http_server.shutdown()
     http_server.server_close()
-    journal.close()
+    listener.journal.close()

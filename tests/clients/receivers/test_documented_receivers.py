@@ -15,7 +15,7 @@ from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import running_program, wait_until
 from tests.clients.receivers.fake_pull_endpoint import FakePullEndpoint
-from tests.clients.webhooks import SECRET, make_stop_event, post_event
+from tests.clients.webhooks import SECRET, make_event, make_stop_event, post_event
 
 pytestmark = pytest.mark.real
 
@@ -50,7 +50,7 @@ def test_receiver_in_30_lines_of_python(tmp_path: Path, environment: dict[str, s
         wait_until(lambda: accepts_connections(port))
         assert post_event(url, make_stop_event({"job_id": "8"}), secret="whsec_AAAA").status_code == 401
         assert post_event(url, make_stop_event({"job_id": "8"}), age_seconds=3_600).status_code == 401
-        suspected = make_stop_event({"job_id": "9"}) | {"type": "run.suspected"}
+        suspected = make_event("run.suspected", {"job_id": "9"})
         assert post_event(url, suspected, webhook_id="msg_2").status_code == 202
         for _ in range(2):
             assert post_event(url, make_stop_event({"job_id": "7; reboot"})).status_code == 202
@@ -72,7 +72,7 @@ def test_receiver_in_curl_and_bash(
     endpoint = FakePullEndpoint(tmp_path)
     service.intercept = endpoint.answer
     if not forged:
-        endpoint.add(make_stop_event({"job_id": "9"}) | {"type": "run.suspected"}, "d0")
+        endpoint.add(make_event("run.suspected", {"job_id": "9"}), "d0")
     endpoint.add(make_stop_event({"job_id": "7; reboot"}), secret="whsec_AAAA" if forged else SECRET)
     script = read_block("bash")
     with running_program(["bash", "-c", script], ENDPOINT="e1", **environment) as process:

@@ -5,7 +5,6 @@ Every third job is parked instead, and every sixth is resumed at the end.
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 import time
@@ -24,10 +23,9 @@ from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.metrics import Metrics
 from evalstop_client.receivers.stop.report import ReportClient
 from evalstop_client.receivers.stop.state_machine import Phase, StopTimeouts
-from evalstop_client.signature import sign
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
-from tests.clients.webhooks import SECRET, make_stop_event
+from tests.clients.webhooks import SECRET, make_event, make_stop_event, sign_event
 
 STOPS, FOREIGN_STOPS, STARTS, SEED = 150, 30, 4, 20260101
 FAILURE_SHARE = 0.15
@@ -131,23 +129,15 @@ class FakeCluster:
             raise SchedulerUnavailable("it is busy")
 
 
-def sign_event(event: Any, webhook_id: str) -> tuple[dict[str, str], bytes]:
-    """The headers and the body of a webhook."""
-    body = json.dumps(event).encode()
-    return sign(SECRET, webhook_id, int(time.time()), body), body
-
-
-def make_event(number: int, event_type: str) -> dict[str, Any]:
-    return {**make_stop_event({"job_id": str(number)}, f"decision-{number}"), "type": event_type}
-
-
 @pytest.mark.slow
 def test_every_job_ends_once_and_is_reported(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """Scheduler and service fail at random, events repeat and arrive out of order, and the receiver restarts."""
     chance = random.Random(SEED)
     cluster = FakeCluster(chance)
     cluster.jobs = {str(number): FakeJob(chance.random() < 0.1, chance.random() < 0.2) for number in range(STOPS)}
-    events = [(make_event(number, "run.stop_requested"), f"msg-{number}") for number in range(STOPS)]
+    events = [
+        (make_stop_event({"job_id": str(number)}, f"decision-{number}"), f"msg-{number}") for number in range(STOPS)
+    ]
     for number in range(0, STOPS, 3):
         cluster.jobs[str(number)] = FakeJob(ignores_sigterm=False, ends_on_save=False)
         events[number][0]["type"] = "run.park_requested"
@@ -181,7 +171,7 @@ def test_every_job_ends_once_and_is_reported(tmp_path: Path, server: FakeServer,
                 entry is not None and entry.stop.phase is Phase.DONE and entry.stop.report_answered for entry in entries
             )
             for number in range(0, STOPS, 6):
-                event = make_event(number, "run.resume_requested")
+                event = make_event("run.resume_requested", {}, f"decision-{number}")
                 while receiver.receive(*sign_event(event, f"back-{number}"), time.time()).status == 503:
                     pass  # the service sends it again
         journal.close()

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import time
 from dataclasses import dataclass, replace
 
-from evalstop_client.receivers import Gone, Job, Parked, Present, Receiver
-from evalstop_client.receivers.stop.execution import ReceiverContext
-from evalstop_client.receivers.stop.journal import Journal
-from evalstop_client.receivers.stop.metrics import Metrics
-from evalstop_client.receivers.stop.report import ReportClient
-from evalstop_client.signature import sign
+from evalstop_client.receivers import Gone, Job, Parked, Present
 
-from tests.clients.fake_service import KEY, FakeServer, FakeService
+from tests.clients.fake_service import FakeService
 from tests.clients.programs import wait_until
 from tests.clients.receivers.fake_scheduler import FakeScheduler
 from tests.clients.receivers.listening_receiver import SHORT_TIMEOUTS, ListeningReceiver
-from tests.clients.webhooks import SECRET, make_stop_event, post_event
+from tests.clients.webhooks import make_event, make_stop_event, post_event
+
+PARK = make_event("run.park_requested", {})
 
 
 def test_job_is_parked_and_resumed(listener: ListeningReceiver, service: FakeService) -> None:
     """A parked job is reported as parked, is not parked twice, and is resumed on request."""
     listener.scheduler.ends_on = "park"
-    park = {**make_stop_event({}), "type": "run.park_requested"}
-    assert post_event(listener.url, park).status_code == 202
+    assert post_event(listener.url, PARK).status_code == 202
     ((_, report),) = wait_until(lambda: service.reports)
     assert (report["state"], report["details"]["parked_as"]) == ("parked", "held")
     assert listener.receiver.wait_idle(20)
-    assert post_event(listener.url, park, webhook_id="msg_2").json() == {"repeat": "decision-1"}
-    resume = {**make_stop_event({}), "type": "run.resume_requested"}
+    assert post_event(listener.url, PARK, webhook_id="msg_2").json() == {"repeat": "decision-1"}
+    resume = make_event("run.resume_requested", {})
     assert post_event(listener.url, resume, webhook_id="msg_3").json() == {"undone": "decision-1"}
     assert listener.scheduler.calls == ["park", "resume"]
 
@@ -45,22 +39,20 @@ class CommandLikeScheduler(FakeScheduler):
 
 def test_job_that_ends_before_it_is_parked_is_confirmed(listener: ListeningReceiver, service: FakeService) -> None:
     """A job to be parked that ends when it has saved its checkpoint is reported as ended: it cannot be resumed."""
-    context = replace(
+    listener.receiver.context = replace(
         listener.receiver.context,
         job_control=CommandLikeScheduler(ends_on="request_checkpoint"),
         timeouts=replace(SHORT_TIMEOUTS, checkpoint_seconds=20),
     )
-    receiver = Receiver(context, lambda: [SECRET])
-    body = json.dumps({**make_stop_event({}), "type": "run.park_requested"}).encode()
-    receiver.receive(sign(SECRET, "msg_1", int(time.time()), body), body, time.time())
-    assert receiver.wait_idle(20)
+    post_event(listener.url, PARK)
+    assert listener.receiver.wait_idle(20)
     assert [report["state"] for _, report in service.reports] == ["confirmed"]
 
 
 def test_job_that_does_not_park_is_not_killed(listener: ListeningReceiver, service: FakeService) -> None:
     """A job that stays is reported as failed, and as parked once it has left; it is never killed."""
     listener.scheduler.ends_on = None
-    assert post_event(listener.url, {**make_stop_event({}), "type": "run.park_requested"}).status_code == 202
+    assert post_event(listener.url, PARK).status_code == 202
     ((_, report),) = wait_until(lambda: service.reports)
     assert report["state"] == "failed"
     listener.scheduler.gone = True
@@ -72,7 +64,7 @@ def test_job_that_does_not_park_is_not_killed(listener: ListeningReceiver, servi
 def test_parked_job_can_be_stopped(listener: ListeningReceiver, service: FakeService) -> None:
     """A stop for the decision that parked the job is carried out, and is no repeat."""
     listener.scheduler.ends_on = "park"
-    post_event(listener.url, {**make_stop_event({}), "type": "run.park_requested"})
+    post_event(listener.url, PARK)
     wait_until(lambda: service.reports)
     assert listener.receiver.wait_idle(20)
     listener.scheduler.gone, listener.scheduler.ends_on = False, "cancel"
@@ -86,7 +78,7 @@ def test_parked_job_can_be_stopped(listener: ListeningReceiver, service: FakeSer
 def test_parked_job_that_looks_gone_is_cancelled(listener: ListeningReceiver, service: FakeService) -> None:
     """A stop cancels a parked job that its scheduler reports as gone, or it could still be resumed."""
     listener.scheduler.ends_on = "park"
-    post_event(listener.url, {**make_stop_event({}), "type": "run.park_requested"})
+    post_event(listener.url, PARK)
     wait_until(lambda: service.reports)
     assert listener.receiver.wait_idle(20)
     assert post_event(listener.url, make_stop_event({}), webhook_id="msg_2").status_code == 202
@@ -95,22 +87,14 @@ def test_parked_job_that_looks_gone_is_cancelled(listener: ListeningReceiver, se
     assert service.reports[-1][1]["state"] == "confirmed"
 
 
-def test_park_continues_after_a_restart(listener: ListeningReceiver, server: FakeServer, service: FakeService) -> None:
+def test_park_continues_after_a_restart(listener: ListeningReceiver, service: FakeService) -> None:
     """A receiver started between the park and its report sends the report, and does not stop the job."""
     listener.scheduler.ends_on = None
-    post_event(listener.url, {**make_stop_event({}), "type": "run.park_requested"})
+    post_event(listener.url, PARK)
     wait_until(lambda: listener.scheduler.calls)
-    assert listener.receiver.shut_down(20)
-    listener.journal.close()
-    assert listener.journal.folder is not None
-    journal = Journal(listener.journal.folder)
-    context = ReceiverContext(
-        listener.scheduler, journal, lambda: ReportClient(server.url, KEY, "next"), SHORT_TIMEOUTS, Metrics()
-    )
-    restarted = Receiver(context, lambda: [SECRET])
+    restarted = listener.make_next_receiver()
     listener.scheduler.gone = True
     restarted.start()
     assert wait_until(lambda: service.reports)[-1][1]["state"] in ("failed", "parked")
     assert restarted.wait_idle(20)
     assert (service.reports[-1][1]["state"], listener.scheduler.calls) == ("parked", ["park"])
-    journal.close()

@@ -27,7 +27,7 @@ from tests.clients.receivers.process_receiver import (
     wait_for_report,
 )
 from tests.clients.receivers.receiver_program import RECEIVER, run_receivers
-from tests.clients.webhooks import SECRET, make_stop_event, post_event
+from tests.clients.webhooks import SECRET, make_event, make_stop_event, post_event
 
 pytestmark = pytest.mark.real
 
@@ -80,7 +80,7 @@ def test_job_that_survives_until_its_stop_is_taken_back_runs_on(
         assert job.read_line() == "up"
         post_event(job.url, make_stop_event(job.label))
         assert job.read_line() == "asked"
-        resume = {**make_stop_event(job.label), "type": "run.resume_requested"}
+        resume = make_event("run.resume_requested", job.label)
         assert post_event(job.url, resume, webhook_id="msg_2").status_code == 409
         wait_until(lambda: post_event(job.url, resume, webhook_id="msg_2").status_code == 202)
         assert is_alive(job.ready["job_pid"])

@@ -23,7 +23,7 @@ from tests.clients.receivers.process_receiver import (
     start_receiver,
     wait_for_report,
 )
-from tests.clients.webhooks import make_stop_event, post_event
+from tests.clients.webhooks import make_event, make_stop_event, post_event
 
 pytestmark = pytest.mark.real
 
@@ -46,13 +46,13 @@ if pathlib.Path({str(tmp_path / "end")!r}).exists():
 """
     with start_receiver(tmp_path, server, code, "--restartable") as job:
         assert job.read_line() == "up"
-        assert post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"}).status_code == 202
+        assert post_event(job.url, make_event("run.park_requested", job.label)).status_code == 202
         report = wait_for_report(service)
         assert (report["state"], report["details"]["parked_as"]) == ("parked", "terminated")
         assert not is_alive(job.ready["job_pid"])
         (tmp_path / "end").touch()
         assert job.process.poll() is None, "the receiver ended while its job was parked"
-        resume = {**make_stop_event(job.label), "type": "run.resume_requested"}
+        resume = make_event("run.resume_requested", job.label)
         # 409 until the receiver has recorded that its report was accepted; the service retries
         wait_until(lambda: post_event(job.url, resume, webhook_id="msg_2").status_code == 202)
         assert job.read_line() == "up"
@@ -63,7 +63,7 @@ def test_receiver_of_a_parked_job_exits_with_its_code(tmp_path: Path, server: Fa
     """SIGTERM to the receiver of a parked job ends it with the exit code that the job had."""
     with start_receiver(tmp_path, server, EXITS_WITH_7, "--restartable") as job:
         assert job.read_line() == "up"
-        post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"})
+        post_event(job.url, make_event("run.park_requested", job.label))
         assert wait_for_report(service)["state"] == "parked"
         job.process.send_signal(signal.SIGTERM)
         assert job.process.wait(60) == 7
@@ -75,7 +75,7 @@ def test_receiver_of_a_parked_job_exits_when_it_is_stopped(
     """A stop of a parked job is confirmed, and ends its receiver with the exit code that the job had."""
     with start_receiver(tmp_path, server, EXITS_WITH_7, "--restartable") as job:
         assert job.read_line() == "up"
-        post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"})
+        post_event(job.url, make_event("run.park_requested", job.label))
         assert wait_for_report(service)["state"] == "parked"
         stop = make_stop_event(job.label)
         # 200 until the receiver has recorded that its report was accepted
@@ -170,7 +170,7 @@ def test_job_that_is_not_restartable_is_not_parked(tmp_path: Path, server: FakeS
     """Without --restartable the job runs on, and the report says why."""
     with start_receiver(tmp_path, server, ENDS_ON_SIGTERM) as job:
         assert job.read_line() == "up"
-        post_event(job.url, {**make_stop_event(job.label), "type": "run.park_requested"})
+        post_event(job.url, make_event("run.park_requested", job.label))
         report = wait_for_report(service)
         assert (report["state"], "--restartable" in report["reason"]) == ("failed", True)
         assert is_alive(job.ready["job_pid"])

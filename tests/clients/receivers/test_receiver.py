@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -11,18 +10,17 @@ from typing import Any
 
 import httpx
 import pytest
-from evalstop_client.receivers import Receiver, StopRequest
-from evalstop_client.receivers.stop.execution import ReceiverContext
+from evalstop_client.receivers import StopRequest
 from evalstop_client.receivers.stop.journal import Journal, JournalEntry
 from evalstop_client.receivers.stop.metrics import Metrics
-from evalstop_client.receivers.stop.report import ReportClient
-from evalstop_client.signature import sign
 
-from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
+from tests.clients.fake_service import PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import wait_until
 from tests.clients.receivers.fake_scheduler import UNAVAILABLE, FakeScheduler
 from tests.clients.receivers.listening_receiver import SHORT_TIMEOUTS, ListeningReceiver, make_receiver
-from tests.clients.webhooks import SECRET, make_stop_event, post_event
+from tests.clients.webhooks import SECRET, make_event, make_stop_event, post_event, sign_event
+
+ESCALATION = make_event("run.stop_escalated", {})
 
 
 def test_stop_is_accepted_then_reported(listener: ListeningReceiver, service: FakeService) -> None:
@@ -143,17 +141,16 @@ class RepeatingMetrics(Metrics):
 def test_stop_that_starts_again_as_the_earlier_one_ends_is_in_progress(listener: ListeningReceiver) -> None:
     """A failed stop that is requested again just as it ends is waited for, like any other."""
     metrics = RepeatingMetrics()
-    receiver = Receiver(replace(listener.receiver.context, metrics=metrics), lambda: [SECRET])
-    body = json.dumps(make_stop_event({})).encode()
-    headers = sign(SECRET, "msg_1", int(time.time()), body)
+    receiver = listener.receiver
+    receiver.context = replace(receiver.context, metrics=metrics)
 
     def request_again() -> None:
         listener.scheduler.may_answer.clear()
-        assert receiver.receive(headers, body, time.time()).status == 202
+        assert post_event(listener.url, make_stop_event({})).status_code == 202
 
     metrics.repeat = request_again
     listener.scheduler.refusal = "not on the allow-list"
-    receiver.receive(headers, body, time.time())
+    post_event(listener.url, make_stop_event({}))
     wait_until(lambda: len(listener.scheduler.requests) == 2 and "stops_under_way 1\n" in metrics.text())
     assert not receiver.wait_idle(0)
     listener.scheduler.may_answer.set()
@@ -183,23 +180,14 @@ def test_decision_is_obeyed_once(listener: ListeningReceiver) -> None:
     assert listener.scheduler.calls == ["cancel"]
 
 
-def test_decision_is_obeyed_once_across_a_restart(
-    listener: ListeningReceiver, server: FakeServer, service: FakeService
-) -> None:
+def test_decision_is_obeyed_once_across_a_restart(listener: ListeningReceiver, service: FakeService) -> None:
     """A restarted receiver continues the stop and repeats no call to the scheduler."""
     listener.scheduler.ends_on = None
     post_event(listener.url, make_stop_event({}))
     wait_until(lambda: listener.scheduler.calls)
     assert listener.receiver.shut_down(20)
     assert post_event(listener.url, make_stop_event({}, "decision-2")).status_code == 503
-    listener.journal.close()
-    folder = listener.journal.folder
-    assert folder is not None
-    journal = Journal(folder)
-    context = ReceiverContext(
-        listener.scheduler, journal, lambda: ReportClient(server.url, KEY, "next"), SHORT_TIMEOUTS, Metrics()
-    )
-    restarted = Receiver(context, lambda: [SECRET])
+    restarted = listener.make_next_receiver()
     listener.scheduler.gone = True
     restarted.start()
     ((_, report),) = wait_until(lambda: service.reports)
@@ -207,7 +195,6 @@ def test_decision_is_obeyed_once_across_a_restart(
     assert restarted.wait_idle(20)
     assert listener.scheduler.calls == ["cancel"]
     assert len(listener.scheduler.requests) == 1
-    journal.close()
 
 
 def test_escalation_kills_the_job_at_once(listener: ListeningReceiver, service: FakeService) -> None:
@@ -217,8 +204,7 @@ def test_escalation_kills_the_job_at_once(listener: ListeningReceiver, service: 
     listener.receiver.context = replace(listener.receiver.context, timeouts=long_timeouts)
     post_event(listener.url, make_stop_event({}))
     wait_until(lambda: listener.scheduler.calls)
-    event = {**make_stop_event({}), "type": "run.stop_escalated"}
-    assert post_event(listener.url, event, webhook_id="msg_2").json() == {"escalated": "decision-1"}
+    assert post_event(listener.url, ESCALATION, webhook_id="msg_2").json() == {"escalated": "decision-1"}
     ((_, report),) = wait_until(lambda: service.reports)
     assert report["reason"] == "the job ended after it was forced to"
 
@@ -238,11 +224,9 @@ def test_escalation_that_arrives_with_its_stop_is_not_lost(server: FakeServer) -
     receiver = make_receiver(FakeScheduler(ends_on="kill"), SlowJournal(None), server, [SECRET])
 
     def receive(event: dict[str, Any], webhook_id: str) -> None:
-        body, now = json.dumps(event).encode(), time.time()
-        replies.append(receiver.receive(sign(SECRET, webhook_id, int(now), body), body, now).body)
+        replies.append(receiver.receive(*sign_event(event, webhook_id), time.time()).body)
 
-    escalation = {**make_stop_event({}), "type": "run.stop_escalated"}
-    escalating = threading.Thread(target=receive, args=(escalation, "msg_2"))
+    escalating = threading.Thread(target=receive, args=(ESCALATION, "msg_2"))
     receive(make_stop_event({}), "msg_1")
     escalating.join()
     assert replies == [{"accepted": "decision-1"}, {"escalated": "decision-1"}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,14 +95,6 @@ def test_job_that_cannot_be_asked_in_time_is_cancelled() -> None:
     assert stop.checkpoint == "could not be asked for"
 
 
-def test_window_of_zero_cancels_at_once() -> None:
-    """With a checkpoint window of 0 the job is cancelled without being asked to save."""
-    _, given = run_events(
-        Stop(started_at=0), events.JobFound(0, JOB, RUNNING), timeouts=replace(BOUNDS, checkpoint_seconds=0)
-    )
-    assert given == [instructions.CancelJob(JOB)]
-
-
 def test_surviving_job_is_killed_repeatedly_and_reported_once() -> None:
     """A job that survives is killed after each grace period, reported as failed once, and confirmed when it ends."""
     stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0)
@@ -164,16 +155,6 @@ def test_reports_of_many_receivers_are_spread() -> None:
     stop, _ = run_events(Stop(started_at=0), events.JobFound(0, JOB, GONE), events.ReportFailed(1))
     due_at = [run_events(stop, events.ReportFailed(2, chance=chance))[0].report_due_at for chance in (0.0, 0.999)]
     assert due_at == [pytest.approx(2.5), pytest.approx(3.0, abs=0.01)]
-
-
-def test_refused_stop_is_reported_as_failed() -> None:
-    """A refused stop is reported as failed, and nothing is done to the job."""
-    stop, given = run_events(
-        Stop(started_at=0), events.Started(0), events.JobRefused(1, "not allowed"), events.ReportAccepted(2)
-    )
-    assert list_kinds(given) == ["FindJob", "SendReport", "NoneType"]
-    assert stop.report is not None
-    assert (stop.report.state, stop.report.reason) == ("failed", "not allowed")
 
 
 def test_stop_that_is_taken_back_after_the_cancel_ends_without_a_kill() -> None:
