@@ -180,13 +180,3 @@ def test_note_explains_a_missing_value() -> None:
     assert run_detector(Bocpd(), [1.0] * 20 + [2.0])[1].note.startswith(
         "probability that the eval score's level has fallen"
     )
-
-
-def test_state_stays_small() -> None:
-    """Over 3,000 evals the stored state stays below 8,000 bytes."""
-    rng = random.Random(1)
-    state, largest = Bocpd().start(), 0
-    for item in eval_series([rng.gauss(0, 1) for _ in range(3000)]):
-        state, _ = Bocpd().step(state, item)
-        largest = max(largest, len(msgspec.json.encode(state)))
-    assert largest < 8000

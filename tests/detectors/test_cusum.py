@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from evalstop_detectors import MetricRole, Observation
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
 from evalstop_detectors.detectors.cusum import Cusum
 from hypothesis import given
@@ -129,14 +128,3 @@ def test_note_explains_a_missing_value() -> None:
     assert notes[4] == "needs 1 more eval"
     assert notes[6] == "the eval score has not moved yet"
     assert notes[8].startswith("the eval score lies below")
-
-
-def test_state_stays_small() -> None:
-    """From the 100th to the 3,000th eval the stored state stays below 2,500 bytes."""
-    rng = random.Random(1)
-    sizes = []
-    state = Cusum().start()
-    for step in range(3000):
-        state, _ = Cusum().step(state, Observation(MetricRole.EVAL, step, rng.gauss(0, 1)))
-        sizes.append(len(msgspec.json.encode(state)))
-    assert max(sizes[100:]) < 2500

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -111,6 +112,19 @@ def iterate_leaves(tree: Any) -> Any:
     """The leaves of nested dictionaries and lists."""
     for child in tree.values() if isinstance(tree, dict) else tree:
         yield from iterate_leaves(child) if isinstance(child, dict | list | tuple) else [child]
+
+
+@pytest.mark.slow
+@every_detector
+def test_state_does_not_grow_with_the_run(name: str) -> None:
+    """From the 300th step on to the 3,000th, the stored state grows by less than half."""
+    detector, rng = DETECTORS[name](), random.Random(0)
+    state, sizes = detector.start(), dict[int, int]()
+    for number in range(3000):
+        for role in sorted(detector.roles):
+            state, _ = detector.step(state, Observation(role, number, rng.gauss(0, 1) + number / 300, progress=0.5))
+        sizes[number] = len(msgspec.json.encode(state))
+    assert max(sizes[number] for number in range(300, 3000)) < 1.5 * max(sizes[number] for number in range(300))
 
 
 @every_detector

@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
 from evalstop_detectors.detectors.focus import Focus
@@ -91,15 +90,14 @@ def test_candidate_limit_costs_at_most_1_percent() -> None:
     assert 0.99 * whole[-1] <= evidence.value <= whole[-1] * (1 + 1e-9)
 
 
-def test_state_stays_small_on_noise() -> None:
-    """After 10,000 noisy evals fewer than 40 candidates and 6,000 bytes of state are kept."""
+def test_noise_leaves_few_candidates() -> None:
+    """Over 10,000 noisy evals fewer than 40 candidates are kept."""
     rng = random.Random(2)
     detector, state, most_candidates = Focus(rise_sigmas=None, candidates=128), Focus().start(), 0
     for item in eval_series([rng.gauss(0, 1) for _ in range(10_000)]):
         state, _ = detector.step(state, item)
         most_candidates = max(most_candidates, len(state.upper))
     assert most_candidates < 40
-    assert len(msgspec.json.encode(state)) < 6000
 
 
 def test_turn_is_placed_at_the_fall() -> None:
