@@ -18,7 +18,7 @@ CHOOSERS: list[Chooser] = [RawMaximum(), SmoothedMaximum()]
 every_chooser = pytest.mark.parametrize("chooser", CHOOSERS, ids=lambda chooser: chooser.name)
 
 steps = st.integers(0, 12)
-existing_steps = st.sets(steps)
+existing_steps = st.sets(steps) | st.just(set(range(13)))
 
 
 def score_lists(drawn: st.SearchStrategy[float]) -> st.SearchStrategy[list[Score]]:
@@ -229,13 +229,21 @@ def test_raw_maximum_is_independent_of_order(scores: list[Score], existing: set[
     assert RawMaximum().choose(shuffled, existing) == RawMaximum().choose(scores, existing)
 
 
-@given(scores=score_lists(values | round_values), existing=existing_steps)
+@given(scores=score_lists(round_values), existing=existing_steps)
 def test_raw_maximum_takes_the_earliest_of_equal_scores(scores: list[Score], existing: set[int]) -> None:
-    """The raw maximum is the highest finite score of a checkpoint, and the earliest of several."""
-    candidates = [score for score in scores if score.step in existing and math.isfinite(score.value)]
+    """The raw maximum is the highest score, and the earliest of several."""
+    candidates = [score for score in scores if score.step in existing]
     highest = [score for score in candidates if all(score.value >= other.value for other in candidates)]
     expected = BestCheckpoint(highest[0].step, highest[0].value, "raw_maximum") if highest else None
     assert RawMaximum().choose(scores, existing) == expected
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_non_finite_score_is_never_best(bad: float) -> None:
+    """NaN and infinities are skipped, and the best of the other scores is chosen."""
+    scores = [Score(1, 0.5), Score(2, bad), Score(3, 0.7), Score(4, 0.6)]
+    assert RawMaximum().choose(scores, {1, 2, 3, 4}) == BestCheckpoint(3, 0.7, "raw_maximum")
+    assert RawMaximum().choose(scores, {2}) is None
 
 
 def add_noise(clean: list[float], sd: float, seed: int, stderr: float | None = None) -> list[Score]:

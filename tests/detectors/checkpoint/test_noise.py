@@ -103,6 +103,11 @@ def test_noise_is_finite(values: list[float], stderr: float | None) -> None:
     assert 1 <= noise.inflation <= 3
 
 
+def test_constant_series_has_no_noise() -> None:
+    """For equal values, a single value or none, the scale is 0, which means unknown."""
+    assert estimate_after([]).sd == estimate_after([5.0]).sd == estimate_after([5.0] * 100).sd == 0
+
+
 def test_state_size_is_bounded() -> None:
     """After 1,000 values of growing size, the state holds 65 values, clipped at LARGEST."""
     state = NoiseState()

@@ -256,6 +256,7 @@ PARAMS = (*FIRST, "params")
         (("gate",), ["rising"], ["`$.gate[0]`", "'rising'", "k_decline, fixed_progress, flat"]),
         (("members", 1, "weight"), -1, ["`$.members[1].weight`", "number >= 0 and <= 1e+06"]),
         (("members", 1, "id"), "K", ["`$.members[1].id`", "[a-z0-9]"]),
+        (("members", 1, "id"), "flat", ["two members have the id flat", "`$.members[2].id`"]),
         ((*FIRST, "stop_at"), {"risk": 2}, ["`$.members[0].stop_at.risk`", "number > 0 and < 1"]),
         ((*FIRST, "stop_at"), {"rsk": 0.1}, ["`rsk`", "`$.members[0].stop_at`", "risk (number > 0 and < 1)"]),
         ((*FIRST, "stop_at"), {"risk": 0.123}, ["`$.members[0].stop_at.risk`", "k_decline", "0.123", "calibrate"]),

@@ -51,7 +51,7 @@ def test_stored_batches_give_the_same_state(policy: Policy, observations: list[O
         state, verdicts = advance(policy, state, observations[start_index:end])
         assert verdicts[-1] is state.verdict
         reached += [item.verdict for item in verdicts]
-        state = state_from_json(policy, state_to_json(policy, state))
+        state = state_from_json(policy, state_to_json(policy, state).decode())
     assert state == expected
     assert drop_repeats(reached) == drop_repeats(calls)
 

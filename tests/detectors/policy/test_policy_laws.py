@@ -23,23 +23,14 @@ from evalstop_detectors import (
     policy_to_document,
 )
 from evalstop_detectors.policy.calibration import SHIPPED
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.detectors.policy.test_codec import CALIBRATED
 from tests.detectors.strategies import reachable_sums, weight_lists
 
 CALL_ORDER = [Call.CONTINUE, Call.SUSPECT, Call.STOP]
-CALIBRATED: dict[str, Any] = {
-    "detector": "k_decline",
-    "params": {"min_delta": 0.5},
-    "kind": "count",
-    "thresholds": [
-        {"rate": 0.01, "threshold": 7, "interval": [6, 8], "stopped": {"hits": 3}},
-        {"rate": 0.001, "threshold": None},
-    ],
-    "command": "evalstop-lab calibrate k_decline --history ours.jsonl",
-}
 
 
 class FakeDetector(Detector[None], frozen=True):
@@ -63,7 +54,7 @@ class FakeDetector(Detector[None], frozen=True):
 EvidenceList = list[Evidence | None]
 
 NO_EVIDENCE, SUSPECT_EVIDENCE, STOP_EVIDENCE = (
-    Evidence(Kind.COUNT, value, None, f"{value:g} found") for value in (0.0, 1.0, 2.0)
+    Evidence(Kind.COUNT, value, turn_step, f"{value:g} found") for value, turn_step in ((0.0, None), (1.0, 4), (2.0, 6))
 )
 evidences = st.sampled_from([None, NO_EVIDENCE, SUSPECT_EVIDENCE, STOP_EVIDENCE, STOP_EVIDENCE])
 
@@ -104,9 +95,10 @@ def judge(policy: Policy, evidence: EvidenceList) -> Call:
     return policy.judge(evidence, step=100, evals=10).verdict
 
 
+@settings(max_examples=200)
 @given(judgment=judgments())
 def test_verdict_equals_slow_reading_of_the_keys(judgment: tuple[Policy, EvidenceList]) -> None:
-    """The verdict equals that of a slow evaluation of each key of the policy."""
+    """The verdict equals that of a slow evaluation of each key, and has the earliest turn of those that call for it."""
     policy, evidence = judgment
     members = list(zip(policy.ids, policy.members, evidence, strict=True))
     calling = [(name, member) for name, member, item in members if item is STOP_EVIDENCE]
@@ -121,22 +113,12 @@ def test_verdict_equals_slow_reading_of_the_keys(judgment: tuple[Policy, Evidenc
         open_gate and policy.min_evals <= 10 and policy.warmup_steps <= 100 and (has_eval or not policy.eval_required)
     )
     expected = Call.STOP if enough and is_allowed else Call.SUSPECT if enough or suspicious else Call.CONTINUE
-    assert judge(policy, evidence) is expected
-
-
-@given(evidence=st.lists(evidences, min_size=1, max_size=5))
-def test_at_least_any_all_and_a_number(evidence: EvidenceList) -> None:
-    """With equal weights, `any` needs one member, `all` every member, and n needs n members."""
-    names = [{"detector": "k_decline"}] * len(evidence)
-    calls = sum(item is STOP_EVIDENCE for item in evidence)
-    for at_least, expected in {
-        "any": 1,
-        "all": len(evidence),
-        (len(evidence) + 1) // 2: (len(evidence) + 1) // 2,
-    }.items():
-        read = policy_from_document({"name": "p", "members": names, "at_least": at_least})
-        policy = replace(build_policy([1.0] * len(evidence)), at_least=read.at_least)
-        assert (judge(policy, evidence) is Call.STOP) == (calls >= expected)
+    verdict = policy.judge(evidence, step=100, evals=10)
+    assert verdict.verdict is expected
+    suspected = [4] * any(member.weight and item is SUSPECT_EVIDENCE for _, member, item in members)
+    called = [6] * any(member.weight for _, member in calling)
+    turns = {Call.STOP: called, Call.SUSPECT: suspected + called, Call.CONTINUE: []}[expected]
+    assert verdict.turn_step == min(turns, default=None)
 
 
 @given(judgment=judgments(), scale=st.sampled_from([1e-3, 0.1, 0.3, 7.0, 1e4]))
@@ -150,29 +132,6 @@ def test_only_ratios_of_weights_matter(judgment: tuple[Policy, EvidenceList], sc
         suspect_at_least=scale * policy.suspect_at_least,
     )
     assert judge(scaled, evidence) is judge(policy, evidence)
-
-
-@given(judgment=judgments(), index=st.integers(0, 4))
-def test_more_alarm_never_weakens_the_verdict(judgment: tuple[Policy, EvidenceList], index: int) -> None:
-    """If one member's evidence becomes stronger, the verdict is at least as strong."""
-    policy, evidence = judgment
-    index %= len(evidence)
-    verdicts = [
-        judge(policy, [*evidence[:index], item, *evidence[index + 1 :]])
-        for item in (NO_EVIDENCE, SUSPECT_EVIDENCE, STOP_EVIDENCE)
-    ]
-    assert all(CALL_ORDER.index(weaker) <= CALL_ORDER.index(stronger) for weaker, stronger in pairwise(verdicts))
-
-
-@given(judgment=judgments(eval_required=True))
-def test_no_stop_without_a_member_that_sees_the_eval(judgment: tuple[Policy, EvidenceList]) -> None:
-    """With `eval_required`, nothing stops unless a member with a weight that sees the eval calls for it."""
-    policy, evidence = judgment
-    without_eval: EvidenceList = [
-        None if member.weight and member.sees_eval else item
-        for member, item in zip(policy.members, evidence, strict=True)
-    ]
-    assert judge(policy, without_eval) is not Call.STOP
 
 
 @given(judgment=judgments())
@@ -218,6 +177,19 @@ def test_insufficient_suspicion_is_explained() -> None:
     assert verdict.reason == "the detectors that are alarmed weigh 1 of the 2 needed to suspect"
 
 
+def test_call_for_a_stop_is_an_alarm() -> None:
+    """A member that calls for a stop counts among those that suspect, also without a threshold to suspect."""
+    policy = build_policy([1, 1], at_least=2)
+    policy = replace(policy, members=tuple(replace(m, thresholds=Thresholds(None, 2)) for m in policy.members))
+    assert judge(policy, [STOP_EVIDENCE, NO_EVIDENCE]) is Call.SUSPECT
+
+
+def test_member_without_weight_adds_no_turn() -> None:
+    """The turn of a stop is not that of a member whose weight is 0."""
+    evidence: EvidenceList = [STOP_EVIDENCE, replace(STOP_EVIDENCE, turn_step=1)]
+    assert build_policy([1, 0]).judge(evidence, step=100, evals=10).turn_step == STOP_EVIDENCE.turn_step
+
+
 def test_default_member_ids_are_detector_names() -> None:
     """Members without an id are named after their detector, with numbers that avoid the given ids."""
     members = [{"detector": "k_decline"}, {"detector": "k_decline"}, {"detector": "k_below_best", "id": "k_decline"}]
@@ -227,38 +199,21 @@ def test_default_member_ids_are_detector_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("other", "gate", "words"),
     [
-        ({"gate": ["k_declin"]}, "there is no member 'k_declin'; a gate may name k_decline, b - at `$.gate[0]`"),
-        ({"gate": ["b", "k_decline"]}, "no member has a weight"),
-        ({"gate": ["b"], "at_least": 1.5}, "at_least is 1.5, but must be above 0 and at most 1"),
+        ({"detector": "k_below_best", "id": "b"}, ["b", "k_decline"], "no member has a weight"),
+        ({"detector": "non_finite"}, ["non_finite"], r"non_finite never calls for a stop.* at `\$\.gate\[0\]`"),
     ],
 )
-def test_impossible_policy_is_refused(more: dict[str, Any], words: str) -> None:
+def test_impossible_policy_is_refused(other: dict[str, Any], gate: list[str], words: str) -> None:
     """A policy that could never stop because of its weights or its gate is refused."""
-    members = [{"detector": "k_decline"}, {"detector": "k_below_best", "id": "b"}]
-    with pytest.raises(InvalidPolicy) as error:
-        policy_from_document({"name": "p", "members": members} | more)
-    assert words in str(error.value)
-
-
-def test_gate_member_without_stop_threshold_is_refused() -> None:
-    """A gate with a member that has no stop threshold would never open and is refused."""
-    members = [{"detector": "k_decline"}, {"detector": "non_finite"}]
-    with pytest.raises(InvalidPolicy, match=r"non_finite never calls for a stop.* at `\$\.gate\[0\]`"):
-        policy_from_document({"name": "p", "members": members, "gate": ["non_finite"]})
-
-
-def test_duplicate_member_id_is_refused() -> None:
-    """Two members with the same id are refused, because a gate could not tell them apart."""
-    members = [{"detector": "k_decline", "id": "a"}, {"detector": "k_below_best", "id": "a"}]
-    with pytest.raises(InvalidPolicy, match=r"two members have the id a.* at `\$\.members\[1\]\.id`"):
-        policy_from_document({"name": "p", "members": members})
+    with pytest.raises(InvalidPolicy, match=words):
+        policy_from_document({"name": "p", "members": [{"detector": "k_decline"}, other], "gate": gate})
 
 
 def build_document_with_risk(risk: float, **more: Any) -> dict[str, Any]:
     """A policy document whose only member has a threshold given as a risk."""
-    member = {"detector": "k_decline", "params": {"min_delta": 0.5}, "suspect_at": None, "stop_at": {"risk": risk}}
+    member = {"detector": "k_decline", "params": CALIBRATED["params"], "suspect_at": None, "stop_at": {"risk": risk}}
     return {"name": "p", "members": [member | more], "calibration": [CALIBRATED]}
 
 

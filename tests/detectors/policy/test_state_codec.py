@@ -20,7 +20,6 @@ from evalstop_detectors import (
     start,
     state_from_json,
     state_to_json,
-    step,
     verdict_to_document,
 )
 from evalstop_detectors.detectors.k_decline import KDecline
@@ -28,22 +27,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.detectors.policy.test_codec import json_values, list_paths, replace_at
-from tests.detectors.strategies import eval_series, policies, series, single_member_policy
+from tests.detectors.strategies import eval_series, policies, single_member_policy
 
 PAPER = POLICIES["paper"]
 STORED = state_to_json(PAPER, replay(PAPER, eval_series([1.0, 0.5, 0.25])))
-
-
-@given(policy=policies(), observations=series(set(MetricRole), max_size=20), cut=st.integers(0, 20))
-def test_run_continues_from_a_stored_state(policy: Policy, observations: list[Any], cut: int) -> None:
-    """A run whose state is stored at any point ends in the same state and JSON as without storing."""
-    state = start(policy)
-    for index, observation in enumerate(observations):
-        if index == cut:
-            state = state_from_json(policy, state_to_json(policy, state).decode())
-        state, _ = step(policy, state, observation)
-    assert state == replay(policy, observations)
-    assert state_to_json(policy, state) == state_to_json(policy, replay(policy, observations))
 
 
 @given(policy=policies(), other=policies())
