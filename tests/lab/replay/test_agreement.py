@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_detectors import POLICIES, MetricRole, Policy, SmoothedMaximum, start, step
-from evalstop_lab.replay import Roles, Run, judge_runs
+from evalstop_detectors import POLICIES, MetricRole, Policy, Score, SmoothedMaximum, start, step
+from evalstop_lab.replay import Roles, Run
 from evalstop_lab.worlds import World, draw_world, plan_worlds
-from hypothesis import given
 
-from tests.detectors.strategies import policies, series
-from tests.lab.replay.conftest import Replay, property_settings, write_jsonl
+from tests.lab.replay.conftest import Replay, write_jsonl
 
 
 def compute_expected_verdict(policy: Policy, world: World) -> dict[str, Any]:
@@ -34,54 +31,35 @@ def compute_expected_verdict(policy: Policy, world: World) -> dict[str, Any]:
         "stop_step": stop_step,
         "suspect_step": state.suspect_step,
         "reason": state.verdict.reason,
+        "best_step": choose_best_step(world, stop_step),
+        "detectors": [item.value for item in state.evidence if item is not None],
     }
+
+
+def choose_best_step(world: World, stop_step: int | None) -> int | None:
+    """The step of the best eval up to the stop."""
+    scores = [
+        Score(item.step, item.value, item.stderr)
+        for item in world.observations()
+        if item.role is MetricRole.EVAL and (stop_step is None or item.step <= stop_step)
+    ]
+    best = SmoothedMaximum().choose(scores, {score.step for score in scores})
+    return None if best is None else best.step
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_replay_equals_the_monitor(tmp_path: Path, replay: Replay, name: str) -> None:
-    """Drawn runs in a file with shuffled rows get the verdicts of the monitor at its first stop."""
+    """Drawn runs in a file with shuffled rows get verdict, evidence and best step of the monitor at its first stop."""
     worlds = [draw_world(*recipe, length=60) for recipe in plan_worlds(30, 7)]
     rows = [row for world in worlds for row in world.rows()]
     random.Random(1).shuffle(rows)
     log = write_jsonl(tmp_path / "worlds.jsonl", rows)
     results = {item["run"]: item for item in replay(log, "--policy", name)}
     for world in worlds:
-        result = results[world.name]
-        assert {
-            key: result[key] for key in compute_expected_verdict(POLICIES[name], world)
-        } == compute_expected_verdict(POLICIES[name], world)
+        result, expected = results[world.name], compute_expected_verdict(POLICIES[name], world)
+        result = result | {"detectors": [item["value"] for item in result["detectors"].values()]}
+        assert {key: result[key] for key in expected} == expected
     assert {item["run"]: item for item in replay(log, "--policy", name, "--jobs", 2)} == results
-
-
-@pytest.mark.slow
-@property_settings
-@given(policy=policies(), observations=series(set(MetricRole), max_size=25))
-def test_judge_runs_equals_the_monitor(policy: Policy, observations: list[Any]) -> None:
-    """For any policy and observations, verdict, evidence and best step are those of the monitor at its stop."""
-    run = Run("a", roles=Roles(minimized=frozenset()))
-    for item in observations:
-        run.add(item.role, item.step, item.value, item.stderr)
-    observed = run.observations()
-    assert [(item.order, repr(item.value), item.stderr) for item in observed] == [
-        (item.order, repr(item.value), item.stderr) for item in observations
-    ]
-    state = start(policy)
-    for item in observed:
-        state, verdict = step(policy, state, item)
-        if verdict.stops:
-            break
-    result = judge_runs(policy, [run])[0]
-    assert (result.verdict, result.reason, result.suspect_step) == (
-        state.verdict.verdict,
-        state.verdict.reason,
-        state.suspect_step,
-    )
-    assert [item["value"] for item in result.detectors.values()] == [e.value for e in state.evidence if e is not None]
-    stop = result.stop_step
-    scores = [score for score in run.scores() if stop is None or score.step <= stop]
-    best = SmoothedMaximum().choose(scores, {score.step for score in scores})
-    assert result.best_step == (best.step if best else None)
-    json.dumps(result.detectors, allow_nan=False)
 
 
 def test_minimized_metrics_change_their_sign_except_the_kl() -> None:

@@ -11,10 +11,15 @@ from evalstop_lab.rlhf.task import Floats, Task, Texts, repeat_prompts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.lab.rlhf.every_text import list_every_text
+
 TASK = Task(prompts=2, length=3, vocabulary=3)
 
-EveryText = Callable[[Task], Texts]
-NumericGradient = Callable[[Callable[[Floats], float], Floats], Floats]
+
+def compute_numeric_gradient(function: Callable[[Floats], float], point: Floats, width: float = 1e-6) -> Floats:
+    """The gradient of `function` by central differences, one coordinate at a time."""
+    steps = width * np.eye(len(point))
+    return np.array([(function(point + step) - function(point - step)) / (2 * width) for step in steps])
 
 
 def build_policy(seed: int, scale: float = 1.0, task: Task = TASK) -> Policy:
@@ -25,9 +30,9 @@ def group_by_prompt(values: Floats) -> Floats:
     return values.reshape(TASK.prompts, -1)
 
 
-def test_probabilities_of_all_texts_sum_to_one(every_text: EveryText) -> None:
+def test_probabilities_of_all_texts_sum_to_one() -> None:
     """For each prompt, the probabilities of all texts sum to one."""
-    probabilities = np.exp(build_policy(seed=1).log_likelihood(every_text(TASK)))
+    probabilities = np.exp(build_policy(seed=1).log_likelihood(list_every_text(TASK)))
     assert group_by_prompt(probabilities).sum(axis=1) == pytest.approx([1.0, 1.0])
 
 
@@ -44,9 +49,9 @@ def test_likelihood_follows_the_definition() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
-def test_kl_and_entropy_equal_their_sums_over_all_texts(every_text: EveryText, scale: float) -> None:
+def test_kl_and_entropy_equal_their_sums_over_all_texts(scale: float) -> None:
     """The forward sweep gives the same KL and entropy as enumeration."""
-    policy, initial, texts = build_policy(3, scale), build_policy(4, scale), every_text(TASK)
+    policy, initial, texts = build_policy(3, scale), build_policy(4, scale), list_every_text(TASK)
     log_p, log_q = group_by_prompt(policy.log_likelihood(texts)), group_by_prompt(initial.log_likelihood(texts))
     p = np.exp(log_p)
     assert policy.kl(initial) == pytest.approx((p * (log_p - log_q)).sum(axis=1).mean())
@@ -61,7 +66,7 @@ def test_kl_is_never_negative_and_zero_to_itself(seed: int, scale: float) -> Non
     assert policy.kl(build_policy(seed + 1, scale)) > -1e-9
 
 
-def test_score_gradient_is_the_gradient_of_the_weighted_likelihood(numeric_gradient: NumericGradient) -> None:
+def test_score_gradient_is_the_gradient_of_the_weighted_likelihood() -> None:
     """The gradient of a weighted sum of log-likelihoods agrees with central differences."""
     policy, rng = build_policy(seed=5), np.random.default_rng(6)
     texts, weights = policy.sample(repeat_prompts(TASK, 4), rng), rng.normal(size=8)
@@ -69,15 +74,13 @@ def test_score_gradient_is_the_gradient_of_the_weighted_likelihood(numeric_gradi
     def weighted(parameters: Floats) -> float:
         return float((weights * Policy(TASK, parameters).log_likelihood(texts)).sum())
 
-    expected = numeric_gradient(weighted, policy.parameters)
+    expected = compute_numeric_gradient(weighted, policy.parameters)
     assert policy.score_gradient(texts, weights) == pytest.approx(expected, abs=1e-6)
 
 
-def test_policy_gradient_is_that_of_expected_reward_minus_kl(
-    every_text: EveryText, numeric_gradient: NumericGradient
-) -> None:
+def test_policy_gradient_is_that_of_expected_reward_minus_kl() -> None:
     """With the rewards reward - c log(policy / initial) the expected gradient is that of E[reward] - c KL."""
-    policy, initial, texts, price = build_policy(7), build_policy(8), every_text(TASK), 0.3
+    policy, initial, texts, price = build_policy(7), build_policy(8), list_every_text(TASK), 0.3
     reward = np.random.default_rng(9).normal(size=len(texts))
 
     def objective(parameters: Floats) -> float:
@@ -87,12 +90,12 @@ def test_policy_gradient_is_that_of_expected_reward_minus_kl(
     log_p = policy.log_likelihood(texts)
     penalized = reward - price * (log_p - initial.log_likelihood(texts))
     gradient = policy.score_gradient(texts, np.exp(log_p) * penalized / TASK.prompts)
-    assert gradient == pytest.approx(numeric_gradient(objective, policy.parameters), abs=1e-6)
+    assert gradient == pytest.approx(compute_numeric_gradient(objective, policy.parameters), abs=1e-6)
 
 
-def test_sample_frequencies_match_likelihoods(every_text: EveryText) -> None:
+def test_sample_frequencies_match_likelihoods() -> None:
     """Over many samples, the frequency of each text is its likelihood, within five standard errors."""
-    policy, texts, count = build_policy(seed=10), every_text(TASK), 40_000
+    policy, texts, count = build_policy(seed=10), list_every_text(TASK), 40_000
     sample = policy.sample(repeat_prompts(TASK, count), np.random.default_rng(11))
     code = (sample.prompts * 3**3) + sample.tokens @ np.array([9, 3, 1])
     frequencies = np.bincount(code, minlength=len(texts))

@@ -6,10 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from evalstop_detectors import POLICIES, replay
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.worlds import Label, load_recorded_runs
-from evalstop_lab.worlds.scoring import Outcome, OutcomeKind, classify_outcome
 
 RECORDED = Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl"
 
@@ -24,18 +22,6 @@ def test_recorded_runs_keep_their_labels_and_their_truth() -> None:
         assert len(world.eval_scores) == len(world.proxy) == len(world.kl) == len(world.steps)
         assert world.eval_stderr is not None
         assert (world.eval_stderr > 0).all()
-
-
-def test_papers_rule_has_its_known_recall_on_recorded_runs() -> None:
-    """Three declines find 47 of 56 turns, and stop 7 runs before their peak."""
-    worlds = load_recorded_runs(RECORDED)
-    stops = [replay(POLICIES["paper"], world.observations()).verdict for world in worlds]
-    kinds = Counter(
-        classify_outcome(Outcome(verdict.step if verdict.stops else None), world.truth)
-        for verdict, world in zip(stops, worlds, strict=True)
-    )
-    assert kinds[OutcomeKind.RIGHT] == 47
-    assert kinds[OutcomeKind.PREMATURE] == 7
 
 
 def test_line_that_is_not_a_run_is_named(tmp_path: Path) -> None:
