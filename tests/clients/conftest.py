@@ -21,7 +21,7 @@ from tests.clients.receivers.listening_receiver import ListeningReceiver, listen
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("EVALSTOP_URL", "EVALSTOP_KEY", "EVALSTOP_RUN_NAME", "EVALSTOP_LABELS"):
         monkeypatch.delenv(name, raising=False)
-    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "EVALSTOP_KUBERNETES_", "KUBE"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("EVALSTOP_SPOOL", str(tmp_path / "spool"))
 

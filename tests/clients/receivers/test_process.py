@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from evalstop_client.receivers.cli import main
 from evalstop_client.receivers.process.descendants import DEAD_STATES, list_processes_by_ps
 from evalstop_client.receivers.process.job_control import label_environment
 from evalstop_client.settings import parse_labels
@@ -26,7 +25,7 @@ from tests.clients.receivers.process_receiver import (
     start_receiver,
     wait_for_report,
 )
-from tests.clients.receivers.receiver_program import RECEIVER, run_receivers
+from tests.clients.receivers.receiver_program import RECEIVER
 from tests.clients.webhooks import SECRET, make_event, make_stop_event, post_event
 
 pytestmark = pytest.mark.real
@@ -240,47 +239,6 @@ def test_a_receiver_cannot_be_read_by_its_user(server: FakeServer) -> None:
         [sys.executable, "-c", receiver], capture_output=True, text=True, env=environment, check=True
     )
     assert completed.stdout.split() == ["1", "0"]
-
-
-WRONG_USES: list[tuple[list[str], int, str]] = [
-    (["process"], 2, "after --"),
-    (["process", "--listen", "nowhere", "--", "true"], 2, "host:port"),
-    (["process", "--listen", "203.0.113.1:9", "--", "true"], 2, "203.0.113.1"),
-    (["process", "--grace-seconds", "-1", "--", "true"], 2, "86400"),
-    (["process", "--url", "localhost", "--", "true"], 2, "http://"),
-    (["process", "--secret-env", "NOT_SET", "--", "true"], 2, "NOT_SET"),
-    (["process", "--", "/no/such/program"], 127, "/no/such/program"),
-    (["process", "--", "/etc/passwd"], 126, "/etc/passwd"),
-    ([], 2, "usage"),
-]
-"""Arguments of the receiver, its exit code, and a part of its message."""
-
-
-@pytest.fixture(scope="module")
-def wrong_uses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """The exit code and the output of the receiver with each of the wrong arguments, by their text."""
-    environment = {**os.environ, "EVALSTOP_WEBHOOK_SECRET": SECRET}
-    ends = run_receivers([arguments for arguments, _, _ in WRONG_USES], tmp_path_factory.mktemp("wrong"), environment)
-    return {str(arguments): end for (arguments, _, _), end in zip(WRONG_USES, ends, strict=True)}
-
-
-@pytest.mark.parametrize(("arguments", "code", "message"), WRONG_USES)
-def test_wrong_usage_is_explained(
-    arguments: list[str], code: int, message: str, wrong_uses: dict[str, tuple[int, str]]
-) -> None:
-    """Options that cannot work are explained in one line, with the fitting exit code."""
-    actual_code, output = wrong_uses[str(arguments)]
-    assert actual_code == code
-    assert message in output
-    assert "Traceback" not in output
-
-
-def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    """`process --help` has a whole command to copy."""
-    with pytest.raises(SystemExit, match=r"^0$"):
-        main(["process", "--help"])
-    command = "evalstop-receiver process --listen 0.0.0.0:9000 --job-key-env TRAINER_KEY -- python train.py"
-    assert command in capsys.readouterr().out
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")

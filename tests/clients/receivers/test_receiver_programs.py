@@ -107,10 +107,7 @@ def test_second_receiver_on_the_same_journal_does_not_start(receiver: ReceiverPr
 
 
 ENVIRONMENT = {"EVALSTOP_WEBHOOK_SECRET": SECRET, "PATH": "/usr/bin:/bin"}
-
 COMMAND = ["command", "--run", "a {job_id}", "--check", "b {job_id}", "--pattern", "job_id=[0-9]+"]
-
-
 WRONG_USES: list[tuple[list[str], str]] = [
     (["command", "--run", "a {job_id}"], "--check"),
     (["command", "--run", "a {", "--check", "b"], "brace"),
@@ -137,19 +134,26 @@ WRONG_USES: list[tuple[list[str], str]] = [
     (["kubernetes", "--api-server", "http://127.0.0.1:1", "--context", "lab"], "only one of them"),
     (["kubernetes", "--token-file", "x"], "--api-server"),
     (["kubernetes", "--stop-by", "kill"], "suspend"),
+    (["process"], "after --"),
+    (["process", "--listen", "nowhere", "--", "true"], "host:port"),
+    (["process", "--listen", "203.0.113.1:9", "--", "true"], "203.0.113.1"),
+    (["process", "--grace-seconds", "-1", "--", "true"], "86400"),
+    (["process", "--url", "localhost", "--", "true"], "http://"),
+    (["process", "--secret-env", "NOT_SET", "--", "true"], "NOT_SET"),
+    ([], "usage"),
 ]
-"""Options of receivers, and a part of the message about them."""
+"""Arguments of the receiver, and a part of the message about them."""
+UNUSABLE_PROGRAMS = {"/no/such/program": 127, "/etc/passwd": 126}
+"""The exit code for each, as a shell's."""
 
 
 @pytest.fixture(scope="module")
 def wrong_uses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """The exit code and the output of a receiver with each of the wrong options, by their text."""
-    folder, commands = tmp_path_factory.mktemp("wrong"), []
-    for arguments, _ in WRONG_USES:
-        state = [] if "--state" in arguments else ["--state", str(folder / "state")]
-        commands.append([*arguments, *state, *([] if "--listen" in arguments else ["--listen", "127.0.0.1:0"])])
-    ends = run_receivers(commands, folder, ENVIRONMENT)
-    return {str(arguments): end for (arguments, _), end in zip(WRONG_USES, ends, strict=True)}
+    """The exit code and the output of a receiver with each of the wrong arguments, by their text."""
+    folder = tmp_path_factory.mktemp("wrong")
+    uses = [arguments for arguments, _ in WRONG_USES] + [["process", "--", program] for program in UNUSABLE_PROGRAMS]
+    ends = run_receivers(uses, folder, ENVIRONMENT | {"XDG_STATE_HOME": str(folder)})
+    return {str(arguments): end for arguments, end in zip(uses, ends, strict=True)}
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG_USES)
@@ -158,6 +162,17 @@ def test_wrong_usage_is_explained(arguments: list[str], message: str, wrong_uses
     code, output = wrong_uses[str(arguments)]
     assert code == 2
     assert message in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(("program", "exit_code"), UNUSABLE_PROGRAMS.items())
+def test_program_that_cannot_be_started_is_named(
+    program: str, exit_code: int, wrong_uses: dict[str, tuple[int, str]]
+) -> None:
+    """The exit code is a shell's, and the message has the program."""
+    code, output = wrong_uses[str(["process", "--", program])]
+    assert code == exit_code
+    assert program in output
     assert "Traceback" not in output
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +14,6 @@ from tests.clients.receivers.kubernetes.fake_cluster import ADMIN, FakeCluster
 TOKEN = "receiver-token"
 EVALUATOR_TOKEN = "evaluator-token"
 EVALUATOR = "system:serviceaccount:evalstop:evalstop-evaluator"
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("EVALSTOP_", "SLURM_", "KUBE"))]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture

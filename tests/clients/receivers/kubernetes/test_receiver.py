@@ -31,25 +31,13 @@ pytestmark = pytest.mark.real
 
 
 @pytest.fixture
-def service() -> FakeService:
-    return FakeService()
-
-
-@pytest.fixture
-def reports(service: FakeService) -> Iterator[FakeServer]:
-    """The fake service that the receiver reports to."""
-    with FakeServer(service) as server:
-        yield server
-
-
-@pytest.fixture
-def receiver(kubernetes: KubernetesCluster, reports: FakeServer, tmp_path: Path) -> Iterator[ReceiverProgram]:
+def receiver(kubernetes: KubernetesCluster, server: FakeServer, tmp_path: Path) -> Iterator[ReceiverProgram]:
     """`evalstop-receiver kubernetes` beside a cluster."""
     token = tmp_path / "token"
     token.write_text(TOKEN)
     command = ["kubernetes", "--api-server", kubernetes.server.url, "--token-file", str(token)]
     with ExitStack() as stack:
-        yield ReceiverProgram(tmp_path, reports, stack, [*command, "--allow-namespace", NAMESPACE])
+        yield ReceiverProgram(tmp_path, server, stack, [*command, "--allow-namespace", NAMESPACE])
 
 
 def test_stop_is_confirmed_with_details(
@@ -105,21 +93,6 @@ def test_pulling_receiver_settles_after_journaling(
     assert report["state"] == "confirmed"
     wait_until(lambda: endpoint.settlements)
     assert endpoint.journaled == [True]
-
-
-def test_resume_request_resumes_the_workload(
-    receiver: ReceiverProgram, kubernetes: KubernetesCluster, service: FakeService
-) -> None:
-    """`run.resume_requested` after the stop resumes the job, which gets a pod again."""
-    url = receiver.start("--checkpoint-grace-seconds", "0")
-    item = kubernetes.start_workload()
-    event = make_stop_event(kubernetes.get_run_labels(item))
-    post_event(url, event)
-    wait_until(lambda: service.reports)
-    resume = {**event, "type": "run.resume_requested"}
-    wait_until(lambda: post_event(url, resume, "msg_2").status_code == 202)
-    wait_until(lambda: kubernetes.is_running("train-1"))
-    assert kubernetes.read_object(JOB, item)["spec"]["suspend"] is False
 
 
 def test_service_account_token_is_reread(tmp_path: Path) -> None:
