@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -284,19 +285,61 @@ def test_job_that_can_never_be_moved_is_an_error_at_once() -> None:
         job_control.resume_job(Job("7", {"job_id": "7", "partition": "high"}))
 
 
-def test_recent_slurmrestd_denies_by_status() -> None:
-    """Release 26.05 answers a signal to another user's job by 403, with an error that does not say why."""
+@pytest.mark.parametrize(
+    ("status", "answer", "error", "message"),
+    [
+        pytest.param(
+            403,
+            {
+                "errors": [
+                    {"error_number": 1, "error": "Operation not permitted", "description": "Signal request failed"}
+                ]
+            },
+            SchedulerUnavailable,
+            "Signal request failed: Operation not permitted",
+            id="controller away",
+        ),
+        pytest.param(
+            511,
+            {"errors": [{"error_number": 1007, "error": "Protocol authentication error"}]},
+            SchedulerUnavailable,
+            "Protocol authentication error; renew the token",
+            id="token rejected",
+        ),
+        pytest.param(
+            200,
+            {"status": [{"error": {"code": 2002, "string": "Access/permission denied"}}]},
+            RequestRefused,
+            "does not permit it: Access/permission denied",
+            id="denied",
+        ),
+    ],
+)
+def test_errors_of_recent_slurmrestd(
+    status: int, answer: dict[str, object], error: type[Exception], message: str
+) -> None:
+    """Only the denial of a job is a refusal: release 26.05 also returns 403 when its controller does not answer."""
+    with connect_to_recent_slurmrestd(status, answer) as rest, pytest.raises(error, match=message):
+        rest.cancel("7", "ann")
+
+
+def test_recent_slurmrestd_reports_an_ended_job_as_its_status() -> None:
+    """A job that has ended already needs no cancel."""
+    error = {"code": 2021, "string": "Job/step already completing or completed"}
+    with connect_to_recent_slurmrestd(200, {"errors": [], "status": [{"error": error}]}) as rest:
+        rest.cancel("7", "ann")
+
+
+@contextmanager
+def connect_to_recent_slurmrestd(status: int, answer: Mapping[str, object]) -> Iterator[Rest]:
+    """A slurmrestd of release 26.05 that answers a cancel of job 7 so."""
 
     async def describe(_: Request) -> Response:
         return JSONResponse({"paths": {"/slurm/v0.0.41/job/{job_id}": {}, "/slurm/v0.0.45/job/{job_id}": {}}})
 
-    async def deny(_: Request) -> Response:
-        return JSONResponse({"errors": [{"error_number": -1, "description": "Signal request failed"}]}, 403)
+    async def cancel(_: Request) -> Response:
+        return JSONResponse(answer, status)
 
-    routes = [Route("/openapi/v3", describe), Route("/slurm/v0.0.45/job/7", deny, methods=["DELETE"])]
-    with (
-        serve_app(Starlette(routes=routes)) as url,
-        closing(Rest(url, "cluster", "ann", lambda: "a token")) as rest,
-        pytest.raises(RequestRefused, match="Signal request failed"),
-    ):
-        rest.cancel("7", "ann")
+    routes = [Route("/openapi/v3", describe), Route("/slurm/v0.0.45/job/7", cancel, methods=["DELETE"])]
+    with serve_app(Starlette(routes=routes)) as url, closing(Rest(url, "cluster", "ann", lambda: "a token")) as rest:
+        yield rest

@@ -1,8 +1,9 @@
-"""Access to a Slurm cluster through slurmrestd, with a JWT; discovers its version, and reads `errors` in every
+"""Access to a Slurm cluster through slurmrestd, with a JWT; discovers its version, and reads the errors in every
 response.
 
-Neither the HTTP status nor `errors` is enough: version 0.0.38 returns 500 for a missing job, another user's job and an
-expired token, and 200 for a failed update; recent versions return 403 for another user's job, and do not say why.
+The HTTP status is not enough: version 0.0.38 returns 500 for a missing job, another user's job and an expired token,
+and 200 for a failed update; version 0.0.45 returns 200 for a job that cannot be cancelled, with the error in `status`,
+and 403 if the controller does not answer.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +25,9 @@ TIMEOUT_SECONDS = 30.0
 UNKNOWN_JOB = 2017  # ESLURM_INVALID_JOB_ID
 ENDING = 2021  # ESLURM_ALREADY_DONE
 FORBIDDEN = frozenset({2002, 2010, 2150})  # ESLURM_ACCESS_DENIED, ESLURM_USER_ID_MISSING, ESLURM_NOT_WHOLE_HET_JOB
+TOKEN_REJECTED = frozenset({401, 511})
+"""Statuses of recent versions; version 0.0.38 does not distinguish a rejected token from an absent controller."""
+
 DESCRIPTIONS = ("/openapi/v3", "/openapi.json", "/openapi")
 
 
@@ -97,18 +102,20 @@ class Rest:
         version = self._version = self._version or self._discover_version()
         response = self._send_request(method, f"/slurm/{version}/{path}", params, change)
         body = object_in(response)
-        errors = [error for error in (body or {}).get("errors") or [] if isinstance(error, Mapping)]
-        numbers = {error.get("error_number") for error in errors}
-        message = "; ".join(str(error.get("description") or error.get("error") or error) for error in errors)
+        errors = _list_errors(body or {})
+        numbers = {error.get("error_number", error.get("code")) for error in errors}
+        message = "; ".join(_describe_error(error) for error in errors)
         if numbers & {UNKNOWN_JOB, ENDING}:
             return {}
-        if numbers & FORBIDDEN or (errors and response.status_code == 403):  # not a proxy's
+        if numbers & FORBIDDEN:
             raise RequestRefused(f"Slurm does not permit it: {message}")
         if body is None or errors or response.status_code >= 300:
             if response.status_code == 404:  # another version may have replaced the discovered one
                 self._version = None
+            token = response.request.headers["X-SLURM-USER-TOKEN"]
+            advice = "; renew the token" if response.status_code in TOKEN_REJECTED or has_expired(token) else ""
             raise SchedulerUnavailable(
-                f"slurmrestd: {method} {path}: {response.status_code}: {message or response.text[:200]}"
+                f"slurmrestd: {method} {path}: {response.status_code}: {message or response.text[:200]}{advice}"
             )
         return body
 
@@ -148,10 +155,34 @@ def parse_token(text: str) -> str:
 
 def parse_user(token: str) -> str | None:
     """The user of a token, from its claim `sun`: slurmrestd 22.05 requires the name with the token."""
+    name = _parse_claims(token).get("sun")
+    return name if isinstance(name, str) and name.isascii() and name.isprintable() else None
+
+
+def has_expired(token: str) -> bool:
+    """Whether a token's claim `exp` is in the past."""
+    expires_at = _parse_claims(token).get("exp")
+    return isinstance(expires_at, int | float) and expires_at <= time.time()
+
+
+def _parse_claims(token: str) -> Mapping[str, Any]:
     payload = token.partition(".")[2].partition(".")[0]
     try:
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
     except ValueError:
-        return None
-    name = claims.get("sun") if isinstance(claims, dict) else None
-    return name if isinstance(name, str) and name.isascii() and name.isprintable() else None
+        return {}
+    return claims if isinstance(claims, dict) else {}
+
+
+def _list_errors(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The errors of a request and, in recent versions, of each job that it cancels."""
+    of_jobs = [status.get("error") for status in body.get("status") or [] if isinstance(status, Mapping)]
+    errors = [error for error in (*(body.get("errors") or []), *of_jobs) if isinstance(error, Mapping)]
+    return [error for error in errors if error.get("code") != 0]
+
+
+def _describe_error(error: Mapping[str, Any]) -> str:
+    description, reason = error.get("description"), error.get("error") or error.get("string")
+    if description and reason and reason not in description:
+        return f"{description}: {reason}"
+    return str(description or reason or error)
