@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -17,13 +16,11 @@ from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
 from evalstop_service.ingest import Observations
 from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
-from evalstop_service.store import decisions, endpoints, projects, tables
+from evalstop_service.store import decisions, tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.runs import Run
 
 from tests.acceptance.fake_receiver import FakeReceiver
 from tests.acceptance.programs import FAST_DELIVERY, Program
-from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.project_fixture import DECLINING_EVALS, ProjectFixture, set_up_project
 
 pytestmark = pytest.mark.real
@@ -38,11 +35,8 @@ ESCALATION_STATES = ["pending", "requested", "escalated", "escalated", "failed"]
 def create_project(database: Database, receiver: FakeReceiver) -> ProjectFixture:
     """A project that sends every event to the receiver, with a short veto window and confirmation time."""
     project = set_up_project(database, veto_window_seconds=0.3)
-    with database.transaction() as tx:
-        project_row = projects.lock_project(tx, project.id)
-        projects.update_project(tx, replace(project_row, confirm_seconds=4.0, stops_per_hour=None, stops_share=None))
-        endpoint = endpoints.add_endpoint(tx, project.id, url=receiver.url, event_types=EVERY_EVENT, now=utc_now())
-    receiver.secret = endpoint.secret
+    project.change_settings(confirm_seconds=4.0, stops_per_hour=None, stops_share=None)
+    receiver.secret = project.add_endpoint(url=receiver.url).secret
     return project
 
 
@@ -76,10 +70,6 @@ def kill_until_final(workers: list[Program], project: ProjectFixture, rng: rando
         assert time.monotonic() < deadline, "some decisions do not reach a final state"
 
 
-def list_states(project: ProjectFixture, run: Run) -> list[str]:
-    return [row["state"] for row in project.load_rows(tables.decision_changes, run)]
-
-
 def test_killed_workers_escalate_each_stop_once(database_url: str, tmp_path: Path) -> None:
     """Each stop is confirmed, or requested, escalated and reported as failed, once each, although workers are
     killed."""
@@ -107,12 +97,12 @@ def test_killed_workers_escalate_each_stop_once(database_url: str, tmp_path: Pat
             event_counts = Counter(row["type"] for row in project.load_rows(tables.events, run))
             if decision.id in confirmed_ids:
                 assert (
-                    list_states(project, run)[-1],
+                    project.load_decision_states(run)[-1],
                     event_counts["run.stopped"],
                     event_counts["run.stop_failed"],
                 ) == ("confirmed", 1, 0)
             else:
-                assert list_states(project, run) == ESCALATION_STATES
+                assert project.load_decision_states(run) == ESCALATION_STATES
                 assert (
                     event_counts["run.stop_requested"],
                     event_counts["run.stop_escalated"],

@@ -111,21 +111,24 @@ class Trainer(threading.Thread):
         self.client, self.run_id = client, ""
         self.acknowledged: list[list[PostedObservation]] = []
         self.failure: BaseException | None = None
-        self._end = end
+        self.end = end
 
     def run(self) -> None:
         try:
             with self.client:
-                terms = {"name": self.name, "policy": "paper", "mode": "enforce"}
-                self.run_id = self.client.post("/runs", terms)["id"]
-                step = 0
-                while not self._end.wait(self._pause_seconds):
-                    points = create_observations(step)
-                    self.client.post(f"/runs/{self.run_id}/observations", build_batch(points))
-                    self.acknowledged.append(points)
-                    step += 1
+                self.report()
         except BaseException as error:
             self.failure = error
+
+    def report(self) -> None:
+        """Open the run and post its observations."""
+        self.run_id = self.client.post("/runs", {"name": self.name, "policy": "paper", "mode": "enforce"})["id"]
+        step = 0
+        while not self.end.wait(self._pause_seconds):
+            points = create_observations(step)
+            self.client.post(f"/runs/{self.run_id}/observations", build_batch(points))
+            self.acknowledged.append(points)
+            step += 1
 
 
 def create_observations(step: int) -> list[PostedObservation]:
