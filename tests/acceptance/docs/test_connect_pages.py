@@ -258,10 +258,12 @@ def test_client_tab_ends_with_a_stop(project: Project) -> None:
 
 @pytest.mark.real
 def test_mlflow_tab_ends_with_a_stop(project: Project) -> None:
-    """A script that logs to MLflow and polls its tags is stopped."""
+    """A script that polls its tags is stopped, and its run has the labels that docs/mlflow.md sets for a Slurm job."""
     script = read_block("mlflow should_stop") + trainer_snippets.LOG_TO_MLFLOW + trainer_snippets.STOP_BY_MLFLOW_TAG
     (project.folder / "train.py").write_text(script)
-    project.run_shell(read_block("mlflow tab"))
+    exported = read_block("mlflow slurm labels")
+    project.run_shell(exported + read_block("mlflow tab"), SLURM_JOB_ID="7", SLURM_CLUSTER_NAME="c")
+    assert project.find_run("logged")["labels"].items() >= {"slurm_job_id": "7", "slurm_cluster": "c"}.items()
     project.check_stopped("logged", "obeyed")
 
 
@@ -282,19 +284,6 @@ def test_callbacks_end_with_a_stop(project: Project) -> None:
     project.check_stopped("callback-1", "obeyed")
     project.check_stopped("tuned", "obeyed")
     assert project.find_run("sft-7b")["decision"]["state"] == "obeyed"
-
-
-@pytest.mark.real
-def test_mlflow_page_ends_with_a_stop(project: Project) -> None:
-    """A client that polls its tags stops, and its run has the labels that the page sets for a Slurm job."""
-    exported = read_block("mlflow address").replace("http://127.0.0.1:8787", project.environment["EVALSTOP_URL"])
-    (project.folder / "logs.py").write_text(
-        read_block("mlflow should_stop") + trainer_snippets.LOG_TO_MLFLOW + trainer_snippets.STOP_BY_MLFLOW_TAG
-    )
-    script = exported + read_block("mlflow slurm labels") + "python logs.py"
-    project.run_shell(script, SLURM_JOB_ID="7", SLURM_CLUSTER_NAME="c")
-    assert project.find_run("logged")["labels"].items() >= {"slurm_job_id": "7", "slurm_cluster": "c"}.items()
-    project.check_stopped("logged", "obeyed")
 
 
 @pytest.mark.real
