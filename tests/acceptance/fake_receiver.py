@@ -10,45 +10,24 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.fixtures.http_handler import serve_handler
 
 
 class FakeReceiver:
     """Answers late and fails one request in ten, so that a killed worker leaves deliveries sent but not settled."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.secret = ""
+        self.url = self.secret = ""
         self.bodies: dict[str, set[bytes]] = defaultdict(set)
         self.invalid_signatures = 0
         self.received_count = 0
         self._rng = rng
         self._changed = threading.Condition()
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                status = receiver.record_request(dict(self.headers), body)
-                try:
-                    self.send_response(status)
-                    self.send_header("content-length", "0")
-                    self.end_headers()
-                except OSError:
-                    pass  # the sender has been killed
-
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/"
 
     def record_request(self, headers: dict[str, str], body: bytes) -> int:
         """Record a request; returns the status to answer."""
@@ -81,13 +60,20 @@ class FakeReceiver:
         expected = "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
         return expected in headers["webhook-signature"].split(" ")
 
-    def __enter__(self) -> FakeReceiver:
-        self._thread.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+@contextmanager
+def start_fake_receiver(rng: random.Random) -> Iterator[FakeReceiver]:
+    """Run a receiver until the end of the block."""
+    receiver = FakeReceiver(rng)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            status = receiver.record_request(dict(self.headers), body)
+            with suppress(OSError):  # the sender has been killed
+                self.send_response(status)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+    with serve_handler(Handler) as receiver.url:
+        yield receiver

@@ -15,7 +15,7 @@ from evalstop_service.ingest import CheckpointSaved, Content, Observations
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
-from tests.acceptance.fake_receiver import FakeReceiver
+from tests.acceptance.fake_receiver import FakeReceiver, start_fake_receiver
 from tests.acceptance.programs import FAST_DELIVERY, Program
 from tests.conftest import ClonePostgres
 from tests.faults.retrying_clients import (
@@ -167,7 +167,7 @@ def test_kills_lose_nothing_and_every_stop_is_delivered(
     delivered."""
     service: Installation = request.getfixturevalue(kind)
     project, end = service.project, threading.Event()
-    with FakeReceiver(random.Random(SEED)) as receiver:
+    with start_fake_receiver(random.Random(SEED)) as receiver:
         with RetryingClient(service.key, service.choose_url) as client:
             receiver.secret = client.post("/endpoints", {"url": receiver.url, "event_types": EVERY_EVENT})["secret"]
         trainers = [

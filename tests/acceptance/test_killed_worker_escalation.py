@@ -19,7 +19,7 @@ from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
 from evalstop_service.store import decisions, tables
 from evalstop_service.store.database import Database
 
-from tests.acceptance.fake_receiver import FakeReceiver
+from tests.acceptance.fake_receiver import FakeReceiver, start_fake_receiver
 from tests.acceptance.programs import FAST_DELIVERY, Program
 from tests.service.project_fixture import DECLINING_EVALS, ProjectFixture, set_up_project
 
@@ -79,7 +79,7 @@ def test_killed_workers_escalate_each_stop_once(database_url: str, tmp_path: Pat
     workers = [Program(log, "deliver", EVALSTOP_DATABASE_URL=database_url, **FAST_DELIVERY) for log in logs]
     with ExitStack() as stack:
         stack.callback(database.close)
-        receiver = stack.enter_context(FakeReceiver(random.Random(SEED)))
+        receiver = stack.enter_context(start_fake_receiver(random.Random(SEED)))
         project = create_project(database, receiver)
         runs = [project.open_run() for _ in range(RUNS)]
         decisions_made = [project.submit(run, Observations(tuple(DECLINING_EVALS)), utc_now()).decision for run in runs]

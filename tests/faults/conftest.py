@@ -36,7 +36,7 @@ class Installation:
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory, clone_postgres: ClonePostgres) -> Iterator[Installation]:
     """A service on a database of its own, shared by the tests of a module."""
-    yield from _install(tmp_path_factory.mktemp("service"), clone_postgres())
+    yield from install(tmp_path_factory.mktemp("service"), clone_postgres())
 
 
 @pytest.fixture
@@ -54,10 +54,11 @@ def restartable_installation(tmp_path: Path, restartable_postgres: RestartablePo
     database = Database(restartable_postgres.url)
     schema.upgrade_schema(database)
     database.close()
-    yield from _install(tmp_path, restartable_postgres.url)
+    yield from install(tmp_path, restartable_postgres.url)
 
 
-def _install(folder: Path, url: str) -> Iterator[Installation]:
+def install(folder: Path, url: str) -> Iterator[Installation]:
+    """Start a service on this database, with a project and a key."""
     with ExitStack() as stack:
         database = Database(url)
         stack.callback(database.close)

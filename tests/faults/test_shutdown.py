@@ -14,16 +14,15 @@ from evalstop_service.store.observations import PostedObservation
 
 from tests.conftest import ClonePostgres
 from tests.faults import raw_sockets
+from tests.faults.conftest import Installation, install
 from tests.faults.retrying_clients import (
     DEADLINE_SECONDS,
-    RetryingClient,
     build_batch,
     check_retryable_refusal,
     create_observations,
     wait_until,
 )
-from tests.faults.run_records import assert_nothing_lost, create_project_and_key, find_run, load_observations
-from tests.faults.servers import start_replicas
+from tests.faults.run_records import assert_nothing_lost, find_run, load_observations
 from tests.service.project_fixture import ProjectFixture
 
 pytestmark = pytest.mark.real
@@ -32,27 +31,20 @@ CLIENTS = 8
 
 
 @pytest.fixture
-def project_and_key(clone_postgres: ClonePostgres) -> Iterator[tuple[ProjectFixture, str]]:
-    database = Database(clone_postgres())
-    yield create_project_and_key(database)
-    database.close()
+def installation(tmp_path: Path, clone_postgres: ClonePostgres) -> Iterator[Installation]:
+    """A service of the test's own."""
+    yield from install(tmp_path, clone_postgres())
 
 
-def database_url_of(project: ProjectFixture) -> str:
-    return project.database.url.set(drivername="postgresql").render_as_string(hide_password=False)
-
-
-def test_only_answered_posts_are_stored(
-    tmp_path: Path, project_and_key: tuple[ProjectFixture, str], embedded_database: Database
-) -> None:
+def test_only_answered_posts_are_stored(installation: Installation, embedded_database: Database) -> None:
     """A service that gets SIGTERM amid posts answers all that it stores and refuses the rest with a retryable 503."""
-    project, key = project_and_key
-    with start_replicas(tmp_path, database_url_of(project), 1) as service, ThreadPoolExecutor(CLIENTS) as threads:
+    service = installation.service
+    with ThreadPoolExecutor(CLIENTS) as threads:
         all_posted, acknowledged = threading.Event(), [0] * CLIENTS
 
         def post_until_refused(number: int) -> tuple[str, list[list[PostedObservation]]]:
             stored: list[list[PostedObservation]] = []
-            with RetryingClient(key, lambda: service.url) as client:
+            with installation.open_client() as client:
                 terms = {"name": f"run-{number}", "policy": "paper", "mode": "enforce"}
                 run_id: str = client.post("/runs", terms)["id"]
                 while True:
@@ -75,24 +67,21 @@ def test_only_answered_posts_are_stored(
         results = [client.result() for client in clients]
     for run_id, stored in results:
         assert len(stored) >= 10
-        assert_nothing_lost(project, run_id, stored, embedded_database)
+        assert_nothing_lost(installation.project, run_id, stored, embedded_database)
 
 
-def test_requests_waiting_for_the_database_are_answered(
-    tmp_path: Path, project_and_key: tuple[ProjectFixture, str]
-) -> None:
+def test_requests_waiting_for_the_database_are_answered(installation: Installation) -> None:
     """Requests that wait for the database at SIGTERM are answered, while new connections are refused."""
-    project, key = project_and_key
+    project, service = installation.project, installation.service
     with (
-        start_replicas(tmp_path, database_url_of(project), 1) as service,
         ThreadPoolExecutor(CLIENTS) as threads,
-        RetryingClient(key, lambda: service.url) as client,
+        installation.open_client() as client,
     ):
         (program,) = service.programs
         run_ids = [client.post("/runs", {"name": f"run-{number}"})["id"] for number in range(CLIENTS)]
 
         def post(run_id: str) -> int:
-            with RetryingClient(key, lambda: service.url) as client:
+            with installation.open_client() as client:
                 try:
                     response = client.post_once(f"/runs/{run_id}/observations", build_batch(create_observations(0)))
                 except httpx.TransportError:  # sent too late to be admitted
@@ -113,13 +102,12 @@ def test_requests_waiting_for_the_database_are_answered(
     assert [len(load_observations(project, find_run(project, run_id))) for run_id in run_ids] == accepted
 
 
-def test_waiting_receivers_are_answered(tmp_path: Path, project_and_key: tuple[ProjectFixture, str]) -> None:
+def test_waiting_receivers_are_answered(installation: Installation) -> None:
     """A receiver that waits for events at SIGTERM is told that there are none, so that it asks another replica."""
-    project, key = project_and_key
+    project, service = installation.project, installation.service
     with (
-        start_replicas(tmp_path, database_url_of(project), 1) as service,
         ThreadPoolExecutor(1) as threads,
-        RetryingClient(key, lambda: service.url) as client,
+        installation.open_client() as client,
     ):
         (program,) = service.programs
         endpoint_id = client.post("/pull/endpoints", {"name": "receiver"})["id"]
@@ -139,15 +127,16 @@ def test_waiting_receivers_are_answered(tmp_path: Path, project_and_key: tuple[P
     ],
 )
 def test_bodies_that_stopped_arriving_are_refused(
-    tmp_path: Path, project_and_key: tuple[ProjectFixture, str], path: str, content_type: str, detail: str
+    installation: Installation, path: str, content_type: str, detail: str
 ) -> None:
     """A client that has sent half of a body at SIGTERM gets a retryable 503."""
-    project, key = project_and_key
-    head = raw_sockets.build_request_head("POST", path, key, Content_Type=content_type, Content_Length="99")
+    service = installation.service
+    head = raw_sockets.build_request_head(
+        "POST", path, installation.key, Content_Type=content_type, Content_Length="99"
+    )
     with (
-        start_replicas(tmp_path, database_url_of(project), 1) as service,
         raw_sockets.connect(service.url) as sender,
-        RetryingClient(key, lambda: service.url) as client,
+        installation.open_client() as client,
     ):
         (program,) = service.programs
         sender.sendall(head + b"{")

@@ -24,7 +24,7 @@ from evalstop_detectors import POLICIES, MetricRole, Observation, replay, verdic
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 
-from tests.acceptance.fake_receiver import FakeReceiver
+from tests.acceptance.fake_receiver import start_fake_receiver
 from tests.acceptance.programs import Program
 from tests.fixtures.paging import read_pages
 
@@ -184,7 +184,7 @@ def test_previous_and_new_release_share_a_database(empty_url: str, old: Release,
         stack.callback(program.kill)
         key = old.client.headers["Authorization"].removeprefix("Bearer ")
         new = Release(stack.enter_context(create_client(program.start_server()["url"], key)))
-        receiver = stack.enter_context(FakeReceiver(random.Random(0)))
+        receiver = stack.enter_context(start_fake_receiver(random.Random(0)))
         endpoint = old.client.post("/endpoints", json={"url": receiver.url, "event_types": ["run.stop_requested"]})
         receiver.secret = endpoint.raise_for_status().json()["secret"]
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from evalstop_lab.service_process import Service
 
@@ -18,6 +19,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A running `evalstop up`."""
     with running_service(tmp_path_factory.mktemp("service")) as service:
         yield service
+
+
+def open_api(service: Service) -> httpx.Client:
+    """A client of the service's API."""
+    headers = {"Authorization": f"Bearer {service.key}"}
+    return httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False, timeout=60)
 
 
 @pytest.fixture

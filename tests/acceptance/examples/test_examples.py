@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from evalstop_lab.service_process import Service
 
-from tests.acceptance.examples.conftest import build_environment
+from tests.acceptance.examples.conftest import build_environment, open_api
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -39,8 +38,7 @@ def run_example(command: list[str], environment: dict[str, str], folder: Path) -
 
 def find_run(service: Service, name: str) -> dict[str, Any]:
     """The only run whose name contains `name`."""
-    headers = {"Authorization": f"Bearer {service.key}"}
-    with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False, timeout=60) as api:
+    with open_api(service) as api:
         (run,) = api.get("/runs", params={"name": name}).raise_for_status().json()["items"]
     return dict(run)
 
@@ -202,8 +200,7 @@ def test_second_training_is_a_new_run(framework: str, service: Service, outputs:
     assert "train_twice" in outputs
     second = find_run(service, f"twice-{framework}-2")
     assert (second["status"], second["attempt"], second["last_step"]) == ("completed", 1, 4)
-    headers = {"Authorization": f"Bearer {service.key}"}
-    with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False, timeout=60) as api:
+    with open_api(service) as api:
         runs = api.get("/runs", params={"name": f"twice-{framework}"}).raise_for_status().json()["items"]
     assert [(run["name"], run["last_step"]) for run in runs] == [
         (f"twice-{framework}-2", 4),
@@ -254,8 +251,7 @@ def test_kubeflow_callback_reports_to_the_service(service: Service, outputs: dic
     assert "kubeflow_reporter" in outputs
     run = find_run(service, "from-a-pod")
     assert run["total_steps"] == 10
-    headers = {"Authorization": f"Bearer {service.key}"}
-    with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False, timeout=60) as api:
+    with open_api(service) as api:
         page = api.get(f"/runs/{run['id']}/observations", params={"metric": "eval_accuracy"}).raise_for_status().json()
     assert [(item["step"], item["value"]) for item in page["items"]] == [(5, 0.25)]
 

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from evalstop_lab.service_process import Service
 
+from tests.acceptance.examples.conftest import open_api
 from tests.acceptance.examples.test_examples import EXAMPLES, run_example
 from tests.clients.programs import wait_until
 
@@ -25,14 +26,13 @@ EVENT_TYPES = ["run.park_requested", "run.resume_requested", "run.stop_requested
 
 def test_parked_run_resumes_and_improves(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
     """The receiver parks the job and resumes it on request; the run ends with a better checkpoint than when parked."""
-    headers = {"Authorization": f"Bearer {service.key}"}
     secret, ready = tmp_path / "secret", tmp_path / "ready.json"
     secret.write_text("whsec_bm90IHlldCBrbm93biwgdGhpcyBpcyBhIHBsYWNl")
     command = ["evalstop-receiver", "process", "--restartable", "--secret-file", str(secret)]
     command += ["--ready-file", str(ready), "--job-key-env", "TRAINER_KEY"]
     command += ["--", sys.executable, str(EXAMPLES / "park_and_resume.py")]
     with (
-        httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False, timeout=60) as api,
+        open_api(service) as api,
         subprocess.Popen(
             command,
             env=environment | {"TRAINER_KEY": service.key},
