@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import struct
-import subprocess
-import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,17 @@ from hypothesis import strategies as st
 
 from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import running_program, wait_until
+from tests.clients.receivers.receiver_program import RECEIVER
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The key by which the command reports. Afterwards signals end this process again, which the command handles."""
+    monkeypatch.setenv("EVALSTOP_KEY", KEY)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def frame_record(content: bytes) -> bytes:
@@ -68,14 +78,10 @@ def read_scalars(*files: Path) -> list[tuple[str, int, float]]:
     ]
 
 
-def watch_once(folder: Path, server: FakeServer, state_file: Path, *options: str) -> None:
-    """Run the command once on a folder."""
-    command = [sys.executable, "-m", "evalstop_client.receivers.cli", "watch-tensorboard", str(folder), "--once"]
-    environment = {**os.environ, "EVALSTOP_URL": server.url, "EVALSTOP_KEY": KEY}
-    completed = subprocess.run(
-        [*command, "--state", str(state_file), *options], env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert completed.returncode == 0, completed.stderr
+def watch_once(folder: Path, server: FakeServer, state_file: Path, *options: str) -> int:
+    """The exit code of the command, run once on a folder."""
+    command = ["watch-tensorboard", str(folder), "--once", "--state", str(state_file), "--url", server.url]
+    return main([*command, *options])
 
 
 def list_posts_by_run(service: FakeService) -> dict[str, list[tuple[str, Any]]]:
@@ -214,7 +220,6 @@ def test_pipes_and_huge_records_are_not_read(tmp_path: Path) -> None:
     assert read_scalars(*sorted(tmp_path.glob("events*"))) == [("score", 7, 1.0)]
 
 
-@pytest.mark.real
 def test_each_folder_is_a_run(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """The files of a folder are one run, and its subfolders are others."""
     logs = tmp_path / "logs"
@@ -223,7 +228,9 @@ def test_each_folder_is_a_run(tmp_path: Path, server: FakeServer, service: FakeS
     append_events(
         logs / "seed-2" / "events.out.tfevents.1", encode_event(1, score=float("nan")), encode_event(-1, score=1.0)
     )
-    watch_once(logs, server, tmp_path / "state.json", "--metric", "score=eval:minimize", "--label", "team=x")
+    assert (
+        watch_once(logs, server, tmp_path / "state.json", "--metric", "score=eval:minimize", "--label", "team=x") == 0
+    )
     end = ("finish", {"status": "completed"})
     assert list_posts_by_run(service) == {
         "logs": [("score", (1, 0.5)), ("score", (2, 0.75)), ("score", (3, 1.0)), end],
@@ -234,12 +241,11 @@ def test_each_folder_is_a_run(tmp_path: Path, server: FakeServer, service: FakeS
     assert opened[0]["labels"] == {"team": "x"}
 
 
-@pytest.mark.real
 def test_folders_may_be_one_run(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """With --one-run folders are prefixes of one run's metrics, as Keras writes them; roles are left to the service."""
     append_events(tmp_path / "train" / "events.out.tfevents.1", encode_event(1, epoch_loss=0.5))
     append_events(tmp_path / "validation" / "events.out.tfevents.1", encode_event(1, epoch_loss=0.75))
-    watch_once(tmp_path, server, tmp_path / "state.json", "--one-run", "--name", "keras")
+    assert watch_once(tmp_path, server, tmp_path / "state.json", "--one-run", "--name", "keras") == 0
     assert [metric for metric, _ in list_posts_by_run(service)["keras"][:2]] == [
         "train/epoch_loss",
         "validation/epoch_loss",
@@ -247,7 +253,6 @@ def test_folders_may_be_one_run(tmp_path: Path, server: FakeServer, service: Fak
     assert next(body for path, body in service.posts if path.endswith("/runs"))["metrics"] == "auto"
 
 
-@pytest.mark.real
 def test_file_with_earlier_steps_is_a_resume(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A new file that goes back to earlier steps of a tag resumes the run; one with other tags does not."""
     append_events(tmp_path / "events.out.tfevents.1", *(encode_event(step, score=step) for step in range(1, 6)))
@@ -257,7 +262,7 @@ def test_file_with_earlier_steps_is_a_resume(tmp_path: Path, server: FakeServer,
         encode_event(4, score=40.0),
         encode_event(5, score=50.0),
     )
-    watch_once(tmp_path, server, tmp_path / "state.json", "--name", "run")
+    assert watch_once(tmp_path, server, tmp_path / "state.json", "--name", "run") == 0
     posts = list_posts_by_run(service)["run"]
     assert posts[5:] == [
         ("other", (2, 1.0)),
@@ -268,62 +273,52 @@ def test_file_with_earlier_steps_is_a_resume(tmp_path: Path, server: FakeServer,
     ]
 
 
-@pytest.mark.real
 def test_folders_of_one_name_are_separate_runs(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A folder continues its own run, and a folder of the same name elsewhere has another."""
     for number in (1, 2, 3):
         for place in ("a", "b"):
             append_events(tmp_path / place / "logs" / "events.out.tfevents.1", encode_event(number, score=0.5))
-            watch_once(tmp_path / place / "logs", server, tmp_path / f"{place}.json")
+            assert watch_once(tmp_path / place / "logs", server, tmp_path / f"{place}.json") == 0
             assert list(service.runs.values())[-1].status == "completed"
     assert {run.name: len(run.observations) for run in service.runs.values()} == {"logs": 3, "logs-2": 3}
 
 
-@pytest.mark.real
 def test_state_file_prevents_sending_again(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A restarted watcher continues where it was; without its state file it sends everything again."""
     file, state_file = tmp_path / "logs" / "events.out.tfevents.1", tmp_path / "state.json"
     append_events(file, encode_event(1, score=0.5))
-    watch_once(file.parent, server, state_file)
+    assert watch_once(file.parent, server, state_file) == 0
     append_events(file, encode_event(2, score=0.75))
-    watch_once(file.parent, server, state_file)
+    assert watch_once(file.parent, server, state_file) == 0
     posts = [post for post in list_posts_by_run(service)["logs"] if post[0] == "score"]
     assert posts == [("score", (1, 0.5)), ("score", (2, 0.75))]
     state_file.write_text("[]")
-    watch_once(file.parent, server, state_file)
+    assert watch_once(file.parent, server, state_file) == 0
     assert len([post for post in list_posts_by_run(service)["logs"] if post[0] == "score"]) == 4
     file.unlink()  # and another in its place
     append_events(file, encode_event(9, score=1.0))
-    watch_once(file.parent, server, state_file)
+    assert watch_once(file.parent, server, state_file) == 0
     assert ("score", (9, 1.0)) in list_posts_by_run(service)["logs"]
 
 
-@pytest.mark.real
 def test_refused_run_is_sent_when_it_is_accepted(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """What a run holds whose opening is refused is not passed over: the corrected command sends it, from the start."""
     file, state_file = tmp_path / "logs" / "events.out.tfevents.1", tmp_path / "state.json"
     append_events(file, encode_event(1, score=0.5))
     service.scripted_answers = [Answer(422, {"title": "no such policy"}, {"content-type": PROBLEM})]
-    watch_once(file.parent, server, state_file, "--policy", "absent")
+    assert watch_once(file.parent, server, state_file, "--policy", "absent") == 0
     assert not service.runs
-    watch_once(file.parent, server, state_file)
+    assert watch_once(file.parent, server, state_file) == 0
     assert ("score", (1, 0.5)) in list_posts_by_run(service)["logs"]
 
 
-@pytest.mark.real
 def test_refused_key_ends_the_command_that_runs_once(
-    tmp_path: Path,
-    server: FakeServer,
-    service: FakeService,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, server: FakeServer, service: FakeService, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With --once a key that the service does not accept is an error, not something to wait for."""
     append_events(tmp_path / "events.out.tfevents.1", encode_event(1, score=0.5))
     service.scripted_answers = [Answer(401, {"detail": "the key is unknown"}, {"content-type": PROBLEM})]
-    command = ["watch-tensorboard", str(tmp_path), "--once", "--state", str(tmp_path / "state.json")]
-    monkeypatch.setenv("EVALSTOP_KEY", KEY)
-    assert main([*command, "--url", server.url]) == 1
+    assert watch_once(tmp_path, server, tmp_path / "state.json") == 1
     assert "the key is unknown" in capsys.readouterr().err
     assert not service.runs
 
@@ -333,17 +328,9 @@ def test_growing_file_is_followed_through_an_outage(tmp_path: Path, server: Fake
     """What is written while the service is unavailable is sent later, and the run is not finished."""
     file = tmp_path / "events.out.tfevents.1"
     append_events(file, encode_event(1, score=0.5))
-    command = [
-        sys.executable,
-        "-m",
-        "evalstop_client.receivers.cli",
-        "watch-tensorboard",
-        str(tmp_path),
-        "--name",
-        "r",
-    ]
+    command = [*RECEIVER, "watch-tensorboard", str(tmp_path), "--name", "r"]
     command += ["--poll-seconds", "0.1", "--state", str(tmp_path / "state.json")]
-    with running_program(command, EVALSTOP_URL=server.url, EVALSTOP_KEY=KEY) as watcher:
+    with running_program(command, EVALSTOP_URL=server.url) as watcher:
         wait_until(lambda: list_posts_by_run(service).get("r"))
         service.scripted_answers += [Answer(503, {})] * 2
         append_events(file, encode_event(2, score=0.75))
