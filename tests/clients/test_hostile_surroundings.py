@@ -116,13 +116,6 @@ def test_machine_without_threads_trains_on(server: FakeServer, caplog: pytest.Lo
     assert any("NOT being watched" in message for message in list_messages(caplog))
 
 
-def test_refused_opening_is_an_error(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
-    """That a run is not watched is logged as an error: a trainer that logs only errors must hear of it."""
-    with open_run(server, resume="must"):
-        pass
-    assert [record.levelname for record in caplog.records if "NOT being watched" in record.getMessage()] == ["ERROR"]
-
-
 def test_machine_without_a_place_to_write_opens_runs() -> None:
     """Without a home and with full disks, no temporary folder can be used: a run opens all the same."""
     script = "import evalstop_client; print(evalstop_client.Run('a run', url='http://127.0.0.1:1', flush_seconds=0))"

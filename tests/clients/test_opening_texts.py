@@ -39,13 +39,12 @@ def validate_opening(opening: dict[str, Any]) -> RunIn:
     return RunIn.model_validate_json(json.dumps(opening))
 
 
-def are_labels_taken(labels: dict[str, str]) -> bool:
-    """Whether the service opens a run with these labels."""
+def is_taken(**fields: Any) -> bool:
+    """Whether the service opens a run with these fields."""
     try:
-        validate_opening({"name": "a run", "labels": labels})
+        return find_objection(validate_opening({"name": "a run", **fields}).labels or {}) is None
     except ValidationError:
         return False
-    return find_objection(labels) is None
 
 
 @given(TEXTS.filter(bool), TEXTS, TEXTS, st.lists(TEXTS.filter(bool), max_size=60), TEXTS)
@@ -63,20 +62,11 @@ def test_any_name_and_description_is_taken(name: str, owner: str, group: str, ta
 @example({str(number): "\N{SNAKE}" * 2000 for number in range(40)})
 def test_labels_are_taken_or_refused_at_once(labels: dict[str, str]) -> None:
     """Labels find the job: they are sent as they are, or the constructor raises."""
-    if are_labels_taken(labels):
+    if is_taken(labels=labels):
         assert open_offline(labels=labels).get("labels", {}) == labels
     else:
         with pytest.raises(ConfigurationError, match="labels"):
             open_offline(labels=labels)
-
-
-def are_metrics_taken(metrics: dict[str, dict[str, Any]]) -> bool:
-    """Whether the service opens a run with these metrics."""
-    try:
-        validate_opening({"name": "a run", "metrics": metrics})
-    except ValidationError:
-        return False
-    return True
 
 
 @given(st.dictionaries(TEXTS, ROLES, max_size=3))
@@ -86,7 +76,7 @@ def are_metrics_taken(metrics: dict[str, dict[str, Any]]) -> bool:
 @example({str(number): {"role": "eval"} for number in range(33)})
 def test_metrics_are_taken_or_refused_at_once(metrics: Any) -> None:
     """A declaration that the service would refuse is a ConfigurationError."""
-    if are_metrics_taken(metrics):
+    if is_taken(metrics=metrics):
         assert (
             validate_opening(open_offline(metrics=metrics)).metrics
             == validate_opening({"name": "a run", "metrics": metrics}).metrics
