@@ -15,7 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from tests.detectors.evidence import collect_values
 from tests.detectors.strategies import eval_series
+
+WITHOUT_LIMIT = Bocpd(run_lengths=1000)
 
 scores = st.lists(st.floats(-20, 20).map(lambda x: round(x, 2)), min_size=8, max_size=30)
 detectors = st.builds(
@@ -129,12 +132,8 @@ def test_32_run_lengths_suffice() -> None:
     for seed in range(6):
         rng = random.Random(seed)
         values = [rng.gauss(0, 1) - (0.8 * seed if index > 60 else 0) for index in range(120)]
-        state, whole = Bocpd().start(), Bocpd(run_lengths=1000)
-        other = whole.start()
-        for item in eval_series(values):
-            state, limited = Bocpd().step(state, item)
-            other, full = whole.step(other, item)
-            assert limited.value == pytest.approx(full.value, abs=0.03)
+        limited, full = (collect_values(detector, eval_series(values)) for detector in (Bocpd(), WITHOUT_LIMIT))
+        assert limited == pytest.approx(full, abs=0.03)
 
 
 def test_fall_is_found_and_placed() -> None:

@@ -105,7 +105,6 @@ def test_state_and_evidence_are_finite(name: str, data: st.DataObject) -> None:
     state = replay(policy, data.draw(series(policy.roles)))
     leaves = list(iterate_leaves(msgspec.to_builtins([state.states, state.evidence])))
     assert all(math.isfinite(leaf) for leaf in leaves if isinstance(leaf, int | float))
-    assert json.loads(state_to_json(policy, state), parse_constant=pytest.fail)
 
 
 def iterate_leaves(tree: Any) -> Any:

@@ -15,6 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from tests.detectors.evidence import collect_evidence
+from tests.detectors.strategies import eval_series
+
 Curve = Callable[[float], float]
 
 
@@ -28,18 +31,31 @@ def best_of_n_curve(d: float) -> float:
     return d * (1 - d / 6)
 
 
+def collect_at_evals(
+    scores: Sequence[float],
+    kls: Sequence[float],
+    detector: GaoFit | None = None,
+    stderr: float | None = None,
+    lag: int = 0,
+) -> list[Evidence]:
+    """The evidence after each eval; the KL at index i has step 10 * i, and the eval is `lag` steps later."""
+    observations = [
+        item
+        for index, (score, kl) in enumerate(zip(scores, kls, strict=True))
+        for item in (
+            Observation(MetricRole.KL, 10 * index, kl),
+            Observation(MetricRole.EVAL, 10 * index + lag, score, stderr),
+        )
+    ]
+    return collect_evidence(detector or GaoFit(), observations)[1::2]
+
+
 def run_detector(
     curve: Curve, distances: Sequence[float], sd: float, seed: int = 0, stderr: float | None = None
 ) -> list[Evidence]:
-    """The evidence after each eval; the eval at index i has step 10 * i."""
-    rng, detector = random.Random(seed), GaoFit()
-    state, collected = detector.start(), []
-    for index, d in enumerate(distances):
-        state, _ = detector.step(state, Observation(MetricRole.KL, 10 * index, d * d))
-        eval_scores = Observation(MetricRole.EVAL, 10 * index, curve(d) + rng.gauss(0, sd), stderr)
-        state, evidence = detector.step(state, eval_scores)
-        collected.append(evidence)
-    return collected
+    """The evidence after each eval of a noisy curve."""
+    rng = random.Random(seed)
+    return collect_at_evals([curve(d) + rng.gauss(0, sd) for d in distances], [d * d for d in distances], stderr=stderr)
 
 
 def spread_distances(last: float, n: int = 60) -> list[float]:
@@ -92,8 +108,7 @@ def test_fall_at_constant_kl_gives_no_evidence() -> None:
     distances = [*spread_distances(4, 40), *(4 + 0.001 * index for index in range(40))]
     rng = random.Random(0)
     eval_scores = [rl_curve(d) - 0.2 * max(index - 40, 0) + rng.gauss(0, 0.05) for index, d in enumerate(distances)]
-    remaining = iter(eval_scores)
-    evidence = run_detector(lambda _: next(remaining), distances, 0.0)
+    evidence = collect_at_evals(eval_scores, [d * d for d in distances])
     assert evidence[-1].value == 0
     assert "do not fit" in evidence[-1].note
 
@@ -108,36 +123,27 @@ def test_other_curves_give_no_evidence() -> None:
 @pytest.mark.parametrize("kl", [[0.0], [-0.1, -3.0], [5.0], [1e300, 1e-300], []])
 def test_unusable_kl_gives_a_note(kl: list[float]) -> None:
     """Zero, negative, constant, extreme and missing KL give a value of 0 and a note."""
-    detector, rng = GaoFit(), random.Random(0)
-    state, evidence = detector.start(), None
-    for index in range(40):
-        if kl:
-            state, _ = detector.step(state, Observation(MetricRole.KL, index, kl[index % len(kl)]))
-        state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, rng.gauss(0, 1)))
-    assert evidence is not None
-    assert evidence.value == 0
-    assert evidence.note
+    rng = random.Random(0)
+    evals = eval_series([rng.gauss(0, 1) for _ in range(40)])
+    kls = [Observation(MetricRole.KL, index, kl[index % len(kl)]) for index in range(40) if kl]
+    last = collect_evidence(GaoFit(), sorted([*evals, *kls], key=lambda item: item.order))[-1]
+    assert last.value == 0
+    assert last.note
 
 
 def test_latest_earlier_kl_is_used() -> None:
     """If KL is logged at other steps than the evals, the latest KL before an eval is used."""
-    detector, final_values = GaoFit(), []
-    for lag in (0, 3):
-        state, value = detector.start(), 0.0
-        for index, d in enumerate(spread_distances(6)):
-            state, _ = detector.step(state, Observation(MetricRole.KL, 10 * index, d * d))
-            state, evidence = detector.step(state, Observation(MetricRole.EVAL, 10 * index + lag, rl_curve(d)))
-            value = evidence.value
-        final_values.append(value)
-    assert final_values[0] == final_values[1] > 0.99
+    scores, kls = [rl_curve(d) for d in spread_distances(6)], [d * d for d in spread_distances(6)]
+    at_once, later = (collect_at_evals(scores, kls, lag=lag)[-1].value for lag in (0, 3))
+    assert at_once == later > 0.99
 
 
 def test_single_outlier_is_no_turn() -> None:
     """One eval far below the others keeps the probability below 0.9."""
-    eval_scores = [rl_curve(d) for d in spread_distances(2.5, 80)]
+    distances = spread_distances(2.5, 80)
+    eval_scores = [rl_curve(d) for d in distances]
     eval_scores[60] -= 5
-    remaining = iter(eval_scores)
-    assert max(item.value for item in run_detector(lambda _: next(remaining), spread_distances(2.5, 80), 0.0)) < 0.9
+    assert max(item.value for item in collect_at_evals(eval_scores, [d * d for d in distances])) < 0.9
 
 
 @given(rows=st.lists(st.lists(st.integers(-9, 9).map(float), min_size=3, max_size=3), min_size=4, max_size=9))
@@ -160,13 +166,9 @@ def test_probability_equals_t_distribution(t: float, dof: int) -> None:
 )
 def test_numbers_whose_squares_vanish_are_borne(eval_scale: float, kl_scale: float) -> None:
     """Evals or distances so small or large that their squares are zero or infinite give a probability, not an error."""
-    rng, detector = random.Random(0), GaoFit()
-    state = detector.start()
-    for index, d in enumerate(spread_distances(4, 80)):
-        state, _ = detector.step(state, Observation(MetricRole.KL, index, kl_scale * d * d))
-        score = eval_scale * (d - d * d / 4 + rng.gauss(0, 0.05))
-        state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, score))
-        assert 0 <= evidence.value <= 1
+    rng, distances = random.Random(0), spread_distances(4, 80)
+    scores = [eval_scale * (d - d * d / 4 + rng.gauss(0, 0.05)) for d in distances]
+    assert all(0 <= item.value <= 1 for item in collect_at_evals(scores, [kl_scale * d * d for d in distances]))
 
 
 @pytest.mark.parametrize("term", [2, 3])
@@ -181,12 +183,8 @@ def test_plateau_is_rarely_suspect() -> None:
     suspect_counts = {0.0: 0, 0.1: 0}
     for least_fall in suspect_counts:
         for seed in range(20):
-            rng, detector = random.Random(seed), GaoFit(least_fall=least_fall)
-            state, highest = detector.start(), 0.0
-            for index, d in enumerate(spread_distances(4, 80)):
-                state, _ = detector.step(state, Observation(MetricRole.KL, index, d * d))
-                eval_scores = min(d / 2, 1.0) + rng.gauss(0, 0.1)
-                state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, eval_scores))
-                highest = max(highest, evidence.value)
-            suspect_counts[least_fall] += highest >= 0.99
+            rng, distances = random.Random(seed), spread_distances(4, 80)
+            scores = [min(d / 2, 1.0) + rng.gauss(0, 0.1) for d in distances]
+            evidence = collect_at_evals(scores, [d * d for d in distances], GaoFit(least_fall=least_fall))
+            suspect_counts[least_fall] += max(item.value for item in evidence) >= 0.99
     assert suspect_counts[0.1] <= 6 < suspect_counts[0.0]

@@ -16,6 +16,8 @@ from evalstop_detectors.posterior.features import FEATURES, LIMIT, FeatureState,
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.detectors.evidence import collect_values
+
 eval_values = st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0, -1.0])
 shares = st.floats(0, 2)
 flags = st.sampled_from([0.0, 1.0])
@@ -24,13 +26,11 @@ given_values = st.builds(Given, eval_values, shares, flags, eval_values, flags, 
 
 def run_detector(scores: list[float], planned: int | None = None) -> list[float]:
     """The probability after each eval, with progress if a length is planned."""
-    detector = Posterior()
-    state, values = detector.start(), []
-    for step, score in enumerate(scores):
-        progress = None if planned is None else (step + 1) / planned
-        state, evidence = detector.step(state, Observation(MetricRole.EVAL, step, score, progress=progress))
-        values.append(evidence.value)
-    return values
+    observations = [
+        Observation(MetricRole.EVAL, step, score, progress=None if planned is None else (step + 1) / planned)
+        for step, score in enumerate(scores)
+    ]
+    return collect_values(Posterior(), observations)
 
 
 @given(
