@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from evalstop_detectors.policy.calibration import find_threshold
-from evalstop_lab.cli import main
 from evalstop_lab.simulator.actions import POSTERIOR, RULES, Rule, decide_actions
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.hidden import Hidden
@@ -20,7 +18,7 @@ from evalstop_lab.simulator.schedulers import FIFO, SCHEDULERS, Scheduler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.simulator.conftest import assert_no_gpu_is_allocated_twice, property_settings, workloads
+from tests.lab.simulator.conftest import assert_no_gpu_is_allocated_twice, property_settings, read_report, workloads
 from tests.lab.simulator.plain_workload import build_plain_workload
 
 GPUS = 8
@@ -139,8 +137,7 @@ def test_actions_follow_the_evidence() -> None:
 def test_only_stops_lose_healthy_jobs(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     """`cluster actions` reports the GPU-hours that each rule returns; only a stop loses a healthy job."""
     arguments = ["actions", "--seeds", "1", "--cluster-jobs", "60", "--schedulers", "FIFO", "--plots", str(tmp_path)]
-    assert main(["cluster", *arguments, "--jobs", "1", "--json"]) == 0
-    outcomes = {item["rule"]: item for item in json.loads(capsys.readouterr().out)["outcomes"]}
+    outcomes = {item["rule"]: item for item in read_report(capsys, *arguments)["outcomes"]}
     assert set(outcomes) == {rule.name for rule in RULES}
     assert all(item["lost"]["value"] == 0 for name, item in outcomes.items() if "stop" not in name)
     assert outcomes["stop at 20 %"]["returned"]["value"] > 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from evalstop_lab.simulator.study import REPORTING_SEED
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.simulator.conftest import property_settings, workloads
+from tests.lab.simulator.conftest import property_settings, read_report, workloads
 from tests.lab.simulator.plain_workload import build_plain_workload
 
 
@@ -48,13 +46,8 @@ def test_nodes_cost_at_least_their_gpus(workload: Workload, node_gpus: int) -> N
 @pytest.mark.slow
 def test_cost_reports_hours_and_dollars(capsys: pytest.CaptureFixture[str]) -> None:
     """Twice the price saves twice the dollars."""
-    arguments = ["cluster", "cost", "--policies", "paper", "--seeds", "2", "--cluster-jobs", "150", "--jobs", "1"]
-    arguments.append("--json")
-    reports: list[dict[str, Any]] = []
-    for price in ("2", "4"):
-        assert main([*arguments, "--on-demand", price]) == 0
-        reports.append(json.loads(capsys.readouterr().out)["policies"]["paper"])
-    cheap, dear = reports
+    arguments = ("cost", "--policies", "paper", "--seeds", "2", "--cluster-jobs", "150", "--on-demand")
+    cheap, dear = (read_report(capsys, *arguments, price)["policies"]["paper"] for price in ("2", "4"))
     assert 0.02 < cheap["gpu_hours"]["value"] < 0.1
     assert cheap["time"]["value"] < 0
     assert dear["dollars_a_month"]["on demand"] == pytest.approx(2 * cheap["dollars_a_month"]["on demand"])
@@ -67,9 +60,9 @@ def test_dollars_are_those_of_the_nodes_that_are_no_longer_billed(capsys: pytest
     cluster, ends = Cluster(), decide_stops(POLICIES["default"], workload).ends(workload)
     schedules = [simulate_cluster(workload, SRTF_EST, cluster, item) for item in (workload.hours, ends)]
     before, after = (count_billed_hours(workload, item, setting.gpus) for item in schedules)
-    arguments = ["--policies", "default", "--seeds", "1", "--cluster-jobs", "60", "--jobs", "1"]
-    assert main(["cluster", "cost", *arguments, "--node-gpus", "64", "--on-demand", "2", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)["policies"]["default"]
+    arguments = ("--policies", "default", "--seeds", "1", "--cluster-jobs", "60")
+    report = read_report(capsys, "cost", *arguments, "--node-gpus", "64", "--on-demand", "2")
+    figures = report["policies"]["default"]
     a_month = setting.load * setting.gpus * HOURS_A_MONTH / float((schedules[0].held * workload.gpus).sum())
     assert before > after > 0
     assert figures["dollars_a_month"]["on demand"] == pytest.approx(2 * (before - after) * a_month)

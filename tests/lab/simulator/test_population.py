@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import numpy as np
 import pytest
 from evalstop_lab.cli import main
@@ -12,7 +9,7 @@ from evalstop_lab.simulator.population import Sweep, replace_worst, train_member
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.simulator.conftest import property_settings
+from tests.lab.simulator.conftest import property_settings, read_report
 
 
 @property_settings
@@ -44,9 +41,7 @@ def test_worst_fifth_copies_the_best(scores: list[float], seed: int) -> None:
 
 def test_stopping_keeps_the_eval_score(capsys: pytest.CaptureFixture[str]) -> None:
     """In `cluster population` stops save GPU-hours without losing the best checkpoint of the sweep."""
-    arguments = ["cluster", "population", "--policies", "paper", "--seeds", "6", "--jobs", "1", "--json"]
-    assert main(arguments) == 0
-    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    report = read_report(capsys, "population", "--policies", "paper", "--seeds", "6")
     outcomes = {outcome["strategy"]: outcome for outcome in report["outcomes"]}
     assert outcomes["population"]["gpu_hours"]["value"] == 1.0
     assert outcomes["stopped by paper"]["gpu_hours"]["value"] < 0.9

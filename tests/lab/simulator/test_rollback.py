@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from evalstop_lab.cli import main
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster
 from evalstop_lab.simulator.rollback import roll_back
 from evalstop_lab.simulator.stopping import RULES, Stops, decide_stops
 
-from tests.lab.simulator.conftest import SMALL
+from tests.lab.simulator.conftest import SMALL, read_report
 
 
 def test_rollback_repeats_the_evals_after_the_best() -> None:
@@ -37,10 +34,8 @@ def test_flag_at_the_last_eval_rolls_no_job_back() -> None:
 @pytest.mark.parametrize("gain", ["0", "0.2"])
 def test_rollbacks_cost_gpu_hours(gain: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A stop saves GPU-hours and a rollback costs some; it changes the eval score only by `--frontier-gain`."""
-    arguments = ["cluster", "rollback", "--policies", "paper", "--seeds", "2", "--cluster-jobs", "150", "--jobs", "1"]
-    assert main([*arguments, "--frontier-gain", gain, "--json"]) == 0
-    report: dict[str, Any] = json.loads(capsys.readouterr().out)
-    stop, back = report["outcomes"]
+    arguments = ("rollback", "--policies", "paper", "--seeds", "2", "--cluster-jobs", "150", "--frontier-gain", gain)
+    stop, back = read_report(capsys, *arguments)["outcomes"]
     assert stop["gpu_hours"]["value"] < 0 < back["gpu_hours"]["value"]
     added = back["eval_kept"]["value"] - stop["eval_kept"]["value"]
     assert added == pytest.approx(0.0) if gain == "0" else 0.1 < added <= 0.2

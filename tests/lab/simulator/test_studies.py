@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -22,7 +21,7 @@ from evalstop_lab.sweep import DASK, RAY, sweep
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.simulator.conftest import SMALL, property_settings
+from tests.lab.simulator.conftest import SMALL, property_settings, read_report
 
 pytestmark = pytest.mark.slow
 
@@ -86,12 +85,6 @@ def test_distributed_sweep_equals_a_local_one(backend: str, local_rows: list[lis
         with suppress(OSError):  # one does
             stack.enter_context(socket.create_server(("127.0.0.1", 8787)))
         assert sweep(run_cell, SWEPT_CELLS, backend, jobs=2, chunk=1, backend=backend) == local_rows
-
-
-def read_report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main(["cluster", *arguments, "--jobs", "1", "--json"]) == 0
-    report: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return report
 
 
 def test_reproduce_compares_eleven_figures(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +11,8 @@ from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.simulator.trace import compute_load, find_cluster_size
 from evalstop_lab.simulator.trace_file import read_trace
+
+from tests.lab.simulator.conftest import read_report
 
 
 def write_csv(path: Path, header: str, *rows: str) -> Path:
@@ -83,9 +83,7 @@ def trace_file(tmp_path: Path) -> Path:
 
 def test_stopping_on_a_trace(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The paper's rule saves GPU-hours, the oracle saves more, and both shorten the mean time."""
-    arguments = ["cluster", "trace", str(trace_file), "--policies", "paper", "--seeds", "2", "--jobs", "1", "--json"]
-    assert main(arguments) == 0
-    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    report = read_report(capsys, "trace", str(trace_file), "--policies", "paper", "--seeds", "2")
     assert report["jobs"] == 120
     assert report["load"] <= 0.85
     for rules in report["results"].values():
