@@ -63,16 +63,6 @@ def test_both_secrets_verify_during_rotation(
         assert verify([old, new], sign(secret, webhook_id, timestamp, body), body, timestamp + drift) == webhook_id
 
 
-@given(st.binary(min_size=1), st.data())
-def test_any_changed_bit_is_noticed(body: bytes, data: st.DataObject) -> None:
-    """A body with one changed bit does not verify."""
-    headers = sign(SECRET, WEBHOOK_ID, TIMESTAMP, body)
-    at, bit = data.draw(st.integers(0, len(body) - 1)), data.draw(st.integers(0, 7))
-    changed = body[:at] + bytes([body[at] ^ (1 << bit)]) + body[at + 1 :]
-    with pytest.raises(SignatureError, match="No signature"):
-        verify([SECRET], headers, changed, TIMESTAMP)
-
-
 @given(st.dictionaries(st.sampled_from(sorted(PUBLISHED)), st.text()), st.binary())
 def test_any_headers_verify_or_raise_a_signature_error(headers: dict[str, str], body: bytes) -> None:
     """Any header values give a SignatureError, and no other exception."""
@@ -87,16 +77,17 @@ def test_one_valid_signature_among_others_is_enough() -> None:
 
 
 @given(st.binary(min_size=1), st.data())
-def test_service_signatures_verify_with_the_public_key(body: bytes, data: st.DataObject) -> None:
-    """The public key verifies what the service signs, and nothing with a changed bit."""
+def test_service_signatures_verify(body: bytes, data: st.DataObject) -> None:
+    """Secret and public key verify what the service signs, and nothing with a changed bit."""
     signing_key, public_key = generate_key_pair()
     secret = generate_secret()
     headers = sign_headers([secret, signing_key], WEBHOOK_ID, TIMESTAMP, body)
     assert verify([public_key], headers, body, TIMESTAMP) == verify([secret], headers, body, TIMESTAMP) == WEBHOOK_ID
     at, bit = data.draw(st.integers(0, len(body) - 1)), data.draw(st.integers(0, 7))
     changed = body[:at] + bytes([body[at] ^ (1 << bit)]) + body[at + 1 :]
-    with pytest.raises(SignatureError, match="No signature"):
-        verify([public_key], headers, changed, TIMESTAMP)
+    for key in (secret, public_key):
+        with pytest.raises(SignatureError, match="No signature"):
+            verify([key], headers, changed, TIMESTAMP)
 
 
 def test_who_holds_the_secret_cannot_sign_for_the_public_key() -> None:

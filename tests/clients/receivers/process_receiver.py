@@ -74,6 +74,16 @@ def start_receiver(
                     os.killpg(json.loads(ready.read_text())["job_pid"], signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def start_job(
+    folder: Path, server: FakeServer, code: str, *options: str, **environment: str
+) -> Iterator[ProcessReceiver]:
+    """As `start_receiver`, once the job has printed `up`."""
+    with start_receiver(folder, server, code, *options, **environment) as receiver:
+        assert receiver.read_line() == "up"
+        yield receiver
+
+
 def wait_for_report(service: FakeService) -> dict[str, Any]:
     """The only report that the service has."""
     ((_, report),) = wait_until(lambda: service.reports)

@@ -22,6 +22,7 @@ from tests.clients.receivers.process_receiver import (
     EXITS_WITH_7,
     IGNORES_SIGTERM,
     SLEEP,
+    start_job,
     start_receiver,
     wait_for_report,
 )
@@ -33,8 +34,7 @@ pytestmark = pytest.mark.real
 
 def test_job_is_ended_by_sigterm_and_confirmed(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A stop sends SIGTERM and is confirmed; the receiver exits like a job that was killed by it."""
-    with start_receiver(tmp_path, server, ENDS_ON_SIGTERM) as job:
-        assert job.read_line() == "up"
+    with start_job(tmp_path, server, ENDS_ON_SIGTERM) as job:
         assert post_event(job.url, make_stop_event(job.label)).status_code == 202
         report = wait_for_report(service)
         assert report["state"] == "confirmed"
@@ -49,8 +49,7 @@ def test_job_is_ended_by_sigterm_and_confirmed(tmp_path: Path, server: FakeServe
 
 def test_job_that_cleans_up_keeps_its_own_exit_code(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A job that handles SIGTERM and exits with 7 is reported with 7, which is the receiver's exit code too."""
-    with start_receiver(tmp_path, server, EXITS_WITH_7) as job:
-        assert job.read_line() == "up"
+    with start_job(tmp_path, server, EXITS_WITH_7) as job:
         post_event(job.url, make_stop_event(job.label))
         details = wait_for_report(service)["details"]
         assert (details["exit_status"], details["signal"]) == (7, None)
@@ -62,8 +61,7 @@ def test_job_that_survives_until_its_stop_is_taken_back_runs_on(
 ) -> None:
     """A job that ignores SIGTERM is not killed once the stop is undone. A later decision kills it after its grace."""
     code = IGNORES_SIGTERM.replace("signal.SIG_IGN", "lambda *_: print('asked', flush=True)")
-    with start_receiver(tmp_path, server, code, "--grace-seconds", "2") as job:
-        assert job.read_line() == "up"
+    with start_job(tmp_path, server, code, "--grace-seconds", "2") as job:
         post_event(job.url, make_stop_event(job.label))
         assert job.read_line() == "asked"
         resume = make_event("run.resume_requested", job.label)
@@ -101,8 +99,7 @@ def test_descendants_are_ended(tmp_path: Path, server: FakeServer, service: Fake
 
 def test_concurrent_decisions_are_reported_once_each(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A repeated webhook has no effect, and a second decision during the stop gets the same report."""
-    with start_receiver(tmp_path, server, IGNORES_SIGTERM, "--grace-seconds", "0.5") as job:
-        assert job.read_line() == "up"
+    with start_job(tmp_path, server, IGNORES_SIGTERM, "--grace-seconds", "0.5") as job:
         assert post_event(job.url, make_stop_event(job.label)).status_code == 202
         assert post_event(job.url, make_stop_event(job.label)).status_code == 200
         assert post_event(job.url, make_stop_event(job.label, "decision-2"), webhook_id="msg_2").status_code == 202
@@ -114,8 +111,7 @@ def test_concurrent_decisions_are_reported_once_each(tmp_path: Path, server: Fak
 
 def test_stop_of_another_run_is_ignored(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A stop for a run with another label, or none, or with a bad signature does not end the job."""
-    with start_receiver(tmp_path, server, ENDS_ON_SIGTERM) as job:
-        assert job.read_line() == "up"
+    with start_job(tmp_path, server, ENDS_ON_SIGTERM) as job:
         assert post_event(job.url, make_stop_event({"receiver": "someone else"}, "1")).status_code == 202
         assert post_event(job.url, make_stop_event({}, "2")).status_code == 202
         assert post_event(job.url, make_stop_event(job.label, "3"), secret="whsec_AAAA").status_code == 401
@@ -139,8 +135,7 @@ def test_job_that_ended_by_itself_is_confirmed(tmp_path: Path, server: FakeServe
 def test_receiver_waits_until_its_report_is_accepted(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """The receiver exits only after the service, unavailable at first, has accepted the report."""
     service.scripted_answers = [Answer(503, {}), Answer(503, {})]
-    with start_receiver(tmp_path, server, ENDS_ON_SIGTERM) as job:
-        assert job.read_line() == "up"
+    with start_job(tmp_path, server, ENDS_ON_SIGTERM) as job:
         post_event(job.url, make_stop_event(job.label))
         assert job.process.wait(60) == 143
         assert wait_for_report(service)["state"] == "confirmed"
@@ -151,8 +146,7 @@ def test_receiver_gives_up_reporting_after_its_timeout(
 ) -> None:
     """A service that never accepts the report does not keep the receiver running."""
     service.scripted_answers = [Answer(503, {})] * 10_000
-    with start_receiver(tmp_path, server, ENDS_ON_SIGTERM, "--report-seconds", "0", "--grace-seconds", "1") as job:
-        assert job.read_line() == "up"
+    with start_job(tmp_path, server, ENDS_ON_SIGTERM, "--report-seconds", "0", "--grace-seconds", "1") as job:
         post_event(job.url, make_stop_event(job.label))
         assert job.process.wait(40) == 143
 
@@ -167,8 +161,7 @@ def test_signals_are_passed_to_the_job(
         f"signal.signal({int(number)}, lambda got, _: (os.write(1, b'got %d\\n' % got), os._exit(9)))\n"
         f"print('up', flush=True)\n{SLEEP}"
     )
-    with start_receiver(tmp_path, server, code, "--linger-seconds", "0") as job:
-        assert job.read_line() == "up"
+    with start_job(tmp_path, server, code, "--linger-seconds", "0") as job:
         job.process.send_signal(number)
         assert job.read_line() == f"got {int(number)}"
         assert job.process.wait(60) == 9

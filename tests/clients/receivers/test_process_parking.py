@@ -20,7 +20,7 @@ from tests.clients.receivers.process_receiver import (
     ENDS_ON_SIGTERM,
     EXITS_WITH_7,
     SLEEP,
-    start_receiver,
+    start_job,
     wait_for_report,
 )
 from tests.clients.webhooks import make_event, make_stop_event, post_event
@@ -44,8 +44,7 @@ if pathlib.Path({str(tmp_path / "end")!r}).exists():
     sys.exit(7)
 {SLEEP}
 """
-    with start_receiver(tmp_path, server, code, "--restartable") as job:
-        assert job.read_line() == "up"
+    with start_job(tmp_path, server, code, "--restartable") as job:
         assert post_event(job.url, make_event("run.park_requested", job.label)).status_code == 202
         report = wait_for_report(service)
         assert (report["state"], report["details"]["parked_as"]) == ("parked", "terminated")
@@ -61,8 +60,7 @@ if pathlib.Path({str(tmp_path / "end")!r}).exists():
 
 def test_receiver_of_a_parked_job_exits_with_its_code(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """SIGTERM to the receiver of a parked job ends it with the exit code that the job had."""
-    with start_receiver(tmp_path, server, EXITS_WITH_7, "--restartable") as job:
-        assert job.read_line() == "up"
+    with start_job(tmp_path, server, EXITS_WITH_7, "--restartable") as job:
         post_event(job.url, make_event("run.park_requested", job.label))
         assert wait_for_report(service)["state"] == "parked"
         job.process.send_signal(signal.SIGTERM)
@@ -73,8 +71,7 @@ def test_receiver_of_a_parked_job_exits_when_it_is_stopped(
     tmp_path: Path, server: FakeServer, service: FakeService
 ) -> None:
     """A stop of a parked job is confirmed, and ends its receiver with the exit code that the job had."""
-    with start_receiver(tmp_path, server, EXITS_WITH_7, "--restartable") as job:
-        assert job.read_line() == "up"
+    with start_job(tmp_path, server, EXITS_WITH_7, "--restartable") as job:
         post_event(job.url, make_event("run.park_requested", job.label))
         assert wait_for_report(service)["state"] == "parked"
         stop = make_stop_event(job.label)
@@ -168,8 +165,7 @@ def test_job_that_is_being_started_again_gets_the_signal_to_end(forwarding: Forw
 
 def test_job_that_is_not_restartable_is_not_parked(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """Without --restartable the job runs on, and the report says why."""
-    with start_receiver(tmp_path, server, ENDS_ON_SIGTERM) as job:
-        assert job.read_line() == "up"
+    with start_job(tmp_path, server, ENDS_ON_SIGTERM) as job:
         post_event(job.url, make_event("run.park_requested", job.label))
         report = wait_for_report(service)
         assert (report["state"], "--restartable" in report["reason"]) == ("failed", True)

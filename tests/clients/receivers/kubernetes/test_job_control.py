@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import yaml
 from evalstop_client.errors import RequestRefused
-from evalstop_client.receivers import ForeignJob, Job, Present
+from evalstop_client.receivers import ForeignJob, Gone, Job, Present
 from evalstop_client.receivers.kubernetes.kinds import (
     EVENT,
     JOB,
@@ -275,10 +275,12 @@ def test_parked_workload_is_suspended_and_can_be_resumed(kubernetes: KubernetesC
 
 
 def test_externally_resumed_workload_is_present_again(kubernetes: KubernetesCluster) -> None:
-    """A suspended workload that someone else resumes is present again."""
+    """A suspended workload is gone, for a restarted receiver too, until someone else resumes it."""
     job = kubernetes.find_job(kubernetes.start_workload(PYTORCH_JOB))
     job.cancel()
     job.wait_until_gone()
+    restarted = replace(job, job_control=kubernetes.job_control())
+    assert isinstance(restarted.check(), Gone)
     kubernetes.admin.patch(PYTORCH_JOB, job.item, set_field(PYTORCH_JOB.suspend_field, False))
     assert isinstance(job.check(), Present)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -55,29 +54,6 @@ def test_stop_is_confirmed_with_details(
     assert report["details"].items() >= expected.items()
     assert kubernetes.count_saves(item) == 1
     assert kubernetes.node.count_running() == 0
-
-
-def test_restarted_receiver_continues_the_stop(
-    receiver: ReceiverProgram, kubernetes: KubernetesCluster, service: FakeService
-) -> None:
-    """A receiver started while the pods end reports the end, and does not suspend the job again."""
-    url = receiver.start("--checkpoint-grace-seconds", "0")
-    item = kubernetes.start_workload(ignores_sigterm=True)
-    event = make_stop_event(kubernetes.get_run_labels(item))
-    kubernetes.node.lost = True
-    post_event(url, event)
-    state = receiver.folder / "state" / "decision-1.json"
-    wait_until(lambda: state.exists() and json.loads(state.read_text())["stop"]["cancelled_at"])
-    receiver.end(signal.SIGKILL)
-    assert service.reports == []
-    kubernetes.node.lost = False
-    wait_until(lambda: kubernetes.list_pods("train-1") == [])
-    annotations = kubernetes.read_object(JOB, item)["metadata"]["annotations"]
-    url = receiver.start()
-    ((_, report),) = wait_until(lambda: service.reports)
-    assert report["reason"] == "the job ended after it was cancelled"
-    assert kubernetes.read_object(JOB, item)["metadata"]["annotations"] == annotations
-    assert post_event(url, event).json() == {"repeat": "decision-1"}
 
 
 def test_pulling_receiver_settles_after_journaling(
