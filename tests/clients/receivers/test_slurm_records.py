@@ -52,13 +52,16 @@ def test_gpus_are_counted(allocated: str, per_job: str, per_node: str, nodes: in
     assert parse_gpus(allocated, per_job, per_node, nodes) == gpus
 
 
-def test_squeue_line_is_parsed() -> None:
-    """A killed array task, as squeue 22.05 prints it."""
-    line = "11|6|1|N/A|CANCELLED|root|gpu|0|15|2026-11-21T16:19:12|1|cpu=1,node=1|N/A|gres:gpu:2|None|"
+@pytest.mark.parametrize(
+    ("status", "exit_code", "signal"), [("15", 0, 15), ("0:15", 0, 15), ("1792", 7, None), ("7:0", 7, None)]
+)
+def test_squeue_line_is_parsed(status: str, exit_code: int, signal: int | None) -> None:
+    """An array task that was killed or has failed, as squeue prints it; 26.05 splits the status, 22.05 does not."""
+    line = f"11|6|1|N/A|CANCELLED|root|gpu|0|{status}|2026-11-21T16:19:12|1|cpu=1,node=1|N/A|gres:gpu:2|None|"
     record = parse_squeue(line)
-    assert (record.name, record.state, record.gpus, record.exit_code) == ("6_1", "CANCELLED", 2, 15)
+    assert (record.name, record.state, record.gpus) == ("6_1", "CANCELLED", 2)
     report = summarize_end([record])
-    assert (report["exit_code"], report["signal"], report["gpus_freed"]) == (0, 15, 2)
+    assert (report["exit_code"], report["signal"], report["gpus_freed"]) == (exit_code, signal, 2)
     assert report["ended_at"].endswith("Z")
 
 

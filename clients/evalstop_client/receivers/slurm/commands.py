@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.slurm.job_record import SQUEUE_FORMAT, Record, parse_squeue
+from evalstop_client.receivers.slurm.job_record import SQUEUE_FORMAT, Record, parse_exit_code, parse_squeue
 from evalstop_client.receivers.stop.subprocesses import Done, run
 
 TIMEOUT_SECONDS = 30.0
@@ -137,8 +137,6 @@ def _parse_sacct(line: str) -> Record:
     job_id, name, state, user, partition, exit_code, allocated = line.split("|")[: len(SACCT_FIELDS)]
     array, _, array_task = name.partition("_")
     leader, component, _ = name.partition("+")
-    code, _, signal = exit_code.partition(":")
-    numbers = (int(code) << 8) | int(signal or 0) if code.isdecimal() and (signal or "0").isdecimal() else None
     counted = re.search(r"gres/gpu=(\d+)", allocated)
     return Record(
         job_id=job_id,
@@ -148,6 +146,6 @@ def _parse_sacct(line: str) -> Record:
         array_job_id=array if array_task else "",
         array_task_id=array_task,
         het_job_id=leader if component else "",
-        exit_code=numbers,
+        exit_code=parse_exit_code(exit_code),
         gpus=int(counted[1]) if counted else 0,
     )

@@ -110,13 +110,21 @@ def parse_squeue(line: str) -> Record:
         array_task_id=array_task,
         het_job_id=fields["HetJobID"],
         reason=fields["Reason"],
-        exit_code=int(fields["exit_code"]) if fields["exit_code"].isdecimal() else None,
+        exit_code=parse_exit_code(fields["exit_code"]),
         ended_at=_parse_local_time(fields["EndTime"]) if fields["State"] in ENDED else None,
         gpus=parse_gpus(
             fields["tres-alloc"], fields["tres-per-job"], fields["tres-per-node"], _parse_number(fields["NumNodes"])
         ),
         restarts=_parse_number(fields["RestartCnt"]),
     )
+
+
+def parse_exit_code(text: str) -> int | None:
+    """The status as from wait(); sacct and recent versions of squeue split it, such as `7:0` or `0:15`."""
+    code, colon, signal = text.partition(":")
+    if not code.isdecimal():
+        return None
+    return (int(code) << 8) | _parse_number(signal) if colon else int(code)
 
 
 SEPARATOR = "|"
