@@ -36,7 +36,6 @@ def test_parked_job_runs_in_the_preemptible_partition(launcher: SlurmLauncher) -
     launcher.jobs.append(waiting)
     suspect.job_control.park_job(job, make_stop_request(suspect.labels))
     assert wait_until_parked(suspect.job_control, job).details["partition"] == "low"
-    wait_until(lambda: launcher.cluster.get_job_state(waiting) == "RUNNING")
     wait_until(lambda: launcher.cluster.get_job_state(waiting) == "COMPLETED")
     launcher.cluster.start_requeued_job(job.id)
     wait_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
