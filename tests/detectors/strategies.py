@@ -152,7 +152,7 @@ def build_observations(drawn: Sequence[DrawnObservation], shape: str) -> list[Ob
 
 
 @st.composite
-def policies(draw: st.DrawFn, eval_required: bool | None = None) -> Policy:
+def policies(draw: st.DrawFn) -> Policy:
     """Policies of 1 to 4 detectors that mostly stop early, many with weights, some with a gate."""
     detectors = draw(st.lists(st.one_of(*DETECTOR_STRATEGIES.values()), min_size=1, max_size=4))
     weights = draw(st.just([1.0] * len(detectors)) | weight_lists(len(detectors)))
@@ -165,7 +165,7 @@ def policies(draw: st.DrawFn, eval_required: bool | None = None) -> Policy:
         name=draw(st.from_regex(r"[a-z0-9][a-z0-9._-]{0,63}", fullmatch=True)),
         members=members,
         at_least=draw(reachable_sums(weights)),
-        eval_required=draw(st.booleans()) if eval_required is None else eval_required,
+        eval_required=draw(st.booleans()),
         min_evals=draw(st.sampled_from([0, 0, 3])),
         warmup_steps=draw(st.sampled_from([0, 0, 5])),
         description=draw(st.sampled_from(["", "Stops early; é, 停."])),
