@@ -282,7 +282,7 @@ def test_denial_by_slurm_is_refused(launcher: SlurmLauncher, other_user: dict[st
     """Where Slurm denies access to a job, its message is in the refusal, by commands and by REST; the job runs on."""
     started = launcher.start()
     connections: list[Cluster] = [Programs(other_user)]
-    if read_version() < (26, 5):  # slurmctld 26.05.5 never answers anything again after such a request of slurmrestd's
+    if read_version() < (24, 5):  # later ones hang on such a request of slurmrestd's if they have no accounting storage
         token = launcher.cluster.create_token("nobody")
         open_connections.append(Rest(launcher.cluster.rest_url, launcher.cluster.name, None, lambda: token))
         connections.append(open_connections[-1])
