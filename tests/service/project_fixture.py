@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
-from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from evalstop_detectors import MonitorState
@@ -29,7 +28,7 @@ from sqlalchemy.dialects import postgresql
 
 from tests.fixtures.projects import create_project
 from tests.fixtures.subscriptions import EVERY_EVENT
-from tests.service.committers import get_committer
+from tests.service.committers import get_committer, share_cache
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 ONE_HOUR_LATER = NOW + timedelta(hours=1)
@@ -88,7 +87,7 @@ class ProjectFixture:
         return get_committer(self.database, self.cache).submit_all(messages, now or self.now)
 
     def read_counter(self, name: str, **labels: str) -> float:
-        """Read a Prometheus counter of this process."""
+        """Read a Prometheus counter of this process, which earlier tests may have raised."""
         return get_committer(self.database, self.cache).read_counter(name, **labels)
 
     def post_observations(
@@ -196,15 +195,12 @@ class ProjectFixture:
         return [row for row in self.load_rows(tables.events, run) if row["type"] == event_type]
 
 
-_default_caches: WeakKeyDictionary[Database, RunCache] = WeakKeyDictionary()
-
-
 def submit_message(
     database: Database, project_id: UUID, run_id: UUID, content: Content, now: datetime, cache: RunCache | None = None
 ) -> Receipt:
     """Commit one message, by default with the run not in the cache; raises the error if it is refused."""
     if cache is None:
-        cache = _default_caches.setdefault(database, RunCache())
+        cache = share_cache(database)
         cache.drop_states([run_id])
     running = get_committer(database, cache)
     (answer,) = running.submit_all([Message(project_id, run_id, content)], now)
@@ -245,9 +241,8 @@ def insert_observations(
 
 def set_up_project(database: Database, mode: str = "enforce", veto_window_seconds: float = 0.0) -> ProjectFixture:
     """Create a project that also has the policy `watch-all-roles`."""
-    project = ProjectFixture(
-        database, create_project(database, uuid.uuid4().hex, mode, veto_window_seconds, NOW, "paper").id
-    )
+    project_id = create_project(database, uuid.uuid4().hex, mode, veto_window_seconds, NOW, "paper").id
+    project = ProjectFixture(database, project_id, share_cache(database))
     project.add_policy(ALL_ROLES_POLICY)
     return project
 

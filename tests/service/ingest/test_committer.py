@@ -296,11 +296,12 @@ def test_stale_cache_is_retried_once(project: ProjectFixture) -> None:
 
     project.post_observations(run, evals(0.1))
     other.post_observations(run, evals(0.2, start=1))
+    before = count_mistaken()
     assert project.post_observations(run, evals(0.3, start=2)).accepted == 1
-    assert count_mistaken() == 1
+    assert count_mistaken() == before + 1
     other.post_observations(run, evals(0.35, start=3))
     assert project.post_observations(run, evals(0.4, start=4)).accepted == 1
-    assert count_mistaken() == 1
+    assert count_mistaken() == before + 1
     assert [row["step"] for row in project.load_rows(tables.observations, run)] == [0, 1, 2, 3, 4]
     cold = replace(project, cache=RunCache())
     assert cold.post_observations(run, evals(0.5, start=5)).run.verdict == project.load_run(run).verdict

@@ -56,6 +56,7 @@ def message(project: ProjectFixture, run: Run, *scores: float, start: int) -> Me
 def test_observations_of_a_failing_run_are_stored_and_the_failure_is_recorded(project: ProjectFixture) -> None:
     """Neither the failing post nor a later one is refused, and another run of the same commit is stored as well."""
     run, other = open_failing_run(project), project.open_run()
+    unjudged = project.read_counter("evalstop_unjudged_runs_total")
     first = message(project, run, 0.5, 0.6, 0.7, start=2)
     receipts = project.submit_all([first, message(project, other, 0.5, start=1)])
     receipts += project.submit_all([message(project, run, 0.8, start=5)])
@@ -64,7 +65,7 @@ def test_observations_of_a_failing_run_are_stored_and_the_failure_is_recorded(pr
     assert failure == f"a detector failed at step {FAILS_AT}: ZeroDivisionError('no\\x00where')"
     assert project.load_run(other).detector_failure is None
     assert project.load_run(run).last_step == 5
-    assert project.read_counter("evalstop_unjudged_runs_total") == 1
+    assert project.read_counter("evalstop_unjudged_runs_total") == unjudged + 1
 
 
 @pytest.mark.parametrize("at_once", [True, False])
