@@ -76,15 +76,21 @@ def test_other_requests_are_answered_while_a_long_body_is_parsed(project: Served
     """The event loop does not parse it, and other threads run meanwhile."""
     busy, other = project.open_client("ingest", name="busy"), project.open_client(name="other")
     body = b"[" + b",".join([item] * 500_000) + b"]"
-    with ThreadPoolExecutor(1) as thread:
-        durations, began = [0.0], time.monotonic()
-        parsed = thread.submit(busy.post, "/runs", content=body, headers={"Content-Type": "application/json"})
-        while not parsed.done():
-            sent = time.monotonic()
-            expect_json(other.get(f"{project.url}/livez"), 200)
-            durations.append(time.monotonic() - sent)
-        expect_problem(parsed.result(), 422)
-    assert max(durations) < (time.monotonic() - began) / 2
+
+    def measure_longest_wait() -> float:
+        """The longest wait for an answer, as a share of the time that the body takes."""
+        with ThreadPoolExecutor(1) as thread:
+            durations, began = [0.0], time.monotonic()
+            parsed = thread.submit(busy.post, "/runs", content=body, headers={"Content-Type": "application/json"})
+            while not parsed.done():
+                sent = time.monotonic()
+                expect_json(other.get(f"{project.url}/livez"), 200)
+                durations.append(time.monotonic() - sent)
+            expect_problem(parsed.result(), 422)
+        return max(durations) / (time.monotonic() - began)
+
+    # A busy machine may hold up a single answer; an event loop that parses holds up one every time.
+    assert any(measure_longest_wait() < 0.5 for _ in range(3))
 
 
 @pytest.mark.parametrize(
