@@ -202,9 +202,11 @@ def postgres_pool(clone_postgres: ClonePostgres) -> Iterator[PostgresPool]:
 
 
 @pytest.fixture(scope="session")
-def sqlite_pool(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> SQLitePool:
+def sqlite_pool(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SQLitePool]:
     """The pool of migrated embedded databases."""
-    return SQLitePool(migrated_file, tmp_path_factory.mktemp("databases"))
+    pool = SQLitePool(migrated_file, tmp_path_factory.mktemp("databases"))
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(params=BACKENDS)

@@ -166,6 +166,7 @@ def test_a_worker_may_end_while_a_connection_returns(embedded_database: Database
 
 def test_commit_wakes_the_workers(database: Database, project: SeededProject) -> None:
     """A subscribed event, an enabled endpoint and a manual retry each wake the workers on commit."""
+    database.close()  # its connections may still carry earlier tests' marks, which nobody took
     wakeups: list[str] = []
     with (
         wakeup.calling_on_commit(database, lambda: wakeups.append("called")),
