@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 # Set before NumPy is imported. The tests already use every core; threads of a linear algebra library would then spin
 # while they wait for each other, which makes a small matrix product five times as expensive.
@@ -222,9 +222,9 @@ def database(request: pytest.FixtureRequest, database_url: str) -> Database:
     return find_pool(request, database_url).get_database(database_url)
 
 
-def find_pool(request: pytest.FixtureRequest, kind: str) -> DatabasePool:
+def find_pool(request: pytest.FixtureRequest, kind: str) -> DatabasePool[Any]:
     """The pool of a backend; `kind` is its name or a URL."""
-    pool: DatabasePool = request.getfixturevalue("sqlite_pool" if kind.startswith("sqlite") else "postgres_pool")
+    pool: DatabasePool[Any] = request.getfixturevalue("sqlite_pool" if kind.startswith("sqlite") else "postgres_pool")
     return pool
 
 
