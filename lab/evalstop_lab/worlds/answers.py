@@ -1,10 +1,8 @@
 """Paired evaluations of a labeled run: the best checkpoint and the current one, on the same prompts.
 
 Every eval has a checkpoint, and the result arrives before the next eval. Recorded runs with scores by prompt answer
-with these, the others are simulated: if the errors of two evals on the same prompts
-correlate by
-rho = `CORRELATION`, their difference on m times as many prompts as usual has the variance
-2 sd^2 (1 - rho) / m.
+with these. The others are simulated: if the errors of two evals on the same prompts correlate by rho = `CORRELATION`,
+their difference on m times as many prompts as usual has the variance 2 sd^2 (1 - rho) / m.
 """
 
 from __future__ import annotations
