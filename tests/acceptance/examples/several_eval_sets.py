@@ -17,7 +17,7 @@ def count_up(rows: int) -> list[dict[str, torch.Tensor]]:
 
 arguments = TrainingArguments(
     output_dir="checkpoints",
-    max_steps=100,
+    max_steps=40,
     learning_rate=1e-3,
     lr_scheduler_type="constant",
     per_device_train_batch_size=16,

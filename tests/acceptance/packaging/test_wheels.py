@@ -16,7 +16,6 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import files, requires
-from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -237,18 +236,19 @@ def list_dependencies(*requirements: str) -> set[str]:
 
 
 def link_packages(names: set[str], target: Path) -> None:
-    """Link the files of distributions from this environment, with their bytecode: pip would take half a minute."""
+    """Link the packages and modules of distributions from this environment: pip would take half a minute."""
     for name in names:
         for file in files(name) or []:
-            source, link = Path(str(file.locate())), target / file
-            if ".." in file.parts or link.exists():  # programs; what the client brought
+            if ".." in file.parts:  # a program
                 continue
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(source)
-            bytecode = Path(cache_from_source(str(source)))
-            if source.suffix == ".py" and bytecode.exists():
-                (link.parent / "__pycache__").mkdir(exist_ok=True)
-                shutil.copy2(bytecode, link.parent / "__pycache__")
+            root = Path(str(file.locate())).parents[len(file.parts) - 1]
+            # A whole package with its bytecode; of a namespace, only what these distributions have.
+            packages = (folder for folder in reversed(file.parents[:-1]) if (root / folder / "__init__.py").exists())
+            linked = next(packages, file)
+            link = target / linked
+            if not link.exists():  # else linked before, or what the client brought
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(root / linked)
 
 
 def normalize_name(name: str) -> str:
