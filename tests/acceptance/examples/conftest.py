@@ -41,6 +41,10 @@ def build_environment(service: Service, folder: Path) -> dict[str, str]:
         "EVALSTOP_KEY": service.key,
         "MLFLOW_TRACKING_URI": f"{service.url}/mlflow",
         "MLFLOW_TRACKING_TOKEN": service.key,
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        # To list a model's requirements MLflow imports all of them again, for up to two minutes; then it assumes some.
+        "MLFLOW_REQUIREMENTS_INFERENCE_TIMEOUT": "0",
+        "HF_MLFLOW_LOG_ARTIFACTS": "1",
         "EVALSTOP_SPOOL": str(folder / "spool"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from evalstop_lab.service_process import Service
 
@@ -144,6 +145,20 @@ print(sorted(path.name for path in Path("pinned").iterdir()))
 """
 
 
+ENFORCED_SCRIPT = """
+import os, httpx
+project = {"default_policy": "paper", "default_mode": "enforce", "max_mode": "enforce", "held_out_share": 0}
+project |= {"veto_window_seconds": 0, "stops_per_hour": None, "stops_share": None}
+key = {"Authorization": f"Bearer {os.environ['EVALSTOP_KEY']}"}
+address = f"{os.environ['EVALSTOP_URL']}/api/v1/project"
+httpx.patch(address, json=project, headers=key, timeout=60, trust_env=False).raise_for_status()
+"""
+"""For the MLflow trainers, which cannot ask for a policy or mode."""
+
+MLFLOW_TRAINERS = ("lightning", "optuna", "artifacts", "fluent", "transformers")
+"""The last one sets an experiment for whatever runs after it in its process."""
+
+
 @pytest.fixture(scope="module")
 def outputs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The output of each framework's example. They run one after another in one process, which imports torch once."""
@@ -152,6 +167,8 @@ def outputs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[
     resumed.write_text(RESUMED_SCRIPT)
     pinned = folder / "pinned.py"
     pinned.write_text(PINNED_SCRIPT)
+    enforced = folder / "enforced.py"
+    enforced.write_text(ENFORCED_SCRIPT)
     # The ranks are forked first, before other examples start threads.
     examples = [EXAMPLES / f"{name}.py" for name in ("pytorch_ddp", *CALLBACK_EXAMPLES, "trl_grpo", "mlflow_client")]
     scripts_folder = Path(__file__).parent
@@ -162,6 +179,8 @@ def outputs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[
         scripts_folder / "several_eval_sets.py",
         scripts_folder / "kubeflow_reporter.py",
         scripts_folder / "train_twice.py",
+        enforced,
+        *(scripts_folder / "mlflow_trainers" / f"mlflow_{name}.py" for name in MLFLOW_TRAINERS),
     ]
     command = [sys.executable, "-c", RUN_ALL_SCRIPT, *map(str, files)]
     parts = run_example(command, build_environment(service, folder), folder).split("example: ")[1:]
@@ -244,6 +263,77 @@ def test_mlflow_client_is_watched(service: Service, outputs: dict[str, str]) -> 
         "kl": "kl",
     }
     assert (run["status"], run["last_step"], run["labels"]["gpus"]) == ("completed", 290, "1")
+
+
+def read_runs(service: Service, output: str) -> list[dict[str, Any]]:
+    """The runs whose ids an MLflow trainer printed, with the values of their metrics."""
+    ids = [line for line in output.splitlines() if len(line) == 32 and line.isalnum()]
+    assert ids, output
+    with open_api(service) as api:
+        return [get_run_with_series(api, run_id) for run_id in ids]
+
+
+def get_run_with_series(client: httpx.Client, run_id: str) -> dict[str, Any]:
+    document: dict[str, Any] = client.get(f"/runs/{run_id}").raise_for_status().json()
+    series = {}
+    for metric in document["metrics"]:
+        page = client.get(f"/runs/{run_id}/observations", params={"metric": metric}).raise_for_status().json()
+        series[metric] = [(item["step"], item["value"]) for item in page["items"]]
+    return document | {"series": series}
+
+
+def test_fluent_api_run_is_recognized_and_stopped(service: Service, outputs: dict[str, str]) -> None:
+    """Roles are recognized by name, the first value counts, and the run is stopped, also with asynchronous logging."""
+    (run,) = read_runs(service, outputs["mlflow_fluent"])
+    assert run["name"] == "alignment/ppo"
+    assert {role["role"]: metric for metric, role in run["metrics"].items()} == {
+        "eval": "eval_accuracy",
+        "proxy": "reward",
+        "kl": "kl",
+        "loss": "loss",
+    }
+    assert run["series"]["eval_accuracy"] == [(0, 0.5), (1, 0.9), (2, 0.8), (3, 0.7), (4, 0.6)]
+    assert run["series"]["loss"] == [(0, "Infinity")]
+    assert (run["status"], run["verdict"]["verdict"], run["labels"]["gpus"]) == ("completed", "stop", "8")
+
+
+def test_transformers_trainer_is_recorded(service: Service, outputs: dict[str, str]) -> None:
+    """Every eval has its step, the arguments are params, and the run is completed."""
+    (run,) = read_runs(service, outputs["mlflow_transformers"])
+    eval_metric = next(metric for metric, role in run["metrics"].items() if role["role"] == "eval")
+    assert eval_metric == "eval_accuracy"
+    assert [step for step, _ in run["series"][eval_metric]] == [2, 4, 6]
+    assert run["params"]["max_steps"] == "6"
+    assert run["status"] == "completed"
+
+
+def test_lightning_logger_and_autologging_are_recorded(service: Service, outputs: dict[str, str]) -> None:
+    """The validation score is the eval metric, at the steps of its values."""
+    run, autologged = read_runs(service, outputs["mlflow_lightning"])
+    assert run["name"] == "lines/tiny"
+    assert run["recognition"]["sources"].keys() == run["metrics"].keys()
+    eval_metric = next(metric for metric, role in run["metrics"].items() if role["role"] == "eval")
+    assert eval_metric == "val_accuracy"
+    assert len(run["series"][eval_metric]) == 3
+    assert run["status"] == "completed"
+    assert autologged["name"].startswith("autologged/")
+    assert autologged["status"] == "completed"
+    assert len(autologged["series"]["val_accuracy"]) == 2
+
+
+def test_optuna_trials_are_runs_of_one_experiment(service: Service, outputs: dict[str, str]) -> None:
+    """Each trial is a run of the study's experiment, with its parameters."""
+    trials = read_runs(service, outputs["mlflow_optuna"])
+    assert len(trials) == 3
+    assert {run["labels"]["mlflow.experiment"] for run in trials} == {"widths"}
+    assert all("x" in run["params"] for run in trials)
+
+
+def test_unsupported_calls_do_not_fail_the_job(service: Service, outputs: dict[str, str]) -> None:
+    """Trackers, 568 params, artifacts, models, inputs and searches leave room for the job's tags."""
+    (run,) = read_runs(service, outputs["mlflow_artifacts"])
+    assert (run["name"], run["status"], len(run["params"])) == ("scripts/ppo", "completed", 569)
+    assert run["labels"]["slurm_job_id"] == "4711"
 
 
 def test_kubeflow_callback_reports_to_the_service(service: Service, outputs: dict[str, str]) -> None:
