@@ -36,6 +36,7 @@ class BlockUnderTest:
 
 
 CONNECT_PAGES = "tests/acceptance/docs/test_connect_pages.py"
+EXAMPLES = "tests/acceptance/examples/test_examples.py"
 SLURM = "tests/clients/receivers/slurm/test_documented_commands.py"
 KUBERNETES = "tests/clients/receivers/kubernetes/cluster.py"
 KUBERNETES_END_TO_END = "tests/clients/receivers/kubernetes/test_end_to_end.py"
@@ -44,10 +45,10 @@ RECEIVERS = "tests/clients/receivers/test_documented_receivers.py"
 
 TESTED_BLOCKS = {
     "client tab": BlockUnderTest("docs/ways-in", 'init("client-1"', CONNECT_PAGES),
-    "callbacks tab": BlockUnderTest("docs/ways-in", "callbacks.transformers", CONNECT_PAGES),
+    "callbacks tab": BlockUnderTest("docs/ways-in", "callbacks.transformers", EXAMPLES),
     "mlflow tab": BlockUnderTest("docs/ways-in", "MLFLOW_TRACKING_URI=", CONNECT_PAGES),
-    "transformers": BlockUnderTest("docs/callbacks", "callbacks.transformers", CONNECT_PAGES),
-    "many processes": BlockUnderTest("docs/callbacks", "DistributedRun(", CONNECT_PAGES),
+    "transformers": BlockUnderTest("docs/callbacks", "callbacks.transformers", EXAMPLES),
+    "many processes": BlockUnderTest("docs/callbacks", "DistributedRun(", EXAMPLES),
     "tensorboard": BlockUnderTest("docs/callbacks", "watch-tensorboard", CONNECT_PAGES),
     "mlflow address": BlockUnderTest("docs/mlflow", "MLFLOW_TRACKING_URI=", CONNECT_PAGES),
     "mlflow slurm labels": BlockUnderTest("docs/mlflow", "SLURM_JOB_ID", CONNECT_PAGES),

@@ -268,25 +268,6 @@ def test_mlflow_tab_ends_with_a_stop(project: Project) -> None:
 
 
 @pytest.mark.real
-def test_callbacks_end_with_a_stop(project: Project) -> None:
-    """One added line stops a trainer that declares no roles, as does the policy of the page one that declares them; the
-    distributed run is stopped by a person."""
-    parts = (
-        read_block("callbacks tab") + "(callback,) = callbacks",
-        trainer_snippets.TRANSFORMERS_TRAINER.replace("eval_gsm8k", "eval_accuracy"),
-        "import os\nos.environ['EVALSTOP_RUN_NAME'] = 'tuned'",
-        read_block("transformers"),
-        trainer_snippets.TRANSFORMERS_TRAINER,
-        trainer_snippets.LOSS_STOPPED_BY_A_PERSON,
-        read_block("many processes"),
-    )
-    project.run_python("\n".join(parts))
-    project.check_stopped("callback-1", "obeyed")
-    project.check_stopped("tuned", "obeyed")
-    assert project.find_run("sft-7b")["decision"]["state"] == "obeyed"
-
-
-@pytest.mark.real
 def test_mlflow_client_that_never_polls_is_terminated(project: Project) -> None:
     """The process receiver that started the script terminates it and confirms the stop."""
     (project.folder / "logs.py").write_text(trainer_snippets.LOG_TO_MLFLOW + trainer_snippets.WAIT_FOR_SIGNAL)

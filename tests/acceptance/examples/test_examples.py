@@ -14,6 +14,8 @@ import httpx
 import pytest
 from evalstop_lab.service_process import Service
 
+from tests.acceptance.docs import trainer_snippets
+from tests.acceptance.docs.connect_pages import read_block
 from tests.acceptance.examples.conftest import build_environment, open_api
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -153,10 +155,25 @@ key = {"Authorization": f"Bearer {os.environ['EVALSTOP_KEY']}"}
 address = f"{os.environ['EVALSTOP_URL']}/api/v1/project"
 httpx.patch(address, json=project, headers=key, timeout=60, trust_env=False).raise_for_status()
 """
-"""For the MLflow trainers, which cannot ask for a policy or mode."""
+"""For what follows, which does not ask for a policy or mode."""
 
 MLFLOW_TRAINERS = ("lightning", "optuna", "artifacts", "fluent", "transformers")
 """The last one sets an experiment for whatever runs after it in its process."""
+
+
+def write_documented_script() -> str:
+    """The code of the pages on callbacks, in trainers whose evals fall and a loop that a person stops."""
+    parts = (
+        read_block("callbacks tab") + "(callback,) = callbacks",
+        trainer_snippets.TRANSFORMERS_TRAINER.replace("eval_gsm8k", "eval_accuracy"),
+        "import os\nos.environ['EVALSTOP_RUN_NAME'] = 'tuned'",
+        read_block("transformers"),
+        trainer_snippets.TRANSFORMERS_TRAINER,
+        "del os.environ['EVALSTOP_RUN_NAME']",
+        trainer_snippets.LOSS_STOPPED_BY_A_PERSON,
+        read_block("many processes"),
+    )
+    return "\n".join(parts)
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +186,8 @@ def outputs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[
     pinned.write_text(PINNED_SCRIPT)
     enforced = folder / "enforced.py"
     enforced.write_text(ENFORCED_SCRIPT)
+    documented = folder / "documented.py"
+    documented.write_text(write_documented_script())
     # The ranks are forked first, before other examples start threads.
     examples = [EXAMPLES / f"{name}.py" for name in ("pytorch_ddp", *CALLBACK_EXAMPLES, "trl_grpo", "mlflow_client")]
     scripts_folder = Path(__file__).parent
@@ -180,6 +199,7 @@ def outputs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[
         scripts_folder / "kubeflow_reporter.py",
         scripts_folder / "train_twice.py",
         enforced,
+        documented,
         *(scripts_folder / "mlflow_trainers" / f"mlflow_{name}.py" for name in MLFLOW_TRAINERS),
     ]
     command = [sys.executable, "-c", RUN_ALL_SCRIPT, *map(str, files)]
@@ -225,6 +245,14 @@ def test_second_training_is_a_new_run(framework: str, service: Service, outputs:
         (f"twice-{framework}-2", 4),
         (f"twice-{framework}", 4),
     ]
+
+
+@pytest.mark.parametrize("name", ["callback-1", "tuned", "sft-7b"])
+def test_documented_callbacks_end_with_a_stop(name: str, service: Service, outputs: dict[str, str]) -> None:
+    """One added line stops a trainer that declares no roles, as does the policy of the page one that declares them; the
+    distributed run is stopped by a person."""
+    assert "documented" in outputs
+    assert find_run(service, name)["decision"]["state"] == "obeyed"
 
 
 def test_reward_hacking_in_grpo_is_stopped(service: Service, outputs: dict[str, str]) -> None:
