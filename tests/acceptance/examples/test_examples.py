@@ -158,7 +158,7 @@ httpx.patch(address, json=project, headers=key, timeout=60, trust_env=False).rai
 """For what follows, which does not ask for a policy or mode."""
 
 MLFLOW_TRAINERS = ("lightning", "optuna", "artifacts", "fluent", "transformers")
-"""The last one sets an experiment for whatever runs after it in its process."""
+"""The last one sets MLflow's experiment for whatever runs after it in its process."""
 
 
 def write_documented_script() -> str:
@@ -199,8 +199,8 @@ def outputs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[
         scripts_folder / "kubeflow_reporter.py",
         scripts_folder / "train_twice.py",
         enforced,
-        documented,
         *(scripts_folder / "mlflow_trainers" / f"mlflow_{name}.py" for name in MLFLOW_TRAINERS),
+        documented,  # the runs would be found by a search of an MLflow trainer
     ]
     command = [sys.executable, "-c", RUN_ALL_SCRIPT, *map(str, files)]
     parts = run_example(command, build_environment(service, folder), folder).split("example: ")[1:]
