@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     started = time.time()
     _train(torch, network, args.runs, args.seed, args.without)
     losses = _average_losses(
-        torch, network, draw_batches(np.random.default_rng(VALIDATION_SEED), VALIDATION_RUNS, BATCH)
+        torch, network, draw_batches(np.random.default_rng(VALIDATION_SEED), min(args.runs, VALIDATION_RUNS), BATCH)
     )
     gru, head = network["gru"], network["head"]
     data = encode_weights(gru.weight_ih_l0, gru.bias_ih_l0, gru.weight_hh_l0, gru.bias_hh_l0, head.weight, head.bias)
@@ -117,7 +117,7 @@ def _train(torch: Any, network: Any, runs: int, seed: int, without: Sequence[str
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("training", total=steps, loss="")
         while step < steps:
-            for batch in draw_batches(rng, DRAWN_AT_ONCE, BATCH, without):
+            for batch in draw_batches(rng, min(runs, DRAWN_AT_ONCE), BATCH, without):
                 for group in optimizer.param_groups:
                     warm = min(1.0, step / WARMUP_STEPS)
                     group["lr"] = RATE * warm * (0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps))) + 1e-5

