@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -175,18 +175,6 @@ def summarize_run(run: Run) -> dict[str, Any]:
 
 @HYPOTHESIS_SETTINGS
 @given(history=draw_histories())
-def test_observation_order_does_not_matter(project: ProjectFixture, history: RunHistory) -> None:
-    """Shuffled, repeated, batched and with the cache dropped, a run ends as it would in order."""
-    run = open_run(project, history)
-    for index, message in enumerate(history.messages):
-        if index in history.dropped_before:
-            project.drop_monitor_state(run)
-        project.submit(run, message)
-    assert summarize_run(project.load_run(run)) == summarize_run(ingest_in_order(project, history))
-
-
-@HYPOTHESIS_SETTINGS
-@given(history=draw_histories())
 def test_rebuilt_state_equals_the_cached_one(project: ProjectFixture, history: RunHistory) -> None:
     """Dropped before every batch, the state is rebuilt to the same receipts, verdicts and events."""
     cached, rebuilt = open_run(project, history), open_run(project, history)
@@ -207,11 +195,14 @@ def test_rebuilt_state_equals_the_cached_one(project: ProjectFixture, history: R
 
 @HYPOTHESIS_SETTINGS
 @given(history=draw_histories(), replicas=st.lists(st.integers(0, 2), min_size=1, max_size=40))
-def test_any_replica_can_take_any_message(project: ProjectFixture, history: RunHistory, replicas: list[int]) -> None:
-    """Messages spread over processes with caches of their own give the run that one process would give."""
+def test_order_and_replica_do_not_matter(project: ProjectFixture, history: RunHistory, replicas: list[int]) -> None:
+    """Shuffled, repeated, batched, spread over processes with caches of their own and with stored states dropped, a run
+    ends as it would in order in one process."""
     run = open_run(project, history)
     processes = [replace(project, cache=RunCache()) for _ in range(3)]
-    for message, replica in zip(history.messages, itertools.cycle(replicas), strict=False):
+    for index, (message, replica) in enumerate(zip(history.messages, itertools.cycle(replicas), strict=False)):
+        if index in history.dropped_before:
+            processes[replica].drop_monitor_state(run)
         processes[replica].submit(run, message)
     assert summarize_run(project.load_run(run)) == summarize_run(ingest_in_order(project, history))
 
@@ -221,8 +212,10 @@ def test_any_replica_can_take_any_message(project: ProjectFixture, history: RunH
 def test_one_commit_can_hold_many_runs(
     project: ProjectFixture, histories: list[RunHistory], random_source: random.Random
 ) -> None:
-    """Messages of several runs, interleaved and cut into commits, give the runs that each would be alone."""
+    """Messages of several runs, interleaved and cut into commits of several processes, give the runs that each would be
+    alone, whether a process has a run cached, outdated or not at all, or restores it."""
     runs = [open_run(project, history) for history in histories]
+    processes = [replace(project, cache=RunCache()) for _ in range(2)]
     queues = [
         [Message(project.id, run.id, message) for message in history.messages]
         for run, history in zip(runs, histories, strict=True)
@@ -232,35 +225,16 @@ def test_one_commit_can_hold_many_runs(
         messages.append(random_source.choice([queue for queue in queues if queue]).pop(0))
     while messages:
         size = random_source.randint(1, len(messages))
-        assert not any(isinstance(answer, Exception) for answer in project.submit_all(messages[:size]))
-        messages = messages[size:]
-    for run, history in zip(runs, histories, strict=True):
-        assert summarize_run(project.load_run(run)) == summarize_run(ingest_in_order(project, history))
-
-
-@MULTI_RUN_SETTINGS
-@given(histories=st.lists(draw_histories(), min_size=2, max_size=3), random_source=st.randoms(use_true_random=False))
-def test_many_runs_are_loaded_together(
-    project: ProjectFixture, histories: list[RunHistory], random_source: random.Random
-) -> None:
-    """Cached, outdated, restored and unknown runs loaded in one commit equal the runs each loaded alone."""
-    runs = [open_run(project, history) for history in histories]
-    processes = [replace(project, cache=RunCache()) for _ in range(2)]
-    for round_ in range(max(len(history.messages) for history in histories)):
+        batch, messages = messages[:size], messages[size:]
         process = random_source.choice([*processes, replace(project, cache=RunCache())])
-        batch = [
-            Message(project.id, run.id, history.messages[round_])
-            for run, history in zip(runs, histories, strict=True)
-            if round_ < len(history.messages)
-        ]
         assert not any(isinstance(answer, Exception) for answer in process.submit_all(batch))
         if random_source.random() < 0.3:
-            save_monitor_states(process, [message.run_id for message in batch])
+            save_monitor_states(process, {message.run_id for message in batch})
     for run, history in zip(runs, histories, strict=True):
         assert summarize_run(project.load_run(run)) == summarize_run(ingest_in_order(project, history))
 
 
-def save_monitor_states(process: ProjectFixture, run_ids: list[UUID]) -> None:
+def save_monitor_states(process: ProjectFixture, run_ids: Iterable[UUID]) -> None:
     """Save the monitor states of these runs as the process has them cached."""
     with process.database.transaction() as tx:
         for run_id in run_ids:
