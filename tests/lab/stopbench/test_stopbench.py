@@ -19,6 +19,8 @@ from evalstop_lab.worlds.scoring import Outcome
 
 pytestmark = pytest.mark.slow
 
+SHORTEST_RUN = FIRST_SEED + 373  # with the fewest steps and texts
+
 THREE_DECLINES = """
 class ThreeDeclines:
     def __init__(self, planned_steps):
@@ -35,8 +37,8 @@ class ThreeDeclines:
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Any]:
-    """The record of the first run, trained here."""
-    return record_run(FIRST_SEED)
+    """The record of the shortest run, trained here."""
+    return record_run(SHORTEST_RUN)
 
 
 def run_stopbench(folder: Path, *arguments: str) -> int:
@@ -97,7 +99,7 @@ def test_held_out_seeds_draw_other_runs_of_the_same_families() -> None:
 def test_recorded_run_equals_the_trained_one(tmp_path: Path, recorded: dict[str, Any]) -> None:
     """Recording is deterministic, and small evals of the same run are noisier."""
     path = tmp_path / "runs.jsonl.gz"
-    record_runs(path, 1, 1, first_seed=FIRST_SEED)
+    record_runs(path, 1, 1, first_seed=SHORTEST_RUN)
     [large], [small] = read_runs(path), read_runs(path, small=True)
     assert np.array_equal(large.eval_scores, recorded["log"]["eval"])
     assert small.noise.level > 2 * large.noise.level
@@ -109,7 +111,8 @@ def test_shipped_runs_are_those_of_their_seeds(recorded: dict[str, Any]) -> None
     worlds = read_runs(TRAINED)
     assert [world.seed for world in worlds] == list(range(FIRST_SEED, FIRST_SEED + SUITES["trained-1"].runs))
     assert {Label.HACKING, Label.HEALTHY} <= {world.truth.label for world in worlds}
-    assert recorded["log"]["eval"][0] == pytest.approx(worlds[0].eval_scores[0], abs=1e-3)
+    shortest = worlds[SHORTEST_RUN - FIRST_SEED]
+    assert recorded["log"]["eval"][0] == pytest.approx(shortest.eval_scores[0], abs=1e-3)
 
 
 def test_runs_are_shown_with_the_stops_of_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
