@@ -27,7 +27,7 @@ def test_demo_data_is_added_once_and_consistent(embedded_database: Database) -> 
     Only a policy of the project has a rollout stage: the shipped ones stop as in a new project.
     """
     progress: list[tuple[int, int]] = []
-    count = demo_data.fill(embedded_database, "demo", NOW, lambda *done: progress.append(done), most=40)
+    count = demo_data.fill(embedded_database, "demo", NOW, lambda *done: progress.append(done), most=24)
     runs, cases, decisions = tables.runs.c, tables.cases.c, tables.decisions.c
     with embedded_database.reading() as tx:
         ended = set(tx.execute(sa.select(runs.id).where(runs.ended_at.is_not(None))).scalars())
@@ -47,7 +47,7 @@ def test_demo_data_is_added_once_and_consistent(embedded_database: Database) -> 
     assert len(staged) == 1
     assert not staged & set(POLICIES)
     assert progress[-1][0] == progress[-1][1]
-    assert demo_data.fill(embedded_database, "demo", NOW, most=40) is None
+    assert demo_data.fill(embedded_database, "demo", NOW, most=24) is None
 
 
 def test_trial_policy_is_good_at_first() -> None:

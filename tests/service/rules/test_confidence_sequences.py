@@ -20,7 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
-LOOKS = 300
+LOOKS = 150
 RATE = 0.95
 
 counts = st.integers(0, 200)
@@ -38,12 +38,12 @@ def compute_miss_rate(low: npt.NDArray[np.float64], high: npt.NDArray[np.float64
 
 @pytest.mark.slow
 def test_interval_is_valid_at_every_look() -> None:
-    """Over 300 looks, Clopper-Pearson intervals miss the rate in 19 % of histories, ours in at most 5 %."""
+    """Over 150 looks, Clopper-Pearson intervals miss the rate in 16 % of histories, ours in at most 5 %."""
     cases, right = np.indices((LOOKS + 1, LOOKS + 1))
     wrong = np.maximum(cases - right, 0)
     low = np.where(right > 0, stats.beta.ppf(ALPHA / 2, np.maximum(right, 1), wrong + 1), 0.0)
     high = np.where(wrong > 0, stats.beta.ppf(1 - ALPHA / 2, right + 1, np.maximum(wrong, 1)), 1.0)
-    assert compute_miss_rate(low, high) == pytest.approx(0.19, abs=0.03)
+    assert compute_miss_rate(low, high) == pytest.approx(0.16, abs=0.03)
 
     for n in range(1, LOOKS + 1):
         likely = range(math.floor(n * RATE - 1.5 * math.sqrt(n)), n + 1)  # 7 standard deviations
@@ -106,7 +106,7 @@ def test_weighted_intervals_are_valid_at_every_look() -> None:
         recall_rate,
         false_stop_rate,
     )
-    histories, failures = 60, np.zeros(3)
+    histories, failures = 30, np.zeros(3)
     for _ in range(histories):
         failed = np.zeros(3, bool)
         tallies = {1.0: np.zeros(2), 0.2: np.zeros(2)}  # right and wrong

@@ -24,7 +24,7 @@ from tests.service.project_fixture import (
     set_up_project,
 )
 
-IDS = [UUID(int=number << 64) for number in range(20_000)]
+IDS = [UUID(int=number << 64) for number in range(5_000)]
 
 
 @given(st.text(max_size=64), st.uuids(), st.text(max_size=32))
@@ -38,7 +38,7 @@ def test_draw_is_reproducible(seed: str, decision_id: UUID, question: str) -> No
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("seed", ["", "a", "b"])
 def test_held_out_share_is_met(seed: str, share: float) -> None:
-    """Of 20,000 consecutive ids the requested share is held out, within four standard errors."""
+    """Of 5,000 consecutive ids the requested share is held out, within four standard errors."""
     count = sum(
         random_assignment.draw_number(seed, decision_id, random_assignment.HELD_OUT) < share for decision_id in IDS
     )
@@ -88,7 +88,7 @@ def test_every_decision_records_its_probability(database: Database) -> None:
     project = set_up_project(database)
     lift_stop_limits(database)
     set_held_out_share(project, 0.3)
-    for _ in range(30):
+    for _ in range(12):
         _, decision = project.open_declining_run()
         held_out = random_assignment.draw_number("a seed", decision.id, random_assignment.HELD_OUT) < 0.3
         assert (decision.state == DecisionState.HELD_OUT) == held_out
@@ -111,7 +111,7 @@ def test_canary_enforces_a_random_share(database: Database) -> None:
     with database.transaction() as tx:
         canary = RolloutStage(project.id, "paper", Stage.CANARY, 0.9, 0.4, ONE_HOUR_LATER, StageNumbers(), 1)
         rollout_stages.save_stage(tx, canary)
-    for _ in range(30):
+    for _ in range(12):
         run, decision = project.open_declining_run()
         enforce_draw, hold_out_draw = (
             random_assignment.draw_number("a seed", decision.id, question)

@@ -49,7 +49,7 @@ KEPT = (
 """Tables whose rows pruning keeps."""
 
 shared_database_settings = settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
