@@ -42,7 +42,7 @@ def estimate(right: int, wrong: int, unknown: int = 0) -> Estimate:
 def test_false_promotions_stay_below_alpha() -> None:
     """Checked after each case, a policy just below the required precision moves up in at most 5 % of histories."""
     random_source = random.Random(6)
-    histories, promoted = 100, 0
+    histories, promoted = 400, 0
     for _ in range(histories):
         right, stage_start = 0, (0, 0)
         stage, ever_promoted = Stage.SHADOW, False
