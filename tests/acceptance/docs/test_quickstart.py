@@ -49,8 +49,9 @@ def _write_step(block: Block) -> str:
     return f"python - <<'END_OF_BLOCK'\n{block.text}END_OF_BLOCK\n" if block.language == "python" else block.text
 
 
-def test_quickstart_ends_with_two_stops(tmp_path: Path) -> None:
-    """Following the quickstart beside example runs gives an obeyed and a confirmed stop, and GPU-hours saved."""
+@pytest.mark.parametrize("has_demo_data", [False, True], ids=["empty", "demo data"])
+def test_quickstart_ends_with_two_stops(tmp_path: Path, has_demo_data: bool) -> None:
+    """Following the quickstart gives an obeyed and a confirmed stop, and GPU-hours saved, beside example runs too."""
     listen = find_free_address()
     base_environment = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
     base_environment |= {
@@ -59,8 +60,9 @@ def test_quickstart_ends_with_two_stops(tmp_path: Path) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     data = ["--data-folder", str(tmp_path / ".evalstop")]
-    filled = run_evalstop(base_environment, "demo-data", *data, "--runs", "13")
-    assert filled.returncode == 0, filled.stderr
+    if has_demo_data:
+        filled = run_evalstop(base_environment, "demo-data", *data, "--runs", "13")
+        assert filled.returncode == 0, filled.stderr
     command = ["up", "--json", "--port", "0", *data]
     up = ForkedCommand(command, base_environment, tmp_path / "log")
     try:
