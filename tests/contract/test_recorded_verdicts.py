@@ -117,28 +117,13 @@ def test_checkpoint_and_noise_equal_the_stored_results(name: str) -> None:
     assert results.keys() == expected.keys()
 
 
-@pytest.mark.parametrize(
-    ("name", "policy", "first"),
-    [pytest.param(name, policy, place % 3, id=name) for place, (name, policy) in enumerate(list_policies())],
-)
-def test_verdicts_equal_the_stored_results(name: str, policy: Policy, first: int) -> None:
-    """Every third recorded run gets the stored verdicts, steps and evidence, other runs for each policy in turn."""
-    assert find_different_results(name, policy, load_recorded_runs()[first::3]) == {}
-
-
-@pytest.mark.chaos
 @pytest.mark.parametrize(("name", "policy"), [pytest.param(name, policy, id=name) for name, policy in list_policies()])
-def test_verdicts_on_all_runs_equal_the_stored_results(name: str, policy: Policy) -> None:
+def test_verdicts_equal_the_stored_results(name: str, policy: Policy) -> None:
     """Each recorded run gets the stored verdicts, steps and evidence."""
-    assert find_different_results(name, policy, load_recorded_runs()) == {}
-
-
-def find_different_results(name: str, policy: Policy, runs: list[tuple[str, list[Observation]]]) -> dict[str, Any]:
-    """The results of runs that differ from the stored ones."""
     expected = json.loads(RESULTS_FILE.read_text())[name]
-    assert expected.keys() == {run for run, _ in load_recorded_runs()}
-    results = {run: compute_verdicts(policy, observations) for run, observations in runs}
-    return {run: result for run, result in results.items() if result != expected[run]}
+    results = {run: compute_verdicts(policy, observations) for run, observations in load_recorded_runs()}
+    assert {run: results[run] for run in results if results[run] != expected[run]} == {}
+    assert results.keys() == expected.keys()
 
 
 def write_results() -> None:
