@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -34,6 +35,10 @@ gc.disable()  # until all tests are collected, because imported modules are neve
 
 os.environ["EVALSTOP_HELD_OUT_SHARE"] = "0"  # no random hold-outs, except in tests of them
 os.environ["EVALSTOP_WEBHOOK_NETWORKS"] = "127.0.0.0/8,::1/128"  # the addresses of the test receivers
+
+# A service that `make run` started in this folder left its encryption key in the default data folder.
+DATA_FOLDER = tempfile.TemporaryDirectory(prefix="evalstop-tests-")
+os.environ["EVALSTOP_DATA_FOLDER"] = DATA_FOLDER.name
 
 # A shell that starts the tests in the background makes them and their child processes ignore SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -121,8 +126,9 @@ def pytest_runtest_teardown() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Close the committers that tests share."""
+    """Close the committers that tests share, and remove their data folder."""
     committers.close_all_committers()
+    DATA_FOLDER.cleanup()
 
 
 def pytest_collection_finish() -> None:
