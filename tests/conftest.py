@@ -53,6 +53,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("thorough", settings.get_profile("tests"), derandomize=False, max_examples=600)
+settings.register_profile("nightly", settings.get_profile("tests"), max_examples=100)
 settings.register_profile("quick", settings.get_profile("tests"), max_examples=5)  # used by `make check`
 settings.load_profile("tests")
 
