@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import posixpath
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
 
 import httpx
 import numpy as np
@@ -19,7 +22,9 @@ from evalstop_client import Run, Summary
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.eval_request import answer_requests, compare_scores
 from evalstop_client.receivers.evaluator.command import evaluate, fill_command
-from evalstop_client.receivers.evaluator.evaluation import EvaluationFailed, check_places, read_scores
+from evalstop_client.receivers.evaluator.evaluation import EvaluationFailed, check_places, check_uri, read_scores
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.clients.programs import wait_until
 from tests.clients.real_service import Project, find_eval_request
@@ -175,16 +180,54 @@ def test_evaluation_is_killed_after_its_timeout() -> None:
         run_python(code, timeout_seconds=0.5)
 
 
-@pytest.mark.parametrize("uri", ["--help", "s3://other/1", "file:///ours/../theirs", "file:///ours/a\nb", ""])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *(
+            "--help",
+            "s3://other/1",
+            "file:///ours/../theirs",
+            "file:///ours/a\nb",
+            "",
+            "s3://runs-evil/x",
+            "s3://runs@evil/x",
+        ),
+        *("file:///ours/%2e%2E/theirs", "file:///ours/..%2ftheirs", "file:///ours/%252e%252e/theirs", "s3://runs%2f/x"),
+        *(
+            "file:///ours/%%32e%%32e/theirs",
+            "file:///ours/.%5c/x",
+            "file:///ours\\..\\x",
+            "file:///ours/a%00",
+            "S3://runs/x",
+        ),
+        *("file:///ours/%c0%ae%c0%ae/x", "file:///oursx", "s3://RUNS/x", "file://evil/ours/x", "http://s3://runs/x"),
+    ],
+)
 def test_only_allowed_prefixes_are_loaded(uri: str) -> None:
     """Whoever reports a run names its checkpoints, and loading one may run its code."""
-    with pytest.raises(EvaluationFailed, match="does not begin"):
-        fill_command(["eval", "{checkpoint}"], uri, 1, 1, ["file:///ours/"])
+    with pytest.raises(EvaluationFailed, match=r"is not below|has a"):
+        fill_command(["eval", "{checkpoint}"], uri, 1, 1, ["file:///ours/", "s3://runs"])
     assert fill_command(["eval", "--at={checkpoint}", "{n}x{seed}"], "file:///ours/{n}", 8, 7, ["file:///ours/"]) == [
         "eval",
         "--at=file:///ours/{n}",
         "8x7",
     ]
+
+
+@given(
+    st.lists(st.sampled_from(["..", ".", "/", "%", "2", "5", "e", "f", "E", "F", "C", "c", "\\", "x", "@", "%20", "~"]))
+)
+def test_allowed_checkpoint_stays_below_its_prefix_however_often_it_is_decoded(pieces: list[str]) -> None:
+    """Neither the text nor what a program decodes from it names a place outside of the prefix."""
+    uri = "file:///ours" + "".join(pieces)
+    try:
+        check_uri(uri, ["file:///ours"])
+    except EvaluationFailed:
+        return
+    for _ in range(len(uri)):
+        path = posixpath.normpath(url2pathname(urlsplit(uri.replace("\\", "/")).path))
+        assert path == "/ours" or path.startswith("/ours/")
+        uri = unquote(uri)
 
 
 def test_checkpoint_placeholder_in_a_script_is_an_error() -> None:

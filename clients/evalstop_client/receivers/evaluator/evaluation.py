@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from evalstop_client.errors import ConfigurationError, EvalStopError
 from evalstop_client.eval_request import Scores, Summary
@@ -14,6 +15,7 @@ MAX_OUTPUT_BYTES = 16 * 2**20
 MAX_SCORES = 1_000_000
 PLACES = ("{checkpoint}", "{n}", "{seed}")
 URI = re.compile(r"[A-Za-z0-9_/.][\x21-\x7e]{0,4095}", re.ASCII)
+ENCODED_SEPARATOR = re.compile("%(?:2e|2f|5c)", re.IGNORECASE)
 
 
 class EvaluationFailed(EvalStopError):
@@ -37,8 +39,27 @@ def check_uri(uri: str, prefixes: Sequence[str]) -> None:
 
     Anyone who may report a run names its checkpoints, and loading a checkpoint may run code in it.
     """
-    if not URI.fullmatch(uri) or ".." in uri or not uri.startswith(tuple(prefixes)):
-        raise EvaluationFailed(f"the checkpoint {uri[:200]!r} does not begin with {' or '.join(prefixes)}")
+    if not URI.fullmatch(uri) or not any(_lies_below(uri, prefix) for prefix in prefixes):
+        raise EvaluationFailed(f"the checkpoint {uri[:200]!r} is not below {' or '.join(prefixes)}")
+    if _leads_elsewhere(uri):
+        raise EvaluationFailed(f"the checkpoint {uri[:200]!r} has a `..`, a backslash, or an encoded dot or slash")
+
+
+def _lies_below(uri: str, prefix: str) -> bool:
+    """Whether the text begins with the prefix and a `/`, so that `s3://runs` does not admit `s3://runs-of-others/x`."""
+    return prefix != "" and (uri == prefix or uri.startswith(prefix if prefix.endswith("/") else f"{prefix}/"))
+
+
+def _leads_elsewhere(uri: str) -> bool:
+    """Whether a program that decodes the URI, once or more often, could find another place than its text names."""
+    while True:
+        # U+FFFD stands for bytes that are no UTF-8, which careless decoders read as dots and slashes.
+        if ".." in uri or "\\" in uri or "\ufffd" in uri or not uri.isprintable() or ENCODED_SEPARATOR.search(uri):
+            return True
+        decoded = unquote(uri)
+        if decoded == uri:
+            return False
+        uri = decoded
 
 
 def check_places(where: str, arguments: Sequence[str]) -> None:
