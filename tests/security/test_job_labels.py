@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -56,6 +57,49 @@ def test_another_key_cannot_change_the_job_of_a_run(project: ServedProject, labe
     assert read_labels(trainer, run) == JOB
     expect_json(other.post("/api/v1/runs", json={"name": "r", "resume": "must", "labels": {"note": "seen"}}), 200)
     assert read_labels(trainer, run) == JOB | {"note": "seen"}
+
+
+@pytest.mark.parametrize(
+    ("terms", "kept"),
+    [
+        ({"labels": {"slurm_job_id": "9"}}, "label slurm_job_id"),
+        ({"policy": "default"}, "policy"),
+        ({"mode": "shadow"}, "mode"),
+        ({"total_steps": 7}, "total_steps"),
+        ({"labels": {"max_steps": "7"}}, "total_steps"),
+        ({"resume": "must", "job": "mine"}, "job"),
+    ],
+)
+def test_another_key_changes_no_terms_of_a_run_without_observations(
+    project: ServedProject, terms: dict[str, Any], kept: str
+) -> None:
+    """From its opening on a run belongs to its key: others attach on its terms, and changes by its key are audited."""
+    owner, other = (project.open_client("ingest", name=name) for name in ("trainer", "other"))
+    opening = {"name": "r", "labels": JOB, "policy": "paper", "mode": "enforce", "total_steps": 100}
+    run = expect_json(owner.post("/runs", json=opening), 201)
+    assert kept in expect_problem(other.post("/runs", json={"name": "r"} | terms), 409)["detail"]
+    attached = expect_json(other.post("/runs", json=opening | {"labels": {"slurm_job_id": "4711"}}), 200)
+    shown = ("id", "labels", "policy", "mode", "total_steps")
+    assert {name: attached[name] for name in shown} == {name: run[name] for name in shown}
+    expect_json(owner.post("/runs", json={"name": "r"} | terms), 200)
+    entries = expect_json(project.open_client().get("/audit"), 200)["items"]
+    changes = [
+        entry for entry in entries if entry["action"] in {"run.job_changed", "run.terms_changed", "run.length_changed"}
+    ]
+    assert {entry["actor"] for entry in changes} == {"key trainer"}
+
+
+def test_another_key_changes_no_length_by_mlflow_or_kubeflow(project: ServedProject) -> None:
+    """Tags and progress reports of another key are refused; a param is stored and changes no length."""
+    owner, other = (project.open_client("ingest", name=name, path="") for name in ("trainer", "other"))
+    run = expect_json(owner.post("/api/v1/runs", json={"name": "r", "total_steps": 100}), 201)["id"]
+    tags = "/mlflow/api/2.0/mlflow/runs"
+    tag = {"run_id": run, "key": "max_steps", "value": "7"}
+    assert other.post(f"{tags}/set-tag", json=tag).status_code == 409
+    report = {"trainerStatus": {"metrics": [{"name": "total_steps", "value": "7"}]}}
+    assert other.post("/api/v1/kubeflow/r", json=report).status_code == 409
+    expect_json(other.post(f"{tags}/log-parameter", json=tag), 200)
+    assert expect_json(owner.get(f"/api/v1/runs/{run}"), 200)["total_steps"] == 100
 
 
 def test_own_key_or_admin_changes_the_job_of_a_run(project: ServedProject) -> None:

@@ -23,7 +23,7 @@ from evalstop_service.evaluation import cases
 from evalstop_service.ingest.open_request import OpenRequest as OpenRequest
 from evalstop_service.ingest.open_request import Resume as Resume
 from evalstop_service.ingest.open_request import apply_limits
-from evalstop_service.ingest.run_terms import refuse_other_job, refuse_other_terms
+from evalstop_service.ingest.run_terms import list_other_terms, refuse_other_key, refuse_other_terms
 from evalstop_service.projects import policies
 from evalstop_service.rules.eval_changes import MOST_CHANGES, EvalChange
 from evalstop_service.rules.labels import find_objection, list_job_changes
@@ -122,25 +122,28 @@ def relabel_run(
         labels = change_labels(run.labels)
         if labels == run.labels:
             return run
-        opened_by = refuse_other_job(tx, run, labels, key, now)
+        total_steps = find_total_steps(labels)
+        plans = total_steps != find_total_steps(run.labels)
+        terms = [*_name_labels(run, labels), *(["total_steps"] if plans else [])]
+        opened_by = refuse_other_key(tx, run, terms, key, now)
         _record_job_change(tx, run, labels, actor, now)
         changed = replace(run, labels=labels, opened_by=opened_by, version=run.version + 1, updated_at=now)
-        total_steps = find_total_steps(labels)
-        if total_steps != find_total_steps(run.labels):
+        if plans:
             changed = _change_plan(tx, changed, total_steps, actor, now)
         runs.save_run(tx, changed)
         return changed
 
 
 def tell_total_steps(
-    database: Database, project_id: UUID, run_id: UUID, total_steps: int, actor: str, now: datetime
+    database: Database, project_id: UUID, run_id: UUID, total_steps: int, actor: str, now: datetime, key: Key
 ) -> None:
-    """Set the planned length of a run. Raises NotFound, and Conflict if it was pruned."""
+    """Set the planned length of a run. Raises NotFound, and Conflict if it was pruned or belongs to another key."""
     with database.transaction() as tx:
         run = runs.lock_run(tx, project_id, run_id)
         refuse_pruned_run(run)
         if run.total_steps != total_steps:
-            changed = replace(run, version=run.version + 1, updated_at=now)
+            opened_by = refuse_other_key(tx, run, ["total_steps"], key, now)
+            changed = replace(run, opened_by=opened_by, version=run.version + 1, updated_at=now)
             runs.save_run(tx, _change_plan(tx, changed, total_steps, actor, now))
 
 
@@ -246,7 +249,7 @@ def _find_run(tx: Transaction, project_id: UUID, request: OpenRequest) -> Run | 
 def _update_run(tx: Transaction, project: Project, run: Run, request: OpenRequest, now: datetime) -> Run:
     """Update the run, which is locked, and set it running.
 
-    1. Refuse what contradicts the stored observations: pruned details, other metrics, other terms.
+    1. Refuse what contradicts the stored observations, and other terms from another key than the run's.
     2. A job that resumes a run becomes its job.
     3. Raise its version, so that replicas with the run in their cache reload it; a new policy, length or
        measurement of the eval also rebuilds the state of its detectors.
@@ -269,7 +272,10 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
         refuse_other_terms(run, request)
     fill_description(tx, run, request.description, now)
     labels = _merge_labels(run.labels, request.labels or {})
-    opened_by = refuse_other_job(tx, run, labels, request.key, now)
+    terms = list_other_terms(run, request)
+    opened_by = refuse_other_key(tx, run, [*terms, *_name_labels(run, labels)], request.key, now)
+    if terms:
+        _record_other_terms(tx, run, request, terms, now)
     _record_job_change(tx, run, labels, request.actor, now)
     next_step = 0 if run.last_step is None else run.last_step + 1
     changed = replace(
@@ -349,9 +355,26 @@ def _record_opening(tx: Transaction, run: Run, request: OpenRequest, action: str
     audit.record_action(tx, run.project_id, request.actor, action, f"run {run.name}", details, now)
 
 
+def _name_labels(run: Run, labels: dict[str, str]) -> list[str]:
+    """The changed labels by which a run may identify another job, as errors name them."""
+    return [f"label {name}" for name in list_job_changes(run.labels, labels)]
+
+
+def _record_other_terms(tx: Transaction, run: Run, request: OpenRequest, terms: list[str], now: datetime) -> None:
+    """Record policy, mode and job that replace those of a run; `_change_plan` records its length."""
+    earlier = {"policy": f"{run.policy_name}@{run.policy_version}", "mode": run.mode, "job": run.job}
+    changed = [name for name in terms if name in earlier]
+    if changed:
+        details = {
+            "before": {name: earlier[name] for name in changed},
+            "after": {name: getattr(request, name) for name in changed},
+        }
+        audit.record_action(tx, run.project_id, request.actor, "run.terms_changed", f"run {run.name}", details, now)
+
+
 def _record_job_change(tx: Transaction, run: Run, labels: dict[str, str], actor: str, now: datetime) -> None:
-    """Record changed labels by which a run with observations may identify another job."""
-    if run.has_begun and (changed := list_job_changes(run.labels, labels)):
+    """Record changed labels by which a run may identify another job."""
+    if changed := list_job_changes(run.labels, labels):
         details = {
             when: {name: job_labels.get(name, "")[:_SHOWN_CHARACTERS] for name in changed[:_SHOWN_LABELS]}
             for when, job_labels in (("before", run.labels), ("after", labels))

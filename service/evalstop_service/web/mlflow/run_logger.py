@@ -131,7 +131,12 @@ class RunLogger:
             self._forwarder.enqueue(ForwardedRequest(self.project_id, run_id, path, msgspec.json.encode(body)))
 
     def _tell_total_steps(self, run_id: UUID, total_steps: int) -> None:
-        open_run.tell_total_steps(self.database, self.project_id, run_id, total_steps, self.actor, self.now)
+        try:
+            open_run.tell_total_steps(
+                self.database, self.project_id, run_id, total_steps, self.actor, self.now, self.key
+            )
+        except Conflict:  # another key's run keeps its length; to refuse the param would end the training
+            self._count_dropped("total_steps")
 
     def _count_dropped(self, kind: str, count: int = 1) -> None:
         if count:
