@@ -24,7 +24,8 @@ from evalstop_service.web.fair_shares import Places
 from tests.fixtures.projects import create_project
 from tests.security.served_project import ServedProject, serve_project
 from tests.service.concurrency import wait_until
-from tests.service.web.api.api_calls import create_decision, expect_json, expect_problem
+from tests.service.web.api.api_calls import call_route, create_decision, create_resources, expect_json, expect_problem
+from tests.service.web.api.routes import ROUTES
 
 STOP_EVENTS = {"event_types": ["run.stop_requested"]}
 
@@ -61,7 +62,22 @@ def test_key_bound_to_an_endpoint_reports_its_stops_only(project: ServedProject,
     expect_problem(receiver.post(f"/decisions/{decision}/veto", json={"actor": "r", "reason": "x"}), 403)
     run = expect_json(admin.get(f"/decisions/{decision}"), 200)["run_id"]
     expect_json(receiver.get(f"/runs/{run}/checkpoints"), 200)
+    expect_problem(other_receiver.get(f"/runs/{run}/checkpoints"), 403)
     assert expect_json(receiver.post(f"/decisions/{decision}/report", json=report), 200)["state"] == "confirmed"
+
+
+def test_key_bound_to_an_endpoint_opens_nothing_else(project: ServedProject, admin: httpx.Client) -> None:
+    """On every route a `report` key whose endpoint has nothing to do with the resources gets a 403, but for itself."""
+    resources = create_resources(admin)
+    own = expect_json(admin.post("/pull/endpoints", json=STOP_EVENTS | {"name": "own"}), 201)["id"]
+    receiver = project.open_client_with_key(project.create_key("report", endpoint_ids=(UUID(own),)))
+    answers = {route: call_route(receiver, route, resources) for route in ROUTES}
+    opened = {route for route, response in answers.items() if response.status_code not in (403, 404)}
+    assert opened == {("GET", "/key")}, {route: answers[route].text for route in opened}
+    for path in ("experiments/search", "runs/search", "runs/create"):
+        assert receiver.post(f"{project.url}/mlflow/api/2.0/mlflow/{path}", json={}).status_code == 403
+    (request,) = expect_json(admin.get("/eval-requests"), 200)["items"]
+    assert request["answered_at"] is None
 
 
 def test_only_a_report_key_of_this_project_can_be_bound(project: ServedProject, admin: httpx.Client) -> None:

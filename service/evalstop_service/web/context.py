@@ -67,10 +67,10 @@ class Caller:
     key: Key
     project_id: UUID
 
-    def require_endpoint(self, endpoint_id: UUID) -> None:
-        """Raise Problem when the key is bound to other endpoints."""
-        if self.key.endpoint_ids and endpoint_id not in self.key.endpoint_ids:
-            raise Problem(403, ProblemKind.SCOPE_MISSING, "the key is bound to other endpoints")
+    def require_endpoint(self, *endpoint_ids: UUID) -> None:
+        """Raise Problem when the key is bound to endpoints and none of these is among them."""
+        if self.key.endpoint_ids and set(self.key.endpoint_ids).isdisjoint(endpoint_ids):
+            raise Problem(403, ProblemKind.SCOPE_MISSING, "the key is bound to endpoints, and this belongs to others")
 
     @property
     def actor(self) -> str:
@@ -177,8 +177,12 @@ def hold_place(request: Request, places: Places, sender: str) -> None:
     request.scope[HELD_PLACES].enter_context(places.hold(sender))
 
 
-def may(*scopes: str, share: Callable[[FairShares], Places] = _requests) -> Callable[..., Awaitable[Caller]]:
+def may(
+    *scopes: str, share: Callable[[FairShares], Places] = _requests, bound: bool = False
+) -> Callable[..., Awaitable[Caller]]:
     """A dependency: the caller, if the key is bound to a project and has one of the scopes (or `admin`).
+
+    Keys that are bound to endpoints are refused unless `bound`: the route then checks the endpoint itself.
 
     The request counts against its key's share until it is answered, except on decision paths: a veto must be accepted
     whatever else its key requests.
@@ -186,6 +190,8 @@ def may(*scopes: str, share: Callable[[FairShares], Places] = _requests) -> Call
 
     async def caller(key: AnyKey, request: Request) -> Caller:
         granted = allowed(key, *scopes)
+        if key.endpoint_ids and not bound:
+            raise Problem(403, ProblemKind.SCOPE_MISSING, "the key is bound to endpoints, and this belongs to none")
         refuse_unknown_parameters(request)
         if share is not _requests or not is_decision_path(request.scope["path"]):
             hold_place(request, share(read_context(request).shares), granted.sender)
@@ -217,11 +223,12 @@ Read = Annotated[Caller, Depends(may("read"))]
 ReadOrIngest = Annotated[Caller, Depends(may("read", "ingest", share=lambda shares: shares.reports))]
 IngestOrReport = Annotated[Caller, Depends(may("ingest", "report", "operate", share=lambda shares: shares.reports))]
 AnyScope = Annotated[Caller, Depends(may("read", "ingest", "report", "operate"))]
+AnyScopeOrBound = Annotated[Caller, Depends(may("read", "ingest", "report", "operate", bound=True))]
 Operate = Annotated[Caller, Depends(may("operate"))]
-Report = Annotated[Caller, Depends(may("report", "operate"))]
-Receiver = Annotated[Caller, Depends(may("report", "operate", share=lambda shares: shares.pulls))]
+Report = Annotated[Caller, Depends(may("report", "operate", bound=True))]
+Receiver = Annotated[Caller, Depends(may("report", "operate", share=lambda shares: shares.pulls, bound=True))]
 """The caller of a request that waits for an event without holding a thread."""
-ReadOrReport = Annotated[Caller, Depends(may("read", "report"))]
+ReadOrReport = Annotated[Caller, Depends(may("read", "report", bound=True))]
 Admin = Annotated[Caller, Depends(may("admin"))]
 
 

@@ -135,11 +135,12 @@ def read_stop_reach(tx: Transaction, run_id: UUID, decision_id: UUID) -> StopRea
     return StopReach(addressed=count > 0, tried=attempts > 0, refusal=None if open_or_taken else refusal)
 
 
-def list_stop_endpoints(tx: Transaction, run_id: UUID, decision_id: UUID) -> frozenset[UUID]:
-    """The endpoints that a decision's stop is or was addressed to."""
-    query = sa.select(deliveries.c.endpoint_id).where(
-        deliveries.c.run_id == run_id, deliveries.c.event_id.in_(select_stops(run_id, decision_id))
-    )
+def list_stop_endpoints(tx: Transaction, run_id: UUID, decision_id: UUID | None = None) -> frozenset[UUID]:
+    """The endpoints that a decision's stop, or without a decision any stop of the run, is or was addressed to."""
+    stops = sa.select(events.c.id).where(events.c.run_id == run_id, events.c.type.in_(REQUEST_EVENTS))
+    if decision_id is not None:
+        stops = select_stops(run_id, decision_id)
+    query = sa.select(deliveries.c.endpoint_id).where(deliveries.c.run_id == run_id, deliveries.c.event_id.in_(stops))
     return frozenset(tx.execute(query).scalars())
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from evalstop_service.ingest import CheckpointSaved, Message
 from evalstop_service.rules.fields import Body, Plain
 from evalstop_service.store import checkpoints, runs
+from evalstop_service.store.queue import outbox
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Items, RunId, Step, Time
 from evalstop_service.web.context import Commit, Db, Ingest, ReadOrReport
@@ -58,7 +59,12 @@ def register_checkpoint(
 
 @router.get("")
 def list_checkpoints(run_id: RunId, caller: ReadOrReport, database: Db) -> Items[CheckpointOut]:
-    """The run's checkpoints by ascending step, without superseded ones."""
+    """The run's checkpoints by ascending step, without superseded ones.
+
+    A key bound to endpoints sees those of runs whose stop was sent to its endpoints.
+    """
     with database.reading() as tx:
         runs.load_run(tx, caller.project_id, run_id)
+        if caller.key.endpoint_ids:
+            caller.require_endpoint(*outbox.list_stop_endpoints(tx, run_id))
         return Items[CheckpointOut].model_validate({"items": checkpoints.list_checkpoints(tx, run_id)})

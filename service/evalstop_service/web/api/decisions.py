@@ -31,8 +31,6 @@ from evalstop_service.web.api.run_views import (
 )
 from evalstop_service.web.api.schemas import ActionIn, Cursor, DecisionId, Limit, OutcomeIn, Page
 from evalstop_service.web.context import Caller, Db, Now, Operate, Read, Report
-from evalstop_service.web.problem_kinds import ProblemKind
-from evalstop_service.web.problems import Problem
 
 router = APIRouter(prefix="/decisions", tags=["decisions"], route_class=JsonRoute)
 
@@ -186,14 +184,10 @@ def _apply_command(
 
 def _require_addressed(database: Database, caller: Caller, decision_id: UUID) -> None:
     """Raise Problem when the key is bound to endpoints that the stop was not sent to."""
-    if not caller.key.endpoint_ids:
-        return
-    with database.reading() as tx:
-        decision = decisions.load_decision(tx, caller.project_id, decision_id)
-        if outbox.list_stop_endpoints(tx, decision.run_id, decision.id).isdisjoint(caller.key.endpoint_ids):
-            raise Problem(
-                403, ProblemKind.SCOPE_MISSING, "the key is bound to endpoints that this stop was not sent to"
-            )
+    if caller.key.endpoint_ids:
+        with database.reading() as tx:
+            decision = decisions.load_decision(tx, caller.project_id, decision_id)
+            caller.require_endpoint(*outbox.list_stop_endpoints(tx, decision.run_id, decision.id))
 
 
 def _load_view(database: Database, project_id: UUID, decision_id: UUID) -> DecisionOut:

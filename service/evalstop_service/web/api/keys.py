@@ -16,7 +16,7 @@ from evalstop_service.store.keys import KeyLimits
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
 from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Scope, Time
-from evalstop_service.web.context import Admin, AnyScope, Db, Keys, Now
+from evalstop_service.web.context import Admin, AnyScopeOrBound, Db, Keys, Now
 
 NETWORK = r"^[0-9A-Fa-f:.]+(/[0-9]+)?$"
 
@@ -78,7 +78,7 @@ class NewKeyOut(KeyOut):
 
 
 @router.get("/key")
-def get_own_key(caller: AnyScope) -> KeyOut:
+def get_own_key(caller: AnyScopeOrBound) -> KeyOut:
     """The key of the request, with its scopes and expiry."""
     return KeyOut.model_validate(caller.key)
 
