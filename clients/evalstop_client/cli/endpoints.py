@@ -9,12 +9,6 @@ from evalstop_client.errors import NotFound
 from evalstop_client.reading.api import Api, is_id
 from evalstop_client.service import Json
 
-STOPS = ["run.stop_requested", "run.stop_escalated", "run.resume_requested"]
-"""The event types that a receiver acts on."""
-
-NEWS = ["run.stop_on_hold", "run.stopped", "run.stop_failed", "run.stale"]
-"""The default event types of endpoints for people: a stop, and what needs a person."""
-
 PULL = "pull:"
 """Prefix of the names of pull endpoints in lists."""
 
@@ -29,11 +23,12 @@ def add_to(commands: Subcommands, text: str) -> None:
         help="URL of the receiver, such as https://receiver.example:9000/; pull:NAME if it fetches its events",
     )
     adding.add_argument(
-        "--event",
-        action="append",
-        metavar="TYPE",
-        help="types of events to send; * for all that require no action (default: those that a receiver acts on; with "
-        f"a format for people {', '.join(NEWS)})",
+        "--event", action="append", metavar="TYPE", help="types of events to send; * for all that require no action"
+    )
+    adding.add_argument(
+        "--preset",
+        metavar="NAME",
+        help="the types for receiver, parking_receiver, owner, team or on_call (default: what suits URL and format)",
     )
     adding.add_argument("--format", default="standard", help="slack, teams or email: messages for people")
     for name, run in (("test", send_test), ("rm", remove_endpoint)):
@@ -58,7 +53,7 @@ def list_endpoints(options: argparse.Namespace) -> int:
 def add_endpoint(options: argparse.Namespace) -> int:
     """Add an endpoint and print its signing secret, which cannot be shown again."""
     signs = options.format == "standard"
-    connection, events = connect(options).connection, {"event_types": options.event or (STOPS if signs else NEWS)}
+    connection, events = connect(options).connection, {"event_types": options.event, "preset": options.preset}
     if options.address.startswith(PULL):
         made = connection.post("/pull/endpoints", {"name": options.address.removeprefix(PULL), **events})
     else:

@@ -218,6 +218,9 @@ def _raise_refusal(instructions: Sequence[Instruction]) -> None:
 def _carry_out(
     tx: Transaction, project: Project, run: Run, decision: Decision, instructions: Sequence[Instruction], now: datetime
 ) -> None:
+    hours_left = None
+    if any(isinstance(instruction, decision_lifecycle.Announce) for instruction in instructions):
+        hours_left = cases.estimate_hours_left(tx, run, decision)
     for instruction in instructions:
         match instruction:
             case decision_lifecycle.Record():
@@ -227,6 +230,7 @@ def _carry_out(
             case decision_lifecycle.Announce(event_type, data, due_at):
                 # An event that waits for the end of the veto window is announced when the decision is requested.
                 as_sent = replace(decision, state=DecisionState.REQUESTED) if due_at is not None else decision
+                data = data | {"gpu_hours_left": hours_left}
                 events.announce_run_event(tx, event_type, project, run, now, decision=as_sent, due_at=due_at, **data)
 
 

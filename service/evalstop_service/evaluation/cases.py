@@ -68,6 +68,16 @@ def remove_case(tx: Transaction, run: Run) -> None:
     cases.delete_case(tx, run.id, run.attempt)
 
 
+def estimate_hours_left(tx: Transaction, run: Run, decision: Decision) -> float | None:
+    """The GPU-hours of the steps after a decision, at the pace until then; None: not known."""
+    gpus = read_gpus(run.labels)
+    if gpus is None or run.total_steps is None:
+        return None
+    start = runs.get_attempt(tx, run.id, decision.attempt)
+    hours = _GpuHours(gpus, start.started_at, start.resumed_from_step or 0, decision.created_at, 0.0)
+    return hours.of_steps(decision, run.total_steps - decision.step)
+
+
 def _derive_outcome(
     tx: Transaction, run: Run, decision: Decision | None, before: Outcome | None, now: datetime
 ) -> Outcome | None:
@@ -256,7 +266,7 @@ class _GpuHours:
             return after
         if total_steps is None:
             return None
-        remaining_hours = self._of_steps(decision, total_steps - decision.step)
+        remaining_hours = self.of_steps(decision, total_steps - decision.step)
         return None if remaining_hours is None or after is None else max(remaining_hours - after, 0.0)
 
     def lost(self, decision: Decision, outcome: str) -> float | None:
@@ -267,9 +277,9 @@ class _GpuHours:
             return None if self.gpus is None else 0.0
         checkpoint = decision.best_checkpoint
         resumed_at = max(checkpoint.step, self.first_step) if checkpoint else self.first_step
-        return self._of_steps(decision, decision.step - resumed_at)
+        return self.of_steps(decision, decision.step - resumed_at)
 
-    def _of_steps(self, decision: Decision, steps: int) -> float | None:
+    def of_steps(self, decision: Decision, steps: int) -> float | None:
         """The hours of this many steps, at the pace of the attempt until the decision."""
         hours_spent, steps_done = self._between(self.started_at, decision.created_at), decision.step - self.first_step
         return hours_spent * max(steps, 0) / steps_done if hours_spent is not None and steps_done > 0 else None

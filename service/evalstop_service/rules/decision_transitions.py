@@ -294,13 +294,17 @@ def _open_veto_window(
     timeouts: Timeouts,
     details: dict[str, Any] | None = None,
 ) -> Transition:
-    """Carry the stop out: start its veto window, or request it at once if there is none."""
+    """Carry the stop out: start its veto window and tell people, or request it at once if there is none."""
     due_at = at + timedelta(seconds=max(timeouts.veto_window_seconds, 0.0))
     announce = Announce(_request_type(lifecycle), due_at=due_at if due_at > at else None)
     lifecycle = replace(lifecycle, state=DecisionState.PENDING, due_at=due_at, deadline_at=None)
     if due_at == at:
         lifecycle = _await_report(lifecycle, DecisionState.REQUESTED, at, timeouts)
-    return lifecycle, [Record(lifecycle.state, actor, reason, details or {}), announce]
+    record = Record(lifecycle.state, actor, reason, details or {})
+    if lifecycle.state is DecisionState.REQUESTED:
+        return lifecycle, [record, announce]
+    pending = EventType.STOP_PENDING if lifecycle.action is Action.STOP else EventType.PARK_PENDING
+    return lifecycle, [record, announce, Announce(pending)]
 
 
 def _request_type(lifecycle: Lifecycle) -> EventType:

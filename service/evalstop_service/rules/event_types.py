@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -10,10 +11,12 @@ class EventType(StrEnum):
 
     SUSPECTED = "run.suspected"
     EVAL_REQUESTED = "run.eval_requested"
+    STOP_PENDING = "run.stop_pending"
     STOP_REQUESTED = "run.stop_requested"
     STOP_ON_HOLD = "run.stop_on_hold"
     STOP_ESCALATED = "run.stop_escalated"
     STOPPED = "run.stopped"
+    PARK_PENDING = "run.park_pending"
     PARK_REQUESTED = "run.park_requested"
     PARKED = "run.parked"
     PARK_OVERDUE = "run.park_overdue"
@@ -38,27 +41,62 @@ STOP_EVENTS = (EventType.STOP_REQUESTED, EventType.STOP_ESCALATED)
 REQUEST_EVENTS = (*STOP_EVENTS, EventType.PARK_REQUESTED)
 """Events that ask a receiver to end or to park a job."""
 
+PENDING_EVENTS = (EventType.STOP_PENDING, EventType.PARK_PENDING)
+"""Events that tell people of a stop while they can veto it."""
+
 URGENT_EVENTS = frozenset({*REQUEST_EVENTS, EventType.RESUME_REQUESTED})
 """Events that ask a receiver to act: they do not wait behind other events of their run."""
 
+
+@dataclass(frozen=True)
+class Preset:
+    """The event types of one kind of endpoint; `purpose` completes "for ..."."""
+
+    purpose: str
+    event_types: tuple[EventType, ...]
+
+
 PRESETS = {
-    "receiver": (*STOP_EVENTS, EventType.RESUME_REQUESTED),
-    "parking_receiver": (*REQUEST_EVENTS, EventType.RESUME_REQUESTED),
-    "team": (
-        EventType.SUSPECTED,
-        EventType.STOP_ON_HOLD,
-        EventType.STOPPED,
-        EventType.PARKED,
-        EventType.COMPLETED,
-        EventType.FAILED,
+    "receiver": Preset("a receiver that stops jobs", (*STOP_EVENTS, EventType.RESUME_REQUESTED)),
+    "parking_receiver": Preset("a receiver that can park jobs too", (*REQUEST_EVENTS, EventType.RESUME_REQUESTED)),
+    "owner": Preset(
+        "the owner of each run",
+        (
+            *PENDING_EVENTS,
+            EventType.STOP_ON_HOLD,
+            EventType.STOPPED,
+            EventType.PARKED,
+            EventType.PARK_OVERDUE,
+            EventType.STOP_FAILED,
+            EventType.FAILED,
+            EventType.LOST,
+            EventType.METRIC_FAULT,
+        ),
     ),
-    "on_call": (
-        EventType.STOP_ON_HOLD,
-        EventType.STOP_FAILED,
-        EventType.PARK_OVERDUE,
-        EventType.STALE,
-        EventType.LOST,
-        EventType.METRIC_FAULT,
+    "team": Preset(
+        "a team's channel",
+        (
+            EventType.SUSPECTED,
+            *PENDING_EVENTS,
+            EventType.STOP_ON_HOLD,
+            EventType.STOPPED,
+            EventType.PARKED,
+            EventType.STOP_FAILED,
+            EventType.COMPLETED,
+            EventType.FAILED,
+        ),
+    ),
+    "on_call": Preset(
+        "whoever is on call",
+        (
+            *PENDING_EVENTS,
+            EventType.STOP_ON_HOLD,
+            EventType.STOP_FAILED,
+            EventType.PARK_OVERDUE,
+            EventType.STALE,
+            EventType.LOST,
+            EventType.METRIC_FAULT,
+        ),
     ),
 }
-"""The default subscription of each kind of endpoint."""
+"""What each kind of endpoint subscribes to by default: the shell, the API and the pages all offer these."""

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from evalstop_service.errors import Conflict, Invalid
-from evalstop_service.rules.event_types import SUBSCRIBABLE
+from evalstop_service.rules.event_types import PRESETS, SUBSCRIBABLE
 from evalstop_service.rules.quotas import Quota
 from evalstop_service.security.address_policy import AddressPolicy, AddressRefused
 from evalstop_service.security.encryption import Encryption
@@ -21,7 +21,7 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import pull
 from evalstop_service.webhooks.channels import Format
-from evalstop_service.webhooks.email_addresses import SCHEME, is_mail_url
+from evalstop_service.webhooks.email_addresses import OWNER, SCHEME, is_mail_url
 
 MAX_URL_CHARACTERS = 2048
 
@@ -57,6 +57,20 @@ def check_event_type(name: str) -> str:
     if name != "*" and name not in SUBSCRIBABLE:
         raise ValueError(f'"*" for all that require no action, or one of {", ".join(SUBSCRIBABLE)}')
     return name
+
+
+def check_preset(name: str) -> str:
+    """Return the name of a preset; raises ValueError when there is no such preset."""
+    if name not in PRESETS:
+        raise ValueError(f"one of {', '.join(PRESETS)}")
+    return name
+
+
+def choose_preset(url: str, endpoint_format: str) -> str:
+    """The preset of an endpoint whose types are not given."""
+    if endpoint_format == Format.STANDARD:
+        return "receiver"
+    return "owner" if url == SCHEME + OWNER else "team"
 
 
 def create_endpoint(

@@ -34,6 +34,8 @@ class Run(Struct):
     labels: dict[str, str]
     owner: Annotated[str | None, Meta(description="who is notified: an e-mail address, or any name")] = None
     group: Annotated[str | None, Meta(description="the runs that it is compared with")] = None
+    last_step: Annotated[int | None, Meta(description="the highest step observed")] = None
+    total_steps: Annotated[int | None, Meta(description="the planned length")] = None
 
 
 class Decision(Struct):
@@ -125,6 +127,10 @@ class DecisionEvent(_AboutRun, kw_only=True):
     """Something happened to a decision."""
 
     decision: Decision
+    gpu_hours_left: Annotated[
+        float | None,
+        Meta(description="GPU-hours of the steps that are left, which a stop saves; null: not known"),
+    ]
 
 
 class StopOnHold(DecisionEvent, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 from uuid import UUID
@@ -62,6 +62,8 @@ _RUN: dict[str, Any] = {
         {"slurm_job_id": "4711"},
         "dana@example.org",
         "ppo-7b",
+        150,
+        2000,
     ),
     "verdict": Verdict(Call.STOP, 150, 120, "3 evals in a row fell", (_EVIDENCE,), "turned"),
     "best_checkpoint": BestCheckpoint(120, "s3://runs/ppo-7b-seed3/120", 0.71, "smoothed_maximum", 0.698, 0.006),
@@ -82,7 +84,10 @@ _NO_DECISION: dict[str, Any] = {**_RUN, "decision": None}
 def _decided(state: str, action: str = "stop") -> dict[str, Any]:
     return {
         **_RUN,
-        "decision": event_data.Decision(UUID("0199aa11-7777-7b88-9c99-aabbccddeeff"), action, state, 150, _AT),
+        "decision": event_data.Decision(
+            UUID("0199aa11-7777-7b88-9c99-aabbccddeeff"), action, state, 150, _AT + timedelta(minutes=15)
+        ),
+        "gpu_hours_left": 41.5,
     }
 
 
@@ -102,6 +107,12 @@ DECLARATIONS: dict[EventType, Declaration] = {
         "An eval now would show whether the run has stopped improving. A `request` asks for a paired evaluation.",
         "should be evaluated now",
         event_data.EvalRequested(**_NO_DECISION, request=_REQUEST),
+    ),
+    EventType.STOP_PENDING: Declaration(
+        "A veto window opens: the stop goes out at `due_at` unless a person vetoes it. Not sent again if the window is "
+        "extended.",
+        "will be stopped unless somebody vetoes it",
+        event_data.DecisionEvent(**_decided("pending")),
     ),
     EventType.STOP_REQUESTED: Declaration(
         "The receiver must end the job. Sent again, as a new event, if nobody confirms the stop.",
@@ -124,6 +135,11 @@ DECLARATIONS: dict[EventType, Declaration] = {
         event_data.StopReported(
             **_decided("confirmed"), report={"exit_status": -15, "ended_at": "2026-01-01T14:31:30.000000Z"}
         ),
+    ),
+    EventType.PARK_PENDING: Declaration(
+        "A veto window opens: the run is parked at `due_at` unless a person vetoes it.",
+        "will be parked unless somebody vetoes it",
+        event_data.DecisionEvent(**_decided("pending", "park")),
     ),
     EventType.PARK_REQUESTED: Declaration(
         "The receiver must set the job aside, never by force. Sent again, as a new event, if nobody confirms it. An "
@@ -197,6 +213,9 @@ DECLARATIONS: dict[EventType, Declaration] = {
 }
 
 
+_RUN_FIELDS = ("id", "name", "attempt", "labels", "last_step", "total_steps")
+
+
 def announce_run_event(
     tx: Transaction,
     event_type: EventType,
@@ -215,7 +234,7 @@ def announce_run_event(
     description = run_descriptions.load_descriptions(tx, [run.id])[run.id]
     fields = {
         "project": project,
-        "run": {name: getattr(run, name) for name in ("id", "name", "attempt", "labels")}
+        "run": {name: getattr(run, name) for name in _RUN_FIELDS}
         | {"owner": description.owner, "group": description.group},
         "verdict": run.verdict,
         "best_checkpoint": run.best_checkpoint,

@@ -6,12 +6,14 @@ import json
 from datetime import datetime, timedelta
 
 import pytest
+from evalstop_service.clock import rfc3339
 from evalstop_service.decisions import deadlines, transitions
 from evalstop_service.errors import Conflict
 from evalstop_service.rules.decision_lifecycle import DecisionState, Guard, GuardKind, Released, Vetoed
 from evalstop_service.store import due_decisions, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
+from evalstop_service.store.queue import veto_windows
 from evalstop_service.store.runs import Run
 
 from tests.service.concurrency import run_concurrently
@@ -73,6 +75,34 @@ def test_stop_on_hold_is_checked_every_minute(veto_project: ProjectFixture) -> N
     decision = veto_project.load_decision(run)
     assert (decision.state, decision.due_at, decision.deadline_at) == (DecisionState.PENDING, NOW + 4 * MINUTE, None)
     assert load_stop_delivery_states(veto_project) == ["waiting"]
+
+
+def test_people_are_told_of_each_veto_window_once(veto_project: ProjectFixture) -> None:
+    """Each window that opens is announced at once, with what the stop saves, and not when it is only extended; the
+    announcement of a window that closes is no longer sent."""
+    chat = veto_project.add_endpoint(["run.stop_pending"], url="http://127.0.0.1:9/chat")
+    run = veto_project.open_run(labels={"gpus": "8"}, total_steps=24)
+    for step, value in enumerate((0.5, 0.9, 0.8, 0.7, 0.6)):
+        veto_project.post_observations(run, evals(value, start=step), NOW + step * MINUTE)
+    decision = veto_project.load_decision(run)
+    (event,) = veto_project.load_events(run, "run.stop_pending")
+    data = json.loads(event["body"])["data"]
+    assert data["decision"]["due_at"] == rfc3339(decision.due_at)
+    # 8 GPUs took a minute a step.
+    assert data["gpu_hours_left"] == pytest.approx(8 / 60 * (24 - decision.step))
+    with veto_project.database.transaction() as tx:
+        assert veto_windows.extend_windows(tx, decision.due_at, "nothing could be written") == 1
+    assert hold_stop(veto_project, run, NOW + 5 * MINUTE) is not None
+    (delivery,) = (row for row in veto_project.load_rows(tables.deliveries, run) if row["endpoint_id"] == chat.id)
+    assert delivery["state"] == "cancelled"
+    deadlines.process_overdue(veto_project.database, NOW + 7 * MINUTE)
+    assert len(veto_project.load_events(run, "run.stop_pending")) == 2
+
+
+def test_stop_without_a_veto_window_is_not_announced(project: ProjectFixture) -> None:
+    """Without a veto window there is nothing to veto, and no `run.stop_pending`."""
+    run, _ = project.open_declining_run()
+    assert project.load_events(run, "run.stop_pending") == []
 
 
 def test_new_eval_releases_a_stop_without_guards(project: ProjectFixture) -> None:

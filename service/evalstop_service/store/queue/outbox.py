@@ -17,7 +17,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.rules.event_types import REQUEST_EVENTS, URGENT_EVENTS, EventType
+from evalstop_service.rules.event_types import PENDING_EVENTS, REQUEST_EVENTS, URGENT_EVENTS, EventType
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import endpoints, wakeup
 from evalstop_service.store.database import Transaction
@@ -106,7 +106,7 @@ def add_deliveries(
 
 
 def cancel_stop(tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime, reason: str) -> int:
-    """Cancel the waiting deliveries of a decision's stop; returns their number.
+    """Cancel the waiting deliveries of a decision's stop, and of its announcement; returns their number.
 
     A delivery that a worker holds may still arrive. Events that report on the decision, such as `run.stopped`,
     are still delivered.
@@ -145,11 +145,13 @@ def list_stop_endpoints(tx: Transaction, run_id: UUID, decision_id: UUID | None 
 
 
 def select_stops(
-    run_id: UUID | sa.BindParameter[Any], decision_id: UUID | sa.BindParameter[Any]
+    run_id: UUID | sa.BindParameter[Any],
+    decision_id: UUID | sa.BindParameter[Any],
+    types: Iterable[EventType] = REQUEST_EVENTS,
 ) -> sa.Select[tuple[UUID]]:
     """The ids of the events that request a decision's stop."""
     return sa.select(events.c.id).where(
-        events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(REQUEST_EVENTS)
+        events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(types)
     )
 
 
@@ -161,7 +163,7 @@ def _cancel(tx: Transaction, cancel: sa.Update, run_id: UUID, decision_id: UUID,
 def _cancel_stops(*conditions: sa.ColumnElement[bool]) -> sa.Update:
     """Cancels the waiting deliveries of a decision's stop that satisfy the conditions."""
     run_id: sa.BindParameter[Any] = sa.bindparam("of_run")
-    stops = select_stops(run_id, sa.bindparam("of_decision"))
+    stops = select_stops(run_id, sa.bindparam("of_decision"), (*REQUEST_EVENTS, *PENDING_EVENTS))
     waiting = (deliveries.c.run_id == run_id, deliveries.c.state == DeliveryState.WAITING)
     query = sa.select(deliveries.c.id).where(*waiting, deliveries.c.event_id.in_(stops), *conditions)
     # Locked in key order, as workers settle them: otherwise the two can deadlock.

@@ -1,13 +1,13 @@
 """Replays: new deliveries of past events, under their original event ids.
 
 A stop is replayed only while it still holds: the decision is to end the job, and the run has not resumed in a new
-attempt. `run.resume_requested` is replayed only while the stop is taken back. Otherwise a replay could end a job that a
-person let continue.
+attempt. `run.resume_requested` is replayed only while the stop is taken back, `run.stop_pending` only while people can
+veto it. Otherwise a replay could end a job that a person let continue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,7 +16,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import STOPPING, DecisionState
-from evalstop_service.rules.event_types import URGENT_EVENTS, EventType
+from evalstop_service.rules.event_types import PENDING_EVENTS, REQUEST_EVENTS, EventType
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.tables import decisions, events, runs
@@ -66,7 +66,7 @@ def replay_event(tx: Transaction, project_id: UUID, endpoint_id: UUID, event_id:
 
 
 def may_replay(tx: Transaction, project_id: UUID, event_id: UUID) -> bool:
-    """Whether an event may be replayed now. Only stops and resume requests are ever denied: when they no longer
+    """Whether an event may be replayed now. Only events about stops are ever denied: when they no longer
     hold."""
     return bool(_list_holding_events(tx, tx.execute(_select_events(project_id).where(events.c.id == event_id)).all()))
 
@@ -83,14 +83,19 @@ def _send_events(tx: Transaction, endpoint_id: UUID, candidates: Sequence[Any], 
 
 def _list_holding_events(tx: Transaction, candidates: Sequence[Any]) -> list[Any]:
     """The events that still hold; they keep holding until this transaction ends."""
-    states = _lock_states(tx, [event for event in candidates if event.type in URGENT_EVENTS])
+    states = _lock_states(tx, [event for event in candidates if event.type in _HOLDS_IN])
     return [
         event
         for event in candidates
-        if event.type not in URGENT_EVENTS
-        or states.get(event.decision_id)
-        in ({DecisionState.UNDONE} if event.type == EventType.RESUME_REQUESTED else STOPPING)
+        if event.type not in _HOLDS_IN or states.get(event.decision_id) in _HOLDS_IN[event.type]
     ]
+
+
+_HOLDS_IN: dict[str, Collection[DecisionState]] = {
+    **dict.fromkeys(REQUEST_EVENTS, STOPPING),
+    **dict.fromkeys(PENDING_EVENTS, frozenset({DecisionState.PENDING})),
+    EventType.RESUME_REQUESTED: {DecisionState.UNDONE},
+}
 
 
 def _lock_states(tx: Transaction, stops: Sequence[Any]) -> dict[UUID, str]:

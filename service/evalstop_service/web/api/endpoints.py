@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import Field
 
-from evalstop_service.rules.event_types import SUBSCRIBABLE
+from evalstop_service.rules.event_types import PRESETS, SUBSCRIBABLE
 from evalstop_service.rules.fields import Body, Plain, Rule
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
@@ -20,7 +20,14 @@ from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import resend
 from evalstop_service.webhooks.channels import Format
 from evalstop_service.webhooks.endpoint_test import send_test_event
-from evalstop_service.webhooks.endpoints import MAX_URL_CHARACTERS, EndpointChanges, check_event_type, check_url
+from evalstop_service.webhooks.endpoints import (
+    MAX_URL_CHARACTERS,
+    EndpointChanges,
+    check_event_type,
+    check_preset,
+    check_url,
+    choose_preset,
+)
 
 router = APIRouter(prefix="/endpoints", tags=["webhooks"], route_class=JsonRoute)
 
@@ -34,20 +41,36 @@ EventTypes = Annotated[
 ]
 
 
+PresetIn = Annotated[str, Rule(check_preset, {"enum": list(PRESETS)})]
 FormatIn = Annotated[Format, Field(strict=False)]
 
 
-class EndpointIn(Body):
+class Subscription(Body):
+    """What a new endpoint gets."""
+
+    event_types: EventTypes | None = Field(
+        None,
+        description="the types of events that it gets; `*`: all that require no action; null: those of `preset`",
+        examples=[["run.stop_requested"], ["*"]],
+    )
+    preset: PresetIn | None = Field(
+        None,
+        description="whom the endpoint is for: "
+        + "; ".join(f"{name}: {preset.purpose}" for name, preset in PRESETS.items())
+        + "; null: owner for `mailto:owner`, team for formats for people, else receiver",
+    )
+
+    def list_event_types(self, default: str) -> list[str]:
+        """The types that it subscribes to; `default`: the preset if neither types nor a preset are given."""
+        return self.event_types or list(PRESETS[self.preset or default].event_types)
+
+
+class EndpointIn(Subscription):
     """A new endpoint."""
 
     url: Address = Field(
         description="where events are posted; for the format email, mailto:ADDRESS or mailto:owner",
         examples=["https://receiver.example:9000/"],
-    )
-    event_types: EventTypes = Field(
-        ["run.stop_requested"],
-        description="the types of events that it gets; `*`: all that require no action",
-        examples=[["run.stop_requested"], ["*"]],
     )
     format: FormatIn = Field(
         Format.STANDARD, description="standard for receivers; slack, teams (an Adaptive Card) and email for people"
@@ -135,7 +158,12 @@ def create_endpoint(
 ) -> EndpointWithSecret:
     """Create an endpoint for a URL."""
     endpoint = webhooks.create_endpoint(
-        database, caller.author(now), **body.model_dump(), address_policy=address_policy, encryption=encryption
+        *(database, caller.author(now)),
+        url=body.url,
+        event_types=body.list_event_types(choose_preset(body.url, body.format)),
+        format=body.format,
+        address_policy=address_policy,
+        encryption=encryption,
     )
     return view_with_secret(endpoint, encryption)
 

@@ -15,12 +15,11 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from evalstop_service.errors import NotFound
-from evalstop_service.rules.event_types import STOP_EVENTS, URGENT_EVENTS
 from evalstop_service.rules.fields import Body, Integral, Line
 from evalstop_service.store import due_decisions
 from evalstop_service.store.queue import pull, queues
 from evalstop_service.store.queue.attempts import ClaimedDelivery
-from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, view_with_secret
+from evalstop_service.web.api.endpoints import EndpointWithSecret, Subscription, view_with_secret
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, EndpointId, Time
 from evalstop_service.web.context import (
@@ -48,16 +47,11 @@ router = APIRouter(prefix="/pull/endpoints", tags=["webhooks"], route_class=Json
 _TOO_MANY = Problem(503, ProblemKind.TOO_MANY_RECEIVERS, "retry in 10 seconds", headers={"Retry-After": "10"})
 
 
-class PullEndpointIn(Body):
+class PullEndpointIn(Subscription):
     """A new endpoint whose events are fetched."""
 
     name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
         description="name of the receiver, unique in the project", examples=["login-node"]
-    )
-    event_types: EventTypes = Field(
-        [*STOP_EVENTS],
-        description="the types of events that it gets; `*`: all that require no action",
-        examples=[sorted(URGENT_EVENTS)],
     )
 
 
@@ -114,7 +108,10 @@ def create_pull_endpoint(
     body: PullEndpointIn, caller: Admin, database: Db, now: Now, encryption: Secrets
 ) -> EndpointWithSecret:
     """Create an endpoint whose receiver fetches its events; change, rotate and delete it like any other endpoint."""
-    endpoint = endpoints.create_pull_endpoint(database, caller.author(now), **body.model_dump(), encryption=encryption)
+    event_types = body.list_event_types("receiver")
+    endpoint = endpoints.create_pull_endpoint(
+        database, caller.author(now), name=body.name, event_types=event_types, encryption=encryption
+    )
     return view_with_secret(endpoint, encryption)
 
 

@@ -79,15 +79,15 @@ def add_endpoint(
 ) -> Response:
     """Create an endpoint and show its secret once; selected event types take precedence over the preset."""
     url = url.strip()
-    subscribed = event_types or list(PRESETS.get(preset, ()))
+    chosen = {"url": url, "event_types": event_types or None, "preset": preset or None, "format": form}
     try:
-        if not subscribed:
-            raise Invalid("choose at least one event type")
-        fields = parse_form(EndpointIn, {"url": url, "event_types": subscribed, "format": form})
+        fields = parse_form(EndpointIn, chosen)
         endpoint = webhooks.create_endpoint(
             site.database,
             visitor.author(site.clock()),
-            **fields.model_dump(),
+            url=fields.url,
+            event_types=fields.list_event_types(webhooks.choose_preset(fields.url, fields.format)),
+            format=fields.format,
             address_policy=site.context.address_policy,
             encryption=site.context.encryption,
         )
@@ -217,6 +217,7 @@ def _render_webhooks(
         next_page=make_link(_PATH, {**query, "cursor": newest[PAGE - 1].id}) if len(newest) > PAGE else None,
         first_page=make_link(_PATH, query) if cursor else None,
         event_types=SUBSCRIBABLE,
+        presets=PRESETS,
         longest_url=MAX_URL_CHARACTERS,
         **values,
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import msgspec
 from msgspec import Struct
 
-from evalstop_service.rules.event_types import EventType
+from evalstop_service.rules.durations import format_duration
+from evalstop_service.rules.event_types import PENDING_EVENTS, EventType
 from evalstop_service.rules.run_results import BestCheckpoint, Verdict
 from evalstop_service.webhooks.event_data import Decision, Guard, Policy, Project, RolloutStage, Run
 from evalstop_service.webhooks.events import DECLARATIONS
@@ -23,6 +25,7 @@ class _Data(Struct):
     verdict: Verdict | None = None
     best_checkpoint: BestCheckpoint | None = None
     decision: Decision | None = None
+    gpu_hours_left: float | None = None
     guards: list[Guard] = []
     policy: Policy | None = None
     rollout_stage: RolloutStage | None = None
@@ -30,7 +33,7 @@ class _Data(Struct):
 
 class _Event(Struct):
     type: EventType
-    timestamp: str
+    timestamp: datetime
     data: _Data
     url: str | None = None
 
@@ -39,7 +42,7 @@ class _Event(Struct):
 class Message:
     """Texts of one line each. The headline is `before`, the name of the run or policy, and `after`.
 
-    `details`: names and texts. `context`: type, project, time. `url`: the page of the run or policy, if known.
+    `details`: names and texts. `context`: project and time. `url`: the page of the run or policy, if known.
     """
 
     before: str
@@ -63,7 +66,7 @@ def read_message(body: str) -> Message:
         before,
         _to_one_line(name),
         after,
-        tuple((title, _to_one_line(detail)) for title, detail in _list_details(event.data)),
+        tuple((title, _to_one_line(detail)) for title, detail in _list_details(event)),
         tuple(map(_to_one_line, _list_context(event))),
         event.url,
     )
@@ -76,24 +79,45 @@ def _write_headline(event: _Event) -> tuple[str, str, str]:
     if data.policy is not None and data.rollout_stage is not None:
         stage = data.rollout_stage
         return "The policy ", data.policy.name, f" {headline} from {stage.from_stage} to {stage.to}"
-    return f"EvalStop can reach this channel ({event.type})", "", ""
+    return "EvalStop can reach this channel", "", ""
 
 
-def _list_details(data: _Data) -> list[tuple[str, str]]:
-    details = []
+def _list_details(event: _Event) -> list[tuple[str, str]]:
+    """What a person needs in order to decide, the owner first; nothing that only programs read."""
+    data, run, best = event.data, event.data.run, event.data.best_checkpoint
     cause = data.verdict or data.rollout_stage
-    if cause is not None and cause.reason:
-        details.append(("Reason", cause.reason))
-    if data.guards:
-        details.append(("Guards", "; ".join(guard.reason for guard in data.guards)))
-    if data.best_checkpoint is not None:
-        details.append(("Best checkpoint", f"step {data.best_checkpoint.step}, {data.best_checkpoint.uri}"))
-    return details
+    details = {
+        "Owner": run and run.owner,
+        "When": _describe_end(event),
+        "Reason": cause and cause.reason,
+        "Guards": "; ".join(guard.reason for guard in data.guards),
+        "Step": run and _describe_progress(run),
+        "Best checkpoint": best and f"step {best.step:,}, score {best.score:.4g}, {best.uri}",
+        "GPU-hours left": data.gpu_hours_left is not None and f"{data.gpu_hours_left:,.1f}",
+    }
+    return [(title, detail) for title, detail in details.items() if detail]
+
+
+def _describe_end(event: _Event) -> str | None:
+    """When a pending stop goes out, and how long that is from the event."""
+    if event.type not in PENDING_EVENTS or event.data.decision is None:
+        return None
+    due_at = event.data.decision.due_at
+    return f"{_format_time(due_at)}, {format_duration((due_at - event.timestamp).total_seconds())} after this message"
+
+
+def _describe_progress(run: Run) -> str | None:
+    if run.last_step is None:
+        return None
+    return f"{run.last_step:,}" + (f" of {run.total_steps:,} planned" if run.total_steps is not None else "")
 
 
 def _list_context(event: _Event) -> list[str]:
-    parts = [str(event.type), f"project {event.data.project.name}", event.timestamp]
-    return parts + ([f"decision {event.data.decision.id}"] if event.data.decision else [])
+    return [f"project {event.data.project.name}", _format_time(event.timestamp)]
+
+
+def _format_time(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _to_one_line(text: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects.project_settings import QuotasIn
 from evalstop_service.rules.decision_lifecycle import SERVICE
-from evalstop_service.rules.event_types import PRESETS
+from evalstop_service.rules.event_types import PENDING_EVENTS, PRESETS
 from evalstop_service.settings import Settings
 from evalstop_service.store import audit, endpoints, keys, projects
 from evalstop_service.store.audit import Author
@@ -94,7 +94,7 @@ def test_new_endpoint_shows_its_secret_once(pages: AdminPages) -> None:
     for invalid, words in (
         ({"url": "ftp://x"}, "url: an absolute http or https"),
         ({"url": "http://10.0.0.1/"}, "not a public address"),
-        ({"url": url, "event_types": []}, "at least one event type"),
+        ({"url": url, "event_types": [], "preset": "nonsense"}, "one of receiver"),
         ({"url": url, "event_types": ["run.nonsense"]}, "or one of"),
     ):
         text = pages.post("/webhooks/endpoints", 422, **(form | invalid)).text
@@ -122,13 +122,31 @@ def test_reached_quota_is_named_on_the_page(
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_preset_selects_event_types(pages: AdminPages, preset: str) -> None:
-    """A preset subscribes to its event types; types selected by hand take precedence."""
+    """A preset subscribes to its event types; types selected by hand take precedence, in the API too."""
     assert f'name="preset" value="{preset}"' in pages.get("/webhooks")
     pages.post("/webhooks/endpoints", 200, url="http://127.0.0.1:9/", preset=preset)
     pages.post("/webhooks/endpoints", 200, url="http://127.0.0.1:9/people", preset=preset, event_types=["run.lost"])
     with pages.database.reading() as tx:
         event_types = [endpoint.event_types for endpoint in endpoints.list_endpoints(tx, pages.tenant.id)]
-    assert sorted(event_types) == sorted([PRESETS[preset], ("run.lost",)])
+    assert sorted(event_types) == sorted([PRESETS[preset].event_types, ("run.lost",)])
+    assert all(event in PRESETS[preset].event_types for event in PENDING_EVENTS) != preset.endswith("receiver")
+
+
+@pytest.mark.parametrize(
+    ("url", "form", "preset"),
+    [
+        ("http://127.0.0.1:9/", "standard", "receiver"),
+        ("http://127.0.0.1:9/", "slack", "team"),
+        ("mailto:dana@example.org", "email", "team"),
+        ("mailto:owner", "email", "owner"),
+    ],
+)
+def test_default_events_suit_the_endpoint(pages: AdminPages, url: str, form: str, preset: str) -> None:
+    """Without event types or a preset, an endpoint gets what suits its format, and owners what concerns their run."""
+    pages.post("/webhooks/endpoints", 200, url=url, format=form)
+    with pages.database.reading() as tx:
+        (endpoint,) = endpoints.list_endpoints(tx, pages.tenant.id)
+    assert endpoint.event_types == PRESETS[preset].event_types
 
 
 def test_endpoint_is_disabled_enabled_and_deleted(pages: AdminPages) -> None:

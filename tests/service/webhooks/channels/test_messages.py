@@ -27,7 +27,7 @@ def parse_card(body: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("event_type", EventType)
 def test_every_event_has_a_card_and_a_mail(event_type: EventType) -> None:
-    """A card and a mail start with what happened to which run, name the event type, and link to its page."""
+    """A card and a mail start with what happened to which run, and link to its page."""
     plain = json.dumps(build_example(event_type), separators=(",", ":"))
     headline = DECLARATIONS[event_type].headline or "EvalStop can reach this channel"
     card, mail = parse_card(plain), render_body(Format.EMAIL, plain)
@@ -35,13 +35,31 @@ def test_every_event_has_a_card_and_a_mail(event_type: EventType) -> None:
     subject, _, content = mail.partition("\n\n")
     assert headline in texts[0]
     assert subject == texts[0]
-    assert event_type in texts[-1]
+    assert event_type not in mail, "people do not read names that are for programs"
     assert texts[-1] in content
     assert "actions" not in card
     sent = add_url(plain, "https://evalstop.example", RUN_ID)
     page = json.loads(sent)["url"]
     assert [action["url"] for action in parse_card(sent)["actions"]] == [page]
     assert page in render_body(Format.EMAIL, sent).splitlines()
+
+
+def test_message_says_what_a_person_needs_to_decide() -> None:
+    """A message begins with the owner, and says when the stop goes out, how far the run is, and what the stop saves."""
+    mail = render_body(Format.EMAIL, json.dumps(build_example(EventType.STOP_PENDING)))
+    assert mail.splitlines() == [
+        "ppo-7b-seed3 will be stopped unless somebody vetoes it",
+        "",
+        "ppo-7b-seed3 will be stopped unless somebody vetoes it.",
+        "Owner: dana@example.org",
+        "When: 2026-01-01 14:46 UTC, 15m after this message",
+        "Reason: 3 evals in a row fell",
+        "Step: 150 of 2,000 planned",
+        "Best checkpoint: step 120, score 0.71, s3://runs/ppo-7b-seed3/120",
+        "GPU-hours left: 41.5",
+        "",
+        "project alignment · 2026-01-01 14:31 UTC",
+    ]
 
 
 @given(name=st.text(max_size=2000), reason=st.text(max_size=5000))
