@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated
 from uuid import UUID
@@ -15,8 +14,7 @@ from evalstop_service.clock import in_utc
 from evalstop_service.decisions import commands
 from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import blind_labels
-from evalstop_service.evaluation.blind_labels import MOST_CASES, LabeledCase
-from evalstop_service.rules.agreement import Agreement, measure_agreements
+from evalstop_service.evaluation.blind_labels import MOST_CASES
 from evalstop_service.rules.statuses import RunOutcome
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import case_counts, decisions
@@ -89,7 +87,6 @@ def show_case(
         lower_is_better=shown is not None and watched_metrics.find_eval_sign(shown.run) < 0,
         own_label=shown.labels.get(visitor.actor) if shown else None,
         following=visitor.link(choice.link(at=following)),
-        agreements=_measure_labels(cases),
         answers=ANSWERS,
         action=visitor.link(choice.link(f"{_PATH}/{shown.run.id}", place)) if shown else None,
     )
@@ -114,11 +111,3 @@ def label_case(
     label = commands.Label(outcome, step, "", visitor.actor, site.clock())
     commands.label_run(site.database, visitor.project.id, run.id, label)
     return RedirectResponse(visitor.link(choice.link(at=at)), 303)
-
-
-def _measure_labels(cases: Sequence[LabeledCase]) -> list[Agreement]:
-    labels: dict[str, dict[UUID, str]] = {}
-    for case in cases:
-        for actor, label in case.labels.items():
-            labels.setdefault(actor, {})[case.run.id] = label
-    return measure_agreements(labels)

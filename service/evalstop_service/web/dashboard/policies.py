@@ -12,7 +12,7 @@ from evalstop_service.projects import policies
 from evalstop_service.projects.policies import Version
 from evalstop_service.store import backtests, case_counts, rollout_stages
 from evalstop_service.store.case_counts import CaseFilter
-from evalstop_service.web.dashboard import formatting, policy_diff, policy_ladder, policy_scatter
+from evalstop_service.web.dashboard import formatting, policy_diff, policy_ladder
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
@@ -36,7 +36,7 @@ SETTINGS = {
 
 @router.get("")
 def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
-    """The newest version of each policy, what each measured version saves and costs, and recent backtests."""
+    """The newest version of each policy, its figures, and recent backtests."""
     case_filter = CaseFilter(since=visitor.period.since(site.clock()))
     with site.database.reading() as tx:
         counts = case_counts.count_cases(tx, visitor.project.id, case_filter, ("policy",))
@@ -46,13 +46,10 @@ def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
     newest: dict[str, Version] = {}
     for version in versions:
         newest.setdefault(version.name, version)
-    by_policy = figures.compute_figures(counts, ())
     return render_page(
         "policies.html",
         visitor=visitor,
-        scatter=policy_scatter.draw_scatter(by_policy),
-        measured={group.key: group for group in by_policy},
-        sum_saved=policy_scatter.sum_saved,
+        measured={group.key: group for group in figures.compute_figures(counts, ())},
         stages=stages,
         newest=list(newest.values()),
         version_counts={name: sum(version.name == name for version in versions) for name in newest},
