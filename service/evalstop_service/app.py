@@ -74,6 +74,7 @@ from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
 from evalstop_service.web.api.reading.stream import StreamLimits
 from evalstop_service.web.context import Context
 from evalstop_service.web.fair_shares import FairShares
+from evalstop_service.web.limits import EnterLane, Threads
 from evalstop_service.web.loop_shares import LoopShares
 from evalstop_service.web.middleware.body_limit import BodyLimit
 from evalstop_service.web.middleware.head_requests import HeadRequests
@@ -164,7 +165,8 @@ def create_app(
         LoopShares(service_metrics.delayed.inc),
         context.recent_sessions,
     )
-    with_addresses = ProxyHeadersMiddleware(ingest_endpoint, settings.trusted_proxies)  # type: ignore[arg-type]
+    in_lane = EnterLane(ingest_endpoint, context.threads)
+    with_addresses = ProxyHeadersMiddleware(in_lane, settings.trusted_proxies)  # type: ignore[arg-type]
     app.front = RequestLog(with_addresses, service_metrics, tracer, settings.access_log)  # type: ignore[arg-type]
     return app
 
@@ -189,6 +191,7 @@ def _create_context(
         settings.delivery_timeout_seconds,
         settings.public_url,
         create_mail_settings(settings),
+        threads=Threads(ordinary=8 if database.embedded else database.ordinary_connections),
         shares=FairShares(settings.streams, lambda share: service_metrics.refused.labels(share).inc()),
         shutdown=shutdown,
     )

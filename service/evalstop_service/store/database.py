@@ -21,6 +21,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from evalstop_service.errors import UnreadableRow
+from evalstop_service.store.turns import WORK, Turns
 
 T = TypeVar("T")
 
@@ -29,6 +30,9 @@ _ANY: Mapping[Any, Any] = {}
 _log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 1.0
+
+_WAIT_SECONDS = 30.0
+"""How long a transaction waits for a free connection."""
 
 _CONNECT_SECONDS = 10
 _TCP_TIMEOUTS = {
@@ -71,7 +75,8 @@ class Database:
 
     `url`: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`, with libpq's parameters after a `?`.
     `synchronous`: SQLite's pragma of that name; with FULL every acknowledged row survives a power failure.
-    `connections`: the size of its own engine's pool; connections of `async_engine` come on top.
+    `connections`: the size of its own engine's pool; connections of `async_engine` come on top. A fifth of them is
+    reserved for decisions, which also go first where transactions queue: see `store.turns`.
     """
 
     def __init__(self, url: str, synchronous: str = "FULL", connections: int = 20) -> None:
@@ -85,11 +90,14 @@ class Database:
             self.url,
             pool_size=connections,
             max_overflow=0,
+            pool_timeout=_WAIT_SECONDS,
             json_deserializer=_json_value,
             hide_parameters=True,  # a failed statement is logged, and its parameters may be secrets
         )
+        self.ordinary_connections = connections - max(1, connections // 5)
+        self._ordinary = threading.Semaphore(self.ordinary_connections)
         # SQLite allows one writer, and others poll for the lock; queueing here is fairer and faster.
-        self._writer = threading.Lock() if self.embedded else nullcontext()
+        self.turns = Turns() if self.embedded else None
         self._return_callbacks: list[Callable[[dict[Any, Any]], None]] = []
         if self.embedded:
             _prepare_sqlite(self.engine, synchronous)
@@ -101,8 +109,8 @@ class Database:
     def transaction(self) -> Iterator[Transaction]:
         """A read-write transaction: committed at the end of the block, rolled back when the block raises."""
         with (
-            self._writer,
-            self.engine.connect().execution_options(evalstop_writes=True) as tx,
+            self.turns.take() if self.turns else nullcontext(),
+            self._connect(evalstop_writes=True) as tx,
             tx.begin(),
             _translate_errors(tx),
         ):
@@ -116,10 +124,25 @@ class Database:
         isolation level. The statements then need none, which saves two round trips.
         """
         level = "REPEATABLE READ" if snapshot else "AUTOCOMMIT"
-        with self.engine.connect() as connection:
+        with self._connect() as connection:
             tx = connection if self.embedded else connection.execution_options(isolation_level=level)
             with tx.begin(), _translate_errors(tx):
                 yield tx
+
+    @contextmanager
+    def _connect(self, **options: bool) -> Iterator[sa.Connection]:
+        """A connection of the pool. Only decisions may take the last ones."""
+        if WORK.get().is_decision:
+            with self.engine.connect().execution_options(**options) as connection:
+                yield connection
+            return
+        if not self._ordinary.acquire(timeout=_WAIT_SECONDS):
+            raise sa.exc.TimeoutError(f"no connection became free in {_WAIT_SECONDS:g} seconds")
+        try:
+            with self.engine.connect().execution_options(**options) as connection:
+                yield connection
+        finally:
+            self._ordinary.release()
 
     @contextmanager
     def calling_on_return(self, callback: Callable[[dict[Any, Any]], None]) -> Iterator[None]:

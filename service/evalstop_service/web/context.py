@@ -24,6 +24,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.keys import Key
 from evalstop_service.web.decision_paths import is_decision_path
 from evalstop_service.web.fair_shares import FairShares, Places
+from evalstop_service.web.limits import THREADS, Threads, set_sender
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, refuse_unknown_parameters
 from evalstop_service.web.pull_waiters import PullWaiters
@@ -51,6 +52,7 @@ class Context:
     delivery_timeout_seconds: float = 10.0
     public_url: str | None = None
     mail: MailSettings | None = None
+    threads: Threads = field(default_factory=Threads)
     shares: FairShares = field(default_factory=FairShares)
     shutdown: Event = field(default_factory=Event)
     recent_sessions: RecentSessions = field(default_factory=RecentSessions)
@@ -153,9 +155,11 @@ class _BearerKey(SecurityBase):
         if scheme.lower() == "bearer":
             urgent = is_decision_path(request.scope["path"])
             key_cache = read_context(request).key_cache
-            key = await key_cache.authenticate_together(secret.strip(), read_address(request), urgent)
+            threads = THREADS.get().authentication
+            key = await key_cache.authenticate_together(secret.strip(), read_address(request), urgent, threads)
         if key is None:
             raise _explain_refusal(request.headers.get("authorization", ""))
+        set_sender(key.id, key.project_id)
         return key
 
 

@@ -7,7 +7,6 @@ key |
 | pulls | waiting receivers, 200 | 100 per key |
 | streams | streams of JSON lines, `EVALSTOP_STREAMS` | half of them per key |
 | event streams | open pages, 200 | 20 per session |
-| parsers | threads that parse bodies over 4 KiB, and scrapes | one per key |
 | costly | tests of endpoints, replays, backtests and new policies | 30 at once, then one every 2 s, per key |
 
 Ingestion has separate shares: of bodies (`middleware.held_bodies`), of the event loop (`loop_shares`), and of replays
@@ -20,9 +19,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from weakref import WeakValueDictionary
-
-from anyio import CapacityLimiter
 
 from evalstop_service.errors import TooOften
 from evalstop_service.security.rate_limits import Rate, RateLimit
@@ -80,11 +76,6 @@ class FairShares:
         self.streams = Places("streams", max(1, streams // 2), refused)
         self.event_streams = Places("event streams", 20, refused)
         self._costly = RateLimit(COSTLY)
-        self._parsers: WeakValueDictionary[str, CapacityLimiter] = WeakValueDictionary()
-
-    def get_parser(self, sender: str) -> CapacityLimiter:
-        """The limiter of the sender's only thread for parsing. For use on the event loop."""
-        return self._parsers.setdefault(sender, CapacityLimiter(1))
 
     def spend_costly(self, sender: str) -> None:
         """Count a costly request of a sender; raises TooOften when there were too many."""

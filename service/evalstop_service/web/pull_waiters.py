@@ -19,16 +19,16 @@ POLL_SECONDS = 0.2
 
 
 class PullWaiters:
-    """`requests` limits how many wait, `threads` those that query the database. For use on the event loop.
+    """`requests` limits how many wait. For use on the event loop.
 
-    The other routes have separate threads, so that waiting receivers never block them. One poll serves all waiting
+    One poll serves all waiting
     receivers, and wakes only those of endpoints with something to claim: a hundred that wake at every poll would hold
     the event loop for milliseconds.
     """
 
     def __init__(self, database: Database, clock: Clock, shutdown: Event) -> None:
         self.requests = CapacityLimiter(200)
-        self.threads = CapacityLimiter(4)
+        self._thread = CapacityLimiter(1)
         self._database, self._clock, self._shutdown = database, clock, shutdown
         self._waiting: dict[asyncio.Future[bool], UUID] = {}
         self._polls: asyncio.Task[None] | None = None  # ends when nobody waits
@@ -56,7 +56,7 @@ class PullWaiters:
             answered, failure = set(self._waiting.values()), None
             try:
                 if not self._shutdown.is_set():
-                    answered = await anyio.to_thread.run_sync(self._find_claimable, answered, limiter=self.threads)
+                    answered = await anyio.to_thread.run_sync(self._find_claimable, answered, limiter=self._thread)
             except Exception as error:
                 failure = error
             for due, endpoint_id in self._waiting.items():

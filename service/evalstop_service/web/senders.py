@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 from starlette.types import Scope
 
@@ -12,18 +11,15 @@ from evalstop_service.errors import TooOften
 from evalstop_service.security.scopes import VisitorRole
 from evalstop_service.web.context import read_address
 from evalstop_service.web.dashboard.cookies import SESSION, read_cookie
-from evalstop_service.web.dashboard.visitor import Site, Visitor, find_visitor
+from evalstop_service.web.dashboard.visitor import Site, identify_visitor
 from evalstop_service.web.decision_paths import is_decision_path
+from evalstop_service.web.limits import THREADS
 from evalstop_service.web.middleware.held_bodies import Sender
 from evalstop_service.web.mlflow.authentication import read_secret
-
-THREADS = 4
-"""Separate threads, so that requests with invalid keys take none from the routes."""
 
 
 def create_identify(site: Site) -> Callable[[Scope], Awaitable[Sender]]:
     """A function that identifies the sender of a request; raises the database's errors if it is unavailable."""
-    limiter = CapacityLimiter(THREADS)
     key_cache = site.context.key_cache
 
     async def identify(scope: Scope) -> Sender:
@@ -33,7 +29,7 @@ def create_identify(site: Site) -> Callable[[Scope], Awaitable[Sender]]:
         if secret is not None:
             try:
                 urgent = is_decision_path(scope["path"])
-                key = await key_cache.authenticate_together(secret, address, urgent, limiter)
+                key = await key_cache.authenticate_together(secret, address, urgent, THREADS.get().authentication)
             except TooOften:  # unknown senders get a small share; the route explains the refusal
                 key = None
             if key is not None:
@@ -41,15 +37,10 @@ def create_identify(site: Site) -> Callable[[Scope], Awaitable[Sender]]:
                 reports = operates or "report" in key.scopes
                 return Sender(f"key {key.id}", True, operates, reports, key.project_id)
         elif cookie := read_cookie(request, SESSION):
-            visitor = await to_thread.run_sync(_find_visitor, site, request, limiter=limiter)
+            visitor = await identify_visitor(request, site)
             if visitor is not None:
                 session, operates = f"session {cookie}", visitor.role.covers(VisitorRole.OPERATOR)
                 return Sender(session, True, operates, operates, visitor.project.id)
         return Sender(f"address {address}")
 
     return identify
-
-
-def _find_visitor(site: Site, request: Request) -> Visitor | None:
-    with site.database.reading() as tx:
-        return find_visitor(tx, site, request)

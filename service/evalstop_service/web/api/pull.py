@@ -10,7 +10,6 @@ from typing import Annotated
 from uuid import UUID
 
 import anyio
-import anyio.to_thread
 from fastapi import APIRouter, Request
 from pydantic import Field
 
@@ -34,6 +33,7 @@ from evalstop_service.web.context import (
     Secrets,
     authenticate_request,
 )
+from evalstop_service.web.limits import in_thread
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 from evalstop_service.webhooks import endpoints
@@ -130,14 +130,14 @@ async def claim_events(
     deadline = time.monotonic() + body.wait_seconds * random.uniform(0.8, 1.0)
     claim = partial(_claim_deliveries, context, caller, endpoint_id, body)
     try:
-        claimed = await anyio.to_thread.run_sync(claim, limiter=waiters.threads)
+        claimed = await in_thread(claim)()
         while not claimed and (seconds := deadline - time.monotonic()) > 0:
             # The body was read, so that the next message says that the receiver has disconnected: events must not be
             # leased to it then.
             if not await waiters.wait_until_due(endpoint_id, seconds, request.receive()):
                 break
             await authenticate_request(request)  # its key may have been revoked meanwhile
-            claimed = await anyio.to_thread.run_sync(claim, limiter=waiters.threads)
+            claimed = await in_thread(claim)()
     finally:
         waiters.requests.release_on_behalf_of(waiter)
     return PulledEvents(events=[_sign_event(delivery, context.public_url, context.clock()) for delivery in claimed])

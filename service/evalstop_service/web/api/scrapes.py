@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 
 from evalstop_service.errors import Invalid
@@ -17,6 +16,7 @@ from evalstop_service.web.api.reading import openmetrics
 from evalstop_service.web.api.reading.openmetrics import Stepping
 from evalstop_service.web.api.schemas import RunId, Step
 from evalstop_service.web.context import Commit, Ctx, Ingest, Tell
+from evalstop_service.web.limits import in_thread
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
@@ -70,6 +70,6 @@ async def post_scrape(
         metric or (),
         strict=media_type == OPENMETRICS,
     )
-    points = await to_thread.run_sync(read, limiter=context.shares.get_parser(caller.sender))
+    points = await in_thread(read)()
     receipt = await committer.submit(Message(caller.project_id, run_id, Observations(points), caller.key.id))
     return Response(receipt_json(receipt, clock()), media_type="application/json")

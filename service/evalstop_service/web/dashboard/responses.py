@@ -23,6 +23,7 @@ from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.store.database import lacks_schema
 from evalstop_service.web.dashboard import documentation, formatting, notices, static_files
 from evalstop_service.web.dashboard.period import PERIODS
+from evalstop_service.web.limits import to_coroutine
 from evalstop_service.web.problems import count_refusal, describe_fault, problem_of
 
 _log = logging.getLogger(__name__)
@@ -114,6 +115,9 @@ def make_link(path: str, query: Mapping[str, object]) -> str:
 
 class PageRoute(APIRoute):
     """A route whose responses carry the security headers and whose errors are pages."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, to_coroutine(endpoint), **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

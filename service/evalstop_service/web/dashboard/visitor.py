@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
+from anyio import to_thread
 from fastapi import Depends, Request
 
 from evalstop_service.clock import Clock
@@ -29,6 +30,7 @@ from evalstop_service.web.dashboard.period import ALL_TIME, Period, read_period
 from evalstop_service.web.dashboard.responses import Forbidden, InvalidFormToken, SignInOutdated, SignInRequired
 from evalstop_service.web.dashboard.server_sent_events import Streams
 from evalstop_service.web.dashboard.sessions import FRESH_SECONDS, Sessions
+from evalstop_service.web.limits import THREADS, set_sender
 
 
 @dataclass(frozen=True)
@@ -185,11 +187,21 @@ async def read_form_token(request: Request) -> str:
     return str((await request.form()).get("csrf", ""))
 
 
-def _require_visitor(request: Request, site: SiteOf) -> Visitor:
-    with site.database.reading() as tx:
-        visitor = find_visitor(tx, site, request)
+async def identify_visitor(request: Request, site: Site) -> Visitor | None:
+    """The visitor of a request, found in a thread."""
+
+    def find() -> Visitor | None:
+        with site.database.reading() as tx:
+            return find_visitor(tx, site, request)
+
+    return await to_thread.run_sync(find, limiter=THREADS.get().authentication)
+
+
+async def _require_visitor(request: Request, site: SiteOf) -> Visitor:
+    visitor = await identify_visitor(request, site)
     if visitor is None:
         raise SignInRequired
+    set_sender(visitor.identity, visitor.project.id)
     return replace(visitor, notice=read_notice(request), period=read_period(request))
 
 

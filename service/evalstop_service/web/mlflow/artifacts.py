@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
 
 from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.web.limits import in_thread
 from evalstop_service.web.mlflow.artifact_folder import ArtifactFolder
 from evalstop_service.web.mlflow.authentication import Ingest, MlflowRoute, ReadOrIngest
 from evalstop_service.web.mlflow.errors import not_found
@@ -49,8 +49,8 @@ async def upload_artifact(path: str, caller: Ingest, artifacts: Artifacts, reque
     upload = artifacts.start_upload(caller.project_id, path)
     try:
         async for chunk in request.stream():
-            await run_in_threadpool(upload.write, chunk)
-        stored = await run_in_threadpool(upload.finish)
+            await in_thread(upload.write)(chunk)
+        stored = await in_thread(upload.finish)()
     except ClientDisconnect:
         upload.abandon()
         raise

@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 from evalstop_service.store.keys import Key
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.context import Caller, Context, allowed, hold_place, read_address, read_context, refuse_key
+from evalstop_service.web.limits import THREADS, set_sender
 
 _UNAUTHENTICATED = refuse_key(
     "set MLFLOW_TRACKING_TOKEN to an active key, or MLFLOW_TRACKING_PASSWORD with any MLFLOW_TRACKING_USERNAME"
@@ -24,9 +25,11 @@ async def authenticate_request(request: Request) -> Key:
     secret = read_secret(request.headers.get("authorization", ""))
     key = None
     if secret is not None:
-        key = await context.key_cache.authenticate_together(secret, read_address(request))
+        threads = THREADS.get().authentication
+        key = await context.key_cache.authenticate_together(secret, read_address(request), threads=threads)
     if key is None:
         raise _UNAUTHENTICATED
+    set_sender(key.id, key.project_id)
     return key
 
 

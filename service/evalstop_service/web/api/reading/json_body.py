@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import wraps
-from inspect import iscoroutinefunction
 from typing import Annotated, Any
 
-from anyio import to_thread
 from fastapi import Depends, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from evalstop_service.store.keys import Key
-from evalstop_service.web.context import authenticate_request, read_context
+from evalstop_service.web.context import authenticate_request
+from evalstop_service.web.limits import in_thread, to_coroutine
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
@@ -36,7 +33,7 @@ class JsonRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         # FastAPI would call a function in a thread, and take another one to check what it returned.
-        super().__init__(path, endpoint if iscoroutinefunction(endpoint) else _run_in_thread(endpoint), **options)
+        super().__init__(path, to_coroutine(endpoint), **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -44,15 +41,14 @@ class JsonRoute(APIRoute):
             return handle
 
         async def strict(request: Request) -> Response:
-            key = await self.insist(request)
+            await self.insist(request)
             content_type = request.headers.get("content-type", "")
             if content_type.partition(";")[0].strip().lower() != "application/json":
                 raise Problem(415, ProblemKind.NOT_JSON, "send it with the header `Content-Type: application/json`")
             body = request.state.body = await request.body()
             if len(body) <= PROMPT_BYTES:
                 return await handle(_Parsed(request, parse(body)))
-            parser = read_context(request).shares.get_parser(str(key.id))
-            return await handle(_Parsed(request, await to_thread.run_sync(self._validate, body, limiter=parser)))
+            return await handle(_Parsed(request, await in_thread(self._validate)(body)))
 
         return strict
 
@@ -64,14 +60,6 @@ class JsonRoute(APIRoute):
         if errors:
             raise RequestValidationError(errors, body=document)
         return model
-
-
-def _run_in_thread(endpoint: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    @wraps(endpoint)
-    async def run(**arguments: Any) -> Any:
-        return await run_in_threadpool(endpoint, **arguments)
-
-    return run
 
 
 async def _sent_body(request: Request) -> bytes:
