@@ -294,6 +294,7 @@ $(READY): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUT
 	if [ ! -x $(BIN)/evalstop ]; then  # it was the service's once, and went with that
 	  $(INSTALL) --no-build-isolation --no-deps --force-reinstall -e ./clients
 	fi
+	if ! $(BIN)/python -c 'import ruptures' 2>/dev/null; then .ci/ruptures $(BIN)/python; fi
 	for program in evalstop evalstop-lab evalstop-receiver; do $(BIN)/$$program --help >/dev/null; done  # compiles them
 	touch $@
 

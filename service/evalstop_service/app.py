@@ -30,7 +30,7 @@ from evalstop_service.configuration import (
 )
 from evalstop_service.decisions import clock_check, deadlines, stale_runs
 from evalstop_service.decisions.refused_vetoes import RefusedVetoes
-from evalstop_service.evaluation import backtests, rollout_stage
+from evalstop_service.evaluation import backtests, change_point, rollout_stage
 from evalstop_service.ingest import Committer, Limits, RunCache
 from evalstop_service.observability import tracing
 from evalstop_service.observability.metrics import ServiceMetrics
@@ -300,6 +300,7 @@ async def deliver(
         backtests.create_job(database, utc_now),
         downsampling.create_job(database),
         audit_trail.create_job(database),
+        change_point.create_job(),
     )
     with background.run_jobs(*jobs):
         await _deliver(settings, database, stop, service_metrics, tracer)
@@ -360,8 +361,9 @@ def _living(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         delivering = _delivering(settings, database, service_metrics, tracer) if deliver else nullcontext()
-        # The embedded database has no clock of its own.
-        jobs = () if database.embedded else (clock_check.create_job(database, clock, service_metrics),)
+        jobs = [change_point.create_job()]
+        if not database.embedded:  # which has no clock of its own
+            jobs.append(clock_check.create_job(database, clock, service_metrics))
         with background.run_jobs(*jobs):
             async with committer.run(), delivering:
                 yield

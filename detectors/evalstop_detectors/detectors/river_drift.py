@@ -68,7 +68,7 @@ class RiverDrift(Detector[RiverDriftState], frozen=True):
     `detector` and `params`: the name of a class in `river.drift` and the arguments of its constructor. `series`: see
     above. `memory`: how many inputs are kept; integer parameters may be up to half of it.
 
-    A level of 10, up to noise of 1, that falls to 0 after 30 evals (needs the extra `river`):
+    A level of 10, up to noise of 1, that falls to 0 after 30 evals:
 
     >>> detector, state = RiverDrift(), RiverDrift().start()
     >>> for step in range(80):
@@ -171,7 +171,7 @@ class RiverDrift(Detector[RiverDriftState], frozen=True):
 
 @cache
 def drift_detectors() -> dict[str, type[base.DriftDetector]]:
-    """All detectors of `river.drift` by name. River takes seconds to import; only policies that use it pay for that."""
+    """All detectors of `river.drift` by name. The import takes a second, with all of scipy: only users of it pay."""
     from river import base, drift
 
     return {

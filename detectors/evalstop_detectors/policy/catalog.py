@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 from evalstop_detectors.detectors.bocpd import Bocpd
@@ -42,12 +41,7 @@ DETECTORS: dict[str, type[Detector[Any]]] = {
     "river_drift": RiverDrift,
 }
 
-if find_spec("river") is None:
-    del DETECTORS["river_drift"]
-
 
 def explain_unknown(name: str) -> str:
     """The error message for an unknown detector name."""
-    if name == RiverDrift.name:
-        return f"the detector {name} needs an extra that is not installed; run pip install 'evalstop-detectors[river]'"
     return f"there is no detector {name!r}; there are {', '.join(DETECTORS)}"

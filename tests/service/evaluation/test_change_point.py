@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import combinations, pairwise
+import subprocess
+import sys
 
 import msgspec
 import numpy as np
 import pytest
-from evalstop_detectors.checkpoint.change_point import FEWEST, ChangePoint, find_knots, locate_change_point
-from evalstop_detectors.checkpoint.choice import Score
+from evalstop_detectors import Score
+from evalstop_service.evaluation import change_point
+from evalstop_service.evaluation.change_point import MIN_SCORES, Floats, Places, find_knots, locate_change_point
+from evalstop_service.rules.run_results import ChangePoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.detectors.strategies import round_values, values
+
+pytestmark = pytest.mark.skipif(not change_point.AVAILABLE, reason="ruptures has no wheel for this Python")
 
 FEW_EXAMPLES = settings(max_examples=20)
 
@@ -31,7 +36,7 @@ def create_hill(length: int, peak: int, sd: float = 0.0, seed: int = 0, plateau:
 
 
 @pytest.mark.slow
-@FEW_EXAMPLES
+@settings(max_examples=8)
 @given(length=st.integers(12, 300), share=st.floats(0.2, 0.8))
 def test_turn_without_noise_is_found(length: int, share: float) -> None:
     """For two straight lines, the turn is within a block of their intersection."""
@@ -43,15 +48,15 @@ def test_turn_without_noise_is_found(length: int, share: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [30, 100, 1000])
+@pytest.mark.parametrize("length", [30, 1000])
 def test_noisy_turn_is_found(length: int) -> None:
-    """With noise of a tenth of the gain, 18 of 20 turns are within a tenth of the run, and 16 intervals cover it."""
+    """With noise of a tenth of the gain, 11 of 12 turns are within a tenth of the run, and 10 intervals cover it."""
     peak = length // 2
-    turns = [locate_change_point(build_scores(create_hill(length, peak, 0.1, seed))) for seed in range(20)]
+    turns = [locate_change_point(build_scores(create_hill(length, peak, 0.1, seed))) for seed in range(12)]
     near = [item for item in turns if item is not None and abs(item.step - peak) <= 0.1 * length]
     covering = [item for item in turns if item is not None and item.low_step <= peak <= item.high_step]
-    assert len(near) >= 18
-    assert len(covering) >= 16
+    assert len(near) >= 11
+    assert len(covering) >= 10
 
 
 def test_turn_is_at_the_end_of_a_plateau() -> None:
@@ -101,7 +106,9 @@ def test_turn_is_an_observed_step(drawn: list[float], stride: int) -> None:
 
 @FEW_EXAMPLES
 @given(
-    drawn=st.lists(round_values, min_size=FEWEST, max_size=30), exponent=st.integers(-40, 40), stride=st.integers(1, 9)
+    drawn=st.lists(round_values, min_size=MIN_SCORES, max_size=30),
+    exponent=st.integers(-40, 40),
+    stride=st.integers(1, 9),
 )
 def test_turn_is_invariant_to_units(drawn: list[float], exponent: int, stride: int) -> None:
     """Scores in another unit have their turn at the same eval, with gain and drop in that unit."""
@@ -128,27 +135,46 @@ def test_nan_is_ignored(drawn: list[float], indices: set[int]) -> None:
     assert locate_change_point(mixed) == locate_change_point(clean)
 
 
-def measure_cost(values: list[float], knots: tuple[int, ...], penalty: float) -> float:
-    """The squared misfit of the line through the values at these knots, and the penalty for each piece."""
-    line = np.interp(range(len(values)), knots, [values[knot] for knot in knots])
-    return float(np.sum((np.array(values) - line) ** 2)) + penalty * (len(knots) - 1)
+def search_all_lines(values: Floats, penalty: float) -> Places:
+    """The indices of the knots of a continuous line: of all lines through values, the first and the last among them,
+    the one whose squared misfit plus `penalty` for each piece is least.
+
+    A reference for `find_knots`, from a table of all pieces; a piece spans three evals or more, the first one two.
+    """
+    # 1. The squared misfit of the piece from each value, one in a row, to each later one.
+    rises, runs = (np.triu(axis - axis[:, None]) for axis in (values, np.arange(len(values), dtype=np.float64)))
+    slopes = np.divide(rises, runs, out=np.zeros_like(rises), where=runs > 0)
+    products, squares = np.cumsum(rises * runs, axis=1), np.cumsum(runs * runs, axis=1)
+    misfits = np.cumsum(rises * rises, axis=1) - slopes * (2 * products - slopes * squares)
+    # 2. The least cost up to each value, and the knot before it.
+    costs = np.full(len(values), math.inf)
+    costs[0] = 0.0
+    before = np.zeros(len(values), dtype=np.int64)
+    for end in range(2, len(values)):
+        candidates = costs[: max(end - 2, 1)] + misfits[: max(end - 2, 1), end]
+        before[end] = candidates.argmin()
+        costs[end] = candidates[before[end]] + penalty
+    # 3. Back from the last value.
+    knots = [len(values) - 1]
+    while knots[-1]:
+        knots.append(int(before[knots[-1]]))
+    return np.array(knots[::-1])
 
 
-@settings(max_examples=200)
-@given(st.lists(st.integers(-9, 9), min_size=3, max_size=14), st.sampled_from([1.0, 30.0, 200.0]))
+@settings(max_examples=100)
+@given(st.lists(st.integers(-9, 9), min_size=3, max_size=40), st.sampled_from([1.0, 30.0, 200.0]))
 def test_knots_are_the_cheapest(drawn: list[int], penalty: float) -> None:
-    """No other line costs less: all are tried whose pieces span three evals or more, the first one two."""
-    values, last = [float(value) for value in drawn], len(drawn) - 1
-    choices = [
-        (0, *inner, last)
-        for count in range(last)
-        for inner in combinations(range(2, last - 2), count)
-        if all(b - a >= 3 for a, b in pairwise(inner))
-    ]
-    knots = tuple(find_knots(np.array(values), penalty).tolist())
-    assert knots in choices
-    least = min(measure_cost(values, choice, penalty) for choice in choices)
-    assert measure_cost(values, knots, penalty) == pytest.approx(least)
+    """No line through values of at most 16 pieces, each three evals long or more, costs less."""
+    values = np.array(drawn, dtype=np.float64)
+    assert measure_cost(values, find_knots(values, penalty), penalty) == pytest.approx(
+        measure_cost(values, search_all_lines(values, penalty), penalty)
+    )
+
+
+def measure_cost(values: Floats, knots: Places, penalty: float) -> float:
+    """The squared misfit of the line through the values at these knots, and the penalty for each piece."""
+    line = np.interp(range(len(values)), knots, values[knots])
+    return float(np.sum((values - line) ** 2)) + penalty * (len(knots) - 1)
 
 
 def test_turn_in_a_long_run_is_found() -> None:
@@ -156,3 +182,19 @@ def test_turn_in_a_long_run_is_found() -> None:
     turn = locate_change_point(build_scores(create_hill(20_000, 9_000, 0.2)))
     assert turn is not None
     assert abs(turn.step - 9_000) < 1_000
+
+
+WITHOUT_RUPTURES = """
+import sys
+sys.modules["ruptures"] = None
+from evalstop_detectors import Score
+from evalstop_service.evaluation.change_point import find_change_point
+print(find_change_point([Score(step, -abs(step - 20)) for step in range(40)]))
+"""
+
+
+@pytest.mark.slow
+def test_without_ruptures_there_is_no_change_point() -> None:
+    """Where ruptures is not installed, the service works and finds no change point in hindsight."""
+    completed = subprocess.run([sys.executable, "-c", WITHOUT_RUPTURES], capture_output=True, text=True, timeout=120)
+    assert (completed.stdout, completed.stderr) == ("None\n", "")
