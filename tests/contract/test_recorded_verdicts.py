@@ -16,12 +16,12 @@ import pytest
 from evalstop_detectors import (
     DETECTORS,
     POLICIES,
-    BestSoFar,
     MetricRole,
     Observation,
     Policy,
     Score,
-    SmoothedMaximum,
+    Scores,
+    choose_best,
     policy_from_document,
     start,
     step,
@@ -70,16 +70,16 @@ def compute_best_checkpoint(observations: list[Observation]) -> dict[str, Any]:
     At the end every eval has a checkpoint; before, only every second one has.
     """
     scores = [Score(o.step, o.value, o.stderr) for o in observations if o.role is MetricRole.EVAL]
-    best = SmoothedMaximum().choose(scores, {score.step for score in scores})
+    best = choose_best(Scores().add_scores(scores).add_checkpoints(dict.fromkeys((score.step for score in scores), "")))
     assert best is not None
     assert best.smoothed is not None
     assert best.smoothed_stderr is not None
-    follower, choices = BestSoFar(), hashlib.sha256()
+    seen, choices = Scores(), hashlib.sha256()
     for index, score in enumerate(scores):
         if index % 2 == 0:
-            follower.saved(score.step)
-        follower.add(score)
-        choice = follower.best()
+            seen = seen.add_checkpoints({score.step: ""})
+        seen = seen.add_scores([score])
+        choice = choose_best(seen)
         if choice is not None:
             choices.update(f"{choice.step} {choice.score.hex()} {choice.smoothed} {choice.smoothed_stderr};".encode())
     return {

@@ -8,7 +8,7 @@ import pkgutil
 
 import evalstop_detectors
 import pytest
-from evalstop_detectors import DETECTORS, Policy, SmoothedMaximum, advance
+from evalstop_detectors import DETECTORS, Policy, advance, choose_best
 
 MODULES = [info.name for info in pkgutil.walk_packages(evalstop_detectors.__path__, "evalstop_detectors.")]
 
@@ -19,7 +19,7 @@ def test_docstring_examples_pass(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name), raise_on_error=True).failed == 0
 
 
-@pytest.mark.parametrize("item", [*DETECTORS.values(), Policy, advance, SmoothedMaximum])
+@pytest.mark.parametrize("item", [*DETECTORS.values(), Policy, advance, choose_best])
 def test_docstring_has_an_example(item: object) -> None:
-    """Every detector, Policy, advance and SmoothedMaximum have an example."""
+    """Every detector, Policy, advance and choose_best have an example."""
     assert ">>> " in (item.__doc__ or "")

@@ -1,4 +1,4 @@
-"""Smooths noisy scores, over a whole run or over one that grows.
+"""Smooths the noisy scores of a run, over the whole run at once.
 
 Source      Centered means; their width by an unbiased estimate of risk (Mallows 1973, Stein 1981), mixed rather than
             picked (Leung & Barron 2006); the noise from second differences (Gasser et al. 1986).
@@ -15,25 +15,22 @@ Steps       1. Map the scores into a frame (`Frame`) where they fill about [-1, 
                selected curve, the result would jump when another one is estimated to be slightly better.
             6. Estimate the error of each mean (`Fit.spread`): near the ends the windows are cut off.
 Departs     The weights of the mixture are flatter than the theory's (16 for 4), which matters little.
-Growing     The fit (frame, reach, noise, widths, weights) is renewed when the run has grown by a sixteenth
-            to an eighth, or its range to another power of two; `Curve.grow` keeps it until then, and a new score
-            changes only the means near the end. From 256 scores on the newest are held back until there are several,
-            at most an eighth of sqrt(n). `count_settled` and `count_fitted` say which scores are used for what. They
-            depend only on the scores and their order, so that a curve grown score by score is bitwise equal to the
-            curve of all scores at once.
-Cost        O(n) for a run; amortized constant for each score of a growing run.
+Growing     The fit (frame, reach, noise, widths, weights) is that of the first scores (`count_fitted`): it is renewed
+            when the run has grown by a sixteenth to an eighth, or its range to another power of two. From 256 scores on
+            the newest are held back until there are several, at most an eighth of sqrt(n) (`count_settled`). Both
+            depend only on the scores and their order.
+Cost        O(n). Sums that decide are exact (`math.fsum`) or added one after the other (`np.cumsum`), so that the last
+            bits do not depend on the machine.
 """
 
 from __future__ import annotations
 
 import math
-from array import array
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, islice
+from collections.abc import Sequence
 
+import numpy as np
 from msgspec import Struct
-
-from evalstop_detectors.summation import find_median
+from numpy.typing import NDArray
 
 # Half widths of the windows in units of sqrt(n): narrow enough for a collapse, wide enough for noise as large as the
 # gain.
@@ -41,24 +38,8 @@ _WIDTHS = (0.0, 0.175, 0.35, 0.5, 0.7, 1.0)
 _FLATNESS = 16.0
 _NOISELESS = 1e-9  # of the range of the scores: below this, only rounding errors
 
-
-class Smoothed(Struct, frozen=True):
-    """A smoothed curve, the approximate error of each of its values, and the noise's standard deviation."""
-
-    mean: list[float]
-    stderr: list[float]
-    noise: float
-
-
-def smooth_scores(values: Sequence[float]) -> Smoothed:
-    """Smooth finite values, at least one."""
-    curve, low, high = Curve(values), min(values), max(values)
-    frame, sd = curve.fit.frame, curve.fit.sd
-    return Smoothed(
-        [frame.outward(value, low, high) for value in curve.mean],
-        [frame.width_outward(sd * curve.fit.spread(index, len(values))) for index in range(len(values))],
-        frame.width_outward(sd),
-    )
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
 
 
 def count_settled(count: int) -> int:
@@ -67,10 +48,16 @@ def count_settled(count: int) -> int:
     return count // block * block
 
 
-def count_fitted(count: int, grew_at: Iterable[int]) -> int:
-    """How many of the first `count` scores the fit uses, if the range grew at the scores numbered `grew_at`."""
+def count_fitted(values: Floats) -> int:
+    """How many of these scores the fit uses: their number with its three highest bits, or as many as there were when
+    the range last grew to another power of two."""
+    count = len(values)
     low_bits = max(count.bit_length() - 3, 0)
-    return max(count >> low_bits << low_bits, *(number for number in grew_at if number <= count), 0)
+    # Halved, because the difference of the largest floats overflows.
+    half_ranges = np.abs(values / 2 - values[0] / 2)
+    widest = float(half_ranges.max())
+    grew_at = int(np.argmax(half_ranges >= math.ldexp(0.5, math.frexp(widest)[1]))) + 1 if widest else 0
+    return max(count >> low_bits << low_bits, grew_at)
 
 
 class Frame(Struct, frozen=True):
@@ -84,33 +71,33 @@ class Frame(Struct, frozen=True):
     inner: int
 
     @staticmethod
-    def around(values: Sequence[float]) -> Frame:
-        outer = math.frexp(max(max(values), -min(values)))[1]
-        scaled = [math.ldexp(value, -outer) for value in values]
-        zero = scaled[0]
-        return Frame(outer, zero, math.frexp(max(max(scaled) - zero, zero - min(scaled)))[1])
+    def around(values: Floats) -> Frame:
+        outer = math.frexp(max(float(values.max()), -float(values.min())))[1]
+        scaled = np.ldexp(values, -outer)
+        zero = float(scaled[0])
+        return Frame(outer, zero, math.frexp(max(float(scaled.max()) - zero, zero - float(scaled.min())))[1])
 
-    def inward(self, value: float) -> float:
-        return math.ldexp(math.ldexp(value, -self.outer) - self.zero, -self.inner)
+    def inward(self, values: Floats) -> Floats:
+        return np.ldexp(np.ldexp(values, -self.outer) - self.zero, -self.inner)
 
-    def outward(self, value: float, low: float, high: float) -> float:
+    def outward(self, values: Floats, low: float, high: float) -> Floats:
         """In the scores' unit, clipped to `low` and `high`, which are scores."""
-        within = math.ldexp(value, self.inner) + self.zero
-        within = min(max(within, math.ldexp(low, -self.outer)), math.ldexp(high, -self.outer))
+        inside = np.ldexp(values, self.inner) + self.zero
+        inside = np.clip(inside, math.ldexp(low, -self.outer), math.ldexp(high, -self.outer))
         # Clipped again, because the smallest numbers lose bits on the way.
-        return min(max(math.ldexp(within, self.outer), low), high)
+        return np.clip(np.ldexp(inside, self.outer), low, high)
 
     def width_outward(self, width: float) -> float:
         return math.ldexp(min(math.ldexp(width, self.inner), 0.5), self.outer)
 
-    def noise(self, stderrs: Iterable[float]) -> float:
+    def noise(self, stderrs: Floats) -> float:
         """The root mean square of the scores' standard errors, at most the range; 0 when there are none."""
-        finite_stderrs = [stderr for stderr in stderrs if 0 < stderr < math.inf]
+        given = [stderr for stderr in stderrs.tolist() if 0 < stderr < math.inf]
         try:
-            inside = [min(math.ldexp(stderr, -self.outer - self.inner), 1.0) for stderr in finite_stderrs]
+            inside = [min(math.ldexp(stderr, -self.outer - self.inner), 1.0) for stderr in given]
         except OverflowError:
             return 1.0
-        return math.sqrt(math.fsum(stderr * stderr for stderr in inside) / len(inside)) if inside else 0.0
+        return math.sqrt(math.fsum([stderr * stderr for stderr in inside]) / len(inside)) if inside else 0.0
 
 
 class Fit(Struct, frozen=True):
@@ -121,185 +108,144 @@ class Fit(Struct, frozen=True):
     frame: Frame
     reach: float
     sd: float
-    halves: tuple[int, ...]
-    weights: tuple[float, ...]
-    spreads: tuple[float, ...]
+    halves: list[int]
+    weights: list[float]
+    spreads: Floats
 
-    def spread(self, index: int, count: int) -> float:
-        """The approximate standard deviation of the mean at `index` of `count`, in multiples of the noise."""
-        near, far, widest = index, count - 1 - index, self.halves[-1]
-        if near >= widest or far >= widest:
-            return self.spreads[min(near, far, widest)]
-        windows = [min(index + half + 1, count) - max(index - half, 0) for half in self.halves]
-        return _mixed_spread(windows, self.weights)
+    def smooth(self, values: Floats) -> Floats:
+        """The means at all values, which begin with those that were fitted."""
+        tame = _clip_outliers(self.frame.inward(values), self.reach)
+        return _mix([_take_means(tame, half) for half in self.halves], self.weights)
 
+    def spread(self, places: Places, count: int) -> Floats:
+        """The approximate standard deviation of the means at these places of `count`, in multiples of the noise."""
+        widest = self.halves[-1]
+        if count <= 2 * widest:  # so short that a window is cut off at both ends
+            return _spread(self.halves, self.weights, places, count)
+        return self.spreads[np.minimum(np.minimum(places, count - 1 - places), widest)]
 
-class Curve:
-    """The smoothed scores of a growing run, with a fixed fit. Mutable: `grow` continues where the last call ended.
-
-    From the index `_base` on it keeps the values and sums that later means still need.
-    """
-
-    def __init__(self, values: Sequence[float], stderrs: Iterable[float] = ()) -> None:
-        """Fit finite values, at least one; the standard errors are a lower bound of the noise."""
-        n, frame = len(values), Frame.around(values)
-        inside = [frame.inward(value) for value in values]
-        reach = _reach(inside)
-        tame = _drawn_in(inside, 0, reach)
-        sd = max(frame.noise(stderrs), _noise(tame))
-        halves = sorted({round(width * math.sqrt(n)) for width in _WIDTHS}) if sd > _NOISELESS else [0]
-        if sd <= _NOISELESS:
-            tame, reach, sd = inside, math.inf, 0.0
-        self._base = 0
-        self._stderrs: dict[int, float] = {}
-        self._tame, self._sums = array("d", tame), array("d", [0.0])
-        _extend(self._sums, tame)
-        self._inner = [array("d", [0.0]) for _ in halves]
-        curves = [self._means_of_means(half, inner, 0, 0, n) for half, inner in zip(halves, self._inner, strict=True)]
-        weights = _weights([_risk(tame, curve, half, sd) for curve, half in zip(curves, halves, strict=True)])
-        distances = range(halves[-1] + 1)
-        spreads = [_mixed_spread([half + 1 + min(half, far) for half in halves], weights) for far in distances]
-        self.fit = Fit(frame, reach, sd, tuple(halves), tuple(weights), tuple(spreads))
-        self.mean = array("d", _mixed(curves, weights))
-        self._forget(n - 3 * halves[-1] - 4)
-
-    def grow(self, values: Sequence[float], count: int) -> int:
-        """Extend to the first `count` of these finite values, some of them known; returns the first index that
-        changed."""
-        fit, base, before = self.fit, self._base, len(self.mean)
-        # The last two values lacked neighbors for their median of five.
-        changed = max(before - 2, 0)
-        del self._tame[changed - base :], self._sums[changed - base + 1 :]
-        fresh = max(changed - 2, 0)
-        inside = [fit.frame.inward(value) for value in values[fresh:count]]
-        self._tame.extend(_drawn_in(inside, changed - fresh, fit.reach))
-        _extend(self._sums, self._tame[changed - base :])
-        begin = max(changed - 2 * fit.halves[-1], 0)
-        curves = [
-            self._means_of_means(half, inner, changed, begin, count)
-            for half, inner in zip(fit.halves, self._inner, strict=True)
-        ]
-        del self.mean[begin:]
-        self.mean.extend(_mixed(curves, fit.weights))
-        return begin
-
-    def _means_of_means(self, half: int, inner: array[float], changed: int, begin: int, count: int) -> Sequence[float]:
-        """From `begin` on; `inner` holds the sums of the means, whose values changed from `changed` on."""
-        if not half:
-            return self._tame[begin - self._base :]
-        first = max(changed - half, 0)
-        del inner[first - self._base + 1 :]
-        _extend(inner, _means(self._sums, self._base, half, first, count))
-        return _means(inner, self._base, half, begin, count)
-
-    def _forget(self, index: int) -> None:
-        if index > self._base:
-            for values in (self._tame, self._sums, *self._inner):
-                del values[: index - self._base]
-            self._base = index
-
-    def bounds(self, begin: int, end: int, caution: float) -> list[float]:
-        """The lower bound, `caution` approximate standard errors below each mean, from `begin` to before `end`."""
-        count, sd, spreads = len(self.mean), caution * self.fit.sd, self.fit.spreads
-        widest = len(spreads) - 1
-        if begin >= widest and end <= count - widest:
-            least = sd * spreads[widest]
-            return [mean - least for mean in self.mean[begin:end]]
-        if begin >= widest:
-            return [
-                mean - sd * spreads[far if far < widest else widest]
-                for mean, far in zip(self.mean[begin:end], range(count - 1 - begin, -1, -1), strict=False)
-            ]
-        return [self.mean[index] - sd * self.fit.spread(index, count) for index in range(begin, end)]
-
-    def stderr(self, index: int) -> float:
-        """The standard error of the mean at `index`, from the weight of every value in it."""
-        count, twice = len(self.mean), 2 * self.fit.halves[-1]
-        if index < twice:
-            return self._stderr(index)
-        # Far from the start it depends only on the distance from the end, and far from both on nothing.
-        distance = min(count - 1 - index, twice)
-        if distance not in self._stderrs:
-            self._stderrs[distance] = self._stderr(index)
-        return self._stderrs[distance]
-
-    def _stderr(self, index: int) -> float:
-        count, offset = len(self.mean), index - 2 * self.fit.halves[-1]
-        steps = [0.0] * (2 * (index - offset) + 2)
-        for half, weight in zip(self.fit.halves, self.fit.weights, strict=True):
-            inner = range(max(index - half, 0), min(index + half + 1, count))
-            for center in inner:
-                low, high = max(center - half, 0), min(center + half + 1, count)
-                share = weight / (len(inner) * (high - low))
-                steps[low - offset] += share
-                steps[high - offset] -= share
-        return self.fit.sd * math.sqrt(math.fsum([share * share for share in accumulate(steps)]))
+    def stderr(self, place: int, count: int) -> float:
+        """The standard error of the mean at one place of `count`, from the weight of every value in it."""
+        first = max(place - 2 * self.halves[-1], 0)
+        changes = np.zeros(min(place + 2 * self.halves[-1] + 1, count) - first + 1)
+        for half, weight in zip(self.halves, self.weights, strict=True):
+            centers = np.arange(max(place - half, 0), min(place + half + 1, count))
+            lows, highs = np.maximum(centers - half, 0), np.minimum(centers + half + 1, count)
+            shares = weight / (len(centers) * (highs - lows))
+            np.subtract.at(changes, highs - first, shares)
+            np.add.at(changes, lows - first, shares)
+        shares = np.cumsum(changes)
+        return self.sd * math.sqrt(math.fsum((shares * shares).tolist()))
 
 
-def _extend(sums: array[float], values: Iterable[float]) -> None:
-    sums.extend(islice(accumulate(values, initial=sums[-1]), 1, None))
+def fit_scores(values: Floats, stderrs: Floats) -> Fit:
+    """Fit finite values, at least one; their standard errors, NaN where unknown, are a lower bound of the noise."""
+    frame = Frame.around(values)
+    inside = frame.inward(values)
+    reach = _find_reach(inside)
+    tame = _clip_outliers(inside, reach)
+    sd = max(frame.noise(stderrs), _estimate_noise(tame))
+    if sd <= _NOISELESS:
+        return Fit(frame, math.inf, 0.0, [0], [1.0], np.ones(1))
+    halves = sorted({round(width * math.sqrt(len(values))) for width in _WIDTHS})
+    weights = _weights([_risk(tame, _take_means(tame, half), half, sd) for half in halves])
+    spreads = _spread(halves, weights, np.arange(halves[-1] + 1), 2 * halves[-1] + 1)
+    return Fit(frame, reach, sd, halves, weights, spreads)
 
 
-def _means(sums: Sequence[float], base: int, half: int, begin: int, count: int) -> list[float]:
-    """Means over up to `half` neighbors on either side, from `begin` on; the window is cut off at the ends.
+class Smoothed(Struct, frozen=True):
+    """A smoothed curve, the approximate error of each of its values, and the noise's standard deviation."""
 
-    `sums` starts with the sum of all values before `base`.
-    """
-    width, means = 2 * half + 1, list[float]()
-    if begin < half or count < width:
-        cut = range(begin, min(half, count) if count >= width else count)
-        edges = [(max(index - half, 0), min(index + half + 1, count)) for index in cut]
-        means = [(sums[high - base] - sums[low - base]) / (high - low) for low, high in edges]
-        begin += len(cut)
-    end, shift = max(count - half, begin), begin - half - base
-    lows, highs = sums[shift : shift + end - begin], sums[shift + width : shift + width + end - begin]
-    means += [(high - low) / width for low, high in zip(lows, highs, strict=True)]
-    if end < count:
-        total = sums[count - base]
-        lows = sums[end - half - base : count - half - base]
-        means += [(total - low) / size for low, size in zip(lows, range(count - end + half, half, -1), strict=True)]
+    mean: Floats
+    stderr: Floats
+    noise: float
+
+
+def smooth_scores(values: Floats) -> Smoothed:
+    """Smooth finite values, at least one."""
+    fit = fit_scores(values, np.empty(0))
+    spread = fit.sd * fit.spread(np.arange(len(values)), len(values))
+    return Smoothed(
+        fit.frame.outward(fit.smooth(values), float(values.min()), float(values.max())),
+        np.array([fit.frame.width_outward(width) for width in spread.tolist()]),
+        fit.frame.width_outward(fit.sd),
+    )
+
+
+def _spread(halves: Sequence[int], weights: Sequence[float], places: Places, count: int) -> Floats:
+    """The standard deviation of means of means, approximately, in units of the noise's: of triangular weights."""
+    mixed = np.zeros(len(places))
+    for half, weight in zip(halves, weights, strict=True):
+        windows = np.minimum(places + half + 1, count) - np.maximum(places - half, 0)
+        mixed += weight * np.sqrt((2 * windows * windows + 1) / (3.0 * windows**3))
+    return mixed
+
+
+def _take_means(values: Floats, half: int) -> Floats:
+    """Means of means over up to `half` neighbors on either side; the windows are cut off at the ends."""
+    return _means(_means(values, half), half) if half else values
+
+
+def _means(values: Floats, half: int) -> Floats:
+    count, width = len(values), 2 * half + 1
+    sums = np.empty(count + 1)
+    sums[0] = 0.0
+    np.cumsum(values, out=sums[1:])
+    means: Floats = np.empty(count)
+    if count < width:
+        places = np.arange(count)
+        lows, highs = np.maximum(places - half, 0), np.minimum(places + half + 1, count)
+        means[:] = (sums[highs] - sums[lows]) / (highs - lows)
+        return means
+    means[:half] = sums[half + 1 : width] / np.arange(half + 1, width)
+    means[half : count - half] = (sums[width:] - sums[: count + 1 - width]) / width
+    means[count - half :] = (sums[count] - sums[count - 2 * half : count - half]) / np.arange(width - 1, half, -1)
     return means
 
 
-def _drawn_in(values: Sequence[float], begin: int, reach: float) -> list[float]:
-    """Values from `begin` on, clipped to within `reach` of the median of the five around them."""
+def _mix(curves: Sequence[Floats], weights: Sequence[float]) -> Floats:
+    mixed: Floats = weights[0] * curves[0]
+    for curve, weight in zip(curves[1:], weights[1:], strict=True):
+        mixed += weight * curve
+    return mixed
+
+
+def _clip_outliers(values: Floats, reach: float) -> Floats:
+    """Values clipped to within `reach` of the median of the five around them."""
     if reach == math.inf:
-        return list(values[begin:])
-    medians = _medians(values, begin)
-    return [
-        min(max(value, median - reach), median + reach) for value, median in zip(values[begin:], medians, strict=True)
-    ]
+        return values
+    medians = _medians_of_five(values)
+    return np.minimum(np.maximum(values, medians - reach), medians + reach)
 
 
-def _reach(values: Sequence[float]) -> float:
+def _medians_of_five(values: Floats) -> Floats:
+    padded = np.concatenate([values[:1], values[:1], values, values[-1:], values[-1:]])
+    a, b, c, d, e = (padded[index : index + len(values)] for index in range(5))
+    # Of the two lower ones of two pairs the higher, and of the two higher ones the lower: the median is between them.
+    low, high = np.maximum(np.minimum(a, b), np.minimum(c, d)), np.minimum(np.maximum(a, b), np.maximum(c, d))
+    medians: Floats = np.maximum(np.minimum(low, high), np.minimum(np.maximum(low, high), e))
+    return medians
+
+
+def _find_reach(values: Floats) -> float:
     """Three typical distances from the median of five; infinite if that cannot be estimated."""
     if len(values) < 5:
         return math.inf
-    medians = _medians(values, 0)
-    typical = 1.2 / 0.6745 * find_median([abs(value - median) for value, median in zip(values, medians, strict=True)])
-    return 3 * max(typical, _noise(values)) or math.inf  # coarse scores often equal their neighbors' median
+    typical = 1.2 / 0.6745 * float(np.median(np.abs(values - _medians_of_five(values))))
+    return 3 * max(typical, _estimate_noise(values)) or math.inf  # coarse scores often equal their neighbors' median
 
 
-def _medians(values: Sequence[float], begin: int) -> list[float]:
-    padded = [values[0], values[0], *values, values[-1], values[-1]]
-    return [sorted(padded[index : index + 5])[2] for index in range(begin, len(values))]
-
-
-def _noise(values: Sequence[float]) -> float:
+def _estimate_noise(values: Floats) -> float:
     """The standard deviation of white noise on a smooth curve, robustly, from second differences."""
     if len(values) < 3:
         return 0.0
-    bends = [abs(c - 2 * b + a) for a, b, c in zip(values, values[1:], values[2:], strict=False)]
-    return find_median(bends) / (0.6745 * math.sqrt(6))
+    return float(np.median(np.abs(values[2:] - 2 * values[1:-1] + values[:-2]))) / (0.6745 * math.sqrt(6))
 
 
-def _risk(values: Sequence[float], curve: Sequence[float], half: int, sd: float) -> float:
+def _risk(values: Floats, curve: Floats, half: int, sd: float) -> float:
     """An estimate of the squared error of a curve, in units of the noise's variance."""
-    n = len(values)
-    residuals = [value - mean for value, mean in zip(values, curve, strict=True)]
-    if sd == 0:
-        return 0.0
-    residual = math.fsum([x * x for x in residuals])
+    n, residuals = len(values), values - curve
+    residual = math.fsum((residuals * residuals).tolist())
     cut = (*range(half), *range(n - half, n)) if n > 2 * half else range(n)
     own_weight = math.fsum([1 / (min(index + half + 1, n) - max(index - half, 0)) for index in cut])
     own_weight += (n - len(cut)) / (2 * half + 1)
@@ -311,18 +257,3 @@ def _weights(risks: list[float]) -> list[float]:
     raw = [math.exp((least - risk) / _FLATNESS) for risk in risks]
     total = math.fsum(raw)
     return [weight / total for weight in raw]
-
-
-def _mixed(curves: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
-    mixed = [weights[0] * value for value in curves[0]]
-    for curve, weight in zip(curves[1:], weights[1:], strict=True):
-        mixed = [total + weight * value for total, value in zip(mixed, curve, strict=True)]
-    return mixed
-
-
-def _mixed_spread(windows: Iterable[int], weights: Iterable[float]) -> float:
-    """The standard deviation of each mean of means, approximately, in units of the noise's: of triangular weights."""
-    mixed = 0.0
-    for window, weight in zip(windows, weights, strict=True):
-        mixed += weight * math.sqrt((2 * window * window + 1) / (3.0 * window**3))
-    return mixed

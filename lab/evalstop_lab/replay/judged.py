@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from evalstop_detectors import BestSoFar, Evidence, PastRun, Policy, replay_runs, start, step
+from evalstop_detectors import Evidence, PastRun, Policy, Scores, choose_best, replay_runs, start, step
 
 from evalstop_lab.replay.runs import Run
 
@@ -54,11 +54,7 @@ def _judge_run(policy: Policy, run: Run, past: PastRun) -> Judged:
     verdict = past.verdict
     stop_step = verdict.step if verdict.stops else None
     scores = run.scores(stop_step)
-    chosen = BestSoFar()
-    for score in scores:
-        chosen.saved(score.step)
-        chosen.add(score)
-    best = chosen.best()
+    best = choose_best(Scores().add_scores(scores).add_checkpoints(dict.fromkeys((score.step for score in scores), "")))
     return Judged(
         run=run.name,
         verdict=str(verdict.verdict),

@@ -33,7 +33,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
 import evalstop_detectors
-from evalstop_detectors import POLICIES, BestSoFar, MetricRole, Observation, Policy, Score
+from evalstop_detectors import POLICIES, MetricRole, Observation, Policy, Score, Scores, choose_best
 
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.worlds.answers import Evaluator
@@ -60,7 +60,7 @@ class PolicyRule:
     def __init__(self, policy: Policy, planned_steps: float | None) -> None:
         self._policy, self._state = policy, evalstop_detectors.start(policy)
         self._planned = planned_steps
-        self._best = BestSoFar()
+        self._scores: list[Score] = []
         self.evaluator: Evaluator | None = None
 
     def stop(self, step: int, score: float | None, stderr: float | None, proxy: float | None, kl: float | None) -> bool:
@@ -78,14 +78,14 @@ class PolicyRule:
                 answer = self.evaluator.answer(request, progress)
                 self._state, _ = evalstop_detectors.step(self._policy, self._state, answer)
         if score is not None:
-            self._best.add(Score(step, score, stderr))
-            self._best.saved(step)
+            self._scores.append(Score(step, score, stderr))
         return self._state.verdict.stops
 
     @property
     def best_step(self) -> int | None:
         """The step of the checkpoint that the service would keep."""
-        best = self._best.best()
+        addresses = dict.fromkeys((score.step for score in self._scores), "")
+        best = choose_best(Scores().add_scores(self._scores).add_checkpoints(addresses))
         return None if best is None else best.step
 
 

@@ -11,7 +11,7 @@ import math
 import zlib
 
 import numpy as np
-from evalstop_detectors import BestSoFar, EvalRequest, MetricRole, Observation, Score
+from evalstop_detectors import EvalRequest, MetricRole, Observation, Score, Scores, choose_best
 
 from evalstop_lab.worlds.world import World
 
@@ -24,18 +24,18 @@ class Evaluator:
     def __init__(self, world: World) -> None:
         self._world = world
         self._index = {step: index for index, step in enumerate(world.steps.tolist())}
-        self._best = BestSoFar()
+        self._scores = Scores()
         self._rng = np.random.default_rng([zlib.crc32(world.family.encode()), world.seed, 4])
 
     def observe(self, observation: Observation) -> None:
         """Add the run's next observation."""
         if observation.role is MetricRole.EVAL:
-            self._best.add(Score(observation.step, observation.value, observation.stderr))
-            self._best.saved(observation.step)
+            score = Score(observation.step, observation.value, observation.stderr)
+            self._scores = self._scores.add_scores([score]).add_checkpoints({score.step: ""})
 
     def answer(self, request: EvalRequest, progress: float | None) -> Observation:
         """The requested paired evaluation, at the last observed step."""
-        best = self._best.best()
+        best = choose_best(self._scores)
         assert best is not None, "a request follows an eval"
         current, best_one = self._index[request.step], self._index[best.step]
         if self._world.prompt_scores is not None:

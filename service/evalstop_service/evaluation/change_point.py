@@ -101,8 +101,8 @@ def locate_change_point(scores: Sequence[Score]) -> ChangePoint | None:
     span = float(np.ptp(values))
     if span <= 1e-12:
         return None
-    smoothed = smooth_scores(values.tolist())
-    placed = _placed(values, np.asarray(smoothed.mean), max(smoothed.noise, 1e-6 * span))
+    smoothed = smooth_scores(values)
+    placed = _placed(values, smoothed.mean, max(smoothed.noise, 1e-6 * span))
     if placed is None:
         return None
     at, gain, drop = placed
@@ -168,8 +168,8 @@ def _refined(values: Floats, knots: Places, turn: int) -> int:
 
 def _around(at: int, smoothed: Smoothed, span: float) -> tuple[int, int]:
     """The range around the turn in which the smoothed scores are as high, up to their errors."""
-    mean = np.asarray(smoothed.mean)
-    lower = np.flatnonzero(mean < mean[at] - _NEAR * np.asarray(smoothed.stderr) - 1e-6 * span)
+    mean = smoothed.mean
+    lower = np.flatnonzero(mean < mean[at] - _NEAR * smoothed.stderr - 1e-6 * span)
     before, after = lower[lower < at], lower[lower > at]
     return int(before.max(initial=-1)) + 1, int(after.min(initial=len(mean))) - 1
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from operator import attrgetter
 
-from evalstop_detectors import Verdict
+from evalstop_detectors import Verdict, choose_best, find_highest
 from msgspec.structs import replace
 
 from evalstop_service.evaluation import change_point
@@ -60,7 +60,7 @@ def _add_evals(
     else:
         scores.add_scores(watched_metrics.select_scores(run, evals))
     scores.add_checkpoints(saved)
-    raw, sign = scores.best.raw(), state.watch.eval_sign
+    raw, sign = find_highest(scores.all), state.watch.eval_sign
     changes: RunChanges = {
         "best_checkpoint": _describe_best(scores, sign),
         "raw_maximum": RawMaximum(raw.step, sign * raw.score) if raw else None,
@@ -74,7 +74,7 @@ def _add_evals(
 
 def _describe_best(scores: Scores, sign: float) -> BestCheckpoint | None:
     """The best checkpoint with its address; its scores are in the metric's own direction."""
-    best = scores.best.best()
+    best = choose_best(scores.all)
     if best is None:
         return None
     smoothed = None if best.smoothed is None else sign * best.smoothed

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+import evalstop_detectors
 import msgspec
 from evalstop_detectors import (
-    BestSoFar,
     CombinedState,
     MonitorState,
     Observation,
@@ -70,14 +70,14 @@ def _extend_states(
 class Scores:
     """The scores and checkpoints of a run, from which the best one is chosen.
 
-    Mutable, because the selection is costly to copy. `count` counts what was added, so that a state recognizes scores
+    `count` counts what was added, so that a state recognizes scores
     that have advanced past it, for example by a message whose commit failed: see `RunState.usable_scores`.
     """
 
-    __slots__ = ("best", "count", "last_step", "uris")
+    __slots__ = ("all", "count", "last_step", "uris")
 
     def __init__(self, scores: Iterable[Score] = (), checkpoints: Iterable[Checkpoint] = ()) -> None:
-        self.best = BestSoFar()
+        self.all = evalstop_detectors.Scores()
         self.last_step = -1
         self.uris: dict[int, str] = {}
         self.count = 0
@@ -86,18 +86,19 @@ class Scores:
 
     def add_scores(self, scores: Iterable[Score]) -> None:
         """Add scores by ascending step, all past the last one."""
-        for score in scores:
-            self.last_step = score.step
-            self.best.add(score)
-            self.count += 1
+        added = list(scores)
+        if added:
+            self.all = self.all.add_scores(added)
+            self.last_step = added[-1].step
+            self.count += len(added)
 
     def add_checkpoints(self, checkpoints: Iterable[Checkpoint]) -> None:
         """Add checkpoints; known ones are skipped."""
-        for checkpoint in checkpoints:
-            if checkpoint.step not in self.uris:
-                self.uris[checkpoint.step] = checkpoint.uri
-                self.best.saved(checkpoint.step)
-                self.count += 1
+        added = {item.step: item.uri for item in checkpoints if item.step not in self.uris}
+        if added:
+            self.uris |= added
+            self.all = self.all.add_checkpoints(added)
+            self.count += len(added)
 
 
 class RunState(msgspec.Struct, frozen=True):

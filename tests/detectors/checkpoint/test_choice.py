@@ -1,4 +1,4 @@
-"""Choice of the best checkpoint: properties of every rule, of the raw maximum and of the smoothed maximum."""
+"""Choice of the best checkpoint among all scores of a run, and its highest raw score."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import math
 import random
 import statistics
 import sys
+from collections.abc import Iterable
 
 import pytest
-from evalstop_detectors.checkpoint.choice import BestCheckpoint, BestSoFar, Chooser, RawMaximum, Score, SmoothedMaximum
+from evalstop_detectors.checkpoint.choice import BestCheckpoint, Score, Scores, choose_best, find_highest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.detectors.strategies import round_values, values
-
-CHOOSERS: list[Chooser] = [RawMaximum(), SmoothedMaximum()]
-every_chooser = pytest.mark.parametrize("chooser", CHOOSERS, ids=lambda chooser: chooser.name)
 
 steps = st.integers(0, 12)
 existing_steps = st.sets(steps) | st.just(set(range(13)))
@@ -28,37 +26,35 @@ def score_lists(drawn: st.SearchStrategy[float]) -> st.SearchStrategy[list[Score
     )
 
 
-@every_chooser
+def collect(scores: Iterable[Score], existing: Iterable[int]) -> Scores:
+    """Scores, and the steps that have a checkpoint."""
+    return Scores().add_scores(scores).add_checkpoints(dict.fromkeys(existing, ""))
+
+
+def choose(scores: Iterable[Score], existing: Iterable[int]) -> BestCheckpoint | None:
+    """The best of the existing checkpoints."""
+    return choose_best(collect(scores, existing))
+
+
 @given(scores=score_lists(values), existing=existing_steps)
-def test_choice_is_an_existing_checkpoint(chooser: Chooser, scores: list[Score], existing: set[int]) -> None:
+def test_choice_is_an_existing_checkpoint(scores: list[Score], existing: set[int]) -> None:
     """The choice exists and has its finite score; it is None only if no checkpoint has a finite score."""
-    best = chooser.choose(scores, existing)
+    best = choose(scores, [*existing, *existing])
     candidates = {score.step: score.value for score in scores if score.step in existing and math.isfinite(score.value)}
     assert (best is None) == (not candidates)
     if best is not None:
         assert candidates[best.step] == best.score
-        assert best.score <= max(candidates.values())
-        assert best.chosen_by == chooser.name
+        assert best.chosen_by == "smoothed_maximum"
 
 
-@every_chooser
 @given(
     scores=score_lists(round_values), existing=existing_steps, exponent=st.integers(-20, 20), shift=st.integers(-9, 9)
 )
-def test_choice_is_invariant_to_units(
-    chooser: Chooser, scores: list[Score], existing: set[int], exponent: int, shift: int
-) -> None:
+def test_choice_is_invariant_to_units(scores: list[Score], existing: set[int], exponent: int, shift: int) -> None:
     """Scaled and shifted scores give the same step."""
-    best = chooser.choose(scores, existing)
-    changed = chooser.choose([Score(item.step, math.ldexp(item.value + shift, exponent)) for item in scores], existing)
+    best = choose(scores, existing)
+    changed = choose([Score(item.step, math.ldexp(item.value + shift, exponent)) for item in scores], existing)
     assert (best and best.step) == (changed and changed.step)
-
-
-@every_chooser
-@given(scores=score_lists(values), existing=existing_steps)
-def test_existing_steps_may_be_any_collection(chooser: Chooser, scores: list[Score], existing: set[int]) -> None:
-    """A list with duplicates gives the same choice as a set."""
-    assert chooser.choose(scores, [*existing, *existing]) == chooser.choose(scores, existing)
 
 
 @given(
@@ -67,17 +63,20 @@ def test_existing_steps_may_be_any_collection(chooser: Chooser, scores: list[Sco
     stderr=st.sampled_from([None, 0.0, 1.0, math.nan]),
     order=st.randoms(use_true_random=False),
 )
-def test_best_so_far_equals_choice(
+def test_choice_is_independent_of_order(
     scores: list[Score], existing: set[int], stderr: float | None, order: random.Random
 ) -> None:
-    """After each score and checkpoint, in any order, BestSoFar equals the choice from the whole history."""
-    check_best_so_far([Score(item.step, item.value, stderr) for item in scores], existing, order, check_probability=1.0)
+    """Scores and checkpoints may be added in any order, with choices in between."""
+    scores = [Score(item.step, item.value, stderr) for item in scores]
+    events: list[Score | int] = [*scores, *existing]
+    order.shuffle(events)
+    check_growing_run(events, order, check_probability=1.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
-def test_best_so_far_equals_choice_in_long_runs(seed: int) -> None:
-    """BestSoFar equals the choice in long runs with rises, jumps, repeated values, outliers and a growing range."""
+def test_choice_in_a_growing_run_equals_the_choice_from_its_history(seed: int) -> None:
+    """What earlier choices leave behind never changes one, with rises, jumps, outliers and a growing range."""
     order = random.Random(seed)
     length, sd = order.choice([40, 300, 1100]), order.choice([0.0, 0.01, 0.3])
     level, clean = 0.0, []
@@ -85,32 +84,27 @@ def test_best_so_far_equals_choice_in_long_runs(seed: int) -> None:
         level += order.choice([0.0, 0.01, -0.005]) + (order.gauss(0, 5) if order.random() < 0.01 else 0.0)
         clean.append(round(level, 1) if seed % 3 == 0 else level * (1000 if seed % 4 == 0 and index > 200 else 1))
     clean = [value + (order.choice([-9, 9]) if order.random() < 0.05 else 0) for value in clean]
-    existing = {index for index in range(length) if order.random() < (0.02 if seed % 2 else 0.7)}
-    check_best_so_far(
-        add_noise(clean, sd, seed, stderr=0.1 if seed % 5 == 0 else None),
-        existing,
-        order,
-        check_probability=0.1,
-    )
+    events: list[Score | int] = list(add_noise(clean, sd, seed, stderr=0.1 if seed % 5 == 0 else None))
+    for step in range(length):
+        if order.random() < (0.02 if seed % 2 else 0.7):
+            events.insert(order.randint(0, len(events)), step)
+    check_growing_run(events, order, check_probability=0.2)
 
 
-def check_best_so_far(scores: list[Score], existing: set[int], order: random.Random, check_probability: float) -> None:
-    """Feed scores and checkpoints in random order, and compare with the choice from the whole history."""
-    events: list[Score | int] = list(scores)
-    for step in sorted(existing):
-        events.insert(order.randint(0, len(events)), step)
-    best_so_far, seen, saved = BestSoFar(), list[Score](), set[int]()
+def check_growing_run(events: list[Score | int], order: random.Random, check_probability: float) -> None:
+    """Add scores and checkpoints, and compare with the choice from the whole history, also past a dropped score."""
+    grown, seen, saved = Scores(), list[Score](), set[int]()
     for event in events:
         if isinstance(event, Score):
-            best_so_far.add(event)
-            seen.append(event)
+            choose_best(grown.add_scores([Score(event.step, event.value / 2 + 1, event.stderr)]))
+            grown = grown.add_scores([event])
+            seen = sorted([*seen, event], key=lambda score: score.step)
         else:
-            best_so_far.saved(event)
+            grown = grown.add_checkpoints({event: ""})
             saved.add(event)
         if order.random() < check_probability:
-            assert best_so_far.best() == SmoothedMaximum().choose(seen, saved)
-            assert best_so_far.raw() == RawMaximum().choose(seen, {score.step for score in seen})
-    assert best_so_far.best() == SmoothedMaximum().choose(seen, saved)
+            assert choose_best(grown) == choose(seen, saved)
+    assert choose_best(grown) == choose(seen, saved)
 
 
 def compute_bounds(scores: list[Score], caution: float = 0.5) -> list[float]:
@@ -187,7 +181,7 @@ def test_choice_has_the_highest_bound(length: int, sd: float, jump: float, seed:
     clean = [min(index / 30, 1.0) + (jump if index > length - 9 else 0.0) for index in range(length)]
     scores = add_noise(clean, sd, seed)
     existing = set(random.Random(seed).sample(range(length), (length + 1) // 2))
-    best = SmoothedMaximum().choose(scores, existing)
+    best = choose(scores, existing)
     assert best is not None
     bounds = compute_bounds(scores)
     highest = max((bounds[index] for index in existing if index < len(bounds)), default=None)
@@ -199,51 +193,30 @@ def test_choice_has_the_highest_bound(length: int, sd: float, jump: float, seed:
 
 def test_unsmoothed_score_is_used_until_one_is_smoothed() -> None:
     """As long as no checkpoint has a smoothed score, the choice uses the raw scores of the newest."""
-    best_so_far = BestSoFar()
-    best_so_far.saved(1025)
-    for score in add_noise([0.0] * 1025, 0.1, 1):
-        best_so_far.add(score)
-    assert best_so_far.best() is None
+    scores = collect(add_noise([0.0] * 1025, 0.1, 1), [1025])
+    assert choose_best(scores) is None
     for step in (1025, 1026, 1027):
-        best_so_far.add(Score(step, 0.0))
-        best = best_so_far.best()
+        scores = scores.add_scores([Score(step, 0.0)])
+        best = choose_best(scores)
         assert best is not None
         assert best.step == 1025
         assert (best.smoothed is None) == (step < 1027)
 
 
-def test_late_score_is_refused() -> None:
-    """A score at or before the last step raises ValueError, also after a NaN."""
-    best_so_far = BestSoFar()
-    best_so_far.add(Score(5, math.nan))
-    for step in (5, 4):
-        with pytest.raises(ValueError, match=f"step {step} is late; the last score was at step 5"):
-            best_so_far.add(Score(step, 1.0))
-
-
-@given(scores=score_lists(values), existing=existing_steps, rng=st.randoms(use_true_random=False))
-def test_raw_maximum_is_independent_of_order(scores: list[Score], existing: set[int], rng: object) -> None:
-    """Shuffled scores give the same raw maximum."""
-    shuffled = list(scores)
-    rng.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert RawMaximum().choose(shuffled, existing) == RawMaximum().choose(scores, existing)
-
-
-@given(scores=score_lists(round_values), existing=existing_steps)
-def test_raw_maximum_takes_the_earliest_of_equal_scores(scores: list[Score], existing: set[int]) -> None:
+@given(scores=score_lists(round_values))
+def test_raw_maximum_takes_the_earliest_of_equal_scores(scores: list[Score]) -> None:
     """The raw maximum is the highest score, and the earliest of several."""
-    candidates = [score for score in scores if score.step in existing]
-    highest = [score for score in candidates if all(score.value >= other.value for other in candidates)]
+    highest = [score for score in scores if all(score.value >= other.value for other in scores)]
     expected = BestCheckpoint(highest[0].step, highest[0].value, "raw_maximum") if highest else None
-    assert RawMaximum().choose(scores, existing) == expected
+    assert find_highest(collect(scores, [])) == expected
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_non_finite_score_is_never_best(bad: float) -> None:
     """NaN and infinities are skipped, and the best of the other scores is chosen."""
     scores = [Score(1, 0.5), Score(2, bad), Score(3, 0.7), Score(4, 0.6)]
-    assert RawMaximum().choose(scores, {1, 2, 3, 4}) == BestCheckpoint(3, 0.7, "raw_maximum")
-    assert RawMaximum().choose(scores, {2}) is None
+    assert find_highest(collect(scores, [])) == BestCheckpoint(3, 0.7, "raw_maximum")
+    assert choose(scores, [2]) is None
 
 
 def add_noise(clean: list[float], sd: float, seed: int, stderr: float | None = None) -> list[Score]:
@@ -255,7 +228,7 @@ def add_noise(clean: list[float], sd: float, seed: int, stderr: float | None = N
 @given(scores=score_lists(values), existing=existing_steps, stderr=st.sampled_from([None, 0.0, 1.0, math.nan, 1e308]))
 def test_smoothed_score_is_finite(scores: list[Score], existing: set[int], stderr: float | None) -> None:
     """For any scores, the smoothed score is within the finite scores and its standard error is finite."""
-    best = SmoothedMaximum().choose([Score(item.step, item.value, stderr) for item in scores], existing)
+    best = choose([Score(item.step, item.value, stderr) for item in scores], existing)
     if best is not None:
         finite = [item.value for item in scores if math.isfinite(item.value)]
         assert best.smoothed is not None
@@ -268,14 +241,15 @@ def test_smoothed_score_is_finite(scores: list[Score], existing: set[int], stder
 def test_smoothing_without_noise_equals_raw_maximum(length: int, peak: int, existing: set[int]) -> None:
     """On straight lines up to a peak and down, the smoothed maximum is the raw one."""
     scores = [Score(step, float(-abs(step - peak))) for step in range(length)]
-    raw, smoothed = (chooser.choose(scores, existing) for chooser in (RawMaximum(), SmoothedMaximum()))
-    assert (raw and raw.step) == (smoothed and smoothed.step)
+    smoothed = choose(scores, existing)
+    nearest = min(existing & set(range(length)), key=lambda step: (abs(step - peak), step), default=None)
+    assert (smoothed and smoothed.step) == nearest
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -7.25, 1e300, 5e-324])
 def test_constant_run_chooses_the_earliest(value: float) -> None:
     """Of equal scores the earliest is chosen, with that value as smoothed score and a standard error of 0."""
-    best = SmoothedMaximum().choose([Score(step, value) for step in range(40)], range(3, 40))
+    best = choose([Score(step, value) for step in range(40)], range(3, 40))
     assert best == BestCheckpoint(3, value, "smoothed_maximum", value, 0.0)
 
 
@@ -284,7 +258,7 @@ def test_single_outlier_is_not_the_smoothed_maximum() -> None:
     hill = [1 - ((step - 60) / 60) ** 2 for step in range(100)]
     scores = add_noise(hill, 0.05, 1)
     scores[10] = Score(10, 3.0)
-    raw, smoothed = (chooser.choose(scores, range(100)) for chooser in (RawMaximum(), SmoothedMaximum()))
+    raw, smoothed = find_highest(collect(scores, [])), choose(scores, range(100))
     assert raw is not None
     assert raw.step == 10
     assert smoothed is not None
@@ -294,13 +268,12 @@ def test_single_outlier_is_not_the_smoothed_maximum() -> None:
 def test_smoothing_loses_less_than_the_raw_maximum() -> None:
     """Over 60 noisy rises and falls, the smoothed choice loses less than half as much true score as the raw one."""
     hill = [1 - ((step - 60) / 60) ** 2 for step in range(100)]
-    lost: dict[str, float] = {}
+    lost = {"raw_maximum": 0.0, "smoothed_maximum": 0.0}
     for seed in range(60):
         scores = add_noise(hill, 0.2, seed)
-        for chooser in CHOOSERS:
-            best = chooser.choose(scores, range(100))
+        for best in (find_highest(collect(scores, [])), choose(scores, range(100))):
             assert best is not None
-            lost[chooser.name] = lost.get(chooser.name, 0) + 1 - hill[best.step]
+            lost[best.chosen_by] += 1 - hill[best.step]
     assert lost["smoothed_maximum"] < 0.5 * lost["raw_maximum"]
 
 
@@ -308,7 +281,7 @@ def test_smoothed_standard_error_is_calibrated() -> None:
     """Over 400 flat runs the squared error of the smoothed score agrees with its standard error."""
     errors = []
     for seed in range(400):
-        best = SmoothedMaximum().choose(add_noise([0.0] * 64, 1.0, seed, stderr=1.0), {30})
+        best = choose(add_noise([0.0] * 64, 1.0, seed, stderr=1.0), {30})
         assert best is not None
         assert best.smoothed is not None
         assert best.smoothed_stderr
@@ -321,7 +294,7 @@ def test_scores_without_checkpoint_are_smoothed_over() -> None:
     ripple = [0.0, 0.1, -0.1] * 7
     scores = [Score(step, (1.0 if step > 10 else 0.0) + ripple[step]) for step in range(21)]
     scores[3], scores[17] = Score(3, 0.7), Score(17, 0.7)
-    best = SmoothedMaximum().choose(scores, {3, 17})
+    best = choose(scores, {3, 17})
     assert best is not None
     assert best.step == 17
 
@@ -329,7 +302,7 @@ def test_scores_without_checkpoint_are_smoothed_over() -> None:
 def test_given_standard_errors_widen_the_window() -> None:
     """If the differences show no noise, the given standard errors are used."""
     scores = [Score(step, float(step == 20), stderr=1.0) for step in range(41)]
-    best = SmoothedMaximum().choose(scores, range(41))
+    best = choose(scores, range(41))
     assert best is not None
     assert best.smoothed is not None
     assert best.smoothed < 0.5

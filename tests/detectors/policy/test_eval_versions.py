@@ -7,13 +7,15 @@ from itertools import pairwise
 import pytest
 from evalstop_detectors import (
     POLICIES,
-    BestSoFar,
     Call,
     MetricRole,
     Observation,
     Policy,
     Score,
+    Scores,
     advance,
+    choose_best,
+    find_highest,
     policy_from_document,
     replay,
     start,
@@ -102,32 +104,22 @@ def test_progress_counts_within_the_rest_of_the_plan() -> None:
 @given(events=st.permutations([(0, "score"), (0, "save"), (1, "score"), (1, "save"), (2, "score"), (2, "save")]))
 def test_best_checkpoint_has_the_newest_version(events: list[tuple[int, str]]) -> None:
     """In any order of scores and checkpoints, the best is a checkpoint of the newest version that has any."""
-    best = BestSoFar()
+    added = Scores()
     scores = [Score(0, 0.5), Score(1, 0.9), Score(2, 0.3, eval_version=1)]
-    existing = set()
-    for position, (index, kind) in enumerate(events):
-        if kind == "save":
-            best.saved(index)
-            existing.add(index)
-        elif not any(other > index for other, earlier in events[:position] if earlier == "score"):
-            best.add(scores[index])
-    if 2 in existing and {index for index, kind in events if kind == "score"} == {0, 1, 2}:
-        chosen = best.best()
-        assert chosen is not None
-        assert chosen.step == 2
-    raw = best.raw()
+    for index, kind in events:
+        added = added.add_checkpoints({index: ""}) if kind == "save" else added.add_scores([scores[index]])
+    chosen = choose_best(added)
+    assert chosen is not None
+    assert chosen.step == 2
+    raw = find_highest(added)
     assert raw is not None
     assert raw.step == 2
 
 
 def test_old_best_stays_until_the_new_version_has_one() -> None:
     """As long as no checkpoint has a score of the new version, the best of the old version stays."""
-    best = BestSoFar()
-    for checkpoint in (0, 1):
-        best.saved(checkpoint)
-    for score in (Score(0, 0.5), Score(1, 0.9), Score(2, 0.3, eval_version=1)):
-        best.add(score)
-    chosen = best.best()
+    scores = Scores().add_scores([Score(0, 0.5), Score(1, 0.9), Score(2, 0.3, eval_version=1)])
+    chosen = choose_best(scores.add_checkpoints({0: "", 1: ""}))
     assert chosen is not None
     assert chosen.step == 1
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_detectors import POLICIES, MetricRole, Policy, Score, SmoothedMaximum, start, step
+from evalstop_detectors import POLICIES, MetricRole, Policy, Score, Scores, choose_best, start, step
 from evalstop_lab.replay import Roles, Run
 from evalstop_lab.worlds import World, draw_world, plan_worlds
 
@@ -43,7 +43,7 @@ def choose_best_step(world: World, stop_step: int | None) -> int | None:
         for item in world.observations()
         if item.role is MetricRole.EVAL and (stop_step is None or item.step <= stop_step)
     ]
-    best = SmoothedMaximum().choose(scores, {score.step for score in scores})
+    best = choose_best(Scores().add_scores(scores).add_checkpoints(dict.fromkeys((score.step for score in scores), "")))
     return None if best is None else best.step
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
-from evalstop_detectors import Score, SmoothedMaximum, state_to_json
+from evalstop_detectors import Score, Scores, choose_best, state_to_json
 from evalstop_service.ingest import (
     CheckpointSaved,
     Content,
@@ -342,7 +342,11 @@ def test_results_equal_a_simple_reference(project: ProjectFixture, history: RunH
     assert saved == {step for step in history.saved if step <= resumed_at}
     raw = max(newest, key=lambda item: (item[1], -item[0]), default=None)
     choices = [
-        SmoothedMaximum().choose([Score(*item) for item in sorted(version_scores)], saved)
+        choose_best(
+            Scores()
+            .add_scores(Score(*item) for item in sorted(version_scores))
+            .add_checkpoints(dict.fromkeys(saved, ""))
+        )
         for version_scores in reversed(scores_by_version)
     ]
     chosen = next(filter(None, choices), None)

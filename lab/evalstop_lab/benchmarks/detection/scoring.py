@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import evalstop_detectors
 import numpy as np
-from evalstop_detectors import Chooser, RawMaximum
+from evalstop_detectors import BestCheckpoint, Scores, choose_best, find_highest
 from evalstop_detectors import Score as EvalScore
 
 from evalstop_lab.benchmarks.detection.contenders import AS_SHIPPED, STATED, Contender
@@ -30,7 +29,7 @@ from evalstop_lab.worlds.scoring import (
     wilson,
 )
 
-CHOOSERS: tuple[Chooser, ...] = (RawMaximum(), evalstop_detectors.SmoothedMaximum())
+CHOOSERS = {"raw_maximum": find_highest, "smoothed_maximum": choose_best}
 RATES = (0.01, 0.05)
 DELAY_RATES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4)
 ROC_RATES = tuple(np.geomspace(0.001, 1.0, 61).tolist())
@@ -160,24 +159,23 @@ def _count_false_stops(
 def compute_checkpoint_losses(worlds: Sequence[World]) -> dict[str, dict[str, Any]]:
     """The mean loss of the chosen checkpoint as a share of the gain, by rule and noise, over runs without stops."""
     return {
-        chooser.name: {
+        name: {
             f"{level:g}": asdict(
-                estimate_mean([_compute_loss(chooser, world) for world in worlds if world.noise.level == level])
+                estimate_mean([_compute_loss(choose, world) for world in worlds if world.noise.level == level])
             )
             for level in LEVELS
         }
-        for chooser in CHOOSERS
+        for name, choose in CHOOSERS.items()
     }
 
 
-def _compute_loss(chooser: Chooser, world: World) -> float:
+def _compute_loss(choose: Callable[[Scores], BestCheckpoint | None], world: World) -> float:
     errors = np.full(len(world.steps), np.nan) if world.eval_stderr is None else world.eval_stderr
     scores = [
         EvalScore(step, score, None if math.isnan(error) else error)
         for step, score, error in zip(world.steps.tolist(), world.eval_scores.tolist(), errors.tolist(), strict=True)
-        if math.isfinite(score)
     ]
-    best = chooser.choose(scores, {score.step for score in scores})
+    best = choose(Scores().add_scores(scores).add_checkpoints(dict.fromkeys((score.step for score in scores), "")))
     lost = compute_eval_loss(Outcome(None, best.step if best else None), world.truth)
     assert lost is not None, world.name  # every world has an eval
     return lost

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from evalstop_detectors import (
-    BestSoFar,
     DetectorError,
     Evidence,
     Policy,
+    Scores,
     Verdict,
+    choose_best,
     policy_from_document,
     policy_to_document,
 )
@@ -163,14 +164,9 @@ def _compare_steps(step: int, run: Run, decision: Decision | None) -> str:
 
 def _describe_best(step: int, run: Run, replay: Replay, saved: Sequence[Checkpoint]) -> str:
     """The checkpoint that would have been the best at this step."""
-    chosen = BestSoFar()
-    for score in select_evals(run, replay.observations):
-        if score.step <= step:
-            chosen.add(score)
-    for checkpoint in saved:
-        if checkpoint.step <= step:
-            chosen.saved(checkpoint.step)
-    best = chosen.best()
+    evals = [score for score in select_evals(run, replay.observations) if score.step <= step]
+    addresses = {checkpoint.step: checkpoint.uri for checkpoint in saved if checkpoint.step <= step}
+    best = choose_best(Scores().add_scores(evals).add_checkpoints(addresses))
     if best is None:
         return "no checkpoint had an eval by then"
     return f"the best checkpoint would be that of step {format_step(best.step)}"
