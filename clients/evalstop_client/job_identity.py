@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 
 LONGEST_IDENTITY = 500
+RANKS = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "TORCHELASTIC_RUN_ID")
+"""Variables of launchers that start several processes for one run."""
 
 _PROCESS = uuid.uuid4().hex
 """Kept by forked children, which belong to the job of their parent."""
@@ -37,3 +41,22 @@ def _in_torchrun(environment: Mapping[str, str]) -> str | None:
     if run_id == "none":  # torchrun's value without --rdzv-id: use the launcher, the parent of the ranks
         return f"torchrun:{socket.gethostname()}:{os.getppid()}"
     return f"torchrun:{run_id}" if run_id else None
+
+
+def name_process(environment: Mapping[str, str]) -> str:
+    """This process as `PID:START`, which a `process` receiver can end by itself; "" if it is one of several of its run.
+
+    START is its start time as Linux counts it: another process may get the same PID later.
+    """
+    is_worker = multiprocessing.parent_process() is not None or any(environment.get(name) for name in RANKS)
+    started = None if is_worker else read_start(os.getpid())
+    return "" if started is None else f"{os.getpid()}:{started}"
+
+
+def read_start(pid: int) -> str | None:
+    """The start time of a process in clock ticks since the machine's start; None without /proc, or if it has ended."""
+    try:
+        # "pid (command) state ...": the command may hold spaces and parentheses itself
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None

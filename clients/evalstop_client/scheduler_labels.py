@@ -12,7 +12,10 @@ SLURM_LABELS = {
     "slurm_array_job_id": "SLURM_ARRAY_JOB_ID",
     "slurm_array_task_id": "SLURM_ARRAY_TASK_ID",
     "slurm_restart_count": "SLURM_RESTART_COUNT",
+    "slurm_step_id": "SLURM_STEP_ID",
 }
+
+FIRST_OWN_STEP = 0xFFFFFFF0
 
 KUBERNETES_LABELS = {
     "kubernetes_namespace": "EVALSTOP_KUBERNETES_NAMESPACE",
@@ -43,4 +46,15 @@ def _in_slurm(environment: Mapping[str, str]) -> dict[str, str]:
     if not environment.get("SLURM_JOB_ID"):
         return {}
     labels = {label: environment.get(variable, "") for label, variable in SLURM_LABELS.items()}
-    return {**labels, "slurm_restart_count": labels["slurm_restart_count"] or "0"}  # Slurm sets it only from 1 on
+    return {
+        **labels,
+        "slurm_restart_count": labels["slurm_restart_count"] or "0",  # Slurm sets it only from 1 on
+        "slurm_step_id": _name_step(labels["slurm_step_id"]),
+    }
+
+
+def _name_step(step: str) -> str:
+    """The step that srun started; `batch` without one. "" for the steps that Slurm itself numbers from 2**32 - 6 on."""
+    if not step:
+        return "batch"
+    return step if step.isdecimal() and int(step) < FIRST_OWN_STEP else ""

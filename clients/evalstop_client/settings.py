@@ -26,7 +26,7 @@ from evalstop_client.config import (
     replace_controls,
 )
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.job_identity import identify_job
+from evalstop_client.job_identity import identify_job, name_process
 from evalstop_client.metric_roles import Metrics, check_metrics
 from evalstop_client.scheduler_labels import scheduler_labels
 
@@ -157,6 +157,8 @@ def resolve(
         field: _fit_description(field, value) for field, value in arguments.items() if value not in (None, "", [])
     }
     merged = scheduler_labels(environment) | parse_labels(environment.get("EVALSTOP_LABELS", "")) | dict(labels or {})
+    if "receiver" in merged:
+        merged["process_id"] = name_process(environment)
     if merged:
         opening["labels"] = _check_labels({str(label): format_value(value) for label, value in merged.items()})
     # The id lets the service recognize a repeated opening: another process may send it from the spool days later.

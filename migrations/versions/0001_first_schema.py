@@ -371,6 +371,7 @@ def _create_runs() -> None:
         sa.Column("pruned_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("opened_as", sa.Text(), nullable=True),
         sa.Column("job", sa.Text(), nullable=True),
+        sa.Column("job_key", sa.Text(), nullable=True),
         sa.Column("opening", sa.Uuid(), nullable=True),
         sa.Column("opened_by", sa.Uuid(), nullable=True),
         sa.ForeignKeyConstraint(["policy_id"], ["policies.id"], name=op.f("fk_runs_policy_id")),
@@ -393,6 +394,14 @@ def _create_runs() -> None:
         unique=False,
         sqlite_where=sa.text("opened_as IS NOT NULL"),
         postgresql_where=sa.text("opened_as IS NOT NULL"),
+    )
+    op.create_index(
+        "ix_runs_project_id_job_key",
+        "runs",
+        ["project_id", "job_key"],
+        unique=False,
+        sqlite_where=sa.text("job_key IS NOT NULL"),
+        postgresql_where=sa.text("job_key IS NOT NULL"),
     )
     op.create_index(
         "uq_runs_project_id_opening",

@@ -35,6 +35,15 @@ def test_unset_slurm_labels_are_sent_empty() -> None:
     assert scheduler_labels({**IN_SLURM, "SLURM_RESTART_COUNT": "2"})["slurm_restart_count"] == "2"
 
 
+@pytest.mark.parametrize(
+    ("variable", "label"), [(None, "batch"), ("0", "0"), ("12", "12"), ("4294967290", ""), ("4294967291", "")]
+)
+def test_only_steps_that_srun_started_are_named(variable: str | None, label: str) -> None:
+    """The batch script is named as such; Slurm's own numbers, as of an interactive step, name nothing."""
+    environment = IN_SLURM if variable is None else {**IN_SLURM, "SLURM_STEP_ID": variable}
+    assert scheduler_labels(environment)["slurm_step_id"] == label
+
+
 def test_run_sends_scheduler_labels_and_its_own(
     server: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

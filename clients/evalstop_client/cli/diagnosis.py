@@ -131,6 +131,9 @@ def _check_run(facts: Facts) -> Iterator[Check]:
         yield Check("checkpoint", _guarded(facts, "no_checkpoint"), text, "run.checkpoint(uri, step=...)")
     else:
         yield Check("checkpoint", Finding.OK, f"{facts.checkpoints} registered")
+    if others := run.document.get("job_runs"):  # an older service does not tell
+        text = f"{len(others)} other live run{'s' if len(others) > 1 else ''} in this job: {', '.join(others[:8])}"
+        yield Check("job", Finding.NOTE, text, "a stop waits for them, unless the run has a Slurm step or process")
     yield from _check_health(facts, run)
     yield from _check_decision(run)
 

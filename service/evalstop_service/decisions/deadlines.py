@@ -1,7 +1,7 @@
 """Deadlines: escalates or fails requested stops that no receiver confirmed in time, and rechecks stops on hold.
 
 A stop that every receiver refuses, for example because it is too large, fails at once. A pending stop of a paused
-project is put on hold: its pause was interrupted.
+project is put on hold: its pause was interrupted. So is one whose job meanwhile has another live run.
 
 Any number of processes may do this concurrently.
 """
@@ -16,7 +16,7 @@ from itertools import takewhile
 from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import guards, transitions
-from evalstop_service.rules.decision_lifecycle import DecisionState, TimePassed
+from evalstop_service.rules.decision_lifecycle import DecisionState, GuardKind, TimePassed
 from evalstop_service.store import decisions, due_decisions, projects, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.due_decisions import OverdueDecision
@@ -40,6 +40,7 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
             paused = [projects.get_project(tx, project_id) for project_id in due_decisions.list_unheld_projects(tx)]
         if refused or (deadline_at is not None and deadline_at <= now):
             process_overdue(database, now, pause)
+        transitions.hold_shared_stops(database, now)
         for project in paused:
             transitions.hold_pending_stops(database, project.id, guards.find_pause(project), now)
         seconds = CHECK_SECONDS if deadline_at is None else (deadline_at - now).total_seconds()
@@ -78,5 +79,7 @@ def _process_decision(database: Database, overdue: OverdueDecision, now: datetim
             refusal = outbox.read_stop_reach(tx, run.id, decision.id).refusal
             event = TimePassed(now, attempt_over=run.attempt != decision.attempt, refusal=refusal)
             moved = transitions.move_decision(tx, run, decision, event)
+    if moved.guard_kinds == [GuardKind.SHARED_JOB]:
+        transitions.release_job(database, overdue.project_id, run.id, now)
     if moved.state != decision.state or moved.escalations != decision.escalations:
         log.info("decision %s of run %s is %s: its deadline passed", moved.id, moved.run_name, moved.state)

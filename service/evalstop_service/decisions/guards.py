@@ -9,6 +9,7 @@
 | `metric_fault` | a metric by which the policy stops the run has no data | the metric has data again |
 | `no_checkpoint` | the run has no best checkpoint, so stopping it would leave nothing | a checkpoint with an eval |
 | `cannot_park` | no endpoint subscribes to `run.park_requested`, so the job cannot be parked | an endpoint does |
+| `shared_job` | other live runs of the job, which are not to be stopped, would end with it | they end or stop too |
 
 A policy may override `stale`, `metric_fault` and `no_checkpoint` (`stops_despite`). Stops are counted from the rows of
 decisions. A transaction that decides locks the project until its commit, so of two concurrent stops the second counts
@@ -24,16 +25,17 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 import msgspec
-from evalstop_detectors import Action, Policy
+from evalstop_detectors import Action as PolicyAction
+from evalstop_detectors import Policy
 from evalstop_detectors.wording import format_count, format_percent
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.projects import policies
-from evalstop_service.rules.decision_lifecycle import Guard, GuardKind
+from evalstop_service.rules.decision_lifecycle import Action, Guard, GuardKind
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.runs import health
-from evalstop_service.store import decisions, endpoints, run_health, runs
+from evalstop_service.store import decisions, endpoints, job_runs, run_health, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
@@ -43,6 +45,9 @@ WINDOW = timedelta(hours=1)
 
 FEWEST_STOPS, FEWEST_RUNS = 10, 20
 """The share is checked from this many stops or runs on: two of three runs may well turn within the same hour."""
+
+SHOWN_RUNS = 20
+"""How many of the other runs of a job a guard names."""
 
 MOST_COUNTED = 1e9
 """No project has as many runs: a share so small that it would take more is never enough for a second stop."""
@@ -103,9 +108,22 @@ def _find_run_guards(
         yield Guard(GuardKind.METRIC_FAULT, f"metrics that the policy needs have no data: {reasons}", details)
     if run.best_checkpoint is None:
         yield Guard(GuardKind.NO_CHECKPOINT, "no checkpoint with an eval is registered")
-    if policy is not None and policy.action is Action.PARK and not _can_park(tx, project):
+    if policy is not None and policy.action is PolicyAction.PARK and not _can_park(tx, project):
         reason = "no endpoint subscribes to run.park_requested, so the job cannot be parked"
         yield Guard(GuardKind.CANNOT_PARK, reason)
+    yield from find_shared_job(tx, run, Action.STOP if policy is None else Action(policy.action))
+
+
+def find_shared_job(tx: Transaction, run: Run, action: Action) -> tuple[Guard, ...]:
+    """The guard of the other runs that would end with a run's job though nobody wants that; none if there are none."""
+    others = job_runs.list_endangered_runs(tx, run, action)
+    if not others:
+        return ()
+    names = [other.name for other in others[:SHOWN_RUNS]]
+    listed = ", ".join(names) + (", ..." if len(others) > len(names) else "")
+    details = {"runs": names, "count": len(others), "waiting": all(other.waits for other in others)}
+    reason = f"{format_count(len(others), 'other live run')} in this job: {listed}"
+    return (Guard(GuardKind.SHARED_JOB, reason, details),)
 
 
 def _can_park(tx: Transaction, project: Project) -> bool:

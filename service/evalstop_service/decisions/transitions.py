@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from evalstop_service.background import handle_each
@@ -22,6 +22,7 @@ from evalstop_service.rules.decision_lifecycle import (
     DecisionState,
     Event,
     Guard,
+    GuardKind,
     GuardsChecked,
     GuardsRaised,
     Instruction,
@@ -32,9 +33,11 @@ from evalstop_service.rules.decision_lifecycle import (
     StopOrdered,
     Timeouts,
 )
+from evalstop_service.rules.event_types import REQUEST_EVENTS
+from evalstop_service.rules.labels import find_job_part
 from evalstop_service.rules.run_results import Call, Verdict
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.store import decisions, projects, rollout_stages, runs
+from evalstop_service.store import decisions, job_runs, projects, rollout_stages, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.ids import new_id
@@ -168,10 +171,66 @@ def recheck_guards(tx: Transaction, run: Run, decision: Decision, now: datetime)
     if decision.state != DecisionState.ON_HOLD:
         return decision
     project = projects.lock_project(tx, run.project_id)
-    stops = run.verdict.stops and run.status == RunStatus.RUNNING and run.attempt == decision.attempt
-    stops &= project.max_mode is Mode.ENFORCE
-    event = GuardsChecked(now, guards.find_guards(tx, project, run, now), stops)
-    return move_decision(tx, run, decision, event, project)
+    found = guards.find_guards(tx, project, run, now)
+    return move_decision(tx, run, decision, GuardsChecked(now, found, _still_stops(project, run, decision)), project)
+
+
+def _still_stops(project: Project, run: Run, decision: Decision) -> bool:
+    is_current = run.status == RunStatus.RUNNING and run.attempt == decision.attempt
+    return run.verdict.stops and is_current and project.max_mode is Mode.ENFORCE
+
+
+def release_job(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> None:
+    """Carry out the stops of all runs of a job, if each waits for nothing but the others.
+
+    All of them begin their veto windows at the same time, so that none is sent while another can still be vetoed.
+    """
+    with database.transaction() as tx:
+        run = runs.load_run(tx, project_id, run_id)
+        decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+        others = [] if decision is None else job_runs.list_endangered_runs(tx, run, decision.action)
+        if not others or not all(other.waits for other in others):
+            return
+        run_ids = {run.id, *(other.id for other in others)}
+        # In ascending order, as everybody locks several runs.
+        locked = [runs.lock_run(tx, project_id, locked_id) for locked_id in sorted(run_ids)]
+        held = []
+        for locked_run in locked:
+            decision = decisions.find_decision_of_attempt(tx, locked_run.id, locked_run.attempt)
+            if decision is None:
+                return
+            held.append((locked_run, decisions.lock_decision(tx, locked_run.id, decision.id)))
+        project = projects.lock_project(tx, project_id)
+        for locked_run, decision in held:
+            others = job_runs.list_endangered_runs(tx, locked_run, decision.action)
+            found = guards.find_guards(tx, project, locked_run, now)
+            if (
+                decision.state is not DecisionState.ON_HOLD
+                or not _still_stops(project, locked_run, decision)
+                or any(guard.kind is not GuardKind.SHARED_JOB for guard in found)
+                or not run_ids >= {other.id for other in others}
+            ):
+                return
+        for locked_run, decision in held:
+            move_decision(tx, locked_run, decision, GuardsChecked(now, (), verdict_stops=True), project)
+
+
+def hold_shared_stops(database: Database, now: datetime) -> None:
+    """Put the pending stops on hold whose jobs meanwhile have other live runs, each in its own transaction."""
+
+    def hold(place: tuple[UUID, UUID]) -> None:
+        project_id, run_id = place
+        with database.transaction() as tx:
+            run = runs.lock_run(tx, project_id, run_id)
+            decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+            if decision is not None:
+                # Nothing was handed over, so its veto window counts as open.
+                at = min(now, decision.due_at - timedelta(microseconds=1))
+                hold_stop(tx, run, guards.find_shared_job(tx, run, decision.action), at)
+
+    with database.reading() as tx:
+        places = job_runs.list_held_too_late(tx)
+    handle_each(places, hold)
 
 
 def hold_stop(tx: Transaction, run: Run, raised: Sequence[Guard], now: datetime) -> Decision | None:
@@ -231,7 +290,17 @@ def _carry_out(
                 # An event that waits for the end of the veto window is announced when the decision is requested.
                 as_sent = replace(decision, state=DecisionState.REQUESTED) if due_at is not None else decision
                 data = data | {"gpu_hours_left": hours_left}
+                if event_type in REQUEST_EVENTS:
+                    data = data | {"job": _describe_job(tx, run, decision)}
                 events.announce_run_event(tx, event_type, project, run, now, decision=as_sent, due_at=due_at, **data)
+
+
+def _describe_job(tx: Transaction, run: Run, decision: Decision) -> dict[str, object]:
+    """What a receiver may end: the job, or the part of it that the run names while others go on."""
+    spared = [other for other in job_runs.list_spared_runs(tx, run, decision.action) if not other.waits]
+    part = find_job_part(run.labels)
+    ends = part.kind if spared and part and part.can_be_ended and decision.action is Action.STOP else "job"
+    return {"ends": ends, "other_runs": [other.name for other in spared[: guards.SHOWN_RUNS]]}
 
 
 def _load_lifecycle(tx: Transaction, decision: Decision) -> Lifecycle:

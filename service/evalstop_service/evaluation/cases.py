@@ -5,10 +5,11 @@
 
 A case can be recomputed from other rows at any time; it is stored because all figures are counts of cases.
 
-GPU-hours are the hours of an attempt times the label `gpus` of its run. A stop saves the time from the decision to the
-end: measured where the run continued, else, once it is confirmed or obeyed, estimated from the pace until the decision
-and `total_steps`. A wrong stop saves nothing, because the rest has to be run anyway, and loses what has to be run
-again: the steps from the best checkpoint at the decision, or from the start of the attempt, to the decision.
+GPU-hours are the hours of an attempt times its share of the GPUs of its job, which the label `gpus` states. A stop
+saves the time from the decision to the end: measured where the run continued, else, once it is confirmed or obeyed,
+estimated from the pace until the decision and `total_steps`. A wrong stop saves nothing, because the rest has to be run
+anyway, and loses what has to be run again: the steps from the best checkpoint at the decision, or from the start of the
+attempt, to the decision.
 While a job is parked its GPUs belong to others: those hours are not counted, even if it runs on idle GPUs meanwhile.
 """
 
@@ -32,7 +33,7 @@ from evalstop_service.rules.outcome import Turn
 from evalstop_service.rules.run_results import RunAssessment, Verdict
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.runs import watched_metrics
-from evalstop_service.store import cases, decisions, observations, outcomes, runs
+from evalstop_service.store import cases, decisions, job_runs, observations, outcomes, runs
 from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
@@ -153,7 +154,7 @@ def _find_run_outcome(recorded: Outcome | None, decision: Decision | None = None
 def _save_case(
     tx: Transaction, run: Run, attempt: int, decision: Decision | None, recorded: Outcome | None, ended_at: datetime
 ) -> None:
-    gpus = read_gpus(run.labels)
+    gpus = _read_share_of_gpus(tx, run, decision, ended_at)
     start = runs.get_attempt(tx, run.id, attempt)
     changes = decisions.list_changes(tx, decision) if decision is not None else []
     parked = _measure_parked(changes, start.started_at, ended_at)  # without the parked time before this attempt
@@ -291,6 +292,17 @@ class _GpuHours:
 
     def _between(self, start: datetime, end: datetime) -> float | None:
         return None if self.gpus is None else self.gpus * max((end - start).total_seconds(), 0.0) / 3600
+
+
+def _read_share_of_gpus(tx: Transaction, run: Run, decision: Decision | None, ended_at: datetime) -> float | None:
+    """The run's share of the GPUs of its job, which count once: what is saved or lost in a job is so for all its runs.
+
+    The runs counted are those that ran when the run was to be stopped, else at its end.
+    """
+    gpus = read_gpus(run.labels)
+    if gpus is None:
+        return None
+    return gpus / job_runs.count_runs_alive(tx, run, decision.created_at if decision is not None else ended_at)
 
 
 def read_gpus(labels: Mapping[str, str]) -> float | None:

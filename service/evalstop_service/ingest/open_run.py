@@ -26,7 +26,7 @@ from evalstop_service.ingest.open_request import apply_limits
 from evalstop_service.ingest.run_terms import list_other_terms, refuse_other_key, refuse_other_terms
 from evalstop_service.projects import policies
 from evalstop_service.rules.eval_changes import MOST_CHANGES, EvalChange
-from evalstop_service.rules.labels import find_objection, list_job_changes
+from evalstop_service.rules.labels import find_job_key, find_objection, list_job_changes
 from evalstop_service.rules.quotas import Quota
 from evalstop_service.rules.statuses import OPEN, RunStatus
 from evalstop_service.runs import metric_roles
@@ -127,7 +127,10 @@ def relabel_run(
         terms = [*_name_labels(run, labels), *(["total_steps"] if plans else [])]
         opened_by = refuse_other_key(tx, run, terms, key, now)
         _record_job_change(tx, run, labels, actor, now)
-        changed = replace(run, labels=labels, opened_by=opened_by, version=run.version + 1, updated_at=now)
+        job_key = find_job_key(labels, run.job)
+        changed = replace(
+            run, labels=labels, job_key=job_key, opened_by=opened_by, version=run.version + 1, updated_at=now
+        )
         if plans:
             changed = _change_plan(tx, changed, total_steps, actor, now)
         runs.save_run(tx, changed)
@@ -188,6 +191,7 @@ def _build_run(tx: Transaction, project: Project, request: OpenRequest, now: dat
     policy = policies.store_referred_policy(tx, project, request.policy or project.default_policy, now)
     recognized = request.metrics is None and (request.recognise or bool(project.role_patterns))
     metrics = request.metrics if request.metrics is not None else {} if recognized else DEFAULT_METRICS
+    labels = _merge_labels({}, request.labels or {})
     return Run(
         id=new_id(),
         project_id=project.id,
@@ -195,7 +199,7 @@ def _build_run(tx: Transaction, project: Project, request: OpenRequest, now: dat
         status=RunStatus.RUNNING,
         attempt=1,
         metrics=metrics,
-        labels=_merge_labels({}, request.labels or {}),
+        labels=labels,
         policy_id=policy.id,
         policy_name=policy.name,
         policy_version=policy.version,
@@ -212,6 +216,7 @@ def _build_run(tx: Transaction, project: Project, request: OpenRequest, now: dat
         ended_at=None,
         recognition=metric_roles.NOTHING_YET if recognized else None,
         job=request.job,
+        job_key=find_job_key(labels, request.job),
         opening=request.opening,
         opened_by=None if request.key is None else request.key.id,
         eval_changes=_declare_version((), 0, request, now),
@@ -282,6 +287,7 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
         run,
         eval_changes=_declare_version(run.eval_changes, next_step, request, now),
         job=request.job or run.job,
+        job_key=find_job_key(labels, request.job or run.job),
         labels=labels,
         opened_by=opened_by,
         mode=request.mode or run.mode,

@@ -77,6 +77,7 @@ class GuardKind(StrEnum):
     METRIC_FAULT = "metric_fault"
     NO_CHECKPOINT = "no_checkpoint"
     CANNOT_PARK = "cannot_park"
+    SHARED_JOB = "shared_job"
 
 
 NEXT_STATES: dict[DecisionState, frozenset[DecisionState]] = {

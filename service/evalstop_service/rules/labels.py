@@ -1,8 +1,9 @@
-"""Limits on the number and total size of a run's labels. Pure."""
+"""What the labels of a run may hold, and which job they name. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 MOST_LABELS = 500
 
@@ -40,3 +41,51 @@ def find_objection(labels: Mapping[str, str]) -> str | None:
     if (size := count_bytes(labels)) > MOST_LABEL_BYTES:
         return f"the labels of the run would take {size} bytes; the limit is {MOST_LABEL_BYTES // 1024} KiB"
     return None
+
+
+KUBERNETES_JOB = tuple(f"kubernetes_{field}" for field in ("name", "namespace", "kind", "uid", "cluster"))
+
+_JOBS = (("slurm_job_id", "slurm_cluster"), KUBERNETES_JOB, ("receiver",), ("job_id", "scheduler", "cluster"))
+"""The labels by which a receiver finds a job, the one that may contain the others first; the first label must be set.
+"""
+
+PartKind = Literal["step", "process"]
+
+_PARTS: dict[str, tuple[PartKind, str]] = {
+    "slurm_job_id": ("step", "slurm_step_id"),
+    "receiver": ("process", "process_id"),
+}
+
+
+class JobPart(NamedTuple):
+    """Something smaller than the job that a run is in: a `step` of Slurm, or a `process` of a `process` receiver."""
+
+    kind: PartKind
+    id: str
+
+    @property
+    def can_be_ended(self) -> bool:
+        """Whether it can be ended by itself; the end of the batch script is that of the job."""
+        return self.id != BATCH
+
+
+BATCH = "batch"
+"""The label `slurm_step_id` of a run in the batch script, which the end of a step does not reach."""
+
+
+def find_job_key(labels: Mapping[str, str], job: str | None) -> str | None:
+    """What all runs of a job have in common: the job that a receiver would end, else the trainer's own name for it.
+
+    None: it is not known where the run runs.
+    """
+    for names in _JOBS:
+        if labels.get(names[0]):
+            return "/".join(f"{name}={labels.get(name, '')}" for name in names)
+    return job
+
+
+def find_job_part(labels: Mapping[str, str]) -> JobPart | None:
+    """The part of its job that a run names; None: it may be anywhere in the job."""
+    name = next((names[0] for names in _JOBS if labels.get(names[0])), "")
+    kind, label = _PARTS.get(name, (None, ""))
+    return JobPart(kind, labels[label]) if kind is not None and labels.get(label) else None

@@ -12,6 +12,7 @@ from evalstop_service.rules import decision_transitions
 from evalstop_service.rules.decision_lifecycle import DecisionState, Record, Timeouts, TimePassed
 from evalstop_service.rules.event_types import REQUEST_EVENTS
 from evalstop_service.rules.statuses import DeliveryState
+from evalstop_service.store import job_runs, runs
 from evalstop_service.store.database import Transaction, read_rows
 from evalstop_service.store.decisions import PENDING, SELECT, Decision, add_change, update_decision
 from evalstop_service.store.tables import decisions, deliveries, endpoints, events, projects
@@ -41,6 +42,8 @@ def request_due_decisions(tx: Transaction, now: datetime) -> int:
         fields = row._asdict()
         terms = Timeouts(veto_window_seconds=0.0, confirm_seconds=fields.pop("confirm_seconds"))
         decision = Decision(**fields)
+        if job_runs.list_endangered_runs(tx, runs.load_run(tx, decision.project_id, decision.run_id), decision.action):
+            continue  # it is about to be put on hold
         life, instructions = decision_transitions.apply_event(decision.life, TimePassed(now), terms)
         entries = [entry for entry in instructions if isinstance(entry, Record)]
         assert len(entries) == len(instructions), "the event was written when the veto window began"

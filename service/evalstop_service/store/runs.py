@@ -27,9 +27,9 @@ class Run(msgspec.Struct, frozen=True):
     `turn` is None until the run has ended. `recognition`: how the roles in `metrics` were found; None when the trainer
     gave them, see `runs.metric_roles`. `pruned_at`: since then its details are being or have been removed, and nothing
     can be added to it. `opened_as`: the name that its trainer asked for, where that was taken. `job`: where it runs, as
-    given by its trainer. `opening`: the id of the request that opened it. `opened_by`: the key that did. `eval_share`:
-    the share of its time that one eval takes, 0 if unknown; None: checkpoints are not evaluated on request.
-    `detector_failure`: why its policy no longer judges it.
+    given by its trainer. `job_key`: the job that a stop would end, see `labels.find_job_key`. `opening`: the id of the
+    request that opened it. `opened_by`: the key that did. `eval_share`: the share of its time that one eval takes, 0 if
+    unknown; None: checkpoints are not evaluated on request. `detector_failure`: why its policy no longer judges it.
     """
 
     id: UUID
@@ -58,6 +58,7 @@ class Run(msgspec.Struct, frozen=True):
     pruned_at: datetime | None = None
     opened_as: str | None = None
     job: str | None = None
+    job_key: str | None = None
     opening: UUID | None = None
     opened_by: UUID | None = None
     eval_share: float | None = None

@@ -48,6 +48,19 @@ class Decision(Struct):
     due_at: Annotated[datetime, Meta(tz=True, description="the end of the veto window")]
 
 
+class Job(Struct):
+    """The job of the run, which may hold other runs."""
+
+    ends: Annotated[
+        Literal["job", "step", "process"],
+        Meta(
+            description="what to end: the whole job or, because other runs in it go on, only the Slurm step or the "
+            "process that the run's labels slurm_step_id or process_id name"
+        ),
+    ]
+    other_runs: Annotated[list[str], Meta(description="names of other live runs in the job that are not to be stopped")]
+
+
 class Guard(Struct):
     """A reason to put a stop on hold."""
 
@@ -131,6 +144,12 @@ class DecisionEvent(_AboutRun, kw_only=True):
         float | None,
         Meta(description="GPU-hours of the steps that are left, which a stop saves; null: not known"),
     ]
+
+
+class StopRequested(DecisionEvent, kw_only=True):
+    """A receiver must end a job, or park it."""
+
+    job: Job
 
 
 class StopOnHold(DecisionEvent, kw_only=True):

@@ -68,6 +68,7 @@ _RUN: dict[str, Any] = {
     "verdict": Verdict(Call.STOP, 150, 120, "3 evals in a row fell", (_EVIDENCE,), "turned"),
     "best_checkpoint": BestCheckpoint(120, "s3://runs/ppo-7b-seed3/120", 0.71, "smoothed_maximum", 0.698, 0.006),
 }
+_JOB = event_data.Job("job", [])
 _REQUEST = event_data.EvalRequest(
     id=UUID("0199aa12-5555-7c77-8d88-112233445566"),
     step=150,
@@ -117,7 +118,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
     EventType.STOP_REQUESTED: Declaration(
         "The receiver must end the job. Sent again, as a new event, if nobody confirms the stop.",
         "is to be stopped",
-        event_data.DecisionEvent(**_decided("requested")),
+        event_data.StopRequested(**_decided("requested"), job=_JOB),
     ),
     EventType.STOP_ON_HOLD: Declaration(
         "The policy wants a stop, and a guard puts it on hold.",
@@ -127,7 +128,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
     EventType.STOP_ESCALATED: Declaration(
         "The receiver must end the job by force: nobody confirmed the stop for the second time.",
         "is to be stopped by force: nobody has confirmed the stop",
-        event_data.DecisionEvent(**_decided("escalated")),
+        event_data.StopRequested(**_decided("escalated"), job=_JOB),
     ),
     EventType.STOPPED: Declaration(
         "The scheduler reports that the job is gone (`confirmed`), or the trainer ended it by itself (`obeyed`).",
@@ -145,7 +146,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
         "The receiver must set the job aside, never by force. Sent again, as a new event, if nobody confirms it. An "
         "endpoint that subscribes to this type can park jobs.",
         "is to be parked",
-        event_data.DecisionEvent(**_decided("requested", "park")),
+        event_data.StopRequested(**_decided("requested", "park"), job=_JOB),
     ),
     EventType.PARKED: Declaration(
         "The scheduler reports that the job is set aside: held, suspended, or on idle GPUs only.",

@@ -27,6 +27,7 @@ class FakeScheduler:
     error: Exception | None = None
     gone: bool = False
     name: str = "fake scheduler"
+    part: str | None = None
     calls: list[str] = field(default_factory=list)
     requests: list[StopRequest] = field(default_factory=list)
     may_answer: threading.Event = field(default_factory=threading.Event)

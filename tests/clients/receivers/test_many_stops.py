@@ -57,6 +57,7 @@ class FakeCluster:
     jobs: dict[str, FakeJob] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     name: str = "fake cluster"
+    part: str | None = None
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
         with self.lock:

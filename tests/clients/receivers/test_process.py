@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from evalstop_client.receivers.process.descendants import DEAD_STATES, list_processes_by_ps
+from evalstop_client.receivers.process.descendants import DEAD_STATES, list_processes, list_processes_by_ps
 from evalstop_client.receivers.process.job_control import label_environment
 from evalstop_client.settings import parse_labels
 
@@ -259,3 +259,51 @@ def test_real_trainer_is_stopped_by_its_label(tmp_path: Path, server: FakeServer
         stored = wait_until(lambda: [run for run in service.runs.values() if run.observations])
         post_event(job.url, make_stop_event(stored[0].opening["labels"]))
         assert wait_for_report(service)["state"] == "confirmed"
+
+
+TWO_RUNS = """
+import subprocess, sys
+code = '''
+import signal, subprocess, sys, time
+from evalstop_client.job_identity import name_process
+worker = subprocess.Popen(["sleep", "3600"])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+print(name_process({}), flush=True)
+while True: time.sleep(0.1)
+'''
+runs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+print("ended", [run.wait() for run in runs], flush=True)
+"""
+
+
+def test_one_of_two_runs_ends_alone(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A stop that may end only a process ends it and its children; the other run, and the job, go on."""
+    with start_receiver(tmp_path, server, TWO_RUNS) as job:
+        stopped, healthy = (job.read_line() for _ in range(2))
+        event = make_stop_event({**job.label, "process_id": stopped})
+        event["data"]["job"] = {"ends": "process", "other_runs": ["b"]}
+        family = [int(stopped.partition(":")[0]), *list_children(int(stopped.partition(":")[0]))]
+        assert len(family) == 2
+        post_event(job.url, event)
+        report = wait_for_report(service)
+        assert (report["state"], report["details"]["job"]) == ("confirmed", stopped)
+        assert not any(map(is_alive, family))
+        others = [int(healthy.partition(":")[0]), *list_children(int(healthy.partition(":")[0])), job.ready["job_pid"]]
+        assert all(map(is_alive, others))
+
+
+@pytest.mark.parametrize("process_id", ["", "1:1", "99999999:5"])
+def test_process_that_is_not_the_jobs_is_refused(
+    tmp_path: Path, server: FakeServer, service: FakeService, process_id: str
+) -> None:
+    """A label that names no living process of the job ends nothing, and the stop fails."""
+    with start_job(tmp_path, server, ENDS_ON_SIGTERM) as job:
+        event = make_stop_event({**job.label, "process_id": process_id})
+        event["data"]["job"] = {"ends": "process", "other_runs": ["b"]}
+        post_event(job.url, event)
+        assert wait_for_report(service)["state"] == "failed"
+        assert is_alive(job.ready["job_pid"])
+
+
+def list_children(pid: int) -> list[int]:
+    return [process.pid for process in list_processes() if process.parent == pid]

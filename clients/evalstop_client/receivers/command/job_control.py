@@ -46,6 +46,7 @@ class CommandJobControl:
     """
 
     name = "evalstop-receiver command"
+    part = None
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ class KubernetesJobControl:
     """
 
     name = "evalstop-receiver kubernetes"
+    part = None
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ class Process:
     parent: int
     group: int
     state: str
+    started: str = ""  # in clock ticks since the machine's start; "" from `ps`
 
 
 def adopt_orphans() -> bool:
@@ -47,6 +48,14 @@ def find_living_processes(group: int, ancestor: int) -> list[Process]:
         and process.state[:1] not in DEAD_STATES
         and (process.group == group or process.pid in family)
     ]
+
+
+def find_family(processes: list[Process], pid: int, started: str) -> list[Process]:
+    """Those of these processes that are the one with this id and start time, or its descendants."""
+    family = {process.pid for process in processes if (process.pid, process.started) == (pid, started)}
+    while born := {process.pid for process in processes if process.parent in family} - family:
+        family |= born
+    return [process for process in processes if process.pid in family]
 
 
 def list_processes() -> Iterator[Process]:
@@ -78,4 +87,4 @@ def _from_proc() -> Iterator[Process]:
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 # "pid (command) state ppid pgrp ...": the command may hold spaces and parentheses itself
                 fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                yield Process(int(folder.name), int(fields[1]), int(fields[2]), fields[0])
+                yield Process(int(folder.name), int(fields[1]), int(fields[2]), fields[0], fields[19])

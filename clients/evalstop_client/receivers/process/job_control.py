@@ -15,10 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.process.descendants import find_living_processes, reap_orphans
+from evalstop_client.receivers.process.descendants import Process, find_family, find_living_processes, reap_orphans
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
 from evalstop_client.scheduler_labels import scheduler_labels
 from evalstop_client.settings import format_labels, parse_labels
@@ -96,6 +95,7 @@ class ProcessJobControl:
     """
 
     name = "evalstop-receiver process"
+    part = "process"
 
     def __init__(
         self,
@@ -114,6 +114,7 @@ class ProcessJobControl:
         self._resume_requested = False  # a parked job that is still ending is started again once it has ended
         self._gone: ChildJob | None = None  # the job of which no process was left: its ids may belong to others now
         self._changing = threading.Lock()
+        self._members: dict[str, set[tuple[int, str]]] = {}  # by part of the job: id and start time of its processes
 
     @property
     def job(self) -> ChildJob:
@@ -128,22 +129,41 @@ class ProcessJobControl:
         """This receiver's job, if the run has its label; to be stopped, a parked job is one that has ended."""
         if request.labels.get(LABEL) != self._receiver_id:
             return ForeignJob()
+        if request.ends == "process":
+            return self._find_part(request.labels.get("process_id", ""))
         if not request.parks:
             self._parked = self._resume_requested = False
         return Job(str(self._job.pid))
+
+    def _find_part(self, process_id: str) -> Job:
+        """The process of one of several runs. It is this receiver's to end if it descends from the job."""
+        pid, _, started = process_id.partition(":")
+        if not pid.isdecimal() or not started.isdecimal() or int(pid) == self._job.pid:
+            raise RequestRefused(f"label process_id is {process_id[:40]!r}, which is no process of its own in this job")
+        part = Job(process_id, {"pid": pid, "started": started})
+        if not self._list_part(part):  # it may have ended, or count its processes in a container of its own
+            raise RequestRefused(f"the job has no living process {pid} that started at {started}; its other runs go on")
+        return part
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Send the checkpoint signal only to the job's main process: its child processes may not handle it, and would
         die."""
         if self._checkpoint_signal is None:
             return False
+        if "pid" in job.facts:
+            self._signal_part(job, self._checkpoint_signal, only_first=True)
+            return True
         with contextlib.suppress(ProcessLookupError):
             if self._job.exit_status is None:
                 os.kill(self._job.pid, self._checkpoint_signal)
         return True
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
-        """Send SIGTERM to the whole group."""
+        """Send SIGTERM to the whole group; if only a part may end, to its process and that one's descendants."""
+        if "pid" in job.facts:
+            logger.info("SIGTERM to process %s and its descendants", job.facts["pid"])
+            self._signal_part(job, signal.SIGTERM)
+            return
         logger.info("SIGTERM to process group %d", self._job.pid)
         if any(process.group == self._job.pid for process in self._list_living()):
             self._job.signal(signal.SIGTERM)
@@ -152,6 +172,9 @@ class ProcessJobControl:
 
     def kill_job(self, job: Job) -> None:
         """Send SIGKILL to every remaining process, repeatedly: they may be forking."""
+        if "pid" in job.facts:
+            self._signal_part(job, signal.SIGKILL)
+            return
         until = time.monotonic() + FORCE_SECONDS
         while not self._is_gone() and time.monotonic() < until:
             logger.info("SIGKILL to %s", [process.pid for process in self._list_living()])
@@ -160,6 +183,10 @@ class ProcessJobControl:
 
     def check_job(self, job: Job) -> Present | Gone:
         """Whether the job, or any process that it left, is alive."""
+        if "pid" in job.facts and not self._is_gone():
+            if self._list_part(job):
+                return Present("running")
+            return Gone("ended", {"pid": int(job.facts["pid"]), "note": "the process has ended; the job goes on"})
         if not self._is_gone():
             return Present("running" if self._job.exit_status is None else f"survived by {len(self._list_living())}")
         status = self._job.exit_status
@@ -191,6 +218,10 @@ class ProcessJobControl:
 
         One that has survived runs on.
         """
+        if "pid" in job.facts:
+            if isinstance(self.check_job(job), Gone):
+                raise RequestRefused("a process that has ended cannot be resumed")
+            return
         with self._changing:
             is_gone = self._is_gone()
             if self._parked:
@@ -217,6 +248,20 @@ class ProcessJobControl:
             raise SchedulerUnavailable(f"the job cannot be started again: {error}") from None
         self._parked = self._resume_requested = False
 
+    def _list_part(self, job: Job) -> list[Process]:
+        """The living processes of a part: its own one, its descendants, and those of them that lost their parent."""
+        living = self._list_living()
+        members = self._members.setdefault(job.id, {(int(job.facts["pid"]), job.facts["started"])})
+        for pid, started in tuple(members):
+            members |= {(process.pid, process.started) for process in find_family(living, pid, started)}
+        return [process for process in living if (process.pid, process.started) in members]
+
+    def _signal_part(self, job: Job, number: int, *, only_first: bool = False) -> None:
+        for process in self._list_part(job):
+            if not only_first or str(process.pid) == job.facts["pid"]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
     def _signal_each(self, number: int) -> None:
         for process in self._list_living():
             with contextlib.suppress(ProcessLookupError):
@@ -231,7 +276,7 @@ class ProcessJobControl:
         self._gone = job
         return True
 
-    def _list_living(self) -> list[Any]:
+    def _list_living(self) -> list[Process]:
         if self._gone is self._job:
             return []
         return find_living_processes(self._job.pid, self._job.pid if self._ancestor is None else self._ancestor)

@@ -49,6 +49,13 @@ class Programs:
             raise SchedulerUnavailable(f"squeue: {result.last_line}")
         return [parse_squeue(line) for line in result.output.splitlines() if line.strip()]
 
+    def steps(self, job: str) -> list[str]:
+        """The steps of a job that have not ended, such as `7.0`."""
+        result = self._run_command("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i")
+        if result.exit_code != 0 and UNKNOWN not in result.errors:
+            raise SchedulerUnavailable(f"squeue: {result.last_line}")
+        return [line.strip() for line in result.output.splitlines()]
+
     def past(self, job_id: str) -> list[Record]:
         """The same from sacct, also of other tasks; empty if accounting is not stored."""
         if self._has_accounting is None:

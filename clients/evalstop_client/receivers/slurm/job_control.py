@@ -12,6 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.slurm.commands import Programs
@@ -25,6 +26,7 @@ Cluster = Programs | Rest
 
 logger = logging.getLogger("evalstop_client.receivers")
 
+STEP_ID = re.compile(r"\d{1,10}", re.ASCII)
 JOB_ID = re.compile(r"[1-9]\d{0,17}", re.ASCII)
 POLL_SECONDS = 0.5
 HELD_SECONDS = 120.0
@@ -41,6 +43,7 @@ class SlurmJobControl:
     """
 
     name = "evalstop-receiver slurm"
+    part = "step"
 
     def __init__(
         self,
@@ -81,7 +84,15 @@ class SlurmJobControl:
         self._check_record(record, labels)
         facts |= {"user": record.user, "partition": record.partition}
         facts["restarts"] = labels.get("slurm_restart_count") or str(record.restarts)
-        return Job(record.name, facts)
+        if request.ends == "job":
+            return Job(record.name, facts)
+        step = labels.get("slurm_step_id", "")
+        if not STEP_ID.fullmatch(step):
+            raise RequestRefused(
+                f"other runs of the job go on, and label slurm_step_id is {step[:40]!r}, which is no step"
+            )
+        self._cluster.steps(record.name)  # slurmrestd cannot end one
+        return Job(f"{record.name}.{step}", {**facts, "step": step})
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Send the checkpoint signal of the run's label, else of the receiver; a waiting job gets none."""
@@ -92,6 +103,8 @@ class SlurmJobControl:
         ):  # scancel would retry for minutes
             return False
         signal = parse_checkpoint_signal(job.facts["checkpoint_signal"])
+        if "step" in job.facts:  # whatever else the signal would reach belongs to other runs
+            signal = replace(signal, where="steps")
         logger.info("SIG%s to %s of job %s", signal.name, signal.where, job.id)
         return self._cluster.signal(job.id, job.facts["user"], signal.name, signal.where)
 
@@ -99,8 +112,11 @@ class SlurmJobControl:
         """Add a comment, because a job that exits 0 on SIGTERM looks like one that ended by itself; then cancel."""
         if "user" not in job.facts:  # Slurm knew no such job
             return
-        self._comment_job(job, request)
         logger.info("cancelling job %s", job.id)
+        if "step" in job.facts:  # Slurm would kill a cancelled step at once
+            self._cluster.signal(job.id, job.facts["user"], "TERM", "steps")
+            return
+        self._comment_job(job, request)
         self._cluster.cancel(job.id, job.facts["user"])
 
     def park_job(self, job: Job, request: StopRequest) -> None:
@@ -121,7 +137,10 @@ class SlurmJobControl:
     def kill_job(self, job: Job) -> None:
         """Send SIGKILL, which Slurm itself should have sent after KillWait."""
         logger.info("killing job %s", job.id)
-        self._cluster.kill(job.id, job.facts["user"])
+        if "step" in job.facts:
+            self._cluster.cancel(job.id, job.facts["user"])
+        else:
+            self._cluster.kill(job.id, job.facts["user"])
 
     def check_job(self, job: Job) -> Present | Gone:
         """The state from slurmctld, or from the accounting once slurmctld has dropped the job."""
@@ -133,6 +152,9 @@ class SlurmJobControl:
         is_parked = records[0].is_held or records[0].partition == self._park_partition
         if _was_started_again(records, job.facts) and not is_parked:
             return Gone("REQUEUED", {"scheduler_state": records[0].state, "note": "the job has been requeued since"})
+        if "step" in job.facts and job.id not in self._cluster.steps(records[0].name):
+            note = f"step {job.facts['step']} has ended; the job goes on with its GPUs"
+            return Gone("STEP_ENDED", {"scheduler_state": records[0].state, "gpus_freed": 0, "note": note})
         return Present(next(record.state for record in records if record.state not in ENDED))
 
     def check_parked(self, job: Job) -> Present | Parked | Gone:
@@ -155,6 +177,10 @@ class SlurmJobControl:
         records = self._find_records(job.facts["job_id"])
         if not records or all(record.state in ENDED for record in records):
             raise RequestRefused(f"job {job.id} has ended and cannot be resumed")
+        if "step" in job.facts:
+            if job.id not in self._cluster.steps(records[0].name):
+                raise RequestRefused(f"step {job.id} has ended and cannot be resumed")
+            return
         own_partition = job.facts["partition"]
         if records[0].partition == own_partition:
             if any(record.state == "COMPLETING" for record in records):  # it will be held, or have ended

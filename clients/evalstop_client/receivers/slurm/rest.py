@@ -60,6 +60,10 @@ class Rest:
         body = self._request_object("GET", f"job/{job_id}")
         return [parse_rest(job) for job in body.get("jobs") or [] if isinstance(job, Mapping)]
 
+    def steps(self, job: str) -> list[str]:
+        """There is no such request."""
+        raise RequestRefused("slurmrestd can only end whole jobs, and other runs of this job go on")
+
     def past(self, job_id: str) -> list[Record]:
         """Empty: accounting is not queried."""
         return []

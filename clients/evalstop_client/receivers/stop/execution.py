@@ -132,7 +132,9 @@ class StopExecution:
         job_control, clock = self._context.job_control, self._context.clock
         match instruction:
             case instructions.FindJob():
-                job = job_control.find_job(self._request)
+                # Other runs of the job go on: only who can end a part of it may act.
+                may_act = self._request.ends in ("job", job_control.part)
+                job = job_control.find_job(self._request) if may_act else ForeignJob()
                 return events.JobForeign(clock()) if isinstance(job, ForeignJob) else self._check_found_job(job)
             case instructions.RequestCheckpoint(job):
                 newest = self._reports.newest_checkpoint(self._request)

@@ -37,6 +37,13 @@ class StopRequest:
         return self.event.get("type") == PARK_REQUESTED
 
     @property
+    def ends(self) -> str:
+        """`job`, or what alone may end because other runs of the job go on: `step` or `process`."""
+        data = self.event.get("data")
+        job = data.get("job") if isinstance(data, Mapping) else None
+        return str(job.get("ends", "job")) if isinstance(job, Mapping) else "job"
+
+    @property
     def explanation(self) -> str:
         """The reason, as one sanitized line for the scheduler's records."""
         url, outcome = self.event.get("url"), "parked" if self.parks else "stopped"
@@ -92,6 +99,10 @@ class JobControl(Protocol):
     @property
     def name(self) -> str:
         """Its name in reports, such as `evalstop-receiver process`."""
+
+    @property
+    def part(self) -> str | None:
+        """What it can end of a job that goes on, as in `StopRequest.ends`; None: only whole jobs."""
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
         """Find the job by the run's labels; RequestRefused if it may not be stopped."""

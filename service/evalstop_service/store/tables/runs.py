@@ -54,10 +54,12 @@ runs = sa.Table(
     sa.Column("pruned_at", UtcTime),  # since then its details are being or have been removed
     sa.Column("opened_as", sa.Text),  # the name that its trainer asked for, if it was taken
     sa.Column("job", sa.Text),  # where it runs, as given by its trainer; a trainer that gives the same attaches to it
+    sa.Column("job_key", sa.Text),  # the job that a stop would end, from its labels: see `labels.find_job_key`
     sa.Column("opening", sa.Uuid),  # the id of the request that opened it, which may be retried
     sa.Column("opened_by", sa.Uuid),  # the key whose labels identify the job; NULL: any key of the project
     sa.UniqueConstraint("project_id", "name"),
     partial_index("ix_runs_project_id_opened_as", "project_id", "opened_as", where="opened_as IS NOT NULL"),
+    partial_index("ix_runs_project_id_job_key", "project_id", "job_key", where="job_key IS NOT NULL"),
     partial_index("uq_runs_project_id_opening", "project_id", "opening", unique=True, where="opening IS NOT NULL"),
     sa.Index("ix_runs_project_id_id", "project_id", "id"),
     sa.Index("ix_runs_project_id_status_id", "project_id", "status", "id"),

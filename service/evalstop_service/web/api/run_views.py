@@ -11,14 +11,24 @@ from msgspec import structs
 from pydantic import Field
 
 from evalstop_service.ingest.open_request import LimitedField
+from evalstop_service.rules.decision_lifecycle import Action
 from evalstop_service.rules.fields import Mode
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.metric_health import FaultKind
 from evalstop_service.rules.role_recognition import RoleOrigin
-from evalstop_service.rules.statuses import UNENDED, DecisionOutcome, RunOutcome, RunStatus, Treatment
+from evalstop_service.rules.statuses import OPEN, UNENDED, DecisionOutcome, RunOutcome, RunStatus, Treatment
 from evalstop_service.runs import health
 from evalstop_service.runs import metric_roles as recognition
-from evalstop_service.store import cases, decisions, mlflow_runs, outcomes, projects, run_descriptions, run_health
+from evalstop_service.store import (
+    cases,
+    decisions,
+    job_runs,
+    mlflow_runs,
+    outcomes,
+    projects,
+    run_descriptions,
+    run_health,
+)
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
@@ -243,6 +253,11 @@ class RunOut(Answer):
     turn: TurnOut | None = Field(None, description="null until the run has ended, and when the eval shows no fall")
     decision: DecisionOut | None = Field(description="decision on the current attempt; null: none")
     health: RunHealthOut | None = Field(None, description="null after the run has ended")
+    job_runs: list[str] = Field(
+        [],
+        description="other live runs in its job that are not to be stopped: its stop waits for them, unless it can end "
+        "only a part of the job; empty in lists",
+    )
     limits: list[LimitOut] = Field(
         [],
         description="when it is opened: requested values that the project does not allow; a key with the scope admin "
@@ -281,7 +296,8 @@ def view_outcomes(tx: Transaction, run_id: UUID, attempt: int) -> OutcomesOut:
 def view_run(tx: Transaction, run: Run, context: Context, now: datetime) -> RunOut:
     """A run with the decision on its current attempt."""
     params = mlflow_runs.load_mlflow_runs(tx, [run.id])[run.id].params
-    return view_runs(tx, [run], context, now)[0].model_copy(update={"params": params})
+    others = [other.name for other in job_runs.list_spared_runs(tx, run, Action.STOP)] if run.status in OPEN else []
+    return view_runs(tx, [run], context, now)[0].model_copy(update={"params": params, "job_runs": others})
 
 
 def view_runs(

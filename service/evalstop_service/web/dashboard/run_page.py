@@ -13,15 +13,16 @@ from fastapi import APIRouter, Response
 from evalstop_service.errors import require
 from evalstop_service.projects import policies
 from evalstop_service.rules import liveness
-from evalstop_service.rules.decision_lifecycle import NEXT_STATES, DecisionState
+from evalstop_service.rules.decision_lifecycle import NEXT_STATES, Action, DecisionState
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.role_recognition import COMBINED_METRIC, MetricFields
-from evalstop_service.rules.statuses import UNENDED, RunStatus
+from evalstop_service.rules.statuses import OPEN, UNENDED, RunStatus
 from evalstop_service.runs import health, metric_roles, watched_metrics
 from evalstop_service.runs.eval_shares import EvalShare, list_shares
 from evalstop_service.store import (
     decisions,
     eval_requests,
+    job_runs,
     observations,
     outcomes,
     proposals,
@@ -83,6 +84,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         shares = _load_shares(tx, run)
         latest_policies = policies.list_latest(tx, visitor.project.id)
         curves = curve_drawing.load_curves(tx, run)
+        others = job_runs.list_spared_runs(tx, run, Action.STOP) if run.status in OPEN else []
     current = next((decision for decision in on_record if decision.attempt == run.attempt), None)
     lanes = {
         decision.id: decision_lanes.draw_lanes(decision, histories[decision.id], site.clock()) for decision in on_record
@@ -95,6 +97,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         decision=current,
         silence=_find_silence(run, stored, visitor.project.stale_seconds, site.clock()),
         costly_step_seconds=stored.costly_step_seconds if stored else None,
+        job_runs=[other.name for other in others],
         metric_faults=stored.metric_faults if stored and run.status == RunStatus.RUNNING else [],
         decisions=on_record,
         proposals=proposed,

@@ -54,12 +54,12 @@ class Deployment:
 
     def submit_trainer(self, run: str, *options: str, gpus: int = 1) -> Job:
         """Submit a job that runs the trainer for tests as its batch process."""
-        command = f"exec {sys.executable} {trainer.__file__} {run} {self._folder(run)} {' '.join(options)}"
+        command = f"exec {sys.executable} {trainer.__file__} {run} {self.make_folder(run)} {' '.join(options)}"
         return self.submit_script(run, command, gpus=gpus)
 
     def submit_script(self, run: str, script: str, gpus: int = 1, **variables: str) -> Job:
         """Submit a job that runs a bash script, with the service's URL and key in its environment."""
-        folder = self._folder(run)
+        folder = self.make_folder(run)
         environment = {
             "EVALSTOP_URL": self.service.url,
             "EVALSTOP_KEY": self.service.key,
@@ -140,7 +140,8 @@ class Deployment:
         details: dict[str, Any] = change["details"] | {"reason": change["reason"], "actor": change["actor"]}
         return details
 
-    def _folder(self, run: str) -> Path:
+    def make_folder(self, run: str) -> Path:
+        """The folder that a run writes to."""
         folder = self.folder / run
         folder.mkdir(exist_ok=True)
         return folder

@@ -14,6 +14,7 @@ from evalstop_lab.rlhf.checkpoint import load_checkpoint
 from evalstop_lab.service_process import Service
 
 from tests.clients.programs import wait_until
+from tests.clients.receivers.slurm import trainer
 from tests.clients.receivers.slurm.deployment import STOP_SECONDS, Deployment, Job, deploy
 from tests.fixtures.forked_service import running_service
 from tests.fixtures.slurm import SlurmCluster
@@ -162,3 +163,33 @@ def test_trainer_that_ignores_sigterm_is_killed(deployment: Deployment) -> None:
     assert "saved" in job.read_events()
     assert details["seconds"] >= 3
     assert details["signal"] in (9, 15, None)
+
+
+@pytest.mark.parametrize("start", ["", "srun -n1 --overlap"], ids=["in the batch script", "a step each"])
+def test_healthy_run_in_the_same_job_lives_on(deployment: Deployment, start: str) -> None:
+    """The stop of one of two runs is on hold while both are in the batch script, and ends one step of two."""
+    deployment.start_listening_receiver(f"two-runs{len(start)}", *CHECKPOINT_OPTIONS)
+    turning, healthy = (
+        Job("", run, deployment.make_folder(run)) for run in (f"turning{len(start)}", f"healthy{len(start)}")
+    )
+    script = "\n".join(
+        f"{start} {sys.executable} {trainer.__file__} {run.run} {run.folder} --peak {peak} &"
+        for run, peak in ((turning, 5), (healthy, 10**6))
+    )
+    job = deployment.submit_script("two-runs", f"{script}\nwait")
+
+    def find_state() -> str | None:
+        decision = deployment.find_decision(turning)
+        return decision["state"] if decision else None
+
+    wait_until(lambda: find_state() == ("confirmed" if start else "on_hold"), STOP_SECONDS)
+    run, decision = deployment.find_run(healthy), deployment.find_decision(turning)
+    assert run is not None
+    assert decision is not None
+    assert (run["status"], run["decision"]) == ("running", None)
+    assert "terminated" not in healthy.read_events()
+    assert deployment.cluster.get_job_state(job.id) == "RUNNING"
+    if start:
+        assert "terminated" in turning.read_events()
+    else:
+        assert decision["state_reason"] == f"1 other live run in this job: {healthy.run}"

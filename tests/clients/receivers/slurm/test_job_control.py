@@ -17,6 +17,7 @@ from evalstop_client.receivers import ForeignJob, Gone, Job, Present
 from evalstop_client.receivers.slurm.commands import Programs
 from evalstop_client.receivers.slurm.job_control import Cluster, SlurmJobControl
 from evalstop_client.receivers.slurm.rest import Rest, has_expired
+from evalstop_client.receivers.stop.job_control import parse_stop_request
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import Conformance, find_job, make_stop_request, wait_until_gone
@@ -28,6 +29,7 @@ from tests.clients.receivers.slurm.launcher import (
     connect_by_rest,
     open_connections,
 )
+from tests.clients.webhooks import make_stop_event
 from tests.fixtures.slurm import SlurmCluster, read_version
 
 pytestmark = pytest.mark.real
@@ -314,3 +316,40 @@ def test_hidden_job_is_not_reported_as_gone(launcher: SlurmLauncher, other_user:
     finally:
         file.write_text(before)
         launcher.cluster.run_command("scontrol", "reconfigure")
+
+
+STEP = """
+trap 'echo $1 saved >> $2' USR1
+trap 'echo $1 ended >> $2; exit 0' TERM
+echo $1 $SLURM_STEP_ID >> $2
+while :; do sleep 0.1; done
+"""
+
+
+def test_step_of_a_shared_job_ends_alone(launcher: SlurmLauncher) -> None:
+    """A stop that may end only a step asks it to save, ends it with SIGTERM, and leaves the job and its other steps."""
+    events, script = launcher.folder / "events", launcher.folder / "step.sh"
+    script.write_text(STEP)
+    steps = [f"srun -n1 --overlap bash {script} {name} {events} &" for name in "ab"]
+    job = launcher.cluster.submit_job("\n".join([*steps, "wait"]), "--output=/dev/null", "-n2")
+
+    def read_events(name: str) -> list[str]:
+        lines = events.read_text().splitlines() if events.exists() else []
+        return [line.partition(" ")[2] for line in lines if line.startswith(name)]
+
+    wait_until(lambda: read_events("a") and read_events("b"))
+    (step,) = read_events("a")
+    event = make_stop_event(launcher.make_labels(job, SLURM_STEP_ID=step))
+    event["data"]["job"] = {"ends": "step", "other_runs": ["b"]}
+    request, control = parse_stop_request("msg_1", event), launcher.job_control()
+    found = control.find_job(request)
+    assert isinstance(found, Job)
+    assert found.id == f"{job}.{step}"
+    assert control.request_checkpoint(found, request)
+    wait_until(lambda: "saved" in read_events("a"))
+    control.cancel_job(found, request)
+    end = wait_until_gone(control, found)
+    assert (end.state, end.details["gpus_freed"]) == ("STEP_ENDED", 0)
+    assert read_events("a") == [step, "saved", "ended"]
+    assert len(read_events("b")) == 1, "the other step got no signal"
+    assert launcher.cluster.get_job_state(job) == "RUNNING"

@@ -1,7 +1,7 @@
 """A trainer for tests: its eval falls after step 5, it saves on SIGUSR1 and continues, and may ignore SIGTERM.
 
-`python trainer.py RUN FOLDER [--slow-save-seconds S] [--ignore-sigterm]` writes what happens, with the time, to
-FOLDER/events.
+`python trainer.py RUN FOLDER [--slow-save-seconds S] [--ignore-sigterm] [--peak N]` writes what happens, with
+the time, to FOLDER/events.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Trainer:
         self.write_event("terminated")
         sys.exit(0)
 
-    def train(self) -> None:
-        """Five rising evals, then falling ones without end."""
+    def train(self, peak: int) -> None:
+        """Five rising evals, then falling ones without end; `peak`: more rising ones."""
         self.write_event("started")
         while True:
             self._step += 1
-            score = self._step if self._step <= 5 else 10 - self._step
+            score = self._step if self._step <= peak else 2 * peak - self._step
             if self._step == 5:
                 self._save()
             self._run.log({"score": float(score)}, step=self._step)
@@ -74,12 +74,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--slow-save-seconds", type=float, default=0.0)
     parser.add_argument("--ignore-sigterm", action="store_true")
+    parser.add_argument("--peak", type=int, default=5)
     options = parser.parse_args()
     with Run(options.run, metrics={"score": {"role": "eval"}}, policy="paper", mode="enforce") as run:
         trainer = Trainer(run, options.folder, options.slow_save_seconds)
         signal.signal(signal.SIGUSR1, trainer.request_checkpoint)
         signal.signal(signal.SIGTERM, signal.SIG_IGN if options.ignore_sigterm else trainer.end)
-        trainer.train()
+        trainer.train(options.peak)
 
 
 if __name__ == "__main__":
