@@ -85,7 +85,7 @@ def _find_reached_limits(tx: Transaction, project: Project, run: Run, now: datet
         reason = f"{format_count(stops, 'stop')} within an hour; the limit of the project is {most}"
         yield Guard(GuardKind.STOPS_PER_HOUR, reason, {"stops": stops, "stops_per_hour": most})
     if share is not None and stops > 0:  # one stop is always allowed
-        # The share is of the runs that there would be if none had been stopped. Running runs are counted only up to
+        # Count the stopped runs too, or each stop would shrink the denominator. Running runs are counted only up to
         # the number that allows one more stop, or from which the share is checked.
         enough = math.ceil(min((stops + 1) / share, MOST_COUNTED) - 1e-9)
         total = ended + runs.count_running_runs(tx, project.id, max(0, max(enough, FEWEST_RUNS) - ended))

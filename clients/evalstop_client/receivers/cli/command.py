@@ -53,7 +53,7 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         metavar="COMMAND",
         help="sets the job aside so that --resume can resume it; --check then reports it as gone",
     )
-    add("--resume", metavar="COMMAND", help="resumes a parked or stopped job; must bear one that still runs")
+    add("--resume", metavar="COMMAND", help="resumes a parked or stopped job; must be safe to run on a running job")
     add("--mine", action="append", default=[], metavar="LABEL=VALUE", help="handle only runs with this label")
     add("--allow", action="append", default=[], metavar="LABEL=VALUE", help="allowed value of this label")
     add(

@@ -28,7 +28,7 @@ projects = sa.Table(
     sa.Column("paused_at", UtcTime),  # not NULL: nothing is stopped until it is resumed
     sa.Column("paused_by", sa.Text),
     sa.Column("paused_reason", sa.Text),
-    # The most stops in an hour, and the largest share of the running runs that may be stopped; NULL: no limit.
+    # The most stops in an hour, and the largest share of runs (running, or stopped in the last hour); NULL: no limit.
     sa.Column("stops_per_hour", sa.Integer, server_default="30"),
     sa.Column("stops_share", sa.Double, server_default="0.5"),
     sa.Column("confirm_seconds", sa.Double, nullable=False, server_default="900"),  # after this a stop is escalated

@@ -96,7 +96,7 @@ class Visitor:
 
     @property
     def may_correct_roles(self) -> bool:
-        """Whether they may say what the metrics of a run mean, by which it may look as if its eval had turned."""
+        """Whether they may change metric roles, which can change the verdict."""
         return self.role.covers(VisitorRole.ADMIN if self.project.second_person else VisitorRole.OPERATOR)
 
     @property
