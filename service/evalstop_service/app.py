@@ -72,18 +72,13 @@ from evalstop_service.web.api import backtests as backtest_routes
 from evalstop_service.web.api import openapi as description
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
 from evalstop_service.web.api.reading.stream import StreamLimits
+from evalstop_service.web.body import BodyLimit, HeldBodies
 from evalstop_service.web.context import Context
-from evalstop_service.web.fair_shares import FairShares
-from evalstop_service.web.limits import EnterLane, Threads
-from evalstop_service.web.loop_shares import LoopShares
-from evalstop_service.web.middleware.body_limit import BodyLimit
-from evalstop_service.web.middleware.head_requests import HeadRequests
-from evalstop_service.web.middleware.held_bodies import HeldBodies
-from evalstop_service.web.middleware.held_places import HeldPlaces
-from evalstop_service.web.middleware.request_log import RequestLog
-from evalstop_service.web.middleware.security_headers import SecurityHeaders
+from evalstop_service.web.limits import Entrance
+from evalstop_service.web.limits import Limits as WebLimits
 from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
 from evalstop_service.web.pull_waiters import PullWaiters
+from evalstop_service.web.request_log import HeadRequests, RequestLog, SecurityHeaders
 from evalstop_service.web.route_index import RouteIndex
 from evalstop_service.web.senders import create_identify
 from evalstop_service.webhooks.delivery.send import Sender
@@ -154,7 +149,6 @@ def create_app(
     app.router.routes.insert(0, RouteIndex(app.router.routes))
     held_bodies = _limit_bodies(app, settings, RefusedVetoes(database, clock))
     app.add_middleware(SecurityHeaders)
-    app.add_middleware(HeldPlaces)
     ingest_endpoint = IngestEndpoint(
         HeadRequests(app.behind),
         committer,
@@ -162,12 +156,13 @@ def create_app(
         clock,
         settings.max_body_bytes,
         held_bodies.long,
-        LoopShares(service_metrics.delayed.inc),
-        context.recent_sessions,
+        context.limits.processor,
     )
-    in_lane = EnterLane(ingest_endpoint, context.threads)
-    with_addresses = ProxyHeadersMiddleware(in_lane, settings.trusted_proxies)  # type: ignore[arg-type]
-    app.front = RequestLog(with_addresses, service_metrics, tracer, settings.access_log)  # type: ignore[arg-type]
+    entrance = Entrance(ingest_endpoint, context.limits, key_cache)
+    addressed: ASGIApp = entrance
+    if settings.trusted_proxies:
+        addressed = ProxyHeadersMiddleware(entrance, settings.trusted_proxies)  # type: ignore[arg-type, assignment]
+    app.front = RequestLog(addressed, service_metrics, tracer, settings.access_log)
     return app
 
 
@@ -191,8 +186,13 @@ def _create_context(
         settings.delivery_timeout_seconds,
         settings.public_url,
         create_mail_settings(settings),
-        threads=Threads(ordinary=8 if database.embedded else database.ordinary_connections),
-        shares=FairShares(settings.streams, lambda share: service_metrics.refused.labels(share).inc()),
+        limits=WebLimits(
+            # More would compete for the interpreter, and on SQLite for its one writer, without doing more.
+            8 if database.embedded else database.ordinary_connections,
+            settings.streams,
+            lambda limit: service_metrics.refused.labels(limit).inc(),
+            service_metrics.delayed.inc,
+        ),
         shutdown=shutdown,
     )
 

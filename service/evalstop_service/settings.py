@@ -89,9 +89,9 @@ class HttpSettings(_Group):
     """Address at which people reach the dashboard, such as `https://evalstop.example.org`; events and messages link to
     it. None adds no links; `evalstop up` uses the address it listens on."""
 
-    trusted_proxies: str = "127.0.0.1"
+    trusted_proxies: str = ""
     """Addresses and networks of proxies, separated by commas, whose `X-Forwarded-For` and `X-Forwarded-Proto` are
-    trusted; `*` trusts all."""
+    trusted; empty trusts nobody, `*` trusts all."""
 
     connections: Count = 10_000
     """Maximum number of open connections, as far as the system's limit on open files allows."""

@@ -15,8 +15,7 @@ from evalstop_service.observability.tracing import Tracer
 from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
-from evalstop_service.web.middleware.request_log import RequestLog
-from evalstop_service.web.middleware.slow_refusals import PROMPT_REFUSALS, SlowRefusals
+from evalstop_service.web.request_log import PROMPT_REFUSALS, RequestLog, SlowRefusals
 from msgspec import structs
 from starlette.types import Message, Receive, Scope, Send
 

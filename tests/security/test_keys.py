@@ -19,7 +19,8 @@ from evalstop_service.settings import Settings
 from evalstop_service.store import keys, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import KeyLimits
-from evalstop_service.web.fair_shares import Places
+from evalstop_service.store.turns import Work
+from evalstop_service.web.limits import Limit, Places
 
 from tests.fixtures.projects import create_project
 from tests.security.served_project import ServedProject, serve_project
@@ -151,12 +152,12 @@ def test_waiting_claim_of_a_revoked_key_gets_no_event(project: ServedProject, ad
     endpoint = expect_json(admin.post("/pull/endpoints", json=STOP_EVENTS | {"name": "a"}), 201)["id"]
     created = expect_json(admin.post("/keys", json={"name": "k", "scopes": ["report"]}), 201)
     receiver = project.open_client_with_key(created["key"])
-    key_id, shares = created["id"], project.app.state.context.shares
-    shares.pulls = Places("pulls", 1, lambda _: None)
+    key_id, limits = created["id"], project.app.state.context.limits
+    limits.pulls = Places("pulls", Limit(1, 1, 1))
     path, body = f"/pull/endpoints/{endpoint}/claim", {"wait_seconds": 30.0}
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(receiver.post, path, json=body)
-        wait_until(lambda: not shares.pulls.has_room(key_id))
+        wait_until(lambda: not limits.pulls.has_room(Work(None)))
         assert admin.delete(f"/keys/{key_id}").status_code == 204
         create_decision(admin)
         expect_problem(waiting.result(), 401)

@@ -23,6 +23,13 @@ import uvloop
 
 from evalstop_service import app, configuration
 from evalstop_service.cli.command import FAILED, OK, Add, Subcommands
+from evalstop_service.cli.connections import (
+    KEEP_ALIVE_SECONDS,
+    ConnectionLimits,
+    allowed_connections,
+    close_slow_connections,
+    create_protocol,
+)
 from evalstop_service.cli.installation import open_database
 from evalstop_service.clock import utc_now
 from evalstop_service.errors import ServiceError
@@ -36,13 +43,6 @@ from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 from evalstop_service.web import dashboard
 from evalstop_service.web.api import prometheus
-from evalstop_service.web.middleware.slow_connections import (
-    KEEP_ALIVE_SECONDS,
-    ConnectionLimits,
-    allowed_connections,
-    close_slow_connections,
-    create_protocol,
-)
 
 SWITCH_SECONDS = 0.001
 """How long a thread keeps the interpreter's lock while others wait for it.

@@ -58,7 +58,7 @@ class ServiceMetrics:
         )
         self.refused = self._counter("evalstop_refused_requests", "Requests that were refused.", ("reason",))
         self.delayed = self._counter(
-            "evalstop_delayed_requests", "Requests that waited because their key uses much of the event loop's time."
+            "evalstop_delayed_requests", "Requests that waited because their sender uses much of the processor's time."
         )
         self.commit_observations = self._histogram("evalstop_commit_observations", "Observations in one commit.", SIZES)
         self.commit_requests = self._histogram("evalstop_commit_requests", "Requests in one commit.", SIZES)

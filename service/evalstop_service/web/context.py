@@ -22,13 +22,10 @@ from evalstop_service.security.encryption import Encryption
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import Key
-from evalstop_service.web.decision_paths import is_decision_path
-from evalstop_service.web.fair_shares import FairShares, Places
-from evalstop_service.web.limits import THREADS, Threads, set_sender
+from evalstop_service.web.limits import LIMITS, Limits, hold_place, is_decision_path, set_sender
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, refuse_unknown_parameters
 from evalstop_service.web.pull_waiters import PullWaiters
-from evalstop_service.web.recent_sessions import RecentSessions
 from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.links import locate_run
 
@@ -52,10 +49,8 @@ class Context:
     delivery_timeout_seconds: float = 10.0
     public_url: str | None = None
     mail: MailSettings | None = None
-    threads: Threads = field(default_factory=Threads)
-    shares: FairShares = field(default_factory=FairShares)
+    limits: Limits = field(default_factory=Limits)
     shutdown: Event = field(default_factory=Event)
-    recent_sessions: RecentSessions = field(default_factory=RecentSessions)
 
     def locate_run(self, run_id: UUID) -> str | None:
         """The URL of a run's page, if the service has a public URL."""
@@ -78,11 +73,6 @@ class Caller:
     def actor(self) -> str:
         """The actor that the audit log names."""
         return f"key {self.key.name}"
-
-    @property
-    def sender(self) -> str:
-        """The sender for which rate limits count."""
-        return str(self.key.id)
 
     def author(self, now: datetime) -> Author:
         """The author of a change that is made now."""
@@ -155,7 +145,7 @@ class _BearerKey(SecurityBase):
         if scheme.lower() == "bearer":
             urgent = is_decision_path(request.scope["path"])
             key_cache = read_context(request).key_cache
-            threads = THREADS.get().authentication
+            threads = LIMITS.get().authentication
             key = await key_cache.authenticate_together(secret.strip(), read_address(request), urgent, threads)
         if key is None:
             raise _explain_refusal(request.headers.get("authorization", ""))
@@ -168,28 +158,13 @@ authenticate_request = _BearerKey()
 AnyKey = Annotated[Key, Depends(authenticate_request)]
 
 
-def _requests(shares: FairShares) -> Places:
-    return shares.requests
-
-
-HELD_PLACES = "held_places"
-"""The key in the scope of a request, set by the middleware `HeldPlaces`."""
-
-
-def hold_place(request: Request, places: Places, sender: str) -> None:
-    """Hold a place until the request is answered; raises TooOften."""
-    request.scope[HELD_PLACES].enter_context(places.hold(sender))
-
-
-def may(
-    *scopes: str, share: Callable[[FairShares], Places] = _requests, bound: bool = False
-) -> Callable[..., Awaitable[Caller]]:
+def may(*scopes: str, bound: bool = False) -> Callable[..., Awaitable[Caller]]:
     """A dependency: the caller, if the key is bound to a project and has one of the scopes (or `admin`).
 
     Keys that are bound to endpoints are refused unless `bound`: the route then checks the endpoint itself.
 
-    The request counts against its key's share until it is answered, except on decision paths: a veto must be accepted
-    whatever else its key requests.
+    The request counts against its sender's share until it is answered, except on decision paths: a veto must be
+    accepted whatever else its key requests.
     """
 
     async def caller(key: AnyKey, request: Request) -> Caller:
@@ -197,8 +172,8 @@ def may(
         if key.endpoint_ids and not bound:
             raise Problem(403, ProblemKind.SCOPE_MISSING, "the key is bound to endpoints, and this belongs to none")
         refuse_unknown_parameters(request)
-        if share is not _requests or not is_decision_path(request.scope["path"]):
-            hold_place(request, share(read_context(request).shares), granted.sender)
+        if not is_decision_path(request.scope["path"]):
+            hold_place(LIMITS.get().requests)
         return granted
 
     return caller
@@ -222,16 +197,14 @@ def _list(scopes: tuple[str, ...]) -> str:
     return " or ".join(scopes)
 
 
-Ingest = Annotated[Caller, Depends(may("ingest", share=lambda shares: shares.reports))]
+Ingest = Annotated[Caller, Depends(may("ingest"))]
 Read = Annotated[Caller, Depends(may("read"))]
-ReadOrIngest = Annotated[Caller, Depends(may("read", "ingest", share=lambda shares: shares.reports))]
-IngestOrReport = Annotated[Caller, Depends(may("ingest", "report", "operate", share=lambda shares: shares.reports))]
+ReadOrIngest = Annotated[Caller, Depends(may("read", "ingest"))]
+IngestOrReport = Annotated[Caller, Depends(may("ingest", "report", "operate"))]
 AnyScope = Annotated[Caller, Depends(may("read", "ingest", "report", "operate"))]
 AnyScopeOrBound = Annotated[Caller, Depends(may("read", "ingest", "report", "operate", bound=True))]
 Operate = Annotated[Caller, Depends(may("operate"))]
 Report = Annotated[Caller, Depends(may("report", "operate", bound=True))]
-Receiver = Annotated[Caller, Depends(may("report", "operate", share=lambda shares: shares.pulls, bound=True))]
-"""The caller of a request that waits for an event without holding a thread."""
 ReadOrReport = Annotated[Caller, Depends(may("read", "report", bound=True))]
 Admin = Annotated[Caller, Depends(may("admin"))]
 

@@ -137,7 +137,7 @@ def install(app: FastAPI) -> None:
 def count_refusal(request: Request, error: Exception) -> None:
     """Count a request that was refused by a quota."""
     if isinstance(error, QuotaReached):
-        request.app.state.context.shares.count_refused(f"quota {error.quota}")
+        request.app.state.context.limits.count_refused(f"quota {error.quota}")
 
 
 def problem_of(error: Exception) -> Problem:

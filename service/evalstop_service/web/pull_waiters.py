@@ -19,15 +19,12 @@ POLL_SECONDS = 0.2
 
 
 class PullWaiters:
-    """`requests` limits how many wait. For use on the event loop.
-
-    One poll serves all waiting
+    """For use on the event loop. One poll serves all waiting
     receivers, and wakes only those of endpoints with something to claim: a hundred that wake at every poll would hold
     the event loop for milliseconds.
     """
 
     def __init__(self, database: Database, clock: Clock, shutdown: Event) -> None:
-        self.requests = CapacityLimiter(200)
         self._thread = CapacityLimiter(1)
         self._database, self._clock, self._shutdown = database, clock, shutdown
         self._waiting: dict[asyncio.Future[bool], UUID] = {}

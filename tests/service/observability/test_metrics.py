@@ -22,9 +22,9 @@ from evalstop_service.rules.event_types import EventType
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import outbox
+from evalstop_service.web import request_log
 from evalstop_service.web.api import prometheus as metrics
 from evalstop_service.web.api.prometheus import Installation
-from evalstop_service.web.middleware import request_log
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics

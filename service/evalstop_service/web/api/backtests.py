@@ -110,7 +110,7 @@ def list_backtests(
 @router.post("", status_code=202)
 def create_backtest(body: BacktestIn, caller: Operate, context: Ctx, database: Db, now: Now) -> BacktestOut:
     """Start a backtest on the newest ended runs; a worker runs it in the background."""
-    context.shares.spend_costly(caller.sender)
+    context.limits.spend_costly()
     if isinstance(body.policy, str):
         with database.reading() as tx:
             document = policies.find_referred_policy(tx, caller.project_id, body.policy).document

@@ -196,7 +196,7 @@ def delete_endpoint(endpoint_id: EndpointId, caller: Admin, database: Db, now: N
 @router.post("/{endpoint_id}/replay")
 def replay_events(endpoint_id: EndpointId, body: ReplayIn, caller: Operate, context: Ctx, now: Now) -> ReplayOut:
     """Send events again, with the same ids, whether or not they were delivered; at most 1,000, oldest first."""
-    context.shares.spend_costly(caller.sender)
+    context.limits.spend_costly()
     replayed = resend.replay_events(
         context.database,
         caller.author(now),
@@ -213,7 +213,7 @@ def replay_events(endpoint_id: EndpointId, body: ReplayIn, caller: Operate, cont
 def test_endpoint(endpoint_id: EndpointId, caller: Operate, context: Ctx, now: Now) -> TestOut:
     """Send a signed `endpoint.test` event now and return the endpoint's answer; it is not a delivery and is not
     retried."""
-    context.shares.spend_costly(caller.sender)
+    context.limits.spend_costly()
     tested = send_test_event(
         context.database,
         caller.project_id,

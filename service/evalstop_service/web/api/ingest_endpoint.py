@@ -9,7 +9,6 @@ checks that the route gives the same answer to everything that is accepted here.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
 from functools import lru_cache
 from typing import Annotated
 from uuid import UUID
@@ -20,21 +19,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as Event
 
 from evalstop_service.clock import Clock
-from evalstop_service.errors import QuotaReached
+from evalstop_service.errors import Overloaded, QuotaReached, TooOften
 from evalstop_service.ingest import Committer, Message, Observations
 from evalstop_service.observability import logs
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.rules.fields import check_text
 from evalstop_service.store.keys import Key
 from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.turns import WORK
 from evalstop_service.web import problems
 from evalstop_service.web.api.observation_results import receipt_json
 from evalstop_service.web.api.reading.batch import UNREADABLE
 from evalstop_service.web.api.schemas import MAX_POINTS
-from evalstop_service.web.loop_shares import LoopShares
-from evalstop_service.web.middleware.held_bodies import BodyPool, Room
-from evalstop_service.web.middleware.security_headers import HEADERS
-from evalstop_service.web.recent_sessions import RecentSessions
+from evalstop_service.web.limits import Places, set_sender
+from evalstop_service.web.processor import Processor
+from evalstop_service.web.request_log import HEADERS
 
 _PATH = re.compile(
     r"/api/v1/runs/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/observations", re.ASCII
@@ -59,7 +58,7 @@ _decode = msgspec.json.Decoder(_Batch).decode
 
 class IngestEndpoint:
     """ASGI middleware in front of the app; `max_bytes` is the app's limit for a body, `pool` counts bodies that
-    arrive in chunks, `shares` limits the time of a key, `sessions` tells whose requests go first."""
+    arrive in chunks, `processor` limits the time of a sender."""
 
     path = "/api/v1/runs/{run_id}/observations"
 
@@ -70,15 +69,14 @@ class IngestEndpoint:
         key_cache: KeyCache,
         clock: Clock,
         max_bytes: int,
-        pool: BodyPool,
-        shares: LoopShares,
-        sessions: RecentSessions,
+        pool: Places,
+        processor: Processor,
     ) -> None:
         self._app = app
         self._committer, self._key_cache, self._clock = committer, key_cache, clock
         self._max_bytes = max_bytes
         self._pool = pool
-        self._shares, self._sessions = shares, sessions
+        self._processor = processor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
@@ -102,16 +100,17 @@ class IngestEndpoint:
         ):
             await self._app(scope, receive, send)
             return
-        request = await self._shares.begin(key.id)
+        set_sender(key.id, key.project_id)
+        request = await self._processor.begin(WORK.get(), is_post=True)
         try:
             await self._answer_request(scope, receive, send, key, key.project_id, path[1])
         finally:
-            self._shares.end(request)
+            self._processor.end(request)
 
     async def _answer_request(
         self, scope: Scope, receive: Receive, send: Send, key: Key, project_id: UUID, run_id: str
     ) -> None:
-        body, next_event = await self._read_body(key, receive)
+        body, next_event = await self._read_body(receive)
         points = read(body) if next_event is None else None
         if points is None:
             await self._app(scope, _replay_body(body, next_event, receive), send)
@@ -132,17 +131,19 @@ class IngestEndpoint:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": document})
 
-    async def _read_body(self, key: Key, receive: Receive) -> tuple[bytes, Event | None]:
+    async def _read_body(self, receive: Receive) -> tuple[bytes, Event | None]:
         """The body, and None if it is complete; else the part read so far, and the event that came next."""
         message = await receive()
         if message["type"] == "http.request" and not message.get("more_body", False):
             body: bytes = message.get("body", b"")
             return body, None
-        parts, size, sender = [], 0, str(key.id)
+        parts, size = [], 0
         try:
             while message["type"] == "http.request" and size <= self._max_bytes:
                 part = message.get("body", b"")
-                if self._pool.hold(sender, len(part)) is not Room.FREE:
+                try:
+                    self._pool.take(WORK.get(), len(part))
+                except (Overloaded, TooOften):
                     break
                 parts.append(part)
                 size += len(part)
@@ -151,27 +152,15 @@ class IngestEndpoint:
                 message = await receive()
             return b"".join(parts), message
         finally:
-            self._pool.release(sender, size)
+            self._pool.release(WORK.get(), size)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let another part of the app answer; known keys and recent sessions go before heavy keys."""
-        sender = self._find_sender(scope)
-        request = None if sender is None else await self._shares.begin_other(sender)
+        request = await self._processor.begin(WORK.get())
         try:
             await self._app(scope, receive, send)
         finally:
-            self._shares.end(request)
-
-    def _find_sender(self, scope: Scope) -> Hashable:
-        """The known key or the session that sends a request, or None."""
-        sender: Hashable = None
-        for name, value in scope.get("headers", ()):
-            if name == b"authorization":
-                key = self._key_cache.get(value.partition(b" ")[2].decode("latin-1"))
-                sender = sender if key is None else key.id
-            elif name == b"cookie" and sender is None and self._sessions.is_recent(value):
-                sender = "session"
-        return sender
+            self._processor.end(request)
 
     def _find_secret(self, scope: Scope) -> str | None:
         """The bearer secret of a request that this endpoint can handle: one with a short, plain JSON body."""

@@ -79,7 +79,7 @@ def create_policy(
     In a project with `second_person`, a version of a policy that trainers may rely on by its name waits for another
     admin: 202.
     """
-    context.shares.spend_costly(caller.sender)
+    context.limits.spend_costly()
     policy = policy_from_document(document.root)
     stored = second_person.add_policy(database, caller.author(now), policy)
     return answer_proposal(stored, now) if isinstance(stored, Proposal) else PolicyOut.model_validate(stored)

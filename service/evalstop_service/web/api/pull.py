@@ -9,11 +9,10 @@ from functools import partial
 from typing import Annotated
 from uuid import UUID
 
-import anyio
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from evalstop_service.errors import NotFound
+from evalstop_service.errors import NotFound, Overloaded
 from evalstop_service.rules.fields import Body, Integral, Line
 from evalstop_service.store import due_decisions
 from evalstop_service.store.queue import pull, queues
@@ -28,12 +27,11 @@ from evalstop_service.web.context import (
     Ctx,
     Db,
     Now,
-    Receiver,
     Report,
     Secrets,
     authenticate_request,
 )
-from evalstop_service.web.limits import in_thread
+from evalstop_service.web.limits import hold_place, in_thread
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 from evalstop_service.webhooks import endpoints
@@ -117,29 +115,25 @@ def create_pull_endpoint(
 
 @router.post("/{endpoint_id}/claim")
 async def claim_events(
-    endpoint_id: EndpointId, body: ClaimIn, caller: Receiver, context: Ctx, request: Request
+    endpoint_id: EndpointId, body: ClaimIn, caller: Report, context: Ctx, request: Request
 ) -> PulledEvents:
     """Claim due events, or wait for one."""
     caller.require_endpoint(endpoint_id)
-    waiters, waiter = context.pull_waiters, object()
     try:
-        waiters.requests.acquire_on_behalf_of_nowait(waiter)
-    except anyio.WouldBlock:
+        hold_place(context.limits.pulls)
+    except Overloaded:
         raise _TOO_MANY from None
     # Receivers that began together, as after a restart, would otherwise all return at the same time, again and again.
     deadline = time.monotonic() + body.wait_seconds * random.uniform(0.8, 1.0)
     claim = partial(_claim_deliveries, context, caller, endpoint_id, body)
-    try:
+    claimed = await in_thread(claim)()
+    while not claimed and (seconds := deadline - time.monotonic()) > 0:
+        # The body was read, so that the next message says that the receiver has disconnected: events must not be
+        # leased to it then.
+        if not await context.pull_waiters.wait_until_due(endpoint_id, seconds, request.receive()):
+            break
+        await authenticate_request(request)  # its key may have been revoked meanwhile
         claimed = await in_thread(claim)()
-        while not claimed and (seconds := deadline - time.monotonic()) > 0:
-            # The body was read, so that the next message says that the receiver has disconnected: events must not be
-            # leased to it then.
-            if not await waiters.wait_until_due(endpoint_id, seconds, request.receive()):
-                break
-            await authenticate_request(request)  # its key may have been revoked meanwhile
-            claimed = await in_thread(claim)()
-    finally:
-        waiters.requests.release_on_behalf_of(waiter)
     return PulledEvents(events=[_sign_event(delivery, context.public_url, context.clock()) for delivery in claimed])
 
 

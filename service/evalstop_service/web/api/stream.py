@@ -16,6 +16,7 @@ from pydantic import Field
 from starlette.types import Receive
 
 from evalstop_service.rules.run_results import Call
+from evalstop_service.store.turns import WORK
 from evalstop_service.web.api.reading.decompression import WINDOW_LOG, Decompressor, create_decompressor
 from evalstop_service.web.api.reading.json_lines import LINE, MOST_LINE_BYTES
 from evalstop_service.web.api.reading.stream import StreamIngestion, StreamLimits, too_slow
@@ -127,7 +128,7 @@ def routes(limits: StreamLimits) -> APIRouter:
         decompressor = _choose_decompressor(request, limits)
         body = _Body(request.receive, limits, context.shutdown)
         ingestion = StreamIngestion(committer, caller.project_id, limits, caller.key.id)
-        with context.shares.streams.hold(caller.sender):
+        with context.limits.streams.hold(WORK.get()):
             async with _hold_stream(room, limits.wait_seconds):
                 try:
                     await ingestion.ingest(body.parts(), decompressor)

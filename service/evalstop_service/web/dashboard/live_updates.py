@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Request, Response
 
 from evalstop_service.store.database import Transaction
-from evalstop_service.web.dashboard.cookies import SESSION, read_cookie
+from evalstop_service.store.turns import WORK
 from evalstop_service.web.dashboard.visitor import SiteOf, find_visitor
 
 FollowRevision = Callable[[Callable[[Transaction], str | None]], Response]
@@ -22,7 +22,7 @@ async def _follow_revision(
             with site.database.reading() as tx:
                 return None if find_visitor(tx, site, request) is None else revision(tx)
 
-        return site.streams.open_stream(read_cookie(request, SESSION), last_event_id or seen, read_revision)
+        return site.streams.open_stream(WORK.get(), last_event_id or seen, read_revision)
 
     return follow
 

@@ -51,7 +51,7 @@ PAGES = (
 
 def install(app: FastAPI, context: Context, session_secret: str, openid: OpenId | None = None) -> None:
     """Add the pages to an app. Replicas of one service need the same `session_secret`."""
-    app.state.pages = Site(context, Sessions(session_secret, context.clock), Streams(context.shares), openid)
+    app.state.pages = Site(context, Sessions(session_secret, context.clock), Streams(context.limits), openid)
     documentation.install(app)
     app.router.routes.extend(_build_routes())
 

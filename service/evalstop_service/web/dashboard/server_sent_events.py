@@ -13,13 +13,13 @@ from fastapi import Response
 from fastapi.responses import PlainTextResponse
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from evalstop_service.errors import TooOften
-from evalstop_service.web.fair_shares import FairShares
+from evalstop_service.errors import Overloaded, TooOften
+from evalstop_service.store.turns import Work
+from evalstop_service.web.limits import Limits
 
 POLL_SECONDS = 0.5
 HEARTBEAT_SECONDS = 15
 SEND_TIMEOUT_SECONDS = 30
-MOST_STREAMS = 200
 _POLLING_THREADS = 4  # separate from those of the API, so that open pages cannot starve it
 
 ReadRevision = Callable[[], str | None]
@@ -29,20 +29,16 @@ ReadRevision = Callable[[], str | None]
 class Streams:
     """The open streams of a process."""
 
-    def __init__(self, shares: FairShares, most: int = MOST_STREAMS, poll_seconds: float = POLL_SECONDS) -> None:
-        self._shares = shares
-        self._most = most
+    def __init__(self, limits: Limits, poll_seconds: float = POLL_SECONDS) -> None:
+        self._places = limits.event_streams
         self._poll_seconds = poll_seconds
         self._polls = CapacityLimiter(_POLLING_THREADS)
         self.open_count = 0
 
-    def open_stream(self, sender: str, seen_revision: str, read_revision: ReadRevision) -> Response:
-        """A stream of `changed` events after `seen_revision`, for one session; 503 when too many are open, 429 when
-        too many of this session are."""
-        if self.open_count >= self._most:
-            return PlainTextResponse("too many open pages", 503, {"Retry-After": "30"})
-        if not self._shares.event_streams.has_room(sender):
-            return PlainTextResponse("too many open pages of one session", 429, {"Retry-After": "30"})
+    def open_stream(self, sender: Work, seen_revision: str, read_revision: ReadRevision) -> Response:
+        """A stream of `changed` events after `seen_revision`, for a sender; 429 when too many are open."""
+        if not self._places.has_room(sender):
+            return PlainTextResponse("too many open pages of one person or project", 429, {"Retry-After": "30"})
         return EventSourceResponse(
             self._send_events(sender, seen_revision, read_revision),
             ping=HEARTBEAT_SECONDS,
@@ -50,14 +46,14 @@ class Streams:
         )
 
     async def _send_events(
-        self, sender: str, seen_revision: str, read_revision: ReadRevision
+        self, sender: Work, seen_revision: str, read_revision: ReadRevision
     ) -> AsyncIterator[ServerSentEvent]:
         self.open_count += 1
         try:
             with ExitStack() as held:  # here, because a stream that is never sent is never closed
                 try:
-                    held.enter_context(self._shares.event_streams.hold(sender))
-                except TooOften:  # streams that began at the same moment took the last places
+                    held.enter_context(self._places.hold(sender))
+                except (Overloaded, TooOften):  # streams that began at the same moment took the last places
                     return  # the browser opens the stream again, and is refused if there is still no place
                 while True:
                     try:

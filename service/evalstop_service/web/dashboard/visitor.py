@@ -23,6 +23,7 @@ from evalstop_service.store.projects import Project
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.runs import Run
 from evalstop_service.store.sessions import Session
+from evalstop_service.store.turns import WORK
 from evalstop_service.web.context import Context, read_address
 from evalstop_service.web.dashboard.cookies import PROJECT, SESSION, read_cookie
 from evalstop_service.web.dashboard.notices import read_notice
@@ -30,7 +31,7 @@ from evalstop_service.web.dashboard.period import ALL_TIME, Period, read_period
 from evalstop_service.web.dashboard.responses import Forbidden, InvalidFormToken, SignInOutdated, SignInRequired
 from evalstop_service.web.dashboard.server_sent_events import Streams
 from evalstop_service.web.dashboard.sessions import FRESH_SECONDS, Sessions
-from evalstop_service.web.limits import THREADS, set_sender
+from evalstop_service.web.limits import LIMITS, hold_place, set_sender
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,6 @@ def find_visitor(tx: Transaction, site: Site, request: Request) -> Visitor | Non
     sign_in = sessions.find_sign_in(tx, cookie, site.clock()) if cookie.startswith(sessions.PREFIX) else None
     if sign_in is None:
         return None
-    site.context.recent_sessions.add(cookie)
     session, key, project = sign_in
     form_token = site.sessions.form_token(cookie)
     if session.key_id is not None:
@@ -194,7 +194,10 @@ async def identify_visitor(request: Request, site: Site) -> Visitor | None:
         with site.database.reading() as tx:
             return find_visitor(tx, site, request)
 
-    return await to_thread.run_sync(find, limiter=THREADS.get().authentication)
+    visitor = await to_thread.run_sync(find, limiter=LIMITS.get().authentication)
+    if visitor is not None:
+        LIMITS.get().sessions.add(read_cookie(request, SESSION), visitor.identity, visitor.project.id)
+    return visitor
 
 
 async def _require_visitor(request: Request, site: SiteOf) -> Visitor:
@@ -202,6 +205,8 @@ async def _require_visitor(request: Request, site: SiteOf) -> Visitor:
     if visitor is None:
         raise SignInRequired
     set_sender(visitor.identity, visitor.project.id)
+    if not WORK.get().is_decision:
+        hold_place(LIMITS.get().requests)
     return replace(visitor, notice=read_notice(request), period=read_period(request))
 
 

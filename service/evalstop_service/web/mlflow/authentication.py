@@ -11,8 +11,8 @@ from fastapi import Depends, Request
 
 from evalstop_service.store.keys import Key
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.context import Caller, Context, allowed, hold_place, read_address, read_context, refuse_key
-from evalstop_service.web.limits import THREADS, set_sender
+from evalstop_service.web.context import Caller, Context, allowed, read_address, refuse_key
+from evalstop_service.web.limits import LIMITS, hold_place, set_sender
 
 _UNAUTHENTICATED = refuse_key(
     "set MLFLOW_TRACKING_TOKEN to an active key, or MLFLOW_TRACKING_PASSWORD with any MLFLOW_TRACKING_USERNAME"
@@ -25,7 +25,7 @@ async def authenticate_request(request: Request) -> Key:
     secret = read_secret(request.headers.get("authorization", ""))
     key = None
     if secret is not None:
-        threads = THREADS.get().authentication
+        threads = LIMITS.get().authentication
         key = await context.key_cache.authenticate_together(secret, read_address(request), threads=threads)
     if key is None:
         raise _UNAUTHENTICATED
@@ -57,7 +57,7 @@ class MlflowRoute(JsonRoute):
 def _require_scope(*scopes: str) -> Callable[..., Awaitable[Caller]]:
     async def authorize(key: Annotated[Key, Depends(authenticate_request)], request: Request) -> Caller:
         granted = allowed(key, *scopes)
-        hold_place(request, read_context(request).shares.reports, granted.sender)
+        hold_place(LIMITS.get().requests)
         return granted
 
     return authorize

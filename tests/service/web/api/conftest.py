@@ -12,6 +12,7 @@ import httpx
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
+from evalstop_service.settings import Settings
 from evalstop_service.store import projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
@@ -71,7 +72,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         clone: ClonePostgres = request.getfixturevalue("clone_postgres")
         url = clone()
     database = Database(url)
-    with start_server(database) as address:
+    with start_server(database, Settings(trusted_proxies="127.0.0.1")) as address:
         service = Service(address, database)
         yield service
         for client in service.clients:

@@ -19,7 +19,7 @@ from evalstop_service.web import problems
 from evalstop_service.web.api import stream
 from evalstop_service.web.api.reading.stream import StreamLimits
 from evalstop_service.web.context import Context
-from evalstop_service.web.middleware.held_places import HeldPlaces
+from evalstop_service.web.limits import Entrance, Limits
 from evalstop_service.web.pull_waiters import PullWaiters
 from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
@@ -205,7 +205,7 @@ def serve_with_limits(
         shutdown=shutdown,
     )
     problems.install(app)
-    app.add_middleware(HeldPlaces)
+    app.add_middleware(Entrance, limits=Limits(), key_cache=app.state.context.key_cache)
     app.include_router(stream.routes(StreamLimits(**limits)), prefix="/api/v1")
     with (
         serve_app(app) as url,

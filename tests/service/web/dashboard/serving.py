@@ -49,7 +49,7 @@ def start_dashboard_server(
     database: Database, clock: Clock = utc_now, settings: Settings | None = None, port: socket.socket | None = None
 ) -> Iterator[str]:
     """Serve a migrated database, on a free port or a bound one; yields the server's address."""
-    app = create_app(settings or Settings(), database, clock, session_secret=SESSION_SECRET)
+    app = create_app(settings or Settings(trusted_proxies="127.0.0.1"), database, clock, session_secret=SESSION_SECRET)
     with serve_app(app, port) as address:
         yield address
 

@@ -19,9 +19,10 @@ from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
 from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store import keys
 from evalstop_service.store.database import Database
+from evalstop_service.store.turns import Work
 from evalstop_service.web import dashboard
 from evalstop_service.web.dashboard.server_sent_events import Streams
-from evalstop_service.web.fair_shares import FairShares
+from evalstop_service.web.limits import Limit, Limits, Places
 from fastapi import Response
 
 from tests.fixtures.forked_commands import FORKSERVER
@@ -30,6 +31,7 @@ from tests.service.web.dashboard.server_process import run_server
 from tests.service.web.dashboard.serving import SESSION_SECRET, SQLITE_ONLY
 
 EVALS = load_recorded_evals("np-0044")
+DANA = Work("user dana", "project")
 
 TIMEOUT_SECONDS = 60.0
 
@@ -110,8 +112,10 @@ def test_revoked_key_ends_the_stream(visitor: httpx.Client, database: Database, 
 
 
 def test_open_streams_are_limited() -> None:
-    """Beyond the limit a stream is refused with 503; a client that disconnects frees its place."""
-    streams = Streams(FairShares(), most=1, poll_seconds=0.001)
+    """Beyond the limit a stream is refused with 429; a client that disconnects frees its place."""
+    limits = Limits()
+    limits.event_streams = Places("event streams", Limit(1, 1, 1))
+    streams = Streams(limits, poll_seconds=0.001)
 
     async def follow_and_leave() -> None:
         started = anyio.Event()
@@ -123,24 +127,24 @@ def test_open_streams_are_limited() -> None:
         async def send(message: dict[str, object]) -> None:
             if message.get("body"):
                 assert streams.open_count == 1
-                assert is_refused(streams.open_stream("dana", "", lambda: "new"))
+                assert is_refused(streams.open_stream(DANA, "", lambda: "new"))
                 started.set()
 
         scope = {"type": "http", "method": "GET"}
-        await streams.open_stream("dana", "", lambda: "new")(scope, receive, send)  # type: ignore[arg-type]
+        await streams.open_stream(DANA, "", lambda: "new")(scope, receive, send)  # type: ignore[arg-type]
         assert streams.open_count == 0
-        assert not is_refused(streams.open_stream("dana", "", lambda: "new"))
+        assert not is_refused(streams.open_stream(DANA, "", lambda: "new"))
 
     def is_refused(answer: Response) -> bool:
-        return answer.status_code == 503
+        return answer.status_code == 429
 
     anyio.run(follow_and_leave)
 
 
 def test_streams_that_begin_together_end_without_a_place() -> None:
     """Of streams of one session that begin at the same moment, those beyond its share end without an event."""
-    streams = Streams(FairShares(), poll_seconds=0.001)
-    answers = [streams.open_stream("dana", "", lambda: "new") for _ in range(30)]
+    streams = Streams(Limits(), poll_seconds=0.001)
+    answers = [streams.open_stream(DANA, "", lambda: "new") for _ in range(30)]
     sent: list[object] = []
 
     async def follow_all() -> None:

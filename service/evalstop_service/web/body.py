@@ -1,20 +1,35 @@
 """Limits the size of a request body and of all bodies together, while they arrive and before they fill the memory.
 
-The sender is identified before any of the body is held.
+The sender is identified before any of the body is held. It has a share of each pool, and others cannot fill these:
+
+| pool | for | in all | a key | a project |
+|---|---|---|---|---|
+| decisions | short bodies of operators and receivers: vetoes, pauses, reports | 8 MiB | 1 MiB | 4 MiB |
+| sign-in | the sign-in form | 4 MiB | 256 KiB per address | |
+| short | bodies up to 64 KiB of any key or session | 16 MiB | 4 MiB | 8 MiB |
+| long | other bodies of a key or session | 64 MiB | 16 MiB, or one body if the limit is higher | 32 MiB |
+| strangers | bodies without a valid key or session | 8 MiB | 512 KiB per address | |
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from uuid import UUID
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from evalstop_service.errors import Overloaded, TooOften
+from evalstop_service.store.turns import Work
 from evalstop_service.web.context import UNAUTHORIZED
-from evalstop_service.web.decision_paths import SIGN_IN, is_veto_path
-from evalstop_service.web.middleware.held_bodies import SHORT_BYTES, HeldBodies, Room, Sender
+from evalstop_service.web.limits import SIGN_IN, Limit, Places, is_decision_path, is_veto_path
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, answer, problem_of
+
+SHORT_BYTES = 64 * 1024
+"""Largest short body, and the most that is held without a valid key or session."""
+
+_MIB = 2**20
 
 MOST_PARTS = 1_100_000
 """Limit on lists, objects, strings and commas in a body; a batch of 10,000 observations with all their fields has
@@ -40,6 +55,40 @@ _STRANGER = Problem(
     f"without a valid key or session a body may have at most {SHORT_BYTES} bytes; {UNAUTHORIZED.detail}",
     headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
 )
+
+
+@dataclass(frozen=True)
+class Sender:
+    """The sender of a request, by its headers. `known`: a valid key or session; `operates`: may veto in its project;
+    `reports`: may report on stops there."""
+
+    work: Work
+    known: bool = False
+    operates: bool = False
+    reports: bool = False
+    project_id: UUID | None = None
+
+
+class HeldBodies:
+    """The pools of one process; `max_bytes`: the limit of a body."""
+
+    def __init__(self, max_bytes: int) -> None:
+        largest = max(64 * _MIB, 2 * max_bytes)
+        self.long = Places("long bodies", Limit(largest, max(16 * _MIB, max_bytes), largest // 2))
+        self._decisions = Places("bodies of decisions", Limit(8 * _MIB, _MIB, 4 * _MIB))
+        self._sign_in = Places("sign-in forms", Limit(4 * _MIB, _MIB // 4, _MIB // 4))
+        self._short = Places("short bodies", Limit(16 * _MIB, 4 * _MIB, 8 * _MIB))
+        self._strangers = Places("bodies without a key", Limit(8 * _MIB, _MIB // 2, _MIB // 2))
+
+    def select_pool(self, sender: Sender, path: str, declared_bytes: int | None) -> Places:
+        """The pool for a body; `declared_bytes`: its declared length, or None."""
+        if path == SIGN_IN:
+            return self._sign_in
+        if not sender.known:
+            return self._strangers
+        if declared_bytes is None or declared_bytes > SHORT_BYTES:
+            return self.long
+        return self._decisions if sender.reports and is_decision_path(path) else self._short
 
 
 class BodyLimit:
@@ -142,8 +191,10 @@ class BodyLimit:
                 if problem := self._find_objection(sender, size + len(part)):
                     await self._refusal(problem, scope["path"])(scope, receive, send)
                     return
-                if (room := pool.hold(sender.name, len(part))) is not Room.FREE:
-                    problem = _BUSY if room is Room.ALL_USED else _SHARE_USED
+                try:
+                    pool.take(sender.work, len(part))
+                except (Overloaded, TooOften) as error:
+                    problem = _BUSY if isinstance(error, Overloaded) else _SHARE_USED
                     await self._refusal(problem, scope["path"])(scope, receive, send)
                     return
                 parts.append(part)
@@ -156,7 +207,7 @@ class BodyLimit:
             else:
                 await self._app(scope, _replay_body(body, receive), send)
         finally:
-            pool.release(sender.name, size)
+            pool.release(sender.work, size)
 
     def _find_objection(self, sender: Sender, size: int) -> Problem | None:
         if size > self._max_bytes:

@@ -1,4 +1,4 @@
-"""Limits per key: one key that floods the service leaves capacity for the others."""
+"""Limits of keys and projects: one that floods the service leaves capacity for the others."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from evalstop_service.errors import TooOften
+from evalstop_service.errors import Overloaded, TooOften
 from evalstop_service.security.rate_limits import MOST_BUCKETS, Rate, RateLimit
 from evalstop_service.store.database import Database
-from evalstop_service.web.fair_shares import COSTLY, THREADS, FairShares, Places
+from evalstop_service.store.turns import Work
+from evalstop_service.web.limits import COSTLY, Limit, Limits, Places
 
 from tests.security.served_project import ServedProject, create_pending_decision, serve_project
 from tests.service.concurrency import wait_until
@@ -27,23 +28,17 @@ def project(embedded_database: Database) -> Iterator[ServedProject]:
         yield project
 
 
-def test_requests_of_one_key_leave_threads_for_others(project: ServedProject) -> None:
+def test_requests_of_one_key_leave_places_for_others(project: ServedProject) -> None:
     """A key at its limit of concurrent requests gets 429 but may still pause; another key reads and vetoes."""
     busy, other = project.open_client(name="busy"), project.open_client(name="other")
     decision = create_pending_decision(other)
-    request_slots = project.app.state.context.shares.requests
-    sender = str(expect_json(busy.get("/key"), 200)["id"])
+    request_slots = project.app.state.context.limits.requests
+    sender = Work(UUID(expect_json(busy.get("/key"), 200)["id"]))
     with ExitStack() as places:
-        count = 0
-        try:
-            while True:
-                places.enter_context(request_slots.hold(sender))
-                count += 1
-        except TooOften:
-            pass
-        assert count < THREADS / 2
+        while request_slots.has_room(sender):
+            places.enter_context(request_slots.hold(sender))
         refused = expect_problem(busy.get("/runs"), 429)
-        assert "the most for one sender" in refused["detail"]
+        assert "the most for one key" in refused["detail"]
         expect_json(other.get("/runs"), 200)
         expect_json(busy.post("/project/pause", json={"actor": "dana", "reason": "look"}), 200)
         expect_json(other.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
@@ -54,17 +49,17 @@ def test_requests_of_one_key_leave_threads_for_others(project: ServedProject) ->
 def test_place_is_held_until_the_answer(project: ServedProject) -> None:
     """A waiting claim holds its key's only place, and leaves it when it is answered; so does a claim that is refused
     later on."""
-    shares, client = project.app.state.context.shares, project.open_client()
-    shares.pulls = Places("pulls", 1, lambda _: None)
+    limits, client = project.app.state.context.limits, project.open_client()
+    limits.pulls = Places("pulls", Limit(2, 1, 2))
     endpoint = expect_json(client.post("/pull/endpoints", json={"name": "node"}), 201)["id"]
-    sender = str(expect_json(client.get("/key"), 200)["id"])
+    sender = Work(UUID(expect_json(client.get("/key"), 200)["id"]))
 
     def claim(endpoint_id: str, wait_seconds: float) -> httpx.Response:
         return client.post(f"/pull/endpoints/{endpoint_id}/claim", json={"wait_seconds": wait_seconds})
 
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(claim, endpoint, 2.0)
-        wait_until(lambda: not shares.pulls.has_room(sender))
+        wait_until(lambda: not limits.pulls.has_room(sender))
         expect_problem(claim(endpoint, 0.0), 429)
         expect_json(waiting.result(), 200)
     expect_problem(claim(str(uuid4()), 0.0), 404)
@@ -122,18 +117,34 @@ def test_policy_with_a_high_cost_is_refused(project: ServedProject) -> None:
     expect_json(client.post("/policies", json=policy | {"members": policy["members"][:2]}), 201)
 
 
-def test_slots_are_counted_by_sender() -> None:
-    """Each sender has its own slots, and a slot is free again after an error."""
+def test_places_are_counted_by_key_by_project_and_in_all() -> None:
+    """A key has its share, the keys of a project one together, and a place is free again after an error."""
     refusals: list[str] = []
-    slots = Places("pulls", 2, refusals.append)
-    with slots.hold("one"), slots.hold("one"), slots.hold("two"):
-        with pytest.raises(TooOften, match="2 pulls"), slots.hold("one"):
+    places = Places("pulls", Limit(5, 2, 3), refusals.append)
+    one, other, stranger = Work("one", "a"), Work("other", "a"), Work("third", "b")
+    with places.hold(one), places.hold(one):
+        with pytest.raises(TooOften, match=r"2 pulls .* for one key"), places.hold(one):
             raise AssertionError
-        assert not slots.has_room("one")
-    with pytest.raises(KeyError), slots.hold("one"):
+        with places.hold(other):
+            with pytest.raises(TooOften, match=r"3 pulls .* for one project"), places.hold(other):
+                raise AssertionError
+            with places.hold(stranger), places.hold(stranger), pytest.raises(Overloaded), places.hold(Work("fourth")):
+                raise AssertionError
+    with pytest.raises(KeyError), places.hold(one):
         raise KeyError
-    assert slots.has_room("one")
-    assert refusals == ["pulls"]
+    places.take(one, 2)
+    assert not places.has_room(one)
+    places.release(one, 2)
+    assert places.has_room(one)
+    assert refusals == ["pulls"] * 3
+
+
+def test_no_project_has_more_than_half_of_anything() -> None:
+    """Whatever the number of streams that may be configured."""
+    for streams in (2, 8, 9):
+        limits = Limits(streams=streams)
+        for places in (limits.requests, limits.pulls, limits.streams, limits.event_streams):
+            assert places.limit.of_key <= places.limit.of_project <= places.limit.most / 2
 
 
 def test_rate_limit_refills_at_its_rate() -> None:
@@ -157,14 +168,3 @@ def test_rate_limit_remembers_a_limited_number_of_senders() -> None:
         assert limit.spend(str(index)) == 0
     assert limit.spend(str(MOST_BUCKETS)) > 0
     assert limit.spend("0") == 0
-
-
-def test_one_key_holds_at_most_half_of_the_streams() -> None:
-    """Another key can always open a stream."""
-    for streams in (2, 8, 9):
-        shares = FairShares(streams)
-        with ExitStack() as places:
-            for _ in range(streams // 2):
-                places.enter_context(shares.streams.hold("one"))
-            assert not shares.streams.has_room("one")
-            assert shares.streams.has_room("two")

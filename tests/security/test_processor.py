@@ -1,10 +1,10 @@
-"""Shares of the event loop: a key over its half waits while other keys are active."""
+"""Shares of the processor: a sender over its half waits while others are active."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 from uuid import uuid4
 
@@ -15,10 +15,17 @@ from evalstop_service.projects import api_keys
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.rate_limits import Rate, RateLimit
 from evalstop_service.store.database import Database
+from evalstop_service.store.turns import Work
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
-from evalstop_service.web.loop_shares import ACTIVE_SECONDS, LONG_SECONDS, QUIET_SECONDS, TURN_SECONDS, LoopShares
-from evalstop_service.web.middleware.held_bodies import BodyPool
-from evalstop_service.web.recent_sessions import RecentSessions
+from evalstop_service.web.limits import Entrance, Limit, Limits, Places
+from evalstop_service.web.processor import (
+    ACTIVE_SECONDS,
+    LONG_SECONDS,
+    QUIET_SECONDS,
+    ROUTE_MS,
+    TURN_SECONDS,
+    Processor,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
@@ -26,7 +33,10 @@ from starlette.types import Message, Receive, Scope, Send
 from tests.fixtures.projects import create_project
 from tests.service.web.api.fake_committer import FakeCommitter
 
-BUSY, OTHER = "busy", "other"
+BUSY, OTHER = Work("busy", "a"), Work("other", "b")
+
+
+POOL = Places("long bodies", Limit(10**6, 10**6, 10**6))
 
 
 class RecordedCharges(RateLimit):
@@ -37,12 +47,13 @@ class RecordedCharges(RateLimit):
         self.costs: list[float] = []
 
     def charge(self, who: Hashable, cost: float) -> None:
-        self.costs.append(cost)
+        if isinstance(who, tuple) and who[0] == "key":  # the same is charged to its project
+            self.costs.append(cost)
 
 
 @dataclass
 class Loop:
-    """A clock and CPU time that tests advance, and the shares measured by them."""
+    """A clock and CPU time that tests advance, and the processor measured by them."""
 
     now: float = 0.0
     cpu_seconds: float = 0.0
@@ -51,20 +62,20 @@ class Loop:
     heavy: RateLimit | None = None
 
     def __post_init__(self) -> None:
-        self.shares = LoopShares(self.count, self.limit, self.heavy, lambda: self.now, lambda: self.cpu_seconds)
+        self.processor = Processor(self.count, self.limit, self.heavy, lambda: self.now, lambda: self.cpu_seconds)
 
     def count(self) -> None:
         self.delayed += 1
 
-    def send(self, key: str, milliseconds: float) -> None:
+    def send(self, key: Work, milliseconds: float) -> None:
         """A request of this key that takes so much CPU time."""
-        request = asyncio.run(self.shares.begin(key))
+        request = asyncio.run(self.processor.begin(key, is_post=True))
         self.advance(milliseconds)
-        self.shares.end(request)
+        self.processor.end(request)
 
-    def send_other(self, sender: str) -> None:
+    def send_other(self, sender: Work) -> None:
         """A request of this sender to another part of the app."""
-        self.shares.end(asyncio.run(self.shares.begin_other(sender)))
+        self.processor.end(asyncio.run(self.processor.begin(sender)))
 
     def advance(self, milliseconds: float) -> None:
         """Advance the clock and the CPU time."""
@@ -88,8 +99,8 @@ def test_key_over_its_half_waits_while_another_is_active() -> None:
     loop.send_other(OTHER)
     loop.send(BUSY, 100.0)
     loop.send_other(OTHER)
-    assert loop.shares.find_wait(OTHER) == 0
-    assert 0.15 <= loop.shares.find_wait(BUSY) <= 0.2
+    assert loop.processor.find_wait(OTHER) == 0
+    assert 0.15 <= loop.processor.find_wait(BUSY) <= 0.2
 
 
 def test_wait_ends_once_other_keys_are_inactive() -> None:
@@ -98,26 +109,26 @@ def test_wait_ends_once_other_keys_are_inactive() -> None:
     loop.send_other(OTHER)
     loop.send(BUSY, 60_000.0)
     loop.send_other(OTHER)
-    assert loop.shares.find_wait(BUSY) > ACTIVE_SECONDS
+    assert loop.processor.find_wait(BUSY) > ACTIVE_SECONDS
     loop.now += ACTIVE_SECONDS
-    assert loop.shares.find_wait(BUSY) == 0
+    assert loop.processor.find_wait(BUSY) == 0
 
 
 def test_waiting_for_the_database_is_not_charged() -> None:
     """A key is charged for CPU time of the loop, not for the duration of its requests."""
     loop = Loop()
     loop.send_other(OTHER)
-    request = asyncio.run(loop.shares.begin(BUSY))
+    request = asyncio.run(loop.processor.begin(BUSY, is_post=True))
     assert request is not None
     loop.now += 60.0
-    loop.shares.end(request)
+    loop.processor.end(request)
     loop.send_other(OTHER)
-    assert loop.shares.find_wait(BUSY) == 0
+    assert loop.processor.find_wait(BUSY) == 0
 
 
-async def begins_at_once(shares: LoopShares) -> bool:
+async def begins_at_once(processor: Processor) -> bool:
     """Whether a request of BUSY begins without a wait."""
-    begun = asyncio.create_task(shares.begin(BUSY))
+    begun = asyncio.create_task(processor.begin(BUSY, is_post=True))
     await asyncio.sleep(0)
     is_begun = begun.done()
     begun.cancel()
@@ -133,11 +144,11 @@ def test_key_over_a_tenth_waits_for_requests_in_progress(used_ms: float, waits: 
     loop.send(BUSY, used_ms)
 
     async def begin() -> bool:
-        request = await loop.shares.begin_other(OTHER)
-        begun = asyncio.create_task(loop.shares.begin(BUSY))
+        request = await loop.processor.begin(OTHER)
+        begun = asyncio.create_task(loop.processor.begin(BUSY, is_post=True))
         await asyncio.sleep(0)
         waited = not begun.done()
-        loop.shares.end(request)
+        loop.processor.end(request)
         loop.now += QUIET_SECONDS
         await begun
         return waited
@@ -146,22 +157,39 @@ def test_key_over_a_tenth_waits_for_requests_in_progress(used_ms: float, waits: 
     assert loop.delayed == waits
 
 
-def test_veto_of_a_heavy_key_that_waits_is_counted() -> None:
-    """Requests other than posts of observations wait for others in the same way."""
+def test_other_request_of_a_heavy_key_waits_but_a_decision_does_not() -> None:
+    """Requests other than posts of observations wait for others in the same way, and are counted; vetoes are not held
+    up by what their key has posted, only by a flood of decisions."""
     loop = Loop(limit=RecordedCharges())
     loop.send_other(OTHER)
     loop.send(BUSY, 15.0)
     loop.send_other(OTHER)
 
     async def begin() -> None:
-        begun = asyncio.create_task(loop.shares.begin_other(BUSY))
+        begun = asyncio.create_task(loop.processor.begin(BUSY))
         await asyncio.sleep(0)
         assert not begun.done()
         loop.now += QUIET_SECONDS
         await begun
+        await asyncio.wait_for(loop.processor.begin(replace(BUSY, is_decision=True)), 1.0)
 
     asyncio.run(begin())
     assert loop.delayed == 1
+
+
+def test_decisions_and_projects_have_accounts_of_their_own() -> None:
+    """A key in debt for its posts may veto at once; one that floods with vetoes waits; and so does each other key of a
+    project that has used more than half, while a key of another project does not."""
+    loop, veto = Loop(), replace(BUSY, is_decision=True)
+    loop.send_other(OTHER)
+    loop.processor.charge(BUSY, 100.0)
+    loop.send_other(OTHER)
+    assert loop.processor.find_wait(BUSY) > 0
+    assert loop.processor.find_wait(replace(BUSY, key="colleague")) > 0
+    assert loop.processor.find_wait(OTHER) == 0
+    assert loop.processor.find_wait(veto) == 0
+    loop.processor.charge(veto, 100.0)
+    assert loop.processor.find_wait(veto) > 0
 
 
 def test_heavy_keys_take_turns_while_others_always_have_a_request_in_progress() -> None:
@@ -171,11 +199,11 @@ def test_heavy_keys_take_turns_while_others_always_have_a_request_in_progress() 
     loop.send(BUSY, 15.0)
 
     async def begin() -> None:
-        begun = [asyncio.create_task(loop.shares.begin(BUSY)) for _ in range(9)]
+        begun = [asyncio.create_task(loop.processor.begin(BUSY)) for _ in range(9)]
         await asyncio.sleep(QUIET_SECONDS / 2)  # all of them wait now
         begun[1].cancel()
         for count in (3, 5, 6, 7, 8, 9):
-            await loop.shares.begin_other(OTHER)
+            await loop.processor.begin(OTHER)
             loop.now += TURN_SECONDS
             await begun[count - 1]
             assert [task.done() for task in begun] == [True] * count + [False] * (9 - count)
@@ -190,10 +218,10 @@ def test_heavy_key_does_not_wait_for_an_open_page() -> None:
     loop.send(BUSY, 50.0)
 
     async def begin() -> tuple[bool, bool]:
-        await loop.shares.begin_other(OTHER)
-        at_once = await begins_at_once(loop.shares)
+        await loop.processor.begin(OTHER)
+        at_once = await begins_at_once(loop.processor)
         loop.now += LONG_SECONDS
-        return at_once, await begins_at_once(loop.shares)
+        return at_once, await begins_at_once(loop.processor)
 
     assert asyncio.run(begin()) == (False, True)
 
@@ -206,14 +234,14 @@ def test_heavy_keys_do_not_wait_for_each_other() -> None:
     loop.now += QUIET_SECONDS
 
     async def begin() -> bool:
-        await loop.shares.begin(OTHER)
-        return await begins_at_once(loop.shares)
+        await loop.processor.begin(OTHER)
+        return await begins_at_once(loop.processor)
 
     assert asyncio.run(begin())
 
 
 @given(st.lists(st.tuples(st.sampled_from([BUSY, OTHER]), st.floats(0.0, 50.0)), min_size=1, max_size=20))
-def test_overlapping_requests_are_charged_once(steps: list[tuple[str, float]]) -> None:
+def test_overlapping_requests_are_charged_once(steps: list[tuple[Work, float]]) -> None:
     """The charges add up to the CPU time of the loop, however requests overlap."""
     charges = RecordedCharges()
     loop = Loop(limit=charges, heavy=RecordedCharges())
@@ -221,14 +249,15 @@ def test_overlapping_requests_are_charged_once(steps: list[tuple[str, float]]) -
     async def overlap() -> None:
         requests = []
         for key, milliseconds in steps:
-            loop.shares.end(await loop.shares.begin_other(BUSY if key == OTHER else OTHER))
-            requests.append(await loop.shares.begin(key))
+            loop.processor.end(await loop.processor.begin(BUSY if key == OTHER else OTHER))
+            requests.append(await loop.processor.begin(key, is_post=True))
             loop.advance(milliseconds)
         for request in requests:
-            loop.shares.end(request)
+            loop.processor.end(request)
 
     asyncio.run(overlap())
-    assert sum(charges.costs) == pytest.approx(sum(milliseconds for _, milliseconds in steps), abs=1e-6)
+    routes = ROUTE_MS * (len(steps) - 1)  # the first is not charged: nobody else was active
+    assert sum(charges.costs) == pytest.approx(routes + sum(milliseconds for _, milliseconds in steps), abs=1e-6)
 
 
 def test_post_of_a_key_in_debt_waits(embedded_database: Database) -> None:
@@ -244,9 +273,8 @@ def test_post_of_a_key_in_debt_waits(embedded_database: Database) -> None:
         KeyCache(embedded_database, 60.0),
         utc_now,
         10**6,
-        BodyPool(10**6, 10**6),
-        loop.shares,
-        RecentSessions(),
+        POOL,
+        loop.processor,
     )
 
     async def post(secret: str) -> int:
@@ -271,7 +299,7 @@ def test_post_of_a_key_in_debt_waits(embedded_database: Database) -> None:
 
     async def post_both() -> bool:
         assert [await post(busy[1]), await post(other[1])] == [200, 200]
-        limit.charge(busy[0].id, 1000.0)
+        limit.charge(("key", False, busy[0].id), 1000.0)
         waiting = asyncio.create_task(post(busy[1]))
         assert await post(other[1]) == 200
         still_waits = not waiting.done()
@@ -291,22 +319,23 @@ async def refuse_all(scope: Scope, receive: Receive, send: Send) -> None:
 def test_only_requests_of_valid_sessions_go_before_those_of_heavy_keys(embedded_database: Database) -> None:
     """A forged cookie delays nobody; one that was recently found valid does."""
     heavy = RateLimit(Rate(burst=1.0, per_second=1e-9))
-    loop, sessions = Loop(heavy=heavy), RecentSessions()
-    heavy.charge(BUSY, 1000.0)
-    sessions.add("evs_valid")
+    loop, limits = Loop(heavy=heavy), Limits()
+    heavy.charge(("key", False, BUSY.key), 1000.0)
+    limits.sessions.add("evs_valid", OTHER.key, OTHER.project)
     delays = []
 
     async def count_delays(_scope: Scope, _receive: Receive, _send: Send) -> None:
         before = loop.delayed
-        begun = asyncio.create_task(loop.shares.begin_other(BUSY))
+        begun = asyncio.create_task(loop.processor.begin(BUSY))
         await asyncio.sleep(0)
         delays.append(loop.delayed - before)
         begun.cancel()
         await asyncio.gather(begun, return_exceptions=True)
 
     committer = cast(Committer, FakeCommitter(set()))
-    pool, key_cache = BodyPool(10**6, 10**6), KeyCache(embedded_database, 60.0)
-    endpoint = IngestEndpoint(count_delays, committer, key_cache, utc_now, 10**6, pool, loop.shares, sessions)
+    key_cache = KeyCache(embedded_database, 60.0)
+    endpoint = IngestEndpoint(count_delays, committer, key_cache, utc_now, 10**6, POOL, loop.processor)
+    entrance = Entrance(endpoint, limits, key_cache)
 
     async def visit() -> None:
         for cookie in (
@@ -316,7 +345,7 @@ def test_only_requests_of_valid_sessions_go_before_those_of_heavy_keys(embedded_
             b"a=b; evalstop_session=evs_valid",
         ):
             scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"cookie", cookie)]}
-            await endpoint(scope, None, None)  # type: ignore[arg-type]
+            await entrance(scope, None, None)  # type: ignore[arg-type]
 
     asyncio.run(visit())
     assert delays == [0, 0, 0, 1]

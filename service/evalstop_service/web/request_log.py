@@ -1,26 +1,60 @@
-"""The outermost middleware: assigns each request an id, measures and traces it, logs it if enabled, and delays refusals
-of an address that gets many."""
+"""Middleware around each request and its answer: ids, metrics, traces and the log, slow refusals, headers, HEAD."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import Any
 
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from prometheus_client import Histogram
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evalstop_service.observability import logs
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
-from evalstop_service.web.middleware.slow_refusals import REFUSED, SlowRefusals
+from evalstop_service.security.rate_limits import Rate, RateLimit
 
 access = logging.getLogger("evalstop_service.access")
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 ELSEWHERE = "(none)"
 """The route label of unmatched requests: callers choose their paths, and each path would become a series."""
+
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+PROMPT_REFUSALS = Rate(burst=20, per_second=5)
+"""Refusals of an address that are answered at once."""
+
+PAUSE_SECONDS = 1.0
+
+REFUSED = frozenset({401, 429})
+
+
+class SlowRefusals:
+    """Delays a refusal by a second if its address has had more than `PROMPT_REFUSALS`.
+
+    Otherwise a flood that retries immediately after each 401 or 429 would be answered as fast as the process can, and
+    use up the processor. Accepted requests are never delayed.
+    """
+
+    def __init__(self, pause_seconds: float = PAUSE_SECONDS) -> None:
+        self._pause_seconds = pause_seconds
+        self._limit = RateLimit(PROMPT_REFUSALS)
+
+    async def delay(self, scope: Scope) -> None:
+        """Wait before a refused request is answered."""
+        address = scope["client"][0] if scope.get("client") else ""
+        if self._limit.spend(address):
+            await asyncio.sleep(self._pause_seconds)
 
 
 class RequestLog:
@@ -143,3 +177,50 @@ def route_template(scope: Scope) -> str:
 def _method(scope: Scope) -> str:
     method: str = scope["method"]
     return method if method in METHODS else "OTHER"
+
+
+class SecurityHeaders:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def protected(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, protected)
+
+
+class HeadRequests:
+    """ASGI middleware: answers HEAD as GET without its body (RFC 9110, section 9.3.2), for probes and link checkers.
+
+    Passes the request to the app as GET, and reports a disconnect once the answer has started. This ends
+    streams that would otherwise last for hours.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def receiving() -> Message:
+            return {"type": "http.disconnect"} if started else await receive()
+
+        async def head(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started, scope["method"] = True, "HEAD"  # the method for metrics and logs
+                await send(message)
+                await send({"type": "http.response.body", "body": b""})
+
+        scope["method"] = "GET"
+        await self._app(scope, receiving, head)

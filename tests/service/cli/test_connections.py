@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import pytest
-from evalstop_service.web.middleware.slow_connections import CoalescingTransport
+from evalstop_service.cli.connections import CoalescingTransport
 
 
 class FakeTransport:

@@ -1,1 +1,0 @@
-"""Middleware that every request passes before a route."""
