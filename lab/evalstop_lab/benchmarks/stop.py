@@ -26,7 +26,7 @@ from evalstop_lab.report import new_table
 from evalstop_lab.service_process import START_SECONDS, Service, run_trainer, running_service
 
 TARGET_MS = 250.0
-VERSIONS = ("evalstop-service", "evalstop-client", "aiohttp", "sqlalchemy", "psycopg")
+VERSIONS = ("evalstop-service", "evalstop-client", "httpx2", "sqlalchemy", "psycopg")
 
 PARKS = {
     "name": "parks",

@@ -53,7 +53,7 @@ def configure_logging(level: str, form: Format, stream: TextIO | None = None) ->
     root.setLevel(level)
     logging.captureWarnings(True)
     # SQL statements with parameters, rows with their values, requests with full URLs: never logged, not even at DEBUG.
-    for name in ("sqlalchemy", "alembic", "httpx2"):
+    for name in ("sqlalchemy", "alembic", "httpcore2", "httpx2"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
-from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
-from aiohttp.abc import AbstractResolver, ResolveResult
 from evalstop_service.clock import utc_now
 from evalstop_service.security.address_policy import AddressPolicy, parse_address_policy
+from evalstop_service.webhooks.delivery.network import Resolve
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.retry import Answer
 
@@ -19,31 +18,20 @@ from tests.fixtures.certificates import create_self_signed_certificate
 from tests.service.webhooks.delivery.fakes import LOOPBACK, FakeEndpoint, Reply
 
 
-class FakeResolver(AbstractResolver):
-    """Returns the given lists of addresses in turn, and the last one for all further queries."""
+def resolve_to(*addresses: str) -> Resolve:
+    """A resolver that knows every name by these addresses."""
 
-    def __init__(self, *answers: Sequence[str]) -> None:
-        self._answers = list(answers)
+    async def resolve(_host: str, _port: int) -> list[str]:
+        return list(addresses)
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        addresses = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        families = {True: socket.AF_INET6, False: socket.AF_INET}
-        return [
-            ResolveResult(hostname=host, host=address, port=port, family=families[":" in address], proto=0, flags=0)
-            for address in addresses
-        ]
-
-    async def close(self) -> None:
-        """Nothing to close."""
+    return resolve
 
 
-def send(*urls: str, address_policy: AddressPolicy | None = None, resolver: FakeResolver | None = None) -> list[Answer]:
+def send(*urls: str, address_policy: AddressPolicy | None = None, resolve: Resolve | None = None) -> list[Answer]:
     """Send to each URL over one session."""
 
     async def run() -> list[Answer]:
-        async with Sender(20.0, 20.0, address_policy=address_policy, resolver=resolver) as sender:
+        async with Sender(20.0, 20.0, address_policy=address_policy, resolve=resolve) as sender:
             return [await sender.send(url, {}, b"{}") for url in urls]
 
     return asyncio.run(run())
@@ -75,7 +63,7 @@ def test_rebound_host_name_is_refused() -> None:
     with FakeEndpoint(Reply()) as endpoint:
         url = endpoint.url.replace("127.0.0.1", "rebinding.example")
         assert AddressPolicy().find_url_objection(url, lambda _: ["93.184.216.34"]) is None
-        (answer,) = send(url, resolver=FakeResolver(["127.0.0.1"]))
+        (answer,) = send(url, resolve=resolve_to("127.0.0.1"))
     assert answer.error is not None
     assert answer.error.startswith("not sent: 127.0.0.1 is not a public address")
     assert endpoint.received == []
@@ -85,15 +73,15 @@ def test_refused_addresses_of_a_name_are_skipped() -> None:
     """Of a host name's addresses, the allowed one is used."""
     with FakeEndpoint(Reply()) as endpoint:
         url = endpoint.url.replace("127.0.0.1", "both.example")
-        resolver = FakeResolver(["10.0.0.1", "fd12::1", "127.0.0.1"])
-        (answer,) = send(url, address_policy=parse_address_policy("127.0.0.1/32"), resolver=resolver)
+        resolve = resolve_to("10.0.0.1", "fd12::1", "127.0.0.1")
+        (answer,) = send(url, address_policy=parse_address_policy("127.0.0.1/32"), resolve=resolve)
     assert (answer.status_code, answer.error) == (200, None)
     assert endpoint.received[0].headers["host"].startswith("both.example:")
 
 
 def test_error_names_all_refused_addresses() -> None:
     """When every address of a host name is refused, the error lists them."""
-    (answer,) = send("http://both.example/", resolver=FakeResolver(["10.0.0.1", "::1"]))
+    (answer,) = send("http://both.example/", resolve=resolve_to("10.0.0.1", "::1"))
     assert answer.error is not None
     assert "10.0.0.1 is not a public address" in answer.error
     assert "::1 is not a public address" in answer.error
@@ -110,3 +98,29 @@ def test_untrusted_certificate_is_refused(tmp_path: Path) -> None:
     assert answer.error is not None
     assert "certificate" in answer.error.lower()
     assert endpoint.received == []
+
+
+@pytest.mark.parametrize(("host", "trusted"), [("localhost", True), ("other.example", False)])
+def test_certificate_is_of_the_name_and_not_of_the_address(
+    host: str, trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trusted certificate counts for the name in the URL, whichever address the name has."""
+    file = create_self_signed_certificate(tmp_path, utc_now())
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+    with FakeEndpoint(Reply()) as endpoint:
+        endpoint.speak_tls(context)
+        url = endpoint.url.replace("http:", "https:").replace("127.0.0.1", host)
+        (answer,) = send(url, address_policy=LOOPBACK, resolve=resolve_to("127.0.0.1"))
+    assert (answer.status_code == 200) == trusted
+    assert [request.headers["host"] for request in endpoint.received] == ([urlsplit(url).netloc] if trusted else [])
+    assert trusted or "certificate" in str(answer.error)
+
+
+def test_next_address_is_tried_where_nothing_listens() -> None:
+    """An address that refuses the connection does not keep the event from the name's next address."""
+    with FakeEndpoint(Reply()) as endpoint:
+        url = endpoint.url.replace("127.0.0.1", "two.example")
+        (answer,) = send(url, address_policy=LOOPBACK, resolve=resolve_to("127.0.0.2", "127.0.0.1"))
+    assert answer.status_code == 200
