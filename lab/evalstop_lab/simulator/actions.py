@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,18 +21,15 @@ from evalstop_detectors.policy.calibration import find_threshold
 from rich.console import Console
 
 from evalstop_lab.replay import Run
-from evalstop_lab.report import format_figure, format_percent, new_table
-from evalstop_lab.simulator import options, plots
-from evalstop_lab.simulator.drawing import draw_jobs
+from evalstop_lab.report import format_figure, format_percent, new_table, save_figure, show_percent
+from evalstop_lab.simulator import study
+from evalstop_lab.simulator.drawing import Hidden, draw_jobs, stop_at_peaks
 from evalstop_lab.simulator.engine import Schedule, simulate_cluster
-from evalstop_lab.simulator.hidden import Hidden, stop_at_peaks
-from evalstop_lab.simulator.jobs import Floats, Workload
+from evalstop_lab.simulator.jobs import NEVER_SET_ASIDE, Changes, Floats, Priorities, Priority, Workload
 from evalstop_lab.simulator.metrics import measure_contended_waste
-from evalstop_lab.simulator.priorities import NEVER_SET_ASIDE, Changes, Priorities, Priority
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import GANGS, WORLDS, Setting
 from evalstop_lab.simulator.stopping import STEPS_AN_EVAL, build_logs
-from evalstop_lab.worlds.scoring import Figure, estimate_mean
 
 SEEDS = 12
 WORLDS_BY_NAME = {**GANGS, **WORLDS}
@@ -62,42 +61,29 @@ RULES = (
 )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of one rule under one scheduler. `returned`: contended GPU-hours returned, as a share of the oracle's.
-    `healthy_time`: the change of the mean completion time of healthy jobs that were not stopped. `lost`, `set_aside`:
-    shares of the healthy jobs. `delay_hours`: the mean delay of healthy jobs that were set aside."""
-
-    rule: str
-    scheduler: str
-    returned: Figure
-    healthy_time: Figure
-    lost: Figure
-    set_aside: Figure
-    delay_hours: Figure
+FIGURES = ("returned", "healthy_time", "lost", "set_aside", "delay_hours")
+"""The figures of a rule under a scheduler. `returned`: contended GPU-hours returned, as a share of the oracle's.
+`healthy_time`: the change of the mean completion time of healthy jobs not stopped. `lost`, `set_aside`: shares
+of the healthy jobs. `delay_hours`: the mean delay of healthy jobs that were set aside."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("actions", help="compare stopping a suspected job with demoting or parking it")
-    options.add_common(parser, seeds=SEEDS)
-    options.add_plots(parser)
-    options.add_world(parser, WORLDS_BY_NAME, "gangs")
+    study.add_common(parser, seeds=SEEDS)
+    study.add_plots(parser)
+    study.add_world(parser, WORLDS_BY_NAME, "gangs")
     names = list(SCHEDULERS)
     parser.add_argument("--schedulers", nargs="+", choices=names, default=names, metavar="NAME", help="default: all")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    setting, seeds = options.get_setting(args, WORLDS_BY_NAME), options.get_seeds(args)
-    by_seed = options.sweep_each(
-        args, partial(_simulate_seed, setting, tuple(args.schedulers)), seeds, "simulating actions"
-    )
-    outcomes = []
-    for rule, scheduler in by_seed[0]:
-        columns = np.array([of_seed[rule, scheduler] for of_seed in by_seed]).T
-        outcomes.append(Outcome(rule, scheduler, *map(estimate_mean, columns)))
-    report = {"outcomes": [asdict(item) for item in outcomes], "setting": options.encode_setting(setting, seeds)}
-    return options.print_report(args, report, lambda console: _print_table(console, outcomes), plots.plot_actions)
+    setting, seeds = study.get_setting(args, WORLDS_BY_NAME), study.get_seeds(args)
+    simulate = partial(_simulate_seed, setting, tuple(args.schedulers))
+    by_seed = study.sweep_each(args, simulate, seeds, "simulating actions")
+    outcomes = study.estimate_figures(by_seed, ("rule", "scheduler"), FIGURES)
+    report = {"outcomes": outcomes, "setting": study.encode_setting(setting, seeds)}
+    return study.print_report(args, report, lambda console: _print_table(console, outcomes), _plot)
 
 
 @dataclass(frozen=True)
@@ -156,17 +142,14 @@ def _find_row(policy: Policy, run: Run, evals: int) -> list[float]:
     return row
 
 
-_Numbers = dict[tuple[str, str], tuple[float, ...]]
-
-
-def _simulate_seed(setting: Setting, schedulers: Sequence[str], seed: int) -> _Numbers:
-    """The numbers of an `Outcome`, by rule and scheduler."""
+def _simulate_seed(setting: Setting, schedulers: Sequence[str], seed: int) -> dict[tuple[str, str], tuple[float, ...]]:
+    """The numbers of `FIGURES`, by rule and scheduler."""
     workload, hidden = draw_jobs(setting, seed)
     cluster = setting.cluster
     probabilities = find_probabilities(workload)
     decided = {rule.name: decide_actions(rule, workload, probabilities) for rule in RULES}
     _, oracle_ends = stop_at_peaks(workload, hidden)
-    numbers: _Numbers = {}
+    numbers: dict[tuple[str, str], tuple[float, ...]] = {}
     for name in schedulers:
 
         def run_with(decisions: Decisions, name: str = name) -> Schedule:
@@ -198,26 +181,28 @@ def _measure_costs(
     return change, lost.sum() / healthy, (continued & aside).sum() / healthy, delay.mean() if len(delay) else 0.0
 
 
-def _print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
-    table = new_table(
-        "contended GPU-hours returned, of the oracle's; costs to healthy jobs",
-        "rule",
-        "scheduler",
-        "returned",
-        "lost",
-        "set aside",
-        "their mean delay",
-        "mean time, not stopped",
-        left=2,
-    )
+def _print_table(console: Console, outcomes: Sequence[dict[str, Any]]) -> None:
+    title = "contended GPU-hours returned, of the oracle's; costs to healthy jobs"
+    headings = ("returned", "lost", "set aside", "their mean delay", "mean time, not stopped")
+    table = new_table(title, "rule", "scheduler", *headings, left=2)
     for item in outcomes:
-        table.add_row(
-            item.rule,
-            item.scheduler,
-            format_figure(item.returned),
-            format_percent(item.lost.value),
-            format_percent(item.set_aside.value),
-            f"{item.delay_hours.value:+.2f} h",
-            format_figure(item.healthy_time, sign=True),
-        )
+        shares = (format_percent(item[name]["value"]) for name in ("lost", "set_aside"))
+        costs = f"{item['delay_hours']['value']:+.2f} h", format_figure(item["healthy_time"], sign=True)
+        table.add_row(item["rule"], item["scheduler"], format_figure(item["returned"]), *shares, *costs)
     console.print(table)
+
+
+def _plot(folder: Path, report: dict[str, Any]) -> None:
+    """Write actions.png: contended GPU-hours returned against healthy jobs lost, one mark per rule and scheduler."""
+    rules = list(dict.fromkeys(item["rule"] for item in report["outcomes"]))
+    with save_figure(folder / "actions.png", (7.4, 4.2)) as axes:
+        axis = axes[0, 0]
+        for number, rule in enumerate(rules):
+            points = [item for item in report["outcomes"] if item["rule"] == rule]
+            places = [[item[name]["value"] for item in points] for name in ("lost", "returned")]
+            marker = "o" if "stop" in rule else "s"
+            axis.plot(*places, marker, color=f"C{number}", markersize=6, alpha=0.8, label=rule)
+        axis.set(xlabel="healthy jobs lost", ylabel="contended GPU-hours returned, of the oracle's")
+        show_percent(axis.xaxis)
+        show_percent(axis.yaxis)
+        axis.figure.legend(loc="outside right upper", fontsize=8)

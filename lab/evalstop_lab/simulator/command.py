@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from evalstop_lab.simulator import actions, cadence, cost, frontier, population, reproduce, rollback, trace
+from evalstop_lab.simulator import actions, frontier, reproduce, savings, trace
 
 EXAMPLES = """examples:
   evalstop-lab cluster reproduce
@@ -13,7 +13,6 @@ EXAMPLES = """examples:
   evalstop-lab cluster actions --schedulers FIFO SRTF-Est
   evalstop-lab cluster cadence --policies paper my-policy.yaml --evals 10 20 40
   evalstop-lab cluster cost --on-demand 3.5 --policies paper early
-  evalstop-lab cluster rollback --frontier-gain 0.1
   evalstop-lab cluster trace jobs.csv --gpus 256
 """
 
@@ -26,5 +25,5 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (reproduce, frontier, actions, cadence, cost, rollback, population, trace):
+    for module in (reproduce, frontier, actions, savings, trace):
         module.add_parser(commands)

@@ -6,31 +6,60 @@ that differ in one number are compared in pairs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalstop_lab.simulator import curves
-from evalstop_lab.simulator.hidden import Hidden
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Kind, Workload
 from evalstop_lab.simulator.setting import Setting
+from evalstop_lab.simulator.stopping import Stops
+from evalstop_lab.worlds import FAMILIES
 
-_STREAMS = {
-    "gaps": 0,
-    "kinds": 1,
-    "sizes": 2,
-    "hours": 3,
-    "estimates": 4,
-    "hacking": 6,
-    "peaks": 7,
-    "noise": 8,
-    "proxy": 9,
-    "loss": 10,
-    "dips": 11,
+
+@dataclass(frozen=True, eq=False)
+class Hidden:
+    """The truth, by job.
+
+    `peaks`: the share of its steps, and of its hours, at which the eval score is highest; 1 for healthy jobs.
+    `eval_scores`: noiseless, at each eval. `best`: the highest noiseless eval score at any time.
+    """
+
+    hacking: NDArray[np.bool_]
+    peaks: Floats
+    eval_scores: Floats
+    best: Floats
+    gain: float
+
+
+def stop_at_peaks(workload: Workload, hidden: Hidden) -> tuple[Stops, Floats]:
+    """The stops of the oracle, and the hours after which each job ends: exactly at the peak, between two evals.
+
+    `Stops.after` is the first eval after the peak; the kept checkpoint is the best one.
+    """
+    evals = hidden.eval_scores.shape[1]
+    after = np.where(hidden.hacking, np.ceil(hidden.peaks * evals), 0).astype(np.int64)
+    kept_evals = hidden.eval_scores.argmax(axis=1) + 1
+    return Stops(after, kept_evals), workload.hours * hidden.peaks
+
+
+HACKING: dict[str, Callable[[Floats, Floats, float], Floats]] = {
+    "tent": lambda t, peak, drop: np.where(t < peak, t / peak, 1 - drop * (t - peak) / (1 - peak)),
+    "gao_rl": lambda t, peak, drop: np.asarray(t / peak * (1 - np.log(t / peak))),
 }
-"""The number of each quantity's random stream; with another one all figures change."""
+"""Curves of the eval score over a plan: 0 at the start, 1 at the peak, then a fall.
+
+`t` has a row per job and a column per eval; `peak` is a column with the share of the plan at which the job turns.
+`gao_rl` is the form of Gao et al. (arXiv 2210.10760) under reinforcement learning if d grows linearly: u (1 - ln u),
+which itself determines how far the score falls.
+"""
+
+DIPS = ("curriculum", "v_dip", "u_dip", "sawtooth")
+"""The families of the detection benchmark from which healthy jobs with dips are drawn."""
+
+_STREAMS = ("gaps", "kinds", "sizes", "hours", "estimates", "", "hacking", "peaks", "noise", "proxy", "loss", "dips")
+"""Each quantity has the random stream of its place; with another one all figures change."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,15 +156,17 @@ def _draw_truth(setting: Setting, seed: int, rlhf: NDArray[np.bool_]) -> Hidden:
     low, high = setting.peaks
     peaks = np.where(hacking, low + (high - low) * _rng(seed, "peaks").random(n), 1.0)
     t = np.broadcast_to(np.arange(1, setting.evals + 1) / setting.evals, (n, setting.evals))
-    eval_scores = curves.grow_healthy(t, setting.healthy_rate)
-    eval_scores[hacking] = curves.HACKING[setting.curve](t[hacking], peaks[hacking, None], setting.drop)
+    eval_scores = np.asarray((1 - np.exp(-setting.healthy_rate * t)) / (1 - np.exp(-setting.healthy_rate)))
+    eval_scores[hacking] = HACKING[setting.curve](t[hacking], peaks[hacking, None], setting.drop)
     dipping = ~hacking & (_rng(seed, "dips").random(n) < setting.healthy_dip_prob)
     for job in np.flatnonzero(dipping).tolist():
-        eval_scores[job] = curves.draw_dips(setting.evals, (seed, _STREAMS["dips"], job))
+        rng = np.random.default_rng((seed, _STREAMS.index("dips"), job))
+        family = FAMILIES[DIPS[int(rng.integers(len(DIPS)))]]
+        eval_scores[job] = family.draw(rng, np.linspace(0, 1, setting.evals)).eval_scores
     eval_scores = setting.start + setting.gain * eval_scores
     best = np.where(hacking, setting.start + setting.gain, eval_scores.max(axis=1))
     return Hidden(hacking, peaks, eval_scores, best, setting.gain)
 
 
 def _rng(seed: int, stream: str) -> np.random.Generator:
-    return np.random.default_rng([seed, _STREAMS[stream]])
+    return np.random.default_rng([seed, _STREAMS.index(stream)])

@@ -18,8 +18,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from evalstop_lab.simulator.jobs import Floats, Integers, Workload
-from evalstop_lab.simulator.priorities import NEVER_SET_ASIDE, Priorities, Priority
+from evalstop_lab.simulator.jobs import NEVER_SET_ASIDE, Floats, Integers, Priorities, Priority, Workload
 from evalstop_lab.simulator.schedulers import Scheduler
 
 # Jobs that end or are set aside in an instant free GPUs for those that arrive in it.

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,10 +18,9 @@ import numpy as np
 from evalstop_detectors import DETECTORS, POLICIES, Detector, Member, Policy, Thresholds
 from rich.console import Console
 
-from evalstop_lab.calibrate.evidence import Records, record_evidence
-from evalstop_lab.calibrate.thresholds import calibrate_thresholds
-from evalstop_lab.report import format_figure, format_percent, new_table
-from evalstop_lab.simulator import options, plots
+from evalstop_lab.calibrate.evidence import Records, calibrate_thresholds, record_evidence
+from evalstop_lab.report import format_figure, format_percent, new_table, save_figure
+from evalstop_lab.simulator import study
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.metrics import Figures
 from evalstop_lab.simulator.schedulers import SCHEDULERS
@@ -64,15 +64,15 @@ class OperatingPoint:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("frontier", help="measure the share of an oracle's saving that each rule reaches")
-    options.add_common(parser, seeds=SEEDS)
-    options.add_plots(parser)
+    study.add_common(parser, seeds=SEEDS)
+    study.add_plots(parser)
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS), metavar="WORLD")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     worlds = {name: replace(WORLDS[name], jobs=args.cluster_jobs or JOBS) for name in args.worlds}
-    seeds = options.get_seeds(args)
+    seeds = study.get_seeds(args)
     tuned = {name: tune_detectors(setting, args) for name, setting in worlds.items()}
     shipped = tuple(POLICIES[name] for name in SHIPPED)
     work = [
@@ -80,21 +80,21 @@ def run(args: argparse.Namespace) -> int:
         for name, setting in worlds.items()
         for cell in build_cells({name: setting}, seeds, (*shipped, *tuned[name]), tuple(SCHEDULERS))
     ]
-    rows = Rows(options.sweep_cells(args, work, "simulating the frontier"))
+    rows = Rows(study.sweep_cells(args, work, "simulating the frontier"))
     points = [measure_operating_point(rows, name, policy) for name in worlds for policy in (*shipped, *tuned[name])]
     report = {
         "points": [asdict(item) for item in points],
         "rate": RATE,
-        "worlds": {name: options.encode_setting(setting, seeds) for name, setting in worlds.items()},
+        "worlds": {name: study.encode_setting(setting, seeds) for name, setting in worlds.items()},
     }
-    return options.print_report(args, report, lambda console: _print_table(console, points), plots.plot_frontier)
+    return study.print_report(args, report, lambda console: _print_table(console, points), _plot)
 
 
 def tune_detectors(setting: Setting, args: argparse.Namespace) -> list[Policy]:
     """A policy per detector, with the threshold that stopped at most `RATE` of the jobs of calibration seeds."""
     by_detector: dict[str, list[Records]] = {name: [] for name in TUNED}
     seeds = range(CALIBRATION_SEED, CALIBRATION_SEED + CALIBRATION_SEEDS)
-    for of_seed in options.sweep_each(args, partial(_record_evidence, setting), seeds, "calibrating"):
+    for of_seed in study.sweep_each(args, partial(_record_evidence, setting), seeds, "calibrating"):
         for name, of_detector in of_seed.items():
             by_detector[name] += of_detector
     policies = []
@@ -151,26 +151,35 @@ def _make_detector(name: str) -> Detector[Any]:
 
 
 def _print_table(console: Console, points: Sequence[OperatingPoint]) -> None:
-    table = new_table(
-        f"share of the oracle's saving of GPU-hours, net of false stops ({BASELINE})",
-        "world",
-        "rule",
-        "saved",
-        "false stops",
-        "recall",
-        "premature",
-        "share of its saving of mean time",
-        left=2,
-    )
+    title = f"share of the oracle's saving of GPU-hours, net of false stops ({BASELINE})"
+    headings = ("saved", "false stops", "recall", "premature", "share of its saving of mean time")
+    table = new_table(title, "world", "rule", *headings, left=2)
     for item in points:
         times = [share.value for share in item.time.values()]
-        table.add_row(
-            item.world,
-            item.rule,
-            format_figure(item.saved),
-            format_figure(item.false_stops),
-            format_percent(item.recall, 0),
-            format_percent(item.premature),
-            f"{format_percent(min(times), 0)} to {format_percent(max(times), 0)}",
-        )
+        shares = f"{format_percent(min(times), 0)} to {format_percent(max(times), 0)}"
+        figures = (format_figure(item.saved), format_figure(item.false_stops), format_percent(item.recall, 0))
+        table.add_row(item.world, item.rule, *figures, format_percent(item.premature), shares)
     console.print(table)
+
+
+def _plot(folder: Path, report: dict[str, Any]) -> None:
+    """Write frontier.png: the share of the oracle's saving against false stops, one panel per world."""
+    worlds = list(report["worlds"])
+    columns = min(len(worlds), 4)
+    rows = -(-len(worlds) // columns)
+    with save_figure(folder / "frontier.png", (3.4 * columns, 3.1 * rows), rows, columns, sharey=True) as axes:
+        for axis, world in zip(axes.flat, worlds, strict=False):
+            points = [item for item in report["points"] if item["world"] == world]
+            for number, item in enumerate(points):
+                shipped = item["threshold"] is None
+                saved, false = item["saved"], max(item["false_stops"]["value"], 1e-3)
+                error = [[saved["value"] - saved["low"]], [saved["high"] - saved["value"]]]
+                mark = {"marker": "s" if shipped else "o", "markersize": 6, "color": f"C{number % 10}", "capsize": 2}
+                axis.errorbar([false], [max(saved["value"], 0.0)], yerr=error, linestyle="", label=item["rule"], **mark)
+            axis.axvline(report["rate"], color="#999999", linewidth=0.8)
+            axis.set(xscale="log", title=world, ylim=(-0.03, 1.0))
+        for axis in axes[-1]:
+            axis.set_xlabel("false stops per healthy job")
+        for axis in axes[:, 0]:
+            axis.set_ylabel("share of the oracle's saving")
+        axes[0, 0].figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)

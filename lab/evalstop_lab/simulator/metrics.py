@@ -7,16 +7,18 @@ GPU-hours of jobs that were stopped wrongly.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
+from evalstop_lab.simulator.drawing import Hidden
 from evalstop_lab.simulator.engine import Schedule
-from evalstop_lab.simulator.hidden import Hidden
 from evalstop_lab.simulator.jobs import Floats, Workload
 from evalstop_lab.simulator.stopping import Stops
-from evalstop_lab.worlds.scoring import Share, wilson
+from evalstop_lab.worlds.scoring import Figure, Share, estimate_mean, wilson
 
 
 @dataclass(frozen=True)
@@ -169,3 +171,26 @@ def _compute_eval_loss(hidden: Hidden, stops: Stops) -> Floats:
 
 def _compute_mean(numbers: Floats) -> float:
     return float(numbers.mean()) if len(numbers) else math.nan
+
+
+@dataclass(frozen=True)
+class Change:
+    """`change`: the mean of the seeds' relative changes. `p_value`: of the two-sided Wilcoxon signed-rank test of no
+    change."""
+
+    change: Figure
+    p_value: float
+
+
+def compare_paired(before: Sequence[float], after: Sequence[float]) -> Change:
+    old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
+    p_value = float(stats.wilcoxon(new - old).pvalue) if np.any(new != old) else 1.0
+    return Change(estimate_mean(new / old - 1), p_value)
+
+
+def correct_p_values(p_values: Sequence[float]) -> list[float]:
+    """The p-values corrected for multiple comparisons by Holm's method."""
+    order, count = np.argsort(p_values), len(p_values)
+    corrected = np.empty(count)
+    corrected[order] = np.maximum.accumulate(np.minimum(1.0, np.arange(count, 0, -1) * np.asarray(p_values)[order]))
+    return corrected.tolist()

@@ -7,14 +7,15 @@ import argparse
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from evalstop_lab.report import format_figure, format_percent, new_table
-from evalstop_lab.simulator import options, plots
-from evalstop_lab.simulator.metrics import Figures
-from evalstop_lab.simulator.paired import Change, compare_paired, correct_p_values
+from evalstop_lab.report import format_figure, format_percent, new_table, save_figure, show_percent
+from evalstop_lab.simulator import study
+from evalstop_lab.simulator.metrics import Change, Figures, compare_paired, correct_p_values
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import PAPER, Setting
 from evalstop_lab.simulator.stopping import RULES
@@ -68,15 +69,15 @@ class Line:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("reproduce", help="reproduce the paper's table, with intervals")
-    options.add_common(parser, seeds=SEEDS)
-    options.add_plots(parser)
+    study.add_common(parser, seeds=SEEDS)
+    study.add_plots(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     setting = replace(PAPER, jobs=args.cluster_jobs or JOBS)
-    seeds = options.get_seeds(args)
-    rows = Rows(options.sweep_cells(args, _build_cells(setting, seeds), "reproducing"))
+    seeds = study.get_seeds(args)
+    rows = Rows(study.sweep_cells(args, _build_cells(setting, seeds), "reproducing"))
     lines, changes = build_lines(rows), compare_schedulers(rows)
     report = {
         "lines": [asdict(line) | {"matches": line.matches} for line in lines],
@@ -86,12 +87,15 @@ def run(args: argparse.Namespace) -> int:
         },
         "rules": {rule: asdict(rows.counts("paper", rule)) for rule in STOPPING},
         "gpu_hours": {rule: _compute_shares(rows, rule) for rule in (NONE, *STOPPING)},
-        "setting": options.encode_setting(setting, seeds),
+        "setting": study.encode_setting(setting, seeds),
         "fitted": " ".join(FITTED.split()),
     }
-    return options.print_report(
-        args, report, lambda console: _print_tables(console, rows, lines, changes), plots.plot_reproduce
-    )
+
+    def show(console: Console) -> None:
+        tables = (_build_paper_table(lines), _build_rules_table(rows), _build_waste_table(rows))
+        console.print(*tables, _build_changes_table(changes), " ".join(FITTED.split()), sep="\n")
+
+    return study.print_report(args, report, show, _plot)
 
 
 def build_lines(rows: Rows) -> list[Line]:
@@ -165,16 +169,6 @@ def _compute_shares(rows: Rows, rule: str) -> dict[str, float]:
     return shares | {"eval_lost": sum(item.eval_lost for item in by_seed) / len(by_seed)}
 
 
-def _print_tables(
-    console: Console, rows: Rows, lines: Sequence[Line], changes: Mapping[str, Mapping[str, Change]]
-) -> None:
-    console.print(_build_paper_table(lines))
-    console.print(_build_rules_table(rows))
-    console.print(_build_waste_table(rows))
-    console.print(_build_changes_table(changes))
-    console.print(" ".join(FITTED.split()))
-
-
 def _build_paper_table(lines: Sequence[Line]) -> Table:
     title = "the paper's table (with flags at the last eval)"
     table = new_table(title, "", "paper", "ours", "within 2 points")
@@ -185,27 +179,16 @@ def _build_paper_table(lines: Sequence[Line]) -> Table:
 
 
 def _build_rules_table(rows: Rows) -> Table:
-    table = new_table(
-        "flags, with / without those at the last eval, which save nothing",
-        "rule",
-        "precision",
-        "recall",
-        "false stops",
-        "premature",
-        "eval lost",
-    )
+    title = "flags, with / without those at the last eval, which save nothing"
+    table = new_table(title, "rule", "precision", "recall", "false stops", "premature", "eval lost")
     for rule in STOPPING:
         counts = rows.counts("paper", rule)
         both = [
             f"{format_percent(share().value)} / {format_percent(share(late=False).value)}"
             for share in (counts.precision, counts.recall, counts.false_stops)
         ]
-        table.add_row(
-            rule,
-            *both,
-            format_percent(counts.premature / counts.hacking),
-            format_percent(_compute_shares(rows, rule)["eval_lost"]),
-        )
+        lost = _compute_shares(rows, rule)["eval_lost"]
+        table.add_row(rule, *both, format_percent(counts.premature / counts.hacking), format_percent(lost))
     return table
 
 
@@ -222,13 +205,29 @@ def _build_waste_table(rows: Rows) -> Table:
 
 
 def _build_changes_table(changes: Mapping[str, Mapping[str, Change]]) -> Table:
-    table = new_table(
-        "paper: changes relative to no stops, by scheduler (Wilcoxon, Holm over schedulers)",
-        "scheduler",
-        *CHANGES,
-        "p, mean time",
-    )
+    title = "paper: changes relative to no stops, by scheduler (Wilcoxon, Holm over schedulers)"
+    table = new_table(title, "scheduler", *CHANGES, "p, mean time")
     for name, by_figure in changes.items():
         cells = [format_figure(change.change, sign=True) for change in by_figure.values()]
         table.add_row(name, *cells, f"{by_figure['mean time'].p_value:.1g}")
     return table
+
+
+def _plot(folder: Path, report: dict[str, Any]) -> None:
+    """Write reproduce.png: the change of the mean time of all, healthy and hacking jobs, by scheduler."""
+    changes = report["changes"]
+    with save_figure(folder / "reproduce.png", (10, 4.6)) as axes:
+        axis = axes[0, 0]
+        for offset, (quantity, color) in enumerate(
+            (("mean time", "#3b6fb6"), ("of healthy jobs", "#5a9e6f"), ("of hacking jobs", "#c53030"))
+        ):
+            bars = [changes[name][quantity]["change"] for name in changes]
+            places = [place + 0.27 * (offset - 1) for place in range(len(bars))]
+            values = [item["value"] for item in bars]
+            errors = [[item["value"] - item["low"] for item in bars], [item["high"] - item["value"] for item in bars]]
+            axis.bar(places, values, 0.25, color=color, label=quantity, yerr=errors, capsize=2, ecolor="#333333")
+        axis.axhspan(-0.25, -0.09, color="#b7791f", alpha=0.12, label="the paper, all jobs: -9 to -25 %")
+        axis.set_xticks(range(len(changes)), changes)
+        show_percent(axis.yaxis)
+        axis.set_ylabel("change of the mean time to completion")
+        axis.legend(fontsize=8)

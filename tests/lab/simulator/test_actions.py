@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from evalstop_detectors.policy.calibration import find_threshold
 from evalstop_lab.simulator.actions import POSTERIOR, RULES, Rule, decide_actions
+from evalstop_lab.simulator.drawing import Hidden
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
-from evalstop_lab.simulator.hidden import Hidden
-from evalstop_lab.simulator.jobs import Workload
+from evalstop_lab.simulator.jobs import Changes, Priorities, Priority, Workload
 from evalstop_lab.simulator.metrics import measure_contended_waste
-from evalstop_lab.simulator.priorities import Changes, Priorities, Priority
 from evalstop_lab.simulator.schedulers import FIFO, SCHEDULERS, Scheduler
 from hypothesis import given
 from hypothesis import strategies as st

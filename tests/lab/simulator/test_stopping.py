@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from evalstop_lab.simulator.drawing import draw_jobs
+from evalstop_lab.simulator.drawing import draw_jobs, stop_at_peaks
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
-from evalstop_lab.simulator.hidden import stop_at_peaks
 from evalstop_lab.simulator.jobs import Kind
 from evalstop_lab.simulator.metrics import Counts, count_flags, measure_schedule
 from evalstop_lab.simulator.schedulers import SCHEDULERS

@@ -12,8 +12,7 @@ import pytest
 from evalstop_lab.cli import main
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
-from evalstop_lab.simulator.metrics import count_flags, measure_schedule
-from evalstop_lab.simulator.paired import compare_paired, correct_p_values
+from evalstop_lab.simulator.metrics import compare_paired, correct_p_values, count_flags, measure_schedule
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.stopping import RULES, decide_stops
 from evalstop_lab.simulator.study import Cell, Row, build_cells, run_cell
@@ -128,7 +127,7 @@ def test_cost_that_is_no_share_is_refused(capsys: pytest.CaptureFixture[str]) ->
     assert "such as 0.002" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("subcommand", ["reproduce", "frontier", "cadence", "cost", "rollback", "population", "trace"])
+@pytest.mark.parametrize("subcommand", ["reproduce", "frontier", "cadence", "cost", "trace"])
 def test_every_subcommand_has_a_help_text(subcommand: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`--help` of each subcommand lists its options."""
     with pytest.raises(SystemExit) as end:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.simulator.trace import compute_load, find_cluster_size
-from evalstop_lab.simulator.trace_file import read_trace
+from evalstop_lab.simulator.trace import compute_load, find_cluster_size, read_trace
 
 from tests.lab.simulator.conftest import read_report
 
