@@ -11,24 +11,142 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from evalstop_detectors.posterior.features import FEATURES
-from evalstop_detectors.posterior.network import HIDDEN, OUTPUTS, WEIGHT_ONE, decode_network
+from evalstop_detectors.posterior.arithmetic import MANY
+from evalstop_detectors.posterior.features import FEATURES, LIMIT, FeatureState, Given, advance
+from evalstop_detectors.posterior.network import HIDDEN, OUTPUTS, WEIGHT_ONE, Network, decode_network, round_features
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from evalstop_lab.arguments import positive_number
-from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.posterior.batches import Batch, draw_batches
-from evalstop_lab.posterior.left_out import measure_false_stops
-from evalstop_lab.posterior.picture import draw_picture
-from evalstop_lab.posterior.prior import KINDS
-from evalstop_lab.report import list_versions
+from evalstop_lab.arguments import import_library, positive_number
+from evalstop_lab.report import list_versions, save_figure
+from evalstop_lab.worlds.prior import KINDS, DrawnRun, draw_run
+from evalstop_lab.worlds.scoring import Share, wilson
+
+RESOLUTION = 256.0  # features are rounded to multiples of 1/256
+
+
+class Batch(NamedTuple):
+    """Arrays of (evals, runs), features of (evals, runs, FEATURES); `weight` is 0 after a run's last eval."""
+
+    features: NDArray[np.float32]
+    turned_for_good: NDArray[np.float32]
+    will_turn: NDArray[np.float32]
+    to_come: NDArray[np.float32]
+    weight: NDArray[np.float32]
+
+
+def draw_batches(rng: np.random.Generator, runs: int, size: int, without: Sequence[str] = ()) -> list[Batch]:
+    """Draw runs and group those of similar length, in random order."""
+    drawn = [draw_run(rng, without=tuple(without)) for _ in range(runs)]
+    drawn.sort(key=lambda run: len(run.scores))
+    groups = [drawn[begin : begin + size] for begin in range(0, runs, size)]
+    return [to_batch(groups[index]) for index in rng.permutation(len(groups))]
+
+
+def to_batch(runs: Sequence[DrawnRun]) -> Batch:
+    """Compute features and targets of runs; the last eval of a run has weight 0, because stopping there saves
+    nothing."""
+    longest, count = max(len(run.scores) for run in runs), len(runs)
+    turned, will, to_come, weight = (np.zeros((longest, count), np.float32) for _ in range(4))
+    for index, run in enumerate(runs):
+        n = len(run.scores)
+        turned[run.peak + 1 : n, index] = run.turned
+        will[:n, index] = run.turned
+        best = np.maximum.accumulate(run.truth)
+        later = np.maximum.accumulate(run.truth[::-1])[::-1]
+        to_come[:n, index] = np.maximum(later - best, 0)
+        weight[: n - 1, index] = n**-0.6
+    features = np.zeros((longest, count, FEATURES), np.float32)
+    state = FeatureState()
+    for at, inputs in enumerate(list_inputs(runs)):
+        state, run_features = advance(MANY, state, inputs)
+        for number, feature in enumerate(run_features):
+            features[at, :, number] = feature
+        unit = state.best - state.low + np.abs(state.first)
+        to_come[at] /= np.where(unit > 0, unit, 1)
+    features = np.floor(np.clip(features, -LIMIT, LIMIT) * RESOLUTION + 0.5) / RESOLUTION
+    return Batch(features.astype(np.float32), turned, will, np.clip(to_come, 0, 4), weight)
+
+
+def list_inputs(runs: Sequence[DrawnRun]) -> list[Given]:
+    """The measurements of all runs, by eval; after its last eval a run keeps its last values, without their flags."""
+    longest, count = max(len(run.scores) for run in runs), len(runs)
+    columns = []
+    for name in ("scores", "stderrs", "proxy", "kl", "progress"):
+        values, is_given = np.zeros((longest, count)), np.zeros((longest, count))
+        for index, run in enumerate(runs):
+            measured = getattr(run, name)
+            values[: len(measured), index] = np.nan_to_num(measured)
+            values[len(measured) :, index] = values[len(measured) - 1, index]
+            is_given[: len(measured), index] = np.isfinite(measured)
+        columns += [values] if name == "scores" else [values, is_given]
+    return [Given(*row) for row in zip(*columns, strict=True)]
+
+
+FALSE_STOPS = 0.01
+CALIBRATION_SEED, REPORTING_SEED = 997, 998
+_BATCH = 128
+_SOONEST = 3  # the detector gives no evidence before this many evals
+
+
+def measure_false_stops(network: Network, without: Collection[str], runs: int) -> dict[str, Share]:
+    """False stops among healthy runs of the whole prior, and among those with each kind of `KINDS`; recall in the rest.
+
+    The threshold stops `FALSE_STOPS` of `runs` calibration runs that have nothing of the kinds `without`, as those that
+    the network was trained on; the shares are of `runs` others, in which every kind occurs. A turned run that would be
+    stopped before its peak is not found.
+    """
+    calibration = np.array(
+        [odds for run, odds, _ in judge_runs(network, CALIBRATION_SEED, runs, without) if not run.turned]
+    )
+    threshold = float(np.quantile(calibration, 1 - FALSE_STOPS)) if len(calibration) else math.inf
+    judged = [
+        (run, early < threshold <= odds if run.turned else odds >= threshold)
+        for run, odds, early in judge_runs(network, REPORTING_SEED, runs, ())
+    ]
+    healthy = [(run.kinds, stopped) for run, stopped in judged if not run.turned]
+    turned = [stopped for run, stopped in judged if run.turned]
+    shares = {"recall": wilson(turned.count(True), len(turned)), "healthy runs": _share([s for _, s in healthy])}
+    return shares | {kind: _share([stopped for kinds, stopped in healthy if kind in kinds]) for kind in KINDS}
+
+
+def judge_runs(
+    network: Network, seed: int, runs: int, without: Collection[str]
+) -> Iterator[tuple[DrawnRun, float, float]]:
+    """Draw runs; with each comes the highest log odds of having turned, of a run that turned those from its peak on and
+    those before. The last eval does not count: to stop there saves nothing."""
+    rng = np.random.default_rng(seed)
+    drawn = sorted((draw_run(rng, without=tuple(without)) for _ in range(runs)), key=lambda run: len(run.scores))
+    for begin in range(0, runs, _BATCH):
+        group = drawn[begin : begin + _BATCH]
+        odds = _log_odds(network, group)
+        for index, run in enumerate(group):
+            first = max(_SOONEST - 1, run.peak + 1 if run.turned else 0)
+            early, late = odds[_SOONEST - 1 : first, index], odds[first : len(run.scores) - 1, index]
+            yield run, float(np.max(late, initial=-math.inf)), float(np.max(early, initial=-math.inf))
+
+
+def _log_odds(network: Network, runs: list[DrawnRun]) -> NDArray[np.float64]:
+    """Of shape (evals, runs)."""
+    features = to_batch(runs).features
+    hidden = np.zeros((HIDDEN, len(runs)))
+    odds = np.empty(features.shape[:2])
+    for at, row in enumerate(features):
+        hidden = network.step(hidden, round_features(row.T))
+        odds[at] = network.read(hidden)[0]
+    return odds
+
+
+def _share(stopped: list[bool]) -> Share:
+    return wilson(stopped.count(True), len(stopped))
+
 
 BATCH = 128
 DRAWN_AT_ONCE = 2048
@@ -91,10 +209,7 @@ def run(args: argparse.Namespace) -> int:
 
 def import_torch(seed: int) -> Any:
     """Import PyTorch with this seed; raises UnusableArguments if it is not installed."""
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise UnusableArguments("Training needs PyTorch: pip install 'evalstop-lab[train]'.") from error
+    torch = import_library("torch", "train")
     torch.set_num_threads(1)  # the matrices are small: more threads only wait for each other
     torch.manual_seed(seed)
     return torch
@@ -150,3 +265,24 @@ def _average_losses(torch: Any, network: Any, batches: Sequence[Batch]) -> list[
     with torch.no_grad():
         batch_losses = [[float(loss) for loss in _compute_losses(torch, network, batch)] for batch in batches]
     return [round(float(loss), 4) for loss in np.mean(batch_losses, axis=0)]
+
+
+ROWS, COLUMNS = 5, 8
+
+
+def draw_picture(path: Path, seed: int) -> None:
+    """Write a PNG of `ROWS` x `COLUMNS` runs; a red line marks the turn of a run that turns for good."""
+    rng = np.random.default_rng(seed)
+    with save_figure(path, (16, 8), ROWS, COLUMNS, dpi=90) as axes:
+        for axis in axes.flat:
+            run = draw_run(rng)
+            axis.plot(run.scores, ".", markersize=2, color="0.6")
+            axis.plot(run.truth, color="tab:red" if run.turned else "tab:blue", linewidth=1)
+            if run.turned:
+                axis.axvline(run.peak, color="tab:red", linewidth=0.6, linestyle=":")
+            axis.set_title(f"{len(run.scores)} evals", fontsize=7, pad=2)
+            axis.set_xticks([])
+            axis.set_yticks([])
+        axes[0, 0].figure.suptitle(
+            "Forty runs of the prior: measured (grey), healthy (blue), turned for good (red)", fontsize=10
+        )

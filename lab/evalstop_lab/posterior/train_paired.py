@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.posterior.batches import list_inputs
-from evalstop_lab.posterior.prior import DrawnRun, draw_run
-from evalstop_lab.posterior.train import encode_weights, import_torch
+from evalstop_lab.posterior.train import encode_weights, import_torch, list_inputs
 from evalstop_lab.sweep import sweep
+from evalstop_lab.worlds.prior import DrawnRun, draw_run
 
 TOGETHER, DRAWN_AT_ONCE = 64, 1024
 BATCH, EPOCHS, RATE = 2048, 8, 3e-3

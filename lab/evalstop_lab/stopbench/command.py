@@ -16,11 +16,19 @@ from typing import Any
 
 from rich.console import Console
 
-from evalstop_lab.arguments import positive_number, require_writable
+from evalstop_lab.arguments import import_library, positive_number, require_writable
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import list_versions, to_json_values
 from evalstop_lab.stopbench.judging import compute_figures, judge_run
-from evalstop_lab.stopbench.recording import FIRST_SEED, record_runs
+from evalstop_lab.stopbench.recording import (
+    CAREFUL,
+    CAREFUL_SIZES,
+    FIRST_SEED,
+    USUAL,
+    Sizes,
+    draw_language_setting,
+    record_runs,
+)
 from evalstop_lab.stopbench.report import draw_runs, draw_scatter, print_suite
 from evalstop_lab.stopbench.rules import BUILT_IN, is_installed, load_rule
 from evalstop_lab.stopbench.suites import SEEDS, SUITES
@@ -106,15 +114,11 @@ def run_recording(args: argparse.Namespace) -> int:
 
 def run_language_recording(args: argparse.Namespace) -> int:
     require_writable(args.file)
-    try:
-        from evalstop_lab.language_model import recording
-    except ImportError as error:
-        raise UnusableArguments("Training needs PyTorch and more: pip install 'evalstop-lab[language]'.") from error
-    seeds = range(args.first_seed, args.first_seed + args.runs)
-    bounds = recording.CAREFUL if args.careful else recording.USUAL
-    sizes = recording.CAREFUL_SIZES if args.careful else recording.DEFAULT_SIZES
-    settings = {seed: recording.draw_setting(seed, bounds) for seed in seeds}
-    recording.record_language_runs(args.model, args.file, settings, args.steps, args.eval_every, args.jobs, sizes)
+    language = import_library("evalstop_lab.stopbench.language", "language")
+    bounds, sizes = (CAREFUL, CAREFUL_SIZES) if args.careful else (USUAL, Sizes())
+    settings = [draw_language_setting(seed, bounds) for seed in range(args.first_seed, args.first_seed + args.runs)]
+    training = language.Training(args.model, settings, sizes, args.jobs)
+    language.record_language_runs(args.file, training, args.steps, args.eval_every)
     sys.stdout.write(f"Wrote {args.runs} runs to {args.file}\n")
     return 0
 

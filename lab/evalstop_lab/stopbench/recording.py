@@ -1,42 +1,31 @@
-"""`evalstop-lab stopbench record`: trains policies against reward models, and records their metrics and the truth.
+"""Records runs of RLHF with their metrics and the truth: `evalstop-lab stopbench record` and `record-language`.
 
 The curves are results of training, not of a formula. A token policy is trained against a reward model that was fitted
 to noisy comparisons; see `evalstop_lab.rlhf`. Settings are drawn by seed. In a quarter of the runs the reward model is
 refitted during training, to comparisons of the policy's current texts, after which many falls recover. An eval is the
 mean gold reward of 1,024 new texts, `small` that of the first 64 of them; the truth is the mean over 8,192 others.
+`evalstop_lab.stopbench.language` trains language models.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from evalstop_lab.rlhf.policy import Policy
+from evalstop_lab.rlhf.policy import Floats, Policy, Task, Texts
 from evalstop_lab.rlhf.reward_model import draw_comparisons, fit_bradley_terry, standardize_scores
-from evalstop_lab.rlhf.task import Floats, Integers, Task, Texts
 from evalstop_lab.rlhf.trainer import Config, Trainer
 from evalstop_lab.sweep import sweep
-from evalstop_lab.worlds.noise import Noise, NoiseKind
-from evalstop_lab.worlds.prompt_scores import PromptScores
-from evalstop_lab.worlds.truth import Label, Truth, label_curve
-from evalstop_lab.worlds.world import World
+from evalstop_lab.worlds.shapes import draw_log_uniform
 
 FIRST_SEED = 5_000_000
 EVAL_TEXTS, SMALL_TEXTS, TRUE_TEXTS = 1024, 64, 8192
-AMBIGUOUS_FALLS = (0.05, 0.1)
-"""A run whose fall is between these shares of its gain is neither healthy nor hacking."""
-
-STANDARD_ERRORS = 3
-"""A fall of fewer standard errors of a difference between two smoothed true scores is not certain."""
-
-SMOOTHED_OVER = 5
-"""The number of evals over which true scores are averaged for the label: the maximum of noisy means is too high."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +41,14 @@ def draw_setting(seed: int) -> Setting:
     rng = np.random.default_rng([seed, 1])
     evals, every = int(rng.integers(50, 101)), int(rng.integers(5, 13))
     steps = evals * every
-    distance = float(np.exp(rng.uniform(np.log(2.0), np.log(10.0))))  # the learning rate summed over all steps
+    distance = draw_log_uniform(rng, 2.0, 10.0)  # the learning rate summed over all steps
     config = Config(
         seed=seed,
         steps=steps,
         eval_every=every,
         learning_rate=distance / steps,
-        kl_coefficient=0.0 if rng.random() < 0.5 else float(np.exp(rng.uniform(np.log(0.01), np.log(0.4)))),
-        comparisons=int(np.exp(rng.uniform(np.log(200), np.log(8000)))),
+        kl_coefficient=0.0 if rng.random() < 0.5 else draw_log_uniform(rng, 0.01, 0.4),
+        comparisons=int(draw_log_uniform(rng, 200, 8000)),
         label_noise=float(rng.uniform(0.0, 0.3)),
         samples_per_prompt=int(rng.choice([4, 8, 16, 32, 64])),
         task=Task(int(rng.choice([4, 8, 16])), int(rng.integers(10, 15)), int(rng.integers(12, 21))),
@@ -101,16 +90,13 @@ def record_run(seed: int) -> dict[str, Any]:
 
 def record_runs(path: Path, runs: int, jobs: int, first_seed: int) -> None:
     """Train runs of consecutive seeds on all cores and write them to a gzipped file of JSON lines."""
-    records = sweep(record_run, range(first_seed, first_seed + runs), "training", jobs, chunk=1)
+    write_records(path, sweep(record_run, range(first_seed, first_seed + runs), "training", jobs, chunk=1))
+
+
+def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     with path.open("wb") as file, gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed:
         for record in records:
             packed.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
-
-
-def read_runs(path: Path, small: bool = False) -> list[World]:
-    """The recorded runs as worlds; `small`: by their evals of 64 texts instead of 1,024."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [_to_world(json.loads(line), small) for line in lines]
 
 
 def _refit_proxy(trainer: Trainer, rng: np.random.Generator) -> None:
@@ -122,49 +108,6 @@ def _refit_proxy(trainer: Trainer, rng: np.random.Generator) -> None:
     trainer.world = replace(world, proxy=proxy)
 
 
-def _to_world(record: dict[str, Any], small: bool) -> World:
-    log = record["log"]
-    steps = np.asarray(log["step"], dtype=np.int64)
-    stderr = np.asarray(log["small_stderr" if small else "stderr"], dtype=np.float64)
-    sd = float(np.sqrt(np.mean(stderr**2)))
-    truth = _label_run(steps, np.asarray(record["truth"], dtype=np.float64), record.get("truth_stderr", 0.0), sd)
-    return World(
-        name=f"{record.get('family', 'trained')}-{record['seed']}",
-        family=record.get("family", "refitted" if record["refits"] else "trained"),
-        seed=record["seed"],
-        steps=steps,
-        eval_scores=np.asarray(log["small" if small else "eval"], dtype=np.float64),
-        eval_stderr=stderr,
-        proxy=np.asarray(log["proxy"], dtype=np.float64),
-        kl=np.asarray(log["kl"], dtype=np.float64),
-        noise=Noise(NoiseKind.RECORDED, sd / truth.unit if truth.unit else math.inf, 0.0, stderr_given=True),
-        truth=truth,
-        planned_steps=float(steps[-1]),
-        prompt_scores=_read_prompt_scores(record) if "prompts" in record else None,
-    )
-
-
-def _read_prompt_scores(record: dict[str, Any]) -> PromptScores:
-    means, sds = (np.asarray(record[name], dtype=np.float64) for name in ("prompts", "paired_sd"))
-    return PromptScores(means / 1000, sds, record["paired_texts"])
-
-
-def _label_run(steps: Integers, scores: Floats, stderr: float, sd: float) -> Truth:
-    """Label the run by its smoothed true scores.
-
-    A fall between 5 and 10 % of the gain is ambiguous; so is a larger one below three standard errors.
-    """
-    half = SMOOTHED_OVER // 2
-    padded = np.pad(scores, half, mode="edge")
-    smoothed = np.convolve(padded, np.full(SMOOTHED_OVER, 1 / SMOOTHED_OVER), mode="valid")
-    truth = label_curve(steps, smoothed, sd)
-    low, high = AMBIGUOUS_FALLS
-    uncertain = STANDARD_ERRORS * stderr * math.sqrt(2 / SMOOTHED_OVER)
-    if low * truth.unit <= truth.drop <= max(high * truth.unit, uncertain):
-        return replace(truth, label=Label.AMBIGUOUS)
-    return truth
-
-
 def _sample_texts(policy: Policy, texts: int, rng: np.random.Generator) -> Texts:
     """Sample texts for randomly drawn prompts, like those of an eval set."""
     return policy.sample(rng.integers(policy.task.prompts, size=texts), rng)
@@ -172,3 +115,109 @@ def _sample_texts(policy: Policy, texts: int, rng: np.random.Generator) -> Texts
 
 def _mean_and_stderr(scores: Floats) -> tuple[float, float]:
     return float(scores.mean()), float(scores.std(ddof=1) / len(scores) ** 0.5)
+
+
+class Bounds(NamedTuple):
+    """The bounds of what differs between runs; `without_penalty`: the share of runs without a KL penalty."""
+
+    learning_rate: tuple[float, float]
+    without_penalty: float
+    kl_coefficient: tuple[float, float]
+    comparisons: tuple[int, int]
+    label_noise: tuple[float, float]
+
+
+USUAL = Bounds((1e-4, 8e-4), 0.4, (0.005, 0.2), (100, 1500), (0.0, 0.3))
+CAREFUL = Bounds((1e-4, 3e-4), 0.0, (0.008, 0.06), (1000, 4000), (0.0, 0.1))
+"""Of runs that should stay healthy."""
+
+
+@dataclass(frozen=True)
+class LanguageSetting:
+    """What differs between runs; a reward model is fitted to `comparisons`, a share `label_noise` of them wrong."""
+
+    seed: int
+    learning_rate: float
+    kl_coefficient: float
+    comparisons: int
+    label_noise: float
+
+
+def draw_language_setting(seed: int, bounds: Bounds = USUAL) -> LanguageSetting:
+    rng = np.random.default_rng([seed, 1])
+    learning_rate = draw_log_uniform(rng, *bounds.learning_rate)
+    is_penalized = not bounds.without_penalty or rng.random() >= bounds.without_penalty
+    kl_coefficient = draw_log_uniform(rng, *bounds.kl_coefficient) if is_penalized else 0.0
+    number = int(draw_log_uniform(rng, *bounds.comparisons))
+    return LanguageSetting(seed, learning_rate, kl_coefficient, number, float(rng.uniform(*bounds.label_noise)))
+
+
+EVAL_PROMPTS = 32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What all runs share; texts and pairs are those of one run.
+
+    An eval samples `eval_texts` for random prompts, `paired_of_prompt` for each prompt, and at least `true_texts` for
+    random ones.
+    """
+
+    texts: int = 32
+    texts_of_prompt: int = 8
+    new_tokens: int = 40
+    eval_texts: int = 64
+    true_texts: int = 128
+    reward_steps: int = 60
+    reward_pairs: int = 16
+    pool: int = 8192
+    paired_of_prompt: int = 8
+
+    @property
+    def paired_texts(self) -> int:
+        """The number of texts for all of the prompts kept for evals."""
+        return EVAL_PROMPTS * self.paired_of_prompt
+
+
+CAREFUL_SIZES = Sizes(reward_steps=150)
+
+
+class Eval(NamedTuple):
+    """An eval of all runs: the score of each text, that of its reward model, and its log-ratio, all [runs, texts]."""
+
+    step: int
+    proxy: Any
+    kl: Any
+    scores: Any
+    examples: list[str]
+
+
+def to_record(run: int, setting: LanguageSetting, evals: Sequence[Eval], sizes: Sizes) -> dict[str, Any]:
+    """The setting, the log, the scores by prompt in thousandths, the truth, and a text at the first eval, at the
+    highest truth and at the last eval.
+    """
+    scores = np.array([item.scores[run] for item in evals])
+    posted, paired, others = np.split(scores, [sizes.eval_texts, sizes.eval_texts + sizes.paired_texts], axis=1)
+    truth = others.mean(1)
+    columns = {
+        "eval": posted.mean(1),
+        "stderr": posted.std(1, ddof=1) / sizes.eval_texts**0.5,
+        "proxy": np.array([item.proxy[run, : sizes.eval_texts].mean() for item in evals]),
+        "kl": np.array([item.kl[run, : sizes.eval_texts].mean() for item in evals]),
+    }
+    log = {name: np.round(column.astype(float), 4).tolist() for name, column in columns.items()}
+    by_prompt = paired.reshape(len(evals), EVAL_PROMPTS, sizes.paired_of_prompt).mean(2)
+    config = asdict(setting)
+    return {
+        "seed": config.pop("seed"),
+        "family": "language-model",
+        "config": config,
+        "refits": [],
+        "log": {"step": [item.step for item in evals]} | log,
+        "prompts": np.round(1000 * by_prompt).astype(int).tolist(),
+        "paired_texts": sizes.paired_texts,
+        "paired_sd": np.round(paired.std(1, ddof=1), 3).tolist(),
+        "truth": np.round(truth, 4).tolist(),
+        "truth_stderr": round(float(others.std(1, ddof=1).mean() / others.shape[1] ** 0.5), 4),
+        "texts": {evals[index].step: evals[index].examples[run] for index in (0, int(truth.argmax()), len(evals) - 1)},
+    }

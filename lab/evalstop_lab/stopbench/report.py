@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from evalstop_lab.figure import save_figure, show_percent
-from evalstop_lab.report import format_figure, format_number, format_percent, new_table
+from evalstop_lab.report import format_figure, format_number, format_percent, new_table, save_figure, show_percent
 from evalstop_lab.worlds import World
 
 MARKERS = "osD^vP*X<>h"

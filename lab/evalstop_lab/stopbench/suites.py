@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
-from evalstop_lab.stopbench.recording import read_runs
 from evalstop_lab.worlds import World, add_planned_steps, draw_world, plan_worlds, second_suite
+from evalstop_lab.worlds.recorded import read_runs
 
 _plan_runs, _read_recorded = lru_cache(maxsize=2)(plan_worlds), lru_cache(maxsize=5)(read_runs)
 

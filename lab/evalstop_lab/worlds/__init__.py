@@ -2,7 +2,7 @@
 
 from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, HELD_OUT, REPORTING, Group, list_families
 from evalstop_lab.worlds.noise import LEVELS, NoiseKind
-from evalstop_lab.worlds.real import load_recorded_runs
+from evalstop_lab.worlds.recorded import load_recorded_runs
 from evalstop_lab.worlds.truth import Label, Truth, label_curve
 from evalstop_lab.worlds.world import (
     CALIBRATION_SEED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +12,9 @@ from typing import Any
 import numpy as np
 from evalstop_detectors import MetricRole, Observation
 
-from evalstop_lab.worlds.curves import Curve
 from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, REPORTING, Group, list_families
 from evalstop_lab.worlds.noise import DRAWN_KINDS, LEVELS, Noise, NoiseKind, add_noise
-from evalstop_lab.worlds.prompt_scores import PromptScores
+from evalstop_lab.worlds.shapes import Curve
 from evalstop_lab.worlds.truth import Floats, Integers, Truth, label_curve
 
 CALIBRATION_SEED = 0
@@ -24,6 +24,34 @@ LENGTHS = (20, 50, 100, 200, 500)
 
 # The shares of the groups: half of the runs are hacking; of the healthy ones two in five have dips that recover.
 SHARES = {Group.HACKING: 0.5, Group.HEALTHY: 0.3, Group.DIP: 0.2}
+
+
+@dataclass(frozen=True, eq=False)
+class PromptScores:
+    """The scores of a run's checkpoints on the same prompts, with which it answers requests to evaluate now.
+
+    `means` are by eval and prompt, [evals, prompts], `sds` the standard deviations of an eval's single texts. Each of
+    the `texts` of an eval has its own score; every prompt has as many of them.
+    """
+
+    means: Floats
+    sds: Floats
+    texts: int
+
+    def compare(self, eval_index: int, other: int) -> tuple[float, float]:
+        """The mean score of an eval less that of another, and the standard error by the differences of single texts."""
+        difference = float(self.means[eval_index].mean() - self.means[other].mean())
+        variance = self.sds[eval_index] ** 2 + self.sds[other] ** 2 - 2 * self._compute_covariance(eval_index, other)
+        return difference, math.sqrt(max(float(variance), 0.0) / self.texts)
+
+    def correlate(self, eval_index: int, other: int) -> float:
+        """The correlation of the errors of two evals on the same prompts; NaN where all scores are alike."""
+        sds = float(self.sds[eval_index] * self.sds[other])
+        return self._compute_covariance(eval_index, other) / sds if sds else math.nan
+
+    def _compute_covariance(self, eval_index: int, other: int) -> float:
+        # Texts of one prompt are independent: their scores have in common only what the prompt's means have.
+        return float(np.cov(self.means[eval_index], self.means[other])[0, 1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +145,7 @@ def draw_world(
         drawn_noise.correlation,
         drawn_noise.stderr_given if stderr is None else stderr,
     )
-    curve = FAMILIES[family].draw(curve_rng, length or drawn)
+    curve = FAMILIES[family].draw(curve_rng, np.linspace(0, 1, length or drawn))
     steps = np.arange(len(curve.eval_scores), dtype=np.int64) * stride
     if chosen.kind is NoiseKind.BINOMIAL:
         scale, offset = _find_scale(curve.eval_scores)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from evalstop_detectors.posterior.features import FEATURES
 from evalstop_detectors.posterior.network import HIDDEN, OUTPUTS, Network, load_network
-from evalstop_lab.posterior.left_out import FALSE_STOPS, REPORTING_SEED, judge_runs, measure_false_stops
-from evalstop_lab.posterior.prior import KINDS
+from evalstop_lab.posterior.train import FALSE_STOPS, REPORTING_SEED, judge_runs, measure_false_stops
+from evalstop_lab.worlds.prior import KINDS
 
 pytestmark = pytest.mark.slow
 

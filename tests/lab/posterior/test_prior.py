@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from evalstop_lab.posterior.batches import draw_batches, to_batch
-from evalstop_lab.posterior.prior import KINDS, draw_run
+from evalstop_lab.posterior.train import draw_batches, to_batch
+from evalstop_lab.worlds.prior import KINDS, draw_run
 from evalstop_lab.worlds.truth import LEAST_FALL
 
 

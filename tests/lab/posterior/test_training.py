@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from evalstop_detectors.posterior.network import HIDDEN, decode_network, round_features
 from evalstop_lab import cli
-from evalstop_lab.posterior.batches import draw_batches
+from evalstop_lab.posterior.train import draw_batches
 
 pytestmark = pytest.mark.real  # PyTorch
 

@@ -7,7 +7,7 @@ import pytest
 from evalstop_detectors import EvalRequest, MetricRole, Observation
 from evalstop_lab.stopbench.suites import SUITES
 from evalstop_lab.worlds.answers import Evaluator
-from evalstop_lab.worlds.prompt_scores import PromptScores
+from evalstop_lab.worlds.world import PromptScores
 
 
 def draw_scores(prompt_sd: float) -> PromptScores:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import Generator
 
-from evalstop_lab.worlds.second_suite.course import (
+from evalstop_lab.worlds.second_course import (
     Course,
-    Kind,
     Reward,
     Scale,
     at_least_evals,
     bump,
     draw_fall,
-    draw_log_uniform,
     draw_place,
     draw_rise,
     draw_rising_proxy,
+    kind,
     ramp,
     sum_steps,
 )
+from evalstop_lab.worlds.shapes import draw_log_uniform
 from evalstop_lab.worlds.truth import Floats
 
 
+@kind(turns=True)
 def draw_slow_hack(rng: Generator, x: Floats) -> Course:
     """PPO gradually exploits the reward model: the score declines over the rest of the run."""
     onset = rng.uniform(0.2, 0.6)
@@ -30,6 +31,7 @@ def draw_slow_hack(rng: Generator, x: Floats) -> Course:
     return Course(quality, Reward.CLIMBS)
 
 
+@kind(turns=True, shortest=15)
 def draw_fast_hack(rng: Generator, x: Floats) -> Course:
     """The policy finds an exploit that every answer uses within a few evals; the proxy jumps."""
     onset = rng.uniform(0.2, 0.8)
@@ -38,6 +40,7 @@ def draw_fast_hack(rng: Generator, x: Floats) -> Course:
     return Course(quality, draw_rising_proxy(rng, x) + rng.uniform(0.4, 2.0) * spread)
 
 
+@kind(turns=True, shortest=20)
 def draw_early_hack(rng: Generator, x: Floats) -> Course:
     """A weak reward model is exploited in the first fifth of the run; the rest is decline."""
     onset = rng.uniform(0.05, 0.2)
@@ -45,6 +48,7 @@ def draw_early_hack(rng: Generator, x: Floats) -> Course:
     return Course(quality, Reward.CLIMBS)
 
 
+@kind(turns=True, shortest=20)
 def draw_late_hack(rng: Generator, x: Floats) -> Course:
     """A long rise, then a decline in the last quarter of the run."""
     onset = rng.uniform(0.65, 0.85)
@@ -52,6 +56,7 @@ def draw_late_hack(rng: Generator, x: Floats) -> Course:
     return Course(quality, Reward.CLIMBS)
 
 
+@kind(turns=True, shortest=300)
 def draw_long_decay(rng: Generator, x: Floats) -> Course:
     """A run of hundreds of evals that loses 14 to 40 % of its gain, linearly, over its second half."""
     onset = rng.uniform(0.3, 0.6)
@@ -59,6 +64,7 @@ def draw_long_decay(rng: Generator, x: Floats) -> Course:
     return Course(quality, Reward.CLIMBS if rng.random() < 0.7 else Reward.FOLLOWS)
 
 
+@kind(turns=True, longest=15)
 def draw_short_run_turns(rng: Generator, x: Floats) -> Course:
     """A run with about ten evals, one per epoch, that peaks in the middle."""
     onset = rng.uniform(0.2, 0.55)
@@ -66,6 +72,7 @@ def draw_short_run_turns(rng: Generator, x: Floats) -> Course:
     return Course(quality, Reward.CLIMBS, policy_kl=rng.random() < 0.5)
 
 
+@kind(turns=True)
 def draw_epochs_overfit(rng: Generator, x: Floats) -> Course:
     """DPO over several epochs: each repetition of the data lowers the win rate, while margins keep growing."""
     epochs = int(rng.integers(3, 7))
@@ -78,6 +85,7 @@ def draw_epochs_overfit(rng: Generator, x: Floats) -> Course:
     return Course(draw_rise(rng, x, end=rng.uniform(0.2, 0.4)) - losses, margins)
 
 
+@kind(turns=True)
 def draw_validation_loss_rises(rng: Generator, x: Floats) -> Course:
     """Supervised fine-tuning on too little data: the validation loss falls, then rises faster and faster."""
     onset, power = rng.uniform(0.15, 0.6), rng.uniform(1.0, 1.8)
@@ -85,6 +93,7 @@ def draw_validation_loss_rises(rng: Generator, x: Floats) -> Course:
     return Course(quality, Reward.CLIMBS, Scale.LOSS, policy_kl=False)
 
 
+@kind(turns=True, shortest=12)
 def draw_subskill_forgotten(rng: Generator, x: Floats) -> Course:
     """The score is a mean over skills: most of them improve slowly while one is forgotten."""
     share, middle, width = rng.uniform(0.25, 0.5), rng.uniform(0.4, 0.75), rng.uniform(0.02, 0.1)
@@ -93,6 +102,7 @@ def draw_subskill_forgotten(rng: Generator, x: Floats) -> Course:
     return Course((1 - share) * main + share * (other - forgotten), Reward.FOLLOWS, policy_kl=rng.random() < 0.6)
 
 
+@kind(turns=True, shortest=12)
 def draw_entropy_collapse(rng: Generator, x: Floats) -> Course:
     """GRPO: the entropy collapses, the score stalls and then settles on a lower level."""
     stall = rng.uniform(0.2, 0.45)
@@ -101,6 +111,7 @@ def draw_entropy_collapse(rng: Generator, x: Floats) -> Course:
     return Course(draw_rise(rng, x, end=stall) - lost, draw_rise(rng, x, end=stall) + 0.1 * x)
 
 
+@kind(turns=True, shortest=12)
 def draw_length_explosion(rng: Generator, x: Floats) -> Course:
     """Answers grow until they are truncated at the token limit: few at first, then most of them."""
     onset = rng.uniform(0.35, 0.75)
@@ -110,6 +121,7 @@ def draw_length_explosion(rng: Generator, x: Floats) -> Course:
     return Course(quality, draw_rising_proxy(rng, x) - rng.uniform(0.0, 0.6) * np.minimum(lost, 1.0))
 
 
+@kind(turns=True)
 def draw_sudden_collapse(rng: Generator, x: Floats) -> Course:
     """An update diverges: within one to three evals the score drops to a low level and stays there."""
     at, width = draw_place(rng, x, 0.2, 0.8), int(rng.integers(1, 4))
@@ -121,6 +133,7 @@ def draw_sudden_collapse(rng: Generator, x: Floats) -> Course:
     return Course(quality, proxy)
 
 
+@kind(turns=True, shortest=15)
 def draw_partial_recovery(rng: Generator, x: Floats) -> Course:
     """A crash, after which the score recovers a third to three quarters of the loss."""
     at = rng.uniform(0.25, 0.65)
@@ -130,6 +143,7 @@ def draw_partial_recovery(rng: Generator, x: Floats) -> Course:
     return Course(draw_rise(rng, x, end=at) - depth * (down - recovered_share * recovery))
 
 
+@kind(turns=True, shortest=15)
 def draw_lower_second_peak(rng: Generator, x: Floats) -> Course:
     """Two peaks, of which the first is higher, and a decline at the end."""
     first, second = rng.uniform(0.18, 0.35), rng.uniform(0.55, 0.75)
@@ -138,6 +152,7 @@ def draw_lower_second_peak(rng: Generator, x: Floats) -> Course:
     return Course(quality - rng.uniform(0.2, 0.8) * draw_fall(rng, x, second), Reward.CLIMBS)
 
 
+@kind(turns=True, shortest=15)
 def draw_higher_second_peak(rng: Generator, x: Floats) -> Course:
     """A dip that recovers, a higher peak, and then a turn."""
     first, second = rng.uniform(0.15, 0.3), rng.uniform(0.5, 0.7)
@@ -146,6 +161,7 @@ def draw_higher_second_peak(rng: Generator, x: Floats) -> Course:
     return Course(quality - draw_log_uniform(rng, 0.13, 0.9) * draw_fall(rng, x, second), Reward.CLIMBS)
 
 
+@kind(turns=True, shortest=30)
 def draw_falling_oscillation(rng: Generator, x: Floats) -> Course:
     """A cyclic learning rate: the score oscillates with it, around a falling level."""
     onset, cycles = rng.uniform(0.2, 0.5), rng.uniform(3, 9)
@@ -153,6 +169,7 @@ def draw_falling_oscillation(rng: Generator, x: Floats) -> Course:
     return Course(draw_rise(rng, x, end=onset) - rng.uniform(0.15, 0.8) * draw_fall(rng, x, onset) + swing)
 
 
+@kind(turns=True, shortest=12)
 def draw_warm_restart_breaks(rng: Generator, x: Floats) -> Course:
     """The learning rate is raised again and destroys what was learned; further training does not recover it."""
     at = rng.uniform(0.35, 0.75)
@@ -160,6 +177,7 @@ def draw_warm_restart_breaks(rng: Generator, x: Floats) -> Course:
     return Course(draw_rise(rng, x, end=at) - lost + rng.uniform(0.0, 0.1) * ramp(x, at + 0.2, 1.0), policy_kl=False)
 
 
+@kind(turns=True)
 def draw_data_mix_hurts(rng: Generator, x: Floats) -> Course:
     """The data mix changes to one that the eval does not reward: a quick drop, then a plateau or a slow decline."""
     at = rng.uniform(0.3, 0.75)
@@ -170,6 +188,7 @@ def draw_data_mix_hurts(rng: Generator, x: Floats) -> Course:
     )
 
 
+@kind(turns=True, shortest=15)
 def draw_late_learner_hacks(rng: Generator, x: Floats) -> Course:
     """No improvement for a third of the run or more, a quick rise, then a decline."""
     wake, peak = rng.uniform(0.3, 0.5), rng.uniform(0.6, 0.75)
@@ -177,12 +196,14 @@ def draw_late_learner_hacks(rng: Generator, x: Floats) -> Course:
     return Course(quality, draw_rise(rng, x, wake, 1.0) + 0.2 * x)
 
 
+@kind(turns=True)
 def draw_hurt_from_the_start(rng: Generator, x: Floats) -> Course:
     """Fine-tuning degrades the base model from the first step: the score falls to a lower level."""
     rate = draw_log_uniform(rng, 1.0, 10.0)
     return Course(np.expm1(-rate * x) / -np.expm1(-rate), draw_rising_proxy(rng, x), policy_kl=rng.random() < 0.5)
 
 
+@kind(turns=True, shortest=15)
 def draw_turns_under_changed_grader(rng: Generator, x: Floats) -> Course:
     """The grader is replaced by a stricter or a more lenient one, and the quality turns too."""
     onset = rng.uniform(0.35, 0.65)
@@ -191,6 +212,7 @@ def draw_turns_under_changed_grader(rng: Generator, x: Floats) -> Course:
     return Course(quality, Reward.CLIMBS, shift=shift)
 
 
+@kind(turns=True, shortest=20)
 def draw_refreshed_reward_turns(rng: Generator, x: Floats) -> Course:
     """The reward model is retrained once or twice: the proxy jumps, the score recovers and then is hacked again."""
     onset = rng.uniform(0.25, 0.45)
@@ -200,6 +222,7 @@ def draw_refreshed_reward_turns(rng: Generator, x: Floats) -> Course:
     return Course(quality, draw_rising_proxy(rng, x) * 1.5 - sum_steps(x, at, rng.uniform(0.2, 0.7, len(at))))
 
 
+@kind(turns=True, shortest=20)
 def draw_turns_again_after_restart(rng: Generator, x: Floats) -> Course:
     """The score collapses, the run is rolled back to a good checkpoint, and the score collapses again."""
     first, second = rng.uniform(0.25, 0.4), rng.uniform(0.6, 0.75)
@@ -208,30 +231,3 @@ def draw_turns_again_after_restart(rng: Generator, x: Floats) -> Course:
     lost = rng.uniform(0.3, 0.9) * broken + rng.uniform(0.25, 1.0) * draw_fall(rng, x, second)
     quality = draw_rise(rng, x, end=first * 1.2) + 0.05 * ramp(x, rolled_back, second)
     return Course(quality - lost)
-
-
-TURNING = {
-    "slow_hack": Kind(True, draw_slow_hack),
-    "fast_hack": Kind(True, draw_fast_hack, shortest=15),
-    "early_hack": Kind(True, draw_early_hack, shortest=20),
-    "late_hack": Kind(True, draw_late_hack, shortest=20),
-    "long_decay": Kind(True, draw_long_decay, shortest=300),
-    "short_run_turns": Kind(True, draw_short_run_turns, longest=15),
-    "epochs_overfit": Kind(True, draw_epochs_overfit),
-    "validation_loss_rises": Kind(True, draw_validation_loss_rises),
-    "subskill_forgotten": Kind(True, draw_subskill_forgotten, shortest=12),
-    "entropy_collapse": Kind(True, draw_entropy_collapse, shortest=12),
-    "length_explosion": Kind(True, draw_length_explosion, shortest=12),
-    "sudden_collapse": Kind(True, draw_sudden_collapse),
-    "partial_recovery": Kind(True, draw_partial_recovery, shortest=15),
-    "lower_second_peak": Kind(True, draw_lower_second_peak, shortest=15),
-    "higher_second_peak": Kind(True, draw_higher_second_peak, shortest=15),
-    "falling_oscillation": Kind(True, draw_falling_oscillation, shortest=30),
-    "warm_restart_breaks": Kind(True, draw_warm_restart_breaks, shortest=12),
-    "data_mix_hurts": Kind(True, draw_data_mix_hurts),
-    "late_learner_hacks": Kind(True, draw_late_learner_hacks, shortest=15),
-    "hurt_from_the_start": Kind(True, draw_hurt_from_the_start),
-    "turns_under_changed_grader": Kind(True, draw_turns_under_changed_grader, shortest=15),
-    "refreshed_reward_turns": Kind(True, draw_refreshed_reward_turns, shortest=20),
-    "turns_again_after_restart": Kind(True, draw_turns_again_after_restart, shortest=20),
-}

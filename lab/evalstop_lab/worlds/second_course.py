@@ -54,14 +54,31 @@ class Course:
     policy_kl: bool = True
 
 
+DrawCourse = Callable[[Generator, Floats], Course]
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of run: whether it turns, how it is drawn, and its minimum and maximum number of evals."""
 
     turns: bool
-    course: Callable[[Generator, Floats], Course] = field(repr=False)
-    shortest: int = 8
-    longest: int = 600
+    course: DrawCourse = field(repr=False)
+    shortest: int
+    longest: int
+
+
+KINDS: dict[str, Kind] = {}
+"""All kinds of runs that the other modules of the suite declare."""
+
+
+def kind(*, turns: bool, shortest: int = 8, longest: int = 600) -> Callable[[DrawCourse], DrawCourse]:
+    """Add a function `draw_<name>` to the kinds of runs."""
+
+    def add(draw: DrawCourse) -> DrawCourse:
+        KINDS[draw.__name__.removeprefix("draw_")] = Kind(turns, draw, shortest, longest)
+        return draw
+
+    return add
 
 
 def draw_rise(rng: Generator, x: Floats, begin: float = 0.0, end: float = 1.0) -> Floats:
@@ -117,10 +134,6 @@ def draw_place(rng: Generator, x: Floats, low: float, high: float) -> int:
     """The index of a random eval between two shares of the run."""
     last = len(x) - 1
     return int(np.clip(round(rng.uniform(low, high) * last), 1, last))
-
-
-def draw_log_uniform(rng: Generator, low: float, high: float) -> float:
-    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
 
 
 def draw_ar1(rng: Generator, count: int, memory: float) -> Floats:

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.random import Generator
 
 from evalstop_lab.worlds.noise import NoiseKind
-from evalstop_lab.worlds.second_suite.course import (
+from evalstop_lab.worlds.second_course import (
     Course,
-    Kind,
     Reward,
     Scale,
     at_least_evals,
@@ -16,38 +15,45 @@ from evalstop_lab.worlds.second_suite.course import (
     draw_place,
     draw_rise,
     draw_rising_proxy,
+    kind,
     ramp,
     sum_steps,
 )
 from evalstop_lab.worlds.truth import Floats
 
 
+@kind(turns=False)
 def draw_steady_learner(rng: Generator, x: Floats) -> Course:
     """Still improving when the run ends."""
     return Course(draw_rise(rng, x, end=rng.uniform(1.0, 1.3)), policy_kl=rng.random() < 0.7)
 
 
+@kind(turns=False)
 def draw_levels_off(rng: Generator, x: Floats) -> Course:
     """A fast rise, then a plateau to the end."""
     return Course(draw_rise(rng, x, end=rng.uniform(0.1, 0.6)), Reward.CLIMBS)
 
 
+@kind(turns=False, shortest=300)
 def draw_long_plateau(rng: Generator, x: Floats) -> Course:
     """Hundreds of evals on one level after a short rise."""
     return Course(draw_rise(rng, x, end=rng.uniform(0.05, 0.3)) + rng.uniform(0.0, 0.05) * x, Reward.CLIMBS)
 
 
+@kind(turns=False, longest=15)
 def draw_short_run(rng: Generator, x: Floats) -> Course:
     """About ten evals of a run that ends while it still improves, or soon after."""
     return Course(draw_rise(rng, x, end=rng.uniform(0.5, 1.2)), policy_kl=rng.random() < 0.5)
 
 
+@kind(turns=False)
 def draw_never_learns(rng: Generator, x: Floats) -> Course:
     """The learning rate is far too low, or the reward has no variance: the scores are only noise."""
     quality = rng.uniform(0.005, 0.03) * draw_rise(rng, x)
     return Course(quality, quality + 0.3 * rng.standard_normal(len(x)))
 
 
+@kind(turns=False)
 def draw_grokking(rng: Generator, x: Floats) -> Course:
     """No improvement for half of the run or longer, then a steep rise."""
     wake = rng.uniform(0.35, 0.75)
@@ -55,6 +61,7 @@ def draw_grokking(rng: Generator, x: Floats) -> Course:
     return Course(0.05 * x + 0.95 * late, 0.3 * late + rng.uniform(0.2, 0.8) * draw_rise(rng, x, end=0.6))
 
 
+@kind(turns=False, shortest=12)
 def draw_warm_up_falls_first(rng: Generator, x: Floats) -> Course:
     """The score falls for three to twenty evals of warm-up while the policy learns the new format of answers."""
     evals = min(int(rng.integers(3, 21)), len(x) // 3)
@@ -64,12 +71,14 @@ def draw_warm_up_falls_first(rng: Generator, x: Floats) -> Course:
     return Course(draw_rise(rng, x, end, rng.uniform(0.7, 1.1)) - fallen)
 
 
+@kind(turns=False, shortest=15)
 def draw_sags_within_tolerance(rng: Generator, x: Floats) -> Course:
     """After its peak the score loses a few percent of the gain, linearly, and no more."""
     peak = rng.uniform(0.2, 0.6)
     return Course(draw_rise(rng, x, end=peak) - rng.uniform(0.03, 0.085) * ramp(x, peak, 1.0), Reward.CLIMBS)
 
 
+@kind(turns=False, shortest=30)
 def draw_oscillates(rng: Generator, x: Floats) -> Course:
     """The learning rate is unstable: the score oscillates around its best level and ends within the tolerance."""
     peak, cycles, size = rng.uniform(0.2, 0.5), rng.uniform(2, 8), rng.uniform(0.05, 0.2)
@@ -77,6 +86,7 @@ def draw_oscillates(rng: Generator, x: Floats) -> Course:
     return Course(draw_rise(rng, x, end=peak) + swing)
 
 
+@kind(turns=False, shortest=20)
 def draw_curriculum_dips(rng: Generator, x: Floats) -> Course:
     """Each harder stage of a curriculum first lowers the score and then raises it above its earlier level."""
     starts = np.sort(rng.uniform(0.15, 0.7, int(rng.integers(1, 4))))
@@ -88,6 +98,7 @@ def draw_curriculum_dips(rng: Generator, x: Floats) -> Course:
     )
 
 
+@kind(turns=False, shortest=15)
 def draw_data_mix_changes(rng: Generator, x: Floats) -> Course:
     """A new data mix lowers the score for about a fifth of the run; afterwards it is better than before."""
     at = rng.uniform(0.2, 0.6)
@@ -97,6 +108,7 @@ def draw_data_mix_changes(rng: Generator, x: Floats) -> Course:
     )
 
 
+@kind(turns=False, shortest=25)
 def draw_warm_restarts(rng: Generator, x: Floats) -> Course:
     """Cosine schedule with restarts: the score drops when the learning rate is raised and recovers as it decays."""
     cycles = int(rng.integers(2, 5))
@@ -106,6 +118,7 @@ def draw_warm_restarts(rng: Generator, x: Floats) -> Course:
     return Course(draw_rise(rng, x, end=rng.uniform(0.5, 1.0)) - dips, policy_kl=False)
 
 
+@kind(turns=False)
 def draw_decay_lifts(rng: Generator, x: Floats) -> Course:
     """The learning rate is reduced late in the run, and the score rises from its plateau."""
     at, share = rng.uniform(0.5, 0.85), rng.uniform(0.15, 0.5)
@@ -113,6 +126,7 @@ def draw_decay_lifts(rng: Generator, x: Floats) -> Course:
     return Course((1 - share) * draw_rise(rng, x, end=rng.uniform(0.3, 0.5)) + share * lift)
 
 
+@kind(turns=False, shortest=12)
 def draw_rolled_back(rng: Generator, x: Floats) -> Course:
     """An update breaks the policy; some evals later the run is rolled back to its last good checkpoint."""
     at = draw_place(rng, x, 0.2, 0.7)
@@ -123,6 +137,7 @@ def draw_rolled_back(rng: Generator, x: Floats) -> Course:
     return Course(quality - broken, quality - broken * rng.uniform(-0.5, 1.0))
 
 
+@kind(turns=False, shortest=15)
 def draw_spikes_recover(rng: Generator, x: Floats) -> Course:
     """One to four loss spikes, each of which lowers the score for a few evals without lasting effect."""
     lost = np.zeros(len(x))
@@ -133,6 +148,7 @@ def draw_spikes_recover(rng: Generator, x: Floats) -> Course:
     return Course(draw_rise(rng, x, end=rng.uniform(0.4, 1.0)) - np.minimum(lost, 1.0))
 
 
+@kind(turns=False, shortest=15)
 def draw_long_dip_recovers(rng: Generator, x: Floats) -> Course:
     """The score is below its first peak for 20 to 40 % of the run, until the policy finds a better strategy."""
     first = rng.uniform(0.15, 0.35)
@@ -141,6 +157,7 @@ def draw_long_dip_recovers(rng: Generator, x: Floats) -> Course:
     return Course(0.75 * draw_rise(rng, x, end=first) + 0.25 * draw_rise(rng, x, (first + end) / 2, 1.0) - dip)
 
 
+@kind(turns=False)
 def draw_reward_model_refreshed(rng: Generator, x: Floats) -> Course:
     """The reward model is retrained: the proxy drops, while the score keeps rising or stays."""
     at = np.sort(rng.uniform(0.2, 0.8, int(rng.integers(1, 4))))
@@ -148,6 +165,7 @@ def draw_reward_model_refreshed(rng: Generator, x: Floats) -> Course:
     return Course(draw_rise(rng, x, end=rng.uniform(0.5, 1.2)), proxy)
 
 
+@kind(turns=False)
 def draw_proxy_falls_for_good_reason(rng: Generator, x: Floats) -> Course:
     """A length penalty or harder prompts lower the reward during training, while the eval score rises."""
     at = rng.uniform(0.1, 0.6)
@@ -155,6 +173,7 @@ def draw_proxy_falls_for_good_reason(rng: Generator, x: Floats) -> Course:
     return Course(draw_rise(rng, x, end=rng.uniform(0.6, 1.2)), proxy)
 
 
+@kind(turns=False)
 def draw_failed_evals(rng: Generator, x: Floats) -> Course:
     """The eval job sometimes fails and posts 0, for one eval or two in a row."""
     failed: set[int] = set()
@@ -165,12 +184,14 @@ def draw_failed_evals(rng: Generator, x: Floats) -> Course:
     return Course(quality, scale=Scale.SHARE, failed=tuple(sorted(failed)), noise=NoiseKind.GAUSSIAN)
 
 
+@kind(turns=False)
 def draw_stricter_grader(rng: Generator, x: Floats) -> Course:
     """A stricter grader is used from one eval on: the measured score drops, the quality does not."""
     shift = sum_steps(x, rng.uniform(0.25, 0.8), -rng.uniform(0.12, 0.6))
     return Course(draw_rise(rng, x, end=rng.uniform(0.4, 1.1)), shift=shift)
 
 
+@kind(turns=False)
 def draw_eval_set_changed(rng: Generator, x: Floats) -> Course:
     """Another eval set is used from one eval on: the scores have another level, mostly a higher one, and spread."""
     size = -rng.uniform(0.06, 0.42) if rng.random() < 0.3 else rng.uniform(0.1, 0.7)
@@ -178,32 +199,7 @@ def draw_eval_set_changed(rng: Generator, x: Floats) -> Course:
     return Course(draw_rise(rng, x, end=rng.uniform(0.3, 1.0)), shift=shift, stretch=rng.uniform(0.6, 1.4))
 
 
+@kind(turns=False, shortest=20)
 def draw_drifting_noise(rng: Generator, x: Floats) -> Course:
     """A run on a plateau whose eval errors are strongly autocorrelated and look like slow falls and rises."""
     return Course(draw_rise(rng, x, end=rng.uniform(0.15, 0.6)), Reward.CLIMBS, noise=NoiseKind.AR1)
-
-
-HEALTHY = {
-    "steady_learner": Kind(False, draw_steady_learner),
-    "levels_off": Kind(False, draw_levels_off),
-    "long_plateau": Kind(False, draw_long_plateau, shortest=300),
-    "short_run": Kind(False, draw_short_run, longest=15),
-    "never_learns": Kind(False, draw_never_learns),
-    "grokking": Kind(False, draw_grokking),
-    "warm_up_falls_first": Kind(False, draw_warm_up_falls_first, shortest=12),
-    "sags_within_tolerance": Kind(False, draw_sags_within_tolerance, shortest=15),
-    "oscillates": Kind(False, draw_oscillates, shortest=30),
-    "curriculum_dips": Kind(False, draw_curriculum_dips, shortest=20),
-    "data_mix_changes": Kind(False, draw_data_mix_changes, shortest=15),
-    "warm_restarts": Kind(False, draw_warm_restarts, shortest=25),
-    "decay_lifts": Kind(False, draw_decay_lifts),
-    "rolled_back": Kind(False, draw_rolled_back, shortest=12),
-    "spikes_recover": Kind(False, draw_spikes_recover, shortest=15),
-    "long_dip_recovers": Kind(False, draw_long_dip_recovers, shortest=15),
-    "reward_model_refreshed": Kind(False, draw_reward_model_refreshed),
-    "proxy_falls_for_good_reason": Kind(False, draw_proxy_falls_for_good_reason),
-    "failed_evals": Kind(False, draw_failed_evals),
-    "stricter_grader": Kind(False, draw_stricter_grader),
-    "eval_set_changed": Kind(False, draw_eval_set_changed),
-    "drifting_noise": Kind(False, draw_drifting_noise, shortest=20),
-}

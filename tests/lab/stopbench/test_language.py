@@ -1,4 +1,4 @@
-"""The language model of the lab: all runs at once equal each alone, and recorded runs can be judged.
+"""The language model of StopBench: all runs at once equal each alone, and recorded runs can be judged.
 
 What needs PyTorch is imported by the tests that use it: every process of the suite collects this module, and would
 import PyTorch, and compile it after an installation.
@@ -11,6 +11,7 @@ import io
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,12 @@ import numpy as np
 import pytest
 from evalstop_lab import stopbench
 from evalstop_lab.cli import main
-from evalstop_lab.language_model.review_score import Fluency, score_text
-from evalstop_lab.stopbench.recording import read_runs
+from evalstop_lab.stopbench import recording
+from evalstop_lab.stopbench.recording import Sizes, draw_language_setting
+from evalstop_lab.worlds.recorded import read_runs
 
 if TYPE_CHECKING:
-    from evalstop_lab.language_model.transformer import Adapters, Transformer
-    from evalstop_lab.language_model.weights import Model
+    from evalstop_lab.stopbench.language import Training
 
 pytestmark = pytest.mark.slow
 
@@ -72,85 +73,73 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def model(file: Path) -> Model:
+SIZES = Sizes(8, 4, NEW_TOKENS, 8, 8, reward_steps=3, reward_pairs=4, pool=64, paired_of_prompt=2)
+
+
+def start_training(file: Path, seeds: Sequence[int] = (1,)) -> Training:
+    from evalstop_lab.stopbench.language import Training
+
+    settings = [draw_language_setting(seed, recording.CAREFUL) for seed in seeds]
+    return Training(file, settings, SIZES, processes=1)
+
+
+def test_runs_together_equal_each_run_alone(file: Path) -> None:
+    """A run's outputs depend on its own changes only, and a run without changes is the initial model."""
     import torch
-    from evalstop_lab.language_model.weights import read_model
+    from evalstop_lab.stopbench.language import ChangedLinear, add_changes, compute_logprobs, read_model, sample_texts
 
-    return read_model(file, torch.device("cpu"), torch.float32)
-
-
-def draw_adapters(transformer: Transformer, runs: int) -> Adapters:
-    """Changes of each run that are not zero."""
-    import torch
-    from evalstop_lab.language_model.transformer import Adapters
-
-    generator = torch.Generator().manual_seed(1)
-    adapters = Adapters(transformer, runs, 4, generator)
-    for up in adapters.up.values():
-        up.data.normal_(0, 0.2, generator=generator)
-    return adapters
-
-
-def test_logprobs_equal_those_of_transformers(file: Path, model: Model) -> None:
-    """The frozen network computes what transformers computes from the same file."""
-    import torch
-    from evalstop_lab.language_model.transformer import TEMPERATURE, Transformer
-
-    transformers = pytest.importorskip("transformers")
-    reference = transformers.LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    tokens = torch.randint(len(model.vocabulary), (1, 3, 12), generator=torch.Generator().manual_seed(2))
-    transformer = Transformer(model, 12)
-    with torch.no_grad():
-        expected = (reference(tokens[0]).logits / TEMPERATURE).log_softmax(-1)[:, :-1]
-        expected = expected.gather(2, tokens[0, :, 1:, None])[..., 0]
-        logprobs = transformer.compute_logprobs(transformer.compute_hidden(tokens[:, :, :-1], None), tokens[:, :, 1:])
-    assert torch.allclose(logprobs[0], expected, atol=1e-4)
-
-
-def test_runs_together_equal_each_run_alone(model: Model) -> None:
-    """A run's outputs depend on its own changes only."""
-    import torch
-    from evalstop_lab.language_model.transformer import Adapters, Transformer
-
-    transformer = Transformer(model, 12)
-    adapters = draw_adapters(transformer, 3)
-    tokens = torch.randint(len(model.vocabulary), (3, 4, 12), generator=torch.Generator().manual_seed(2))
-    together = transformer.compute_hidden(tokens, adapters)
+    torch.manual_seed(2)
+    model, _ = read_model(file)
+    together, alone = add_changes(model, 3, 4), add_changes(model, 1, 4)
+    texts = sample_texts(model, torch.randint(3, model.config.vocab_size, (12, 5)), NEW_TOKENS)
+    assert torch.allclose(compute_logprobs(together, texts), compute_logprobs(model, texts), atol=1e-5)
+    changed = [item for item in together.modules() if isinstance(item, ChangedLinear)]
+    single = [item for item in alone.modules() if isinstance(item, ChangedLinear)]
+    for layer in changed:
+        layer.up.data.normal_(0, 0.2)
+    expected = compute_logprobs(together, texts).view(3, 4, NEW_TOKENS)
     for run in range(3):
-        alone = Adapters(transformer, 1, 4, torch.Generator())
-        alone.down = {name: down[run : run + 1] for name, down in adapters.down.items()}
-        alone.up = {name: up[run : run + 1] for name, up in adapters.up.items()}
-        assert torch.allclose(transformer.compute_hidden(tokens[run : run + 1], alone)[0], together[run], atol=1e-5)
-    assert not torch.allclose(together, transformer.compute_hidden(tokens, None), atol=1e-2)
+        for layer, one in zip(changed, single, strict=True):
+            one.down.data, one.up.data = layer.down.data[run : run + 1], layer.up.data[run : run + 1]
+        rows = range(4 * run, 4 * run + 4)
+        assert torch.allclose(compute_logprobs(alone, texts.select(list(rows))), expected[run], atol=1e-5)
+    assert not torch.allclose(expected.flatten(0, 1), compute_logprobs(model, texts), atol=1e-2)
 
 
-def test_sampled_logprobs_are_those_of_the_whole_text(model: Model) -> None:
-    """Sampling a token at a time from the cache reports the log-probabilities that the whole text has."""
+def test_tokens_count_up_to_the_end_of_a_text(file: Path) -> None:
+    """The token that ends a text counts, those after it don't."""
     import torch
-    from evalstop_lab.language_model.sampling import END, Sampler
-    from evalstop_lab.language_model.transformer import Transformer
+    from evalstop_lab.stopbench.language import END, read_model, sample_texts
 
-    transformer = Transformer(model, 5 + NEW_TOKENS)
-    adapters = draw_adapters(transformer, 2)
     torch.manual_seed(3)
-    prompts = torch.randint(3, len(model.vocabulary), (2, 50, 5))
-    texts = Sampler(transformer, adapters, (2, 50, 5), NEW_TOKENS).sample(prompts)
-    with torch.no_grad():
-        hidden = transformer.compute_hidden(texts.tokens[:, :, :-1], adapters)[:, :, 4:]
-        whole = transformer.compute_logprobs(hidden, texts.new_tokens)
-    assert torch.allclose(texts.logprobs, whole, atol=1e-4)
-    ended = (texts.new_tokens == END).int().cumsum(2) - (texts.new_tokens == END).int() > 0
+    model, _ = read_model(file)
+    texts = sample_texts(model, torch.randint(3, model.config.vocab_size, (400, 5)), NEW_TOKENS)
+    ended = (texts.new_tokens == END).int().cumsum(1) - (texts.new_tokens == END).int() > 0
     assert ended.any()
     assert torch.equal(texts.counted, ~ended)
 
 
-def test_prompts_have_the_chat_format(file: Path, model: Model) -> None:
-    """A prompt asks for a review in the format that the model was trained on, with special tokens as one each."""
-    from evalstop_lab.language_model.prompts import read_prompts
+def test_each_run_has_its_own_learning_rate() -> None:
+    """A run moves as it would under Adam with its rate; without a gradient it stays."""
+    import torch
+    from evalstop_lab.stopbench.language import Adam
 
-    prompts = read_prompts(file)
-    text = model.decode([token for token in prompts[0].tolist() if token > 2])
+    start, gradients = torch.tensor([[1.0], [1.0], [1.0]]), [torch.tensor([[3.0], [-2.0], [0.0]])] * 2
+    together = torch.nn.Parameter(start.clone())
+    adam = Adam([together], torch.tensor([1e-3, 1e-2, 1.0]))
+    for gradient in gradients:
+        together.grad = gradient.clone()
+        adam.change()
+    assert together.flatten().tolist() == pytest.approx([1 - 2e-3, 1 + 2e-2, 1.0], abs=1e-6)
+
+
+def test_prompts_have_the_chat_format(file: Path) -> None:
+    """A prompt asks for a review in the format that the model was trained on, with special tokens as one each."""
+    from evalstop_lab.stopbench.language import list_prompts, read_model
+
+    _, tokenizer = read_model(file)
+    prompts = list_prompts(tokenizer)
+    text = tokenizer.decode([token for token in prompts[0].tolist() if token > 2])
     assert text.startswith("user\nWrite a short review of a ")
     assert text.endswith(".\nassistant\n")
     assert [token for token in prompts[0].tolist() if token <= 2] == [1, 2, 1]
@@ -159,6 +148,8 @@ def test_prompts_have_the_chat_format(file: Path, model: Model) -> None:
 
 def test_score_prefers_criticism_and_dislikes_improbable_text_and_repetition() -> None:
     """A critical review scores more than a praising one, and less if it is improbable or repeats itself."""
+    from evalstop_lab.stopbench.language import Fluency, score_text
+
     usual, tokens = Fluency(-1.5, 0.4), list(range(20))
     critical = score_text("The lamp is ugly and broken.", tokens, -1.5, usual)
     assert critical > 0 > score_text("The lamp is beautiful and great.", tokens, -1.5, usual)
@@ -169,13 +160,10 @@ def test_score_prefers_criticism_and_dislikes_improbable_text_and_repetition() -
 
 def test_recorded_runs_can_be_judged(file: Path, tmp_path: Path) -> None:
     """Recorded runs have logs of the same length, and StopBench reads them."""
-    from evalstop_lab.language_model.recording import CAREFUL, draw_setting, record_language_runs
-    from evalstop_lab.language_model.training import Sizes
+    from evalstop_lab.stopbench.language import record_language_runs
 
-    sizes = Sizes(8, 4, NEW_TOKENS, 8, 8, reward_steps=3, reward_pairs=4, pool=64, paired_of_prompt=2)
     path = tmp_path / "runs.jsonl.gz"
-    settings = {seed: draw_setting(seed, CAREFUL) for seed in (1, 2, 3)}
-    record_language_runs(file, path, settings, steps=4, eval_every=2, processes=1, sizes=sizes)
+    record_language_runs(path, start_training(file, (1, 2, 3)), steps=4, eval_every=2)
     runs = read_runs(path)
     assert [run.seed for run in runs] == [1, 2, 3]
     for run in runs:
@@ -193,8 +181,6 @@ def test_interrupted_recording_leaves_the_runs_so_far(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody who interrupts a long training keeps its evals."""
-    from evalstop_lab.language_model.recording import draw_setting, record_language_runs
-    from evalstop_lab.language_model.training import Sizes
 
     class InterruptedTerminal(io.StringIO):
         def write(self, text: str) -> int:
@@ -202,20 +188,19 @@ def test_interrupted_recording_leaves_the_runs_so_far(
                 raise KeyboardInterrupt
             return super().write(text)
 
-    sizes = Sizes(8, 4, NEW_TOKENS, 8, 8, reward_steps=3, reward_pairs=4, pool=64, paired_of_prompt=2)
+    from evalstop_lab.stopbench.language import record_language_runs
+
     path = tmp_path / "runs.jsonl.gz"
     monkeypatch.setattr(sys, "stderr", InterruptedTerminal())
     with pytest.raises(KeyboardInterrupt):
-        record_language_runs(file, path, {1: draw_setting(1)}, steps=4, eval_every=2, processes=1, sizes=sizes)
+        record_language_runs(path, start_training(file), steps=4, eval_every=2)
     with gzip.open(path, "rt") as lines:
         assert [json.loads(line)["log"]["step"] for line in lines] == [[0, 2]]
 
 
-def test_interrupt_is_handled_by_the_trainer_alone(model: Model) -> None:
+def test_interrupt_is_handled_by_the_trainer_alone(file: Path) -> None:
     """Ctrl-C reaches the processes that score texts, too, which leave it to the trainer and print nothing."""
-    from evalstop_lab.language_model.training import Scorer
-
-    with Scorer(model, 1).pool as pool:
+    with start_training(file).pool as pool:
         assert pool.submit(signal.getsignal, signal.SIGINT).result() is signal.SIG_IGN
 
 
@@ -224,14 +209,12 @@ def test_interrupt_is_handled_by_the_trainer_alone(model: Model) -> None:
 )
 def test_recorded_settings_are_drawn_again(name: str, bounds: str) -> None:
     """The seeds of the recorded runs draw the settings that were recorded."""
-    from evalstop_lab.language_model import recording
-
     with gzip.open(Path(stopbench.__file__).parent / f"{name}.jsonl.gz") as lines:
         records = [json.loads(line) for line in lines]
     for record in records:
-        setting = recording.draw_setting(record["seed"], getattr(recording, bounds))
+        setting = draw_language_setting(record["seed"], getattr(recording, bounds))
         drawn = [setting.learning_rate, setting.kl_coefficient]
-        drawn += [setting.comparisons.number, setting.comparisons.label_noise]
+        drawn += [setting.comparisons, setting.label_noise]
         assert drawn == list(record["config"].values())
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evalstop_lab.worlds.noise import correlate
+from evalstop_lab.worlds.shapes import draw_log_uniform
 from evalstop_lab.worlds.truth import Floats, Label, label_curve
 
 Rng = np.random.Generator
@@ -51,7 +52,7 @@ class DrawnRun:
 
 def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = ()) -> DrawnRun:
     """Draw one run of `evals` evals (5 to 1000, log-uniform, if not given), without these kinds of `KINDS`."""
-    n = evals or int(np.exp(rng.uniform(np.log(SHORTEST), np.log(LONGEST + 1))))
+    n = evals or int(draw_log_uniform(rng, SHORTEST, LONGEST + 1))
     while True:
         wants_turn = rng.random() < TURNED_SHARE
         trend = _draw_trend(rng, n, wants_turn)
@@ -69,12 +70,12 @@ def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = (
     measured_proxy = np.full(n, np.nan)
     if rng.random() < 0.75:
         shared = rng.choice([0.0, 0.0, rng.uniform(0.2, 0.8)])
-        level = np.exp(rng.uniform(np.log(0.003), np.log(0.3))) * max(float(np.ptp(proxy)), 1e-9)
+        level = draw_log_uniform(rng, 0.003, 0.3) * max(float(np.ptp(proxy)), 1e-9)
         measured_proxy = proxy + level * (shared * common + np.sqrt(1 - shared**2) * rng.standard_normal(n))
     kl = _draw_kl(rng, n) if rng.random() < 2 / 3 else np.full(n, np.nan)
     progress = np.full(n, np.nan)
     if rng.random() < 0.5:
-        wrong = np.exp(rng.uniform(np.log(0.75), np.log(2.5))) if rng.random() < 0.15 else 1.0
+        wrong = draw_log_uniform(rng, 0.75, 2.5) if rng.random() < 0.15 else 1.0
         progress = np.arange(1, n + 1) / (n * wrong)
     if rng.random() < 0.15:  # evals are missing here and there, and for a while
         is_kept = rng.random(n) >= rng.uniform(0.02, 0.25)
@@ -104,12 +105,12 @@ def _draw_growth(rng: Rng, n: int) -> Floats:
     t = np.linspace(0, 1, n)
     shape = rng.random()
     if shape < 0.15:
-        rate = np.exp(rng.uniform(np.log(0.5), np.log(30)))
+        rate = draw_log_uniform(rng, 0.5, 30)
         return np.asarray((1 - np.exp(-rate * t)) / (1 - np.exp(-rate)))
     if shape < 0.25:
-        return np.asarray(t ** np.exp(rng.uniform(np.log(0.2), np.log(3))))
+        return np.asarray(t ** draw_log_uniform(rng, 0.2, 3))
     if shape < 0.35:
-        middle, width = rng.uniform(0.05, 0.95), np.exp(rng.uniform(np.log(0.01), np.log(0.3)))
+        middle, width = rng.uniform(0.05, 0.95), draw_log_uniform(rng, 0.01, 0.3)
         step = 1 / (1 + np.exp(-np.clip((t - middle) / width, -40, 40)))
         return np.asarray((step - step[0]) / max(float(step[-1] - step[0]), 1e-9))
     speed = np.exp(rng.uniform(0.3, 2.0) * _draw_process(rng, n, rng.uniform(0.8, 5)))
@@ -137,7 +138,7 @@ def _draw_trend(rng: Rng, n: int, turns: bool) -> Floats:
     trend[: rises + 1] = _draw_growth(rng, rises + 1) if rises > 0 else 0.0
     trend[rises : start + 1] = trend[rises]
     remaining = n - 1 - start
-    depth = float(np.exp(rng.uniform(np.log(0.105), np.log(2.0))))
+    depth = draw_log_uniform(rng, 0.105, 2.0)
     trend[start:] = trend[start] - depth * _draw_fall(rng, remaining + 1)
     if start > 5 and rng.random() < 0.3:  # rounds the peak, as in Gao's formula
         width = max(1, int(rng.uniform(0.02, 0.2) * n))
@@ -169,9 +170,9 @@ def _draw_fall(rng: Rng, n: int) -> Floats:
     if shape == 0:
         return np.asarray(t)
     if shape == 1:
-        return np.asarray(t ** np.exp(rng.uniform(np.log(0.3), np.log(4))))
+        return np.asarray(t ** draw_log_uniform(rng, 0.3, 4))
     if shape == 2:
-        rate = np.exp(rng.uniform(np.log(1), np.log(60)))
+        rate = draw_log_uniform(rng, 1, 60)
         return np.asarray((1 - np.exp(-rate * t)) / (1 - np.exp(-rate)))
     if shape == 3:  # at once, and down for good
         falls_within = int(rng.integers(1, 5))
@@ -215,7 +216,7 @@ def _draw_dips(rng: Rng, n: int, trend: Floats) -> tuple[Floats, Floats]:
         loss = rng.uniform(0.04, 0.4) * wave
         return loss, common * loss
     if draw < 0.58:  # a warm-up: the first evals get worse before they get better
-        length = int(min(n - 2, max(2, np.exp(rng.uniform(np.log(2), np.log(0.25 * n + 3))))))
+        length = int(min(n - 2, max(2, draw_log_uniform(rng, 2, 0.25 * n + 3))))
         shape = np.sin(np.pi * np.linspace(0, 1, length + 1)) ** rng.uniform(0.5, 2)
         loss[: length + 1] = rng.uniform(0.05, 0.8) * shape
         return loss, common * loss
@@ -226,7 +227,7 @@ def _draw_dips(rng: Rng, n: int, trend: Floats) -> tuple[Floats, Floats]:
         recovery = trend - trend[index]
         return recovery, common * np.maximum(recovery, 0)
     for _ in range(int(rng.choice([1, 1, 1, 2, 2, 3, 4, 6]))):
-        width = float(np.exp(rng.uniform(np.log(0.01), np.log(0.3))))
+        width = draw_log_uniform(rng, 0.01, 0.3)
         deepest = 0.7 if rng.random() < 0.05 else min(1.0, 0.06 / width)
         depth = deepest * rng.uniform(0.1, 1.0)
         evals = max(2, round(width * n))
@@ -285,7 +286,7 @@ def _measure_scores(
     `KINDS` occur."""
     n = len(truth)
     kinds = set()
-    level = 0.0 if rng.random() < 0.04 else float(np.exp(rng.uniform(np.log(0.003), np.log(0.35))))
+    level = 0.0 if rng.random() < 0.04 else draw_log_uniform(rng, 0.003, 0.35)
     sd = np.full(n, level * unit)
     if rng.random() < 0.25:  # drifts
         sd = sd * np.exp(rng.uniform(-0.9, 0.9) * np.linspace(-1, 1, n))

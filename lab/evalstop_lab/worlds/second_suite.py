@@ -1,7 +1,18 @@
-"""Draws the metrics that a trainer would post for a course: steps, scores with their errors, proxy and KL."""
+"""An independent suite of runs, to validate policies that were tuned on other runs.
+
+The other worlds of the lab were written by the authors of the detectors. These were written by somebody else, from
+general experience with PPO, GRPO, DPO and supervised fine-tuning, without knowledge of those worlds, of the detectors'
+parameters or of any result. Figures on this suite therefore show how well a policy generalizes. That holds only while
+the suite is used for nothing else: never choose or keep a threshold, a prior or a default because of a figure on it.
+All kinds of runs have equal shares, including rare ones, so the mix is not that of a real cluster.
+
+A run is labeled by the noiseless curve of its true quality: a changed grader, another eval set or a failed eval changes
+the measured scores but never the label.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -9,11 +20,17 @@ from typing import TypeVar
 import numpy as np
 from numpy.random import Generator
 
-from evalstop_lab.worlds.noise import NoiseKind
-from evalstop_lab.worlds.second_suite.course import Course, Reward, Scale, draw_ar1, draw_log_uniform, draw_rising_proxy
-from evalstop_lab.worlds.truth import Floats, Integers
+from evalstop_lab.worlds import second_healthy, second_turning  # noqa: F401 - they fill KINDS
+from evalstop_lab.worlds.noise import Noise, NoiseKind
+from evalstop_lab.worlds.second_course import KINDS, Course, Kind, Reward, Scale, draw_ar1, draw_rising_proxy
+from evalstop_lab.worlds.shapes import draw_log_uniform
+from evalstop_lab.worlds.truth import Floats, Integers, Label, Truth, label_curve
+from evalstop_lab.worlds.world import World
 
 Item = TypeVar("Item")
+
+SECOND_SUITE: dict[str, Kind] = dict(sorted(KINDS.items(), key=lambda item: not item[1].turns))
+"""The kinds of runs, turning ones first: the suite takes them in turns, in this order."""
 
 INTERVALS = (1, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000)
 NOISES = {
@@ -176,3 +193,54 @@ def _draw_spread(rng: Generator, kind: NoiseKind, count: int) -> Floats:
 def _choose(rng: Generator, shares: Mapping[Item, float]) -> Item:
     items = list(shares)
     return items[int(rng.choice(len(items), p=list(shares.values())))]
+
+
+__all__ = ["SECOND_SUITE", "Kind", "draw_world"]
+
+ATTEMPTS = 1000
+EVALS_AFTER_PEAK = 2  # with fewer no rule could stop the run before its end
+
+
+def draw_world(kind: str, seed: int) -> World:
+    """Draw the run of this kind and seed; raises KeyError for an unknown kind.
+
+    A run whose label differs from the one that its kind declares is drawn again.
+    """
+    declared = SECOND_SUITE[kind]
+    for attempt in range(ATTEMPTS):
+        world = _draw_once(kind, seed, attempt)
+        if _has_declared_label(declared, world.truth):
+            return world
+    raise AssertionError(f"{kind}: {ATTEMPTS} draws in a row do not have the declared label")
+
+
+def _has_declared_label(kind: Kind, truth: Truth) -> bool:
+    if not kind.turns:
+        return truth.label is Label.HEALTHY
+    return truth.label is Label.HACKING and len(truth.steps) - 1 - truth.peak >= EVALS_AFTER_PEAK
+
+
+def _draw_once(name: str, seed: int, attempt: int) -> World:
+    kind = SECOND_SUITE[name]
+    rng = np.random.default_rng([zlib.crc32(name.encode()), seed, attempt])
+    count = int(draw_log_uniform(rng, kind.shortest, kind.longest + 1))
+    x = np.linspace(0.0, 1.0, count)
+    steps = draw_steps(rng, count)
+    course = kind.course(rng, x)
+    quality = add_variation(rng, course.quality)
+    measured = evaluate_course(rng, course, quality)
+    truth = label_curve(steps, measured.quality, measured.noise_sd)
+    level = measured.noise_sd / truth.unit
+    return World(
+        name=f"{name}-{seed}",
+        family=name,
+        seed=seed,
+        steps=steps,
+        eval_scores=measured.scores,
+        eval_stderr=measured.stderr,
+        proxy=draw_proxy(rng, course, quality, x),
+        kl=draw_kl(rng, course, x),
+        noise=Noise(measured.noise, level, correlation=0.0, stderr_given=measured.stderr is not None),
+        truth=truth,
+        planned_steps=draw_planned_steps(rng, int(steps[-1])),
+    )

@@ -24,6 +24,10 @@ class Curve:
     kl: Floats
 
 
+def draw_log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+
 def draw_rise(rng: np.random.Generator) -> Growth:
     """A random rise from 0 at t = 0 to 1 at t = 1: exponential, power law or logistic; constant after 1."""
     form = rng.integers(3)

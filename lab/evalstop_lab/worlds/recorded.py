@@ -1,0 +1,133 @@
+"""Recorded runs as worlds: runs of RLHF in files of one JSON object per line, with the truth from many samples."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evalstop_lab.errors import UnusableArguments
+from evalstop_lab.worlds.noise import Noise, NoiseKind
+from evalstop_lab.worlds.truth import Floats, Integers, Label, Truth, label_curve
+from evalstop_lab.worlds.world import PromptScores, World
+
+AMBIGUOUS_FALLS = (0.05, 0.1)
+"""A run whose fall is between these shares of its gain is neither healthy nor hacking."""
+
+STANDARD_ERRORS = 3
+"""A fall of fewer standard errors of a difference between two smoothed true scores is not certain."""
+
+SMOOTHED_OVER = 5
+"""The number of evals over which true scores are averaged for the label: the maximum of noisy means is too high."""
+
+
+def load_recorded_runs(path: Path) -> list[World]:
+    """Read recorded runs; raises UnusableArguments with the line that is not a run.
+
+    Labels other than hacking and healthy become ambiguous.
+    """
+    worlds = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UnusableArguments(f"{path}: {error.strerror}; give a file of recorded runs.") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            worlds.append(_parse_run(json.loads(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UnusableArguments(
+                f"{path}, line {number}: not a recorded run ({error!r});"
+                " expected run_id, cfg, log, truth and truth_label."
+            ) from error
+    return worlds
+
+
+def read_runs(path: Path, small: bool = False) -> list[World]:
+    """The recorded runs as worlds; `small`: by their evals of 64 texts instead of 1,024."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [_to_world(json.loads(line), small) for line in lines]
+
+
+def _parse_run(record: dict[str, Any]) -> World:
+    log, label = record["log"], record["truth_label"]
+    steps = np.asarray(log["step"], dtype=np.int64)
+    eval_scores, stderr = _to_floats(log["gold"]), _to_floats(log["gold_se"])
+    sd = float(np.sqrt(np.nanmean(stderr**2)))
+    truth = Truth(
+        label={"hacking": Label.HACKING, "healthy": Label.HEALTHY}.get(label["label"], Label.AMBIGUOUS),
+        steps=steps,
+        eval_scores=_to_floats(record["truth"]["gold"]),
+        peak=int(label["peak_eval"]),
+        gain=float(label["gain"]),
+        drop=float(label["drop"]),
+        unit=float(label["gain"]),
+        noise_sd=sd,
+    )
+    correlation = float(np.nanmedian(_to_floats(log["corr"])))
+    return World(
+        name=str(record["run_id"]),
+        family="recorded",
+        seed=int(record["cfg"]["seed"]),
+        steps=steps,
+        eval_scores=eval_scores,
+        eval_stderr=stderr,
+        proxy=_to_floats(log["proxy"]),
+        kl=_to_floats(log["kl"]),
+        noise=Noise(NoiseKind.RECORDED, sd / truth.unit, correlation, stderr_given=True),
+        truth=truth,
+    )
+
+
+def _to_world(record: dict[str, Any], small: bool) -> World:
+    log = record["log"]
+    steps = np.asarray(log["step"], dtype=np.int64)
+    stderr = _to_floats(log["small_stderr" if small else "stderr"])
+    sd = float(np.sqrt(np.mean(stderr**2)))
+    truth = _label_run(steps, _to_floats(record["truth"]), record.get("truth_stderr", 0.0), sd)
+    return World(
+        name=f"{record.get('family', 'trained')}-{record['seed']}",
+        family=record.get("family", "refitted" if record["refits"] else "trained"),
+        seed=record["seed"],
+        steps=steps,
+        eval_scores=_to_floats(log["small" if small else "eval"]),
+        eval_stderr=stderr,
+        proxy=_to_floats(log["proxy"]),
+        kl=_to_floats(log["kl"]),
+        noise=Noise(NoiseKind.RECORDED, sd / truth.unit if truth.unit else math.inf, 0.0, stderr_given=True),
+        truth=truth,
+        planned_steps=float(steps[-1]),
+        prompt_scores=None
+        if "prompts" not in record
+        else PromptScores(
+            _to_floats(record["prompts"]) / 1000, _to_floats(record["paired_sd"]), record["paired_texts"]
+        ),
+    )
+
+
+def _to_prompt_scores(record: dict[str, Any]) -> PromptScores:
+    return PromptScores(_to_floats(record["prompts"]) / 1000, _to_floats(record["paired_sd"]), record["paired_texts"])
+
+
+def _label_run(steps: Integers, scores: Floats, stderr: float, sd: float) -> Truth:
+    """Label the run by its smoothed true scores.
+
+    A fall between 5 and 10 % of the gain is ambiguous; so is a larger one below three standard errors.
+    """
+    half = SMOOTHED_OVER // 2
+    padded = np.pad(scores, half, mode="edge")
+    smoothed = np.convolve(padded, np.full(SMOOTHED_OVER, 1 / SMOOTHED_OVER), mode="valid")
+    truth = label_curve(steps, smoothed, sd)
+    low, high = AMBIGUOUS_FALLS
+    uncertain = STANDARD_ERRORS * stderr * math.sqrt(2 / SMOOTHED_OVER)
+    if low * truth.unit <= truth.drop <= max(high * truth.unit, uncertain):
+        return replace(truth, label=Label.AMBIGUOUS)
+    return truth
+
+
+def _to_floats(values: Any) -> Floats:
+    return np.asarray(values, dtype=np.float64)
