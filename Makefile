@@ -19,7 +19,7 @@ COMPILED := $(VENV)/.compiled
 RELEASE_BIN := $(VENV)/release/bin
 RELEASE := $(VENV)/release/.ready
 DISTRIBUTIONS := detectors clients service lab
-EDITABLE := $(addprefix -e ./,$(DISTRIBUTIONS))
+EDITABLE := $(foreach name,$(DISTRIBUTIONS),-e "./$(name)$(if $(filter lab,$(name)),[benchmarks])")
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # What is imported is compiled then, and once: pip would compile for a minute what is mostly never imported, and each of
 # the hundreds of processes that the tests start would compile all of ours anew.
@@ -155,10 +155,6 @@ bench-stop: $(READY)  ## Measure how soon SIGTERM reaches a trainer after the ev
 .PHONY: bench-fair-shares
 bench-fair-shares: $(READY)  ## Measure what a key notices of another one that floods the service
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.fair_shares $(BENCH)
-
-.PHONY: bench-client
-bench-client: $(READY)  ## Measure what the client costs a trainer: its import and log(), beside httpx, MLflow and a list
-	@$(BIN)/python -m evalstop_lab.benchmarks.client $(BENCH)
 
 .PHONY: bench-pages
 bench-pages: $(READY)  ## Measure how long each page takes with 100,000 runs and 10,000 decisions on PostgreSQL

@@ -28,10 +28,17 @@ import numpy as np
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.benchmarks.databases import add_database_option, parse_with_database, temporary_database
 from evalstop_lab.benchmarks.flood import LATE_STEPS, Flood, Flooded
-from evalstop_lab.benchmarks.machine import describe_machine, format_machine
-from evalstop_lab.benchmarks.processes import Server, prepare_service, run_service
+from evalstop_lab.benchmarks.processes import (
+    Server,
+    add_database_option,
+    describe_machine,
+    format_machine,
+    parse_with_database,
+    prepare_service,
+    run_service,
+    temporary_database,
+)
 from evalstop_lab.report import new_table
 from evalstop_lab.service_process import end_process
 

@@ -10,31 +10,36 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import msgspec
+import psycopg
+from psycopg import sql
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.benchmarks import inserted_data
-from evalstop_lab.benchmarks.databases import add_database_option, parse_with_database, temporary_database
-from evalstop_lab.benchmarks.ingest.contenders import open_run
-from evalstop_lab.benchmarks.ingest.load_generator import Job, Load
-from evalstop_lab.benchmarks.ingest.load_process import LoadGenerator, start_load_generator
-from evalstop_lab.benchmarks.ingest.payloads import METRICS, compute_value
-from evalstop_lab.benchmarks.ingest.results import rotate
-from evalstop_lab.benchmarks.machine import describe_machine, format_machine
+from evalstop_lab.benchmarks.ingest.command import rotate
+from evalstop_lab.benchmarks.ingest.contenders import open_run, start_generator
+from evalstop_lab.benchmarks.ingest.load import METRICS, Job, Load, compute_value, run_load
 from evalstop_lab.benchmarks.processes import (
     JobFailed,
     Server,
+    add_database_option,
+    describe_machine,
     find_free_port,
+    format_machine,
+    libpq_url,
     measure_memory,
+    parse_with_database,
     prepare_service,
     run_service,
+    temporary_database,
 )
 from evalstop_lab.report import new_table
 
@@ -59,7 +64,7 @@ class Environment:
     key: str
     variables: Mapping[str, str]
     folder: Path
-    generator: LoadGenerator
+    generator: Executor
 
     def post(
         self,
@@ -75,7 +80,6 @@ class Environment:
         """Post to these runs: a number of requests per client, or for a number of seconds."""
         job = Job(
             addresses=(server.address,),
-            format="evalstop",
             runs=tuple(runs),
             clients=clients,
             batch=batch,
@@ -84,11 +88,57 @@ class Environment:
             first_step=first_step,
             requests=requests,
         )
-        return self.generator.generate(job)
+        return self.generator.submit(run_load, job).result()
 
     def warm_up(self, server: Server, name: str) -> None:
         """Post once to each of `WARM_UP_RUNS` other runs, which are not measured."""
-        self.post(server, inserted_data.insert_runs(self.url, server, WARM_UP_RUNS, name), 20, requests=1)
+        self.post(server, insert_runs(self.url, server, WARM_UP_RUNS, name), 20, requests=1)
+
+
+def insert_runs(url: str, server: Server, count: int, name: str) -> list[str]:
+    """Insert copies of a run that is opened over HTTP; their names start with `name`. Returns their ids."""
+    with server.connect() as client, psycopg.connect(libpq_url(url)) as connection:
+        original = open_run(client)
+        rows = connection.execute(
+            "SELECT column_name FROM information_schema.columns WHERE table_name = 'runs' AND table_schema = 'public'"
+        )
+        copied = sql.SQL(", ").join(sql.Identifier(row[0]) for row in rows if row[0] not in ("id", "name"))
+        connection.execute(
+            sql.SQL(
+                "INSERT INTO runs (id, name, {copied}) SELECT gen_random_uuid(), %s || '-' || number, {copied}"
+                " FROM runs, generate_series(1, %s) AS number WHERE id = %s"
+            ).format(copied=copied),
+            (name, count, UUID(original)),
+        )
+        connection.execute(
+            "INSERT INTO attempts (run_id, attempt, started_at)"
+            " SELECT id, 1, created_at FROM runs WHERE starts_with(name, %s)",
+            (f"{name}-",),
+        )
+        ids = connection.execute("SELECT id::text FROM runs WHERE starts_with(name, %s)", (f"{name}-",)).fetchall()
+    return [row[0] for row in ids]
+
+
+def insert_observations(url: str, run: str, count: int, metric: str | None = None) -> None:
+    """Insert observations of a run that improves and does not turn: of one metric, or of all metrics in turns."""
+    metrics = [metric] if metric else list(METRICS)
+    with psycopg.connect(libpq_url(url)) as connection:
+        connection.execute(
+            "INSERT INTO observations (run_id, metric, step, superseded_by, value, attempt, received_at)"
+            " SELECT %s, (%s::text[])[1 + number %% %s], number, 0,"
+            " 1 - exp(-number / 2000.0) + 0.02 * (random() - 0.5), 1, now() FROM generate_series(0, %s - 1) AS number",
+            (UUID(run), metrics, len(metrics), count),
+        )
+        connection.execute("UPDATE runs SET last_step = %s WHERE id = %s", (count - 1, UUID(run)))
+        connection.commit()
+        connection.autocommit = True
+        connection.execute("ANALYZE observations")
+
+
+def delete_monitor_states(url: str) -> None:
+    """Delete all monitor states, so that they have to be rebuilt from observations."""
+    with psycopg.connect(libpq_url(url)) as connection:
+        connection.execute("DELETE FROM monitor_states")
 
 
 def measure_many_runs(environment: Environment, counts: Sequence[int], seconds: float) -> list[Row]:
@@ -103,7 +153,7 @@ def measure_many_runs(environment: Environment, counts: Sequence[int], seconds: 
         name = f"{count}-{cached}"
         with run_service(environment.folder / name, environment.key, {**environment.variables, **memory}) as server:
             environment.warm_up(server, f"warm-{name}")
-            runs = inserted_data.insert_runs(environment.url, server, count, f"live-{name}")
+            runs = insert_runs(environment.url, server, count, f"live-{name}")
             before = measure_memory(server.pid)
             uncached = environment.post(server, runs, 20, requests=-(-count // CLIENTS), seconds=COLD_SECONDS)
             added_bytes = measure_memory(server.pid) - before
@@ -142,9 +192,9 @@ def measure_long_runs(environment: Environment, lengths: Sequence[int], seconds:
         for length in lengths:
             folder = environment.folder / f"length-{length}"
             with run_service(folder, environment.key, environment.variables) as server:
-                run = inserted_data.insert_runs(environment.url, server, 1, f"long-{length}")[0]
+                run = insert_runs(environment.url, server, 1, f"long-{length}")[0]
                 environment.warm_up(server, f"before-{length}")
-            inserted_data.insert_observations(environment.url, run, length)
+            insert_observations(environment.url, run, length)
             server = ends.enter_context(run_service(folder, environment.key, environment.variables))
             environment.warm_up(server, f"after-{length}")
             # The time of the request alone: with a new batch size the generator first formats its requests.
@@ -190,7 +240,7 @@ def measure_recovery(environment: Environment, rounds: int) -> list[Row]:
                 _post_turning_run(api, runs[0], RECOVERY_LENGTH + 20, 20)
                 accepted.append((time.perf_counter() - killed_at) * 1000)
                 cached.append(_time_verdict(api, runs[1], expected))
-                inserted_data.delete_monitor_states(environment.url)
+                delete_monitor_states(environment.url)
                 os.kill(second.pid, signal.SIGKILL)
         with (
             run_service(folder / "third", environment.key, environment.variables, port) as third,
@@ -232,11 +282,11 @@ def measure_reads(environment: Environment, length: int, count: int) -> list[Row
         run_service(environment.folder / "reading", environment.key, environment.variables) as server,
         server.connect() as api,
     ):
-        run = inserted_data.insert_runs(environment.url, server, 1, "long")[0]
-        inserted_data.insert_observations(environment.url, run, length, "loss")
+        run = insert_runs(environment.url, server, 1, "long")[0]
+        insert_observations(environment.url, run, length, "loss")
         series = f"/api/v1/runs/{run}/series?metric=loss&buckets=1000"
         rows = [_time_read(api, f"series of {length:,} observations in 1,000 buckets", series)]
-        inserted_data.insert_runs(environment.url, server, count, "many")
+        insert_runs(environment.url, server, count, "many")
         for name, query in {
             "first page": "",
             "running": "&status=running",
@@ -270,7 +320,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.quick:
         options.rounds = 1
     machine, tables = describe_machine(*PACKAGES), {}
-    with tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder, start_load_generator() as generator:
+    with tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder, start_generator() as generator:
         for section in options.only:
             with temporary_database(options.database_url, "growth") as url:
                 variables = {"EVALSTOP_DATABASE_URL": url}

@@ -25,8 +25,15 @@ import psycopg
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.benchmarks.databases import add_database_option, libpq_url, parse_with_database, temporary_database
-from evalstop_lab.benchmarks.processes import Server, prepare_service, run_service
+from evalstop_lab.benchmarks.processes import (
+    Server,
+    add_database_option,
+    libpq_url,
+    parse_with_database,
+    prepare_service,
+    run_service,
+    temporary_database,
+)
 from evalstop_lab.report import new_table
 
 BARE = "/login"

@@ -8,24 +8,39 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import statistics
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 
+import httpx
+from evalstop_client import Run
 from rich.console import Console
 from rich.progress import Progress
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.benchmarks.databases import add_database_option, parse_with_database, temporary_database
-from evalstop_lab.benchmarks.machine import describe_machine, format_machine
+from evalstop_lab.benchmarks.processes import (
+    add_database_option,
+    describe_machine,
+    format_machine,
+    parse_with_database,
+    temporary_database,
+)
 from evalstop_lab.errors import ServiceUnavailable
 from evalstop_lab.report import new_table
 from evalstop_lab.service_process import START_SECONDS, Service, run_trainer, running_service
 
 TARGET_MS = 250.0
+TRAINER = "trainer"
+"""The argument of the process that is stopped."""
+
+RISING, FALLING = (1.0, 2.0, 3.0), (2.0, 1.0, 0.0)
+PATIENCE_SECONDS = 30.0
 VERSIONS = ("evalstop-service", "evalstop-client", "httpx2", "sqlalchemy", "psycopg")
 
 PARKS = {
@@ -72,15 +87,8 @@ def main() -> int:
         report = [key | row for key, row in zip(keys, figures, strict=True)]
         sys.stdout.write(json.dumps({"from_eval_to_sigterm": report, "machine": machine}) + "\n")
         return 0
-    table = new_table(
-        "milliseconds from posting an eval to SIGTERM at the trainer",
-        "database",
-        "action",
-        "median",
-        "90th percentile",
-        "target",
-        "",
-    )
+    title = "milliseconds from posting an eval to SIGTERM at the trainer"
+    table = new_table(title, "database", "action", "median", "90th percentile", "target", "")
     for cell, row in zip(times_ms, figures, strict=True):
         met = "met" if row["median_ms"] < TARGET_MS else "missed"
         table.add_row(*cell, f"{row['median_ms']:.0f}", f"{row['p90_ms']:.0f}", f"< {TARGET_MS:.0f}", met)
@@ -91,7 +99,7 @@ def main() -> int:
 
 def _time_stop(service: Service, action: str, folder: Path) -> float:
     """Start a trainer and wait for its end; returns the milliseconds from the eval to SIGTERM."""
-    trainer = ["-m", "evalstop_lab.benchmarks.stopped_trainer"]
+    trainer = ["-m", "evalstop_lab.benchmarks.stop", TRAINER]
     environment = {"EVALSTOP_SPOOL": str(folder / "spool"), "EVALSTOP_RUN_NAME": f"ended-{time.time_ns()}"}
     environment |= {"EVALSTOP_POLICY": POLICIES[action]}
     with service.connect() as api, run_trainer(service, folder, trainer, action, ["--restartable"], environment) as job:
@@ -108,5 +116,28 @@ def _time_stop(service: Service, action: str, folder: Path) -> float:
         return milliseconds
 
 
+def train() -> int:
+    """Post falling evals; print the `milliseconds` from just before the last one to SIGTERM as JSON."""
+    posted_at: list[float] = []
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        sys.stdout.write(json.dumps({"milliseconds": (time.perf_counter() - posted_at[-1]) * 1000}) + "\n")
+        sys.stdout.flush()
+        os._exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
+    run = Run(policy=os.environ["EVALSTOP_POLICY"], mode="enforce")  # its labels identify the job for the receiver
+    run.log({"eval": RISING[0]}, step=0)
+    run.flush(PATIENCE_SECONDS)
+    headers = {"Authorization": f"Bearer {os.environ['EVALSTOP_KEY']}"}
+    with httpx.Client(base_url=f"{os.environ['EVALSTOP_URL']}/api/v1", headers=headers, trust_env=False) as api:
+        for step, value in enumerate((*RISING[1:], *FALLING), 1):
+            observation = {"metric": "eval", "step": step, "value": value}
+            posted_at.append(time.perf_counter())
+            api.post(f"/runs/{run.id}/observations", json={"observations": [observation]}).raise_for_status()
+        time.sleep(PATIENCE_SECONDS)
+    return 1
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(train() if sys.argv[1:] == [TRAINER] else main())

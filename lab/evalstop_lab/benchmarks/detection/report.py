@@ -11,8 +11,7 @@ import matplotlib
 from rich.console import Console
 from rich.table import Table
 
-from evalstop_lab.figure import save_figure
-from evalstop_lab.report import format_number
+from evalstop_lab.report import format_number, save_figure
 from evalstop_lab.worlds import LEVELS
 
 Curves = dict[str, dict[str, list[tuple[float, float]]]]

@@ -12,8 +12,7 @@ from evalstop_detectors import BestCheckpoint, Scores, choose_best, find_highest
 from evalstop_detectors import Score as EvalScore
 
 from evalstop_lab.benchmarks.detection.contenders import AS_SHIPPED, STATED, Contender
-from evalstop_lab.calibrate.evidence import Records
-from evalstop_lab.calibrate.thresholds import calibrate_threshold
+from evalstop_lab.calibrate.evidence import Records, calibrate_threshold
 from evalstop_lab.report import format_percent
 from evalstop_lab.worlds import FAMILIES, HELD_OUT, LEVELS, Group, Label, World, list_families
 from evalstop_lab.worlds.scoring import (

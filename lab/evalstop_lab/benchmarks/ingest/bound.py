@@ -8,10 +8,8 @@ service, but has no keys, detectors, limits or further validation.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -19,11 +17,10 @@ from uuid import UUID
 
 import asyncpg
 import msgspec
-import sqlalchemy as sa
 import uvicorn
 from evalstop_service.store.ingest_postgres import SAVE
 
-from evalstop_lab.benchmarks.databases import libpq_url
+from evalstop_lab.benchmarks.processes import libpq_url
 
 
 class Observation(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,40 +87,6 @@ class PostgresStore:
             self._versions[run] += 1
 
 
-class SqliteStore:
-    """Writes one transaction per group, in a single thread."""
-
-    def __init__(self, path: str) -> None:
-        self._thread = ThreadPoolExecutor(1)
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
-            self._connection.execute(f"PRAGMA {pragma}")
-
-    async def save(self, requests: Sequence[Request]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._save, requests)
-
-    def _save(self, requests: Sequence[Request]) -> None:
-        now = datetime.now(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
-        self._connection.execute("BEGIN IMMEDIATE")
-        self._connection.executemany(
-            "UPDATE runs SET version = version + 1, last_step = ?, updated_at = ? WHERE id = ?",
-            [(step, now, run.hex) for run, step in _find_last_steps(requests).items()],
-        )
-        self._connection.executemany(
-            "INSERT INTO observations (run_id, metric, step, superseded_by, value, stderr, attempt, received_at)"
-            " VALUES (?, ?, ?, 0, ?, ?, 1, ?)",
-            [
-                (request.run.hex, item.metric, item.step, item.value, item.stderr, now)
-                for request in requests
-                for item in request.observations
-            ],
-        )
-        self._connection.execute("COMMIT")
-
-
-Store = PostgresStore | SqliteStore
-
-
 def _find_last_steps(requests: Sequence[Request]) -> dict[UUID, int]:
     last_steps: dict[UUID, int] = {}
     for request in requests:
@@ -139,7 +102,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 class App:
     """Serves only POST /api/v1/runs/{id}/observations."""
 
-    store: Store
+    store: PostgresStore
     waiting: list[Request] = field(default_factory=list)
     committing: asyncio.Task[None] | None = None
     decoder: msgspec.json.Decoder[Batch] = field(default_factory=lambda: msgspec.json.Decoder(Batch))
@@ -178,10 +141,14 @@ class App:
 
 def main() -> None:
     """Serve on a free port and print its URL; the argument is the database's URL."""
-    url = sa.make_url(sys.argv[1])
-    store = SqliteStore(url.database or "") if url.get_backend_name() == "sqlite" else PostgresStore(sys.argv[1])
     config = uvicorn.Config(
-        App(store), port=0, loop="uvloop", http="httptools", lifespan="off", access_log=False, log_level="error"
+        App(PostgresStore(sys.argv[1])),
+        port=0,
+        loop="uvloop",
+        http="httptools",
+        lifespan="off",
+        access_log=False,
+        log_level="error",
     )
     with config.bind_socket() as listener:
         listener.listen(config.backlog)  # so that the reader of the URL can connect immediately

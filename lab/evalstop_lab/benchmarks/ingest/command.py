@@ -2,15 +2,19 @@
 
 All contenders run at the same time and take turns under each load, in rotating order. Every acknowledged observation
 must be in the database afterwards. The bound is a minimal ASGI app that commits the same rows with the same statement,
-without keys and detectors.
+without keys and detectors. Other machines, other times: compare ratios, or count instructions.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+import shutil
+import statistics
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,31 +30,110 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.benchmarks.databases import add_database_option, libpq_url, parse_with_database
-from evalstop_lab.benchmarks.ingest.contenders import Lineup
-from evalstop_lab.benchmarks.ingest.results import (
+from evalstop_lab.benchmarks.ingest.contenders import (
     AGAINST,
     BOUND,
+    DIRECT,
     EVALSTOP,
-    ON_SQLITE,
+    HASHED,
+    MOST_CLIENTS,
+    ROUND_ROBIN,
     SHAPES,
-    Cell,
-    Cells,
+    Contender,
     Measurement,
     Shape,
-    Target,
-    compute_rate,
-    compute_ratio,
-    compute_targets,
-    rotate,
+    count_rows,
+    start_contenders,
+    start_generator,
 )
-from evalstop_lab.benchmarks.machine import describe_machine, format_machine
-from evalstop_lab.benchmarks.processes import JobFailed
+from evalstop_lab.benchmarks.processes import (
+    JobFailed,
+    add_database_option,
+    describe_machine,
+    format_machine,
+    libpq_url,
+    parse_with_database,
+    prepare_service,
+    run_service,
+    temporary_database,
+)
+from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import new_table
 
-QUICK_SHAPES = (Shape(1, 64), Shape(100, 8))
 WARM_UP_SECONDS = 0.5
 PACKAGES = ("evalstop-service", "uvicorn", "uvloop", "msgspec", "sqlalchemy", "asyncpg")
+QUICK_SHAPES = (MOST_CLIENTS, Shape(100, 8))
+MOST_INSTRUCTIONS = 350_000
+COUNTED_REQUESTS, COUNTED_SECONDS = 20, 600.0
+"""The posts of each client whose instructions are counted, after half as many that warm up, and the time for them."""
+
+LEAST_OF_BOUND = dict(zip(SHAPES, (0.75, 0.75, 0.65, 0.65, 0.65), strict=True))
+"""The target for the service's rate as a share of the bound's."""
+
+Figure = Callable[[Measurement], float]
+FIGURES: Mapping[str, Figure] = {
+    "rate": lambda item: item.load.per_second,
+    "p99": lambda item: item.load.p99_ms,
+    "CPU time of the service": lambda item: item.server_us,
+    "CPU time of PostgreSQL": lambda item: item.database_us,
+}
+TARGETS = (
+    *((EVALSTOP, BOUND, shape, "rate", ">=", least) for shape, least in LEAST_OF_BOUND.items()),
+    (EVALSTOP, BOUND, MOST_CLIENTS, "CPU time of the service", "<=", 2.0),
+    (EVALSTOP, BOUND, MOST_CLIENTS, "CPU time of PostgreSQL", "<=", 1.3),
+    (HASHED, DIRECT, MOST_CLIENTS, "rate", ">=", 0.75),
+    (ROUND_ROBIN, DIRECT, MOST_CLIENTS, "rate", ">=", 0.35),
+    *((EVALSTOP, AGAINST, shape, "rate", ">=", 1.0) for shape in SHAPES),
+    *((EVALSTOP, AGAINST, shape, "p99", "<=", 1.0) for shape in SHAPES),
+)
+"""Contender, baseline, load, figure, and the limit of the ratio's median."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The rounds of one contender under one load."""
+
+    contender: str
+    shape: Shape
+    rounds: tuple[Measurement, ...]
+
+    def median(self, figure: Figure) -> float:
+        return statistics.median(map(figure, self.rounds))
+
+
+Cells = Mapping[tuple[str, Shape], Cell]
+
+
+def compute_ratios(cells: Cells, contender: str, baseline: str, shape: Shape, figure: Figure) -> list[float]:
+    """The ratios of two contenders' figures, round by round; empty if one was not measured, or if a divisor is 0."""
+    ours, theirs = cells.get((contender, shape)), cells.get((baseline, shape))
+    if ours is None or theirs is None or not all(map(figure, theirs.rounds)):
+        return []
+    return [figure(a) / figure(b) for a, b in zip(ours.rounds, theirs.rounds, strict=True)]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A ratio within each round, by its median and extremes, and whether it is within its limit."""
+
+    name: str
+    median: float
+    lowest: float
+    highest: float
+    limit: str
+    met: bool
+
+
+def compute_targets(cells: Cells) -> list[Target]:
+    """The targets whose contenders were measured."""
+    targets = []
+    for contender, baseline, shape, figure, sign, limit in TARGETS:
+        if ratios := compute_ratios(cells, contender, baseline, shape, FIGURES[figure]):
+            median = statistics.median(ratios)
+            met = median >= limit if sign == ">=" else median <= limit
+            name = f"{shape}: {figure}, {contender} to {baseline}"
+            targets.append(Target(name, median, min(ratios), max(ratios), f"{sign} {limit:g}", met))
+    return targets
 
 
 class Measured(Protocol):
@@ -83,8 +166,9 @@ class Report:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and print its tables; returns 1 when a contender failed."""
-    parser = build_parser()
-    options = parse_with_database(parser, arguments)
+    options = parse_with_database(build_parser(), arguments)
+    if options.instructions:
+        return _print_instructions(options)
     if options.quick:
         options.rounds, options.seconds = 1, 0.5
     report = run(options)
@@ -93,12 +177,6 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         print_report(Console() if sys.stdout.isatty() else Console(width=160), report)
     return 1 if report.failures else 0
-
-
-def is_wanted(only: Sequence[str] | None, name: str) -> bool:
-    """Whether a contender matches a pattern, or all are wanted; another checkout is if this one is."""
-    names = {name, name.replace(AGAINST, EVALSTOP)}
-    return not only or any(fnmatchcase(item, pattern) for item in names for pattern in only)
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -114,14 +192,13 @@ def run(options: argparse.Namespace) -> Report:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="evalstop-bench-")))
         progress = ends.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
         task = progress.add_task("starting the servers", total=None)
-        wants = partial(is_wanted, options.only)
-        lineup = Lineup(ends, options.database_url, folder, wants, options.against, options.mlflow)
-        contenders = lineup.start()
+        contenders, notes = start_contenders(ends, options, folder)
         for contender in contenders:
             with suppress(JobFailed):  # the first requests warm up; a failure is recorded when it occurs again
                 contender.measure(contender.shapes[0], min(WARM_UP_SECONDS, options.seconds))
-        total = options.rounds * sum(shape in item.shapes for shape in shapes for item in contenders)
-        progress.update(task, total=total)
+        progress.update(
+            task, total=options.rounds * sum(shape in item.shapes for shape in shapes for item in contenders)
+        )
         cells, failures = measure_in_turns(
             contenders,
             shapes,
@@ -137,7 +214,7 @@ def run(options: argparse.Namespace) -> Report:
         seconds=options.seconds,
         machine=machine,
         postgresql=describe_postgres(options.database_url),
-        notes=lineup.notes,
+        notes=notes,
         failures=failures,
         cells=list(cells.values()),
         targets=compute_targets(cells),
@@ -173,6 +250,12 @@ def measure_in_turns(
     return {key: Cell(*key, tuple(measurements[key])) for key in keys}, list(failures.values())
 
 
+def rotate(items: Sequence[str], turn: int) -> list[str]:
+    """Rotate the items by one place per turn, so that no item is always first."""
+    start = turn % len(items) if items else 0
+    return [*items[start:], *items[:start]]
+
+
 def describe_postgres(url: str) -> str:
     """The version of PostgreSQL and its settings that affect the benchmark."""
     names = ("fsync", "synchronous_commit", "shared_buffers", "max_wal_size")
@@ -201,34 +284,22 @@ def print_report(console: Console, report: Report) -> None:
 
 
 def _build_cells_table(cells: Sequence[Cell]) -> Table:
-    table = new_table(
-        "observations per second, and microseconds of CPU time per request",
-        "load",
-        "contender",
-        "per second",
-        "min - max",
-        "of the bound",
-        "p50 ms",
-        "p99 ms",
-        "server us",
-        "database us",
-        "client CPU",
-        left=2,
-    )
-    by_key = {(cell.contender, cell.shape): cell for cell in cells}
+    title = "observations per second, and microseconds of CPU time per request"
+    headings = ("per second", "min - max", "of the bound", "p50 ms", "p99 ms", "server us", "database us", "client CPU")
+    table = new_table(title, "load", "contender", *headings, left=2)
+    by_key, rate = {(cell.contender, cell.shape): cell for cell in cells}, FIGURES["rate"]
     for shape in sorted({cell.shape for cell in cells}):
         for cell in (cell for cell in cells if cell.shape == shape):
-            rates = list(map(compute_rate, cell.rounds))
-            bound = BOUND + ON_SQLITE if cell.contender.endswith(ON_SQLITE) else BOUND
-            ratio = compute_ratio(by_key, cell.contender, bound, shape, compute_rate)
+            rates = list(map(rate, cell.rounds))
+            ratios = compute_ratios(by_key, cell.contender, BOUND, shape, rate)
             retried = sum(item.load.retried for item in cell.rounds)
             database_us = cell.median(lambda item: item.database_us)
             table.add_row(
                 str(shape),
                 cell.contender + (f", {retried} retried" if retried else ""),
-                f"{cell.median(compute_rate):,.0f}",
+                f"{cell.median(rate):,.0f}",
                 f"{min(rates):,.0f} - {max(rates):,.0f}",
-                f"{ratio.median:.2f}" if ratio else "",
+                f"{statistics.median(ratios):.2f}" if ratios else "",
                 f"{cell.median(lambda item: item.load.p50_ms):.2f}",
                 f"{cell.median(lambda item: item.load.p99_ms):.1f}",
                 f"{cell.median(lambda item: item.server_us):,.0f}",
@@ -242,10 +313,46 @@ def _build_cells_table(cells: Sequence[Cell]) -> Table:
 def _build_targets_table(targets: Sequence[Target]) -> Table:
     table = new_table("targets: ratios within each round", "", "median", "min - max", "target", "")
     for item in targets:
-        target = f">= {item.least:g}" if item.least is not None else f"<= {item.most:g}"
-        extremes = f"{item.ratio.lowest:.2f} - {item.ratio.highest:.2f}"
-        table.add_row(item.name, f"{item.ratio.median:.2f}", extremes, target, "met" if item.met else "MISSED")
+        extremes = f"{item.lowest:.2f} - {item.highest:.2f}"
+        table.add_row(item.name, f"{item.median:.2f}", extremes, item.limit, "met" if item.met else "MISSED")
     return table
+
+
+def _print_instructions(options: argparse.Namespace) -> int:
+    with ExitStack() as ends:
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="evalstop-bench-")))
+        url = ends.enter_context(temporary_database(options.database_url, "instructions"))
+        count = count_instructions(url, folder)
+    met = "met" if count <= MOST_INSTRUCTIONS else "MISSED"
+    Console(width=160).print(
+        f"{count:,.0f} instructions per post of one observation at 64 clients; target: <= {MOST_INSTRUCTIONS:,}, {met}"
+    )
+    return 0
+
+
+def count_instructions(url: str, folder: Path) -> float:
+    """The instructions of the service for a post of one observation at 64 clients, by valgrind's callgrind.
+
+    They are nearly the same on every machine, however busy it is.
+    """
+    if shutil.which("valgrind") is None:
+        raise UnusableArguments("--instructions needs valgrind (on Debian: apt install valgrind).")
+    environment = {"EVALSTOP_DATABASE_URL": url}
+    key = prepare_service(environment)
+    counting = ("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counted")
+    with (
+        start_generator() as generator,
+        run_service(folder, key, environment, program=(*counting, sys.executable)) as service,
+    ):
+        contender = Contender(EVALSTOP, generator, (service,), service, partial(count_rows, url))
+        contender.measure(MOST_CLIENTS, COUNTED_SECONDS, COUNTED_REQUESTS // 2)
+        for switch in ("on", "off"):
+            subprocess.run(["callgrind_control", "-i", switch, str(service.pid)], check=True, capture_output=True)
+            if switch == "on":
+                load = contender.measure(MOST_CLIENTS, COUNTED_SECONDS, COUNTED_REQUESTS).load
+        subprocess.run(["callgrind_control", "-d", str(service.pid)], check=True, capture_output=True)
+        totals = [re.search(r"^totals: (\d+)", file.read_text(), re.M) for file in folder.glob("counted*")]
+    return sum(int(match[1]) for match in totals if match) / load.requests
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -258,7 +365,8 @@ def build_parser() -> argparse.ArgumentParser:
         "  make bench-ingest BENCH='--quick'\n"
         f"  make bench-ingest BENCH='--only {EVALSTOP} {BOUND} --loads \"1 x *\"'\n"
         "  make bench-ingest BENCH='--only \"4 replicas*\"'\n"
-        "  make bench-ingest BENCH='--against ../old/.venv/bin/python'",
+        "  make bench-ingest BENCH='--against HEAD~20'\n"
+        "  make bench-ingest BENCH=--instructions",
     )
     add_database_option(parser)
     parser.add_argument("--rounds", type=positive_number, default=5, help="rounds per load (default: 5)")
@@ -267,8 +375,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--loads", nargs="+", metavar="PATTERN", help="such as '100 x 8': observations per request x clients"
     )
-    parser.add_argument("--against", metavar="PYTHON", help="the Python of another checkout to compare with")
-    parser.add_argument("--mlflow", metavar="PYTHON", help="a Python with mlflow and psycopg2 to compare with")
+    parser.add_argument(
+        "--against", metavar="REV|PATH", help="a revision, or the folder of a checkout, to compare with"
+    )
+    parser.add_argument("--instructions", action="store_true", help="only count the service's instructions per post")
     parser.add_argument("--quick", action="store_true", help="one short round of two loads; not representative")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return parser

@@ -1,61 +1,75 @@
-"""The contenders of `make bench-ingest`: the service, the bound, replicas behind nginx, another checkout, MLflow."""
+"""The contenders of `make bench-ingest`: the service, the bound, replicas behind nginx, and another checkout."""
 
 from __future__ import annotations
 
+import argparse
+import io
 import math
 import shutil
-import sqlite3
+import subprocess
 import sys
+import tarfile
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import httpx
 import psutil
 import psycopg
-import sqlalchemy as sa
 
-from evalstop_lab.benchmarks.databases import libpq_url, temporary_database
-from evalstop_lab.benchmarks.ingest.load_generator import Job
-from evalstop_lab.benchmarks.ingest.load_process import LoadGenerator, start_load_generator
-from evalstop_lab.benchmarks.ingest.results import (
-    AGAINST,
-    BOUND,
-    DIRECT,
-    EVALSTOP,
-    HASHED,
-    MLFLOW,
-    ON_SQLITE,
-    REPLICA_SHAPES,
-    ROUND_ROBIN,
-    SHAPES,
-    Measurement,
-    Shape,
-)
+from evalstop_lab.benchmarks.ingest.load import Job, Load, run_load
 from evalstop_lab.benchmarks.processes import (
     JobFailed,
     Server,
     find_free_port,
+    libpq_url,
     measure_cpu_seconds,
     prepare_service,
     run_server,
     run_service,
+    temporary_database,
     wait_until_answers,
 )
+from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.service_process import run_logged
 
+EVALSTOP, BOUND, AGAINST = "EvalStop", "bound", "the other checkout"
+DIRECT, HASHED, ROUND_ROBIN = (f"4 replicas, {routing}" for routing in ("sticky", "nginx hash", "nginx round robin"))
+REPLICAS = 4
 FEWEST_RUNS = 8
 """The minimum number of runs to which clients post in turns."""
 
-REPLICAS = 4
 
-CountRows = Callable[[Sequence[str]], int]
-"""Counts the stored observations of these runs."""
+@dataclass(frozen=True, order=True)
+class Shape:
+    """A load: observations per request, and clients."""
+
+    batch: int
+    clients: int
+
+    def __str__(self) -> str:
+        return f"{self.batch} x {self.clients}"
+
+
+MOST_CLIENTS = Shape(1, 64)
+SHAPES = (Shape(1, 1), Shape(1, 8), MOST_CLIENTS, Shape(100, 8), Shape(100, 64))
+REPLICA_SHAPES = (MOST_CLIENTS, Shape(100, 64))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One round of one contender: its load, and microseconds of CPU time per request, NaN if unknown."""
+
+    load: Load
+    server_us: float
+    database_us: float
 
 
 @dataclass(frozen=True)
@@ -63,37 +77,35 @@ class Contender:
     """Servers to which a load is posted.
 
     `servers`: client i posts to server i modulo their number; their CPU time is measured.
-    `opener`: the server that opens runs.
+    `opener`: the server that opens runs. `count_rows` counts the stored observations of runs.
     `proxy`: the address to post to instead of the servers' addresses.
     """
 
     name: str
-    generator: LoadGenerator
+    generator: Executor
     servers: tuple[Server, ...]
     opener: Server
-    count_rows: CountRows
+    count_rows: Callable[[Sequence[str]], int]
     database_pid: int | None = None
     shapes: tuple[Shape, ...] = SHAPES
     proxy: tuple[str, int] | None = None
-    format: str = "evalstop"
 
-    def measure(self, shape: Shape, seconds: float) -> Measurement:
+    def measure(self, shape: Shape, seconds: float, requests: int | None = None) -> Measurement:
         """Run the load on new runs; raises JobFailed if the acknowledged observations are not those stored."""
-        opens = OPENERS[self.format]
         with self.opener.connect() as api, ThreadPoolExecutor(8) as pool:
-            runs = tuple(pool.map(lambda _: opens(api), range(max(shape.clients, FEWEST_RUNS))))
+            runs = tuple(pool.map(lambda _: open_run(api), range(max(shape.clients, FEWEST_RUNS))))
         job = Job(
             addresses=(self.proxy,) if self.proxy else tuple(server.address for server in self.servers),
-            format=self.format,
             runs=runs,
             clients=shape.clients,
             batch=shape.batch,
             seconds=seconds,
             key=self.opener.key,
+            requests=requests,
         )
         before = self._read_cpu()
         try:
-            load = self.generator.generate(job)
+            load = self.generator.submit(run_load, job).result()
         except JobFailed as error:
             raise JobFailed(f"{self.name} at {shape}: {error.detail}") from error
         server, database = (after - start for after, start in zip(self._read_cpu(), before, strict=True))
@@ -111,152 +123,99 @@ class Contender:
 
 def open_run(api: httpx.Client) -> str:
     """Open a run under the policy `default`; returns its id."""
-    return str(_decode_response(api.post("/api/v1/runs", json={"name": str(uuid4()), "policy": "default"}))["id"])
-
-
-def _open_mlflow_run(api: httpx.Client) -> str:
-    created = _decode_response(api.post("/api/2.0/mlflow/runs/create", json={"experiment_id": "0"}))
-    return str(created["run"]["info"]["run_id"])
-
-
-OPENERS: dict[str, Callable[[httpx.Client], str]] = {"evalstop": open_run, "mlflow": _open_mlflow_run}
-
-
-def _decode_response(response: httpx.Response) -> Any:
+    response = api.post("/api/v1/runs", json={"name": str(uuid4()), "policy": "default"})
     if not response.is_success:
         raise JobFailed(f"{response.request.url} answered {response.status_code}: {response.text[:300]}")
-    return response.json()
+    return str(response.json()["id"])
 
 
-def count_in_postgres(url: str, table: str = "observations", column: str = "run_id") -> CountRows:
-    """Return a function that counts the rows of runs in a PostgreSQL database."""
-
-    def count_rows(runs: Sequence[str]) -> int:
-        with psycopg.connect(libpq_url(url)) as connection:
-            query = f"SELECT count(*) FROM {table} WHERE {column}::text = ANY(%s)"  # noqa: S608 - of constants alone
-            row = connection.execute(query, (list(runs),)).fetchone()
-            assert row is not None
-            return int(row[0])
-
-    return count_rows
-
-
-def count_in_sqlite(path: Path) -> CountRows:
-    """Return a function that counts the observations of runs in an SQLite database."""
-
-    def count_rows(runs: Sequence[str]) -> int:
-        with sqlite3.connect(path) as connection:
-            places = ",".join("?" * len(runs))
-            query = f"SELECT count(*) FROM observations WHERE run_id IN ({places})"  # noqa: S608 - of placeholders
-            return int(connection.execute(query, [UUID(run).hex for run in runs]).fetchone()[0])
-
-    return count_rows
+def count_rows(url: str, runs: Sequence[str]) -> int:
+    """Count the observations of runs in a PostgreSQL database."""
+    with psycopg.connect(libpq_url(url)) as connection:
+        query = "SELECT count(*) FROM observations WHERE run_id::text = ANY(%s)"
+        return int((connection.execute(query, (list(runs),)).fetchone() or [0])[0])
 
 
 def find_postgres_pid(url: str) -> int | None:
     """The process id of PostgreSQL's postmaster; None if the server runs on another machine."""
     with psycopg.connect(libpq_url(url)) as connection:
-        row = connection.execute("SELECT pg_backend_pid()").fetchone()
-        assert row is not None
-        backend = psutil.Process(row[0]) if psutil.pid_exists(row[0]) else None
+        pid = connection.info.backend_pid
+        backend = psutil.Process(pid) if psutil.pid_exists(pid) else None
         return backend.ppid() if backend is not None and backend.name().startswith("postgres") else None
 
 
-@dataclass
-class Lineup:
-    """Starts the selected contenders; they end with `ends`."""
+@contextmanager
+def start_generator() -> Iterator[Executor]:
+    """A process that generates loads, so that its work is not that of the process which waits for it."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        yield pool
 
-    ends: ExitStack
-    server_url: str
-    folder: Path
-    wants: Callable[[str], bool]
-    against: str | None = None
-    mlflow: str | None = None
-    contenders: list[Contender] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
-    def start(self) -> list[Contender]:
-        self.generator = self.ends.enter_context(start_load_generator())
-        self.database_pid = find_postgres_pid(self.server_url)
-        if self.database_pid is None:
-            self.notes.append("PostgreSQL runs on another machine: its CPU time is not measured")
-        self._start_on_postgres(EVALSTOP, sys.executable)
-        self._start_on_sqlite(EVALSTOP, sys.executable)
-        if self.against is not None:
-            self._start_on_postgres(AGAINST, self.against)
-            self._start_on_sqlite(AGAINST, self.against)
-        if self.mlflow is not None and self.wants(MLFLOW):
-            self._start_mlflow(self.mlflow)
-        return self.contenders
-
-    def _start_on_postgres(self, name: str, python: str) -> None:
-        is_evalstop = name == EVALSTOP
-        wants_replicas = is_evalstop and any(map(self.wants, (DIRECT, HASHED, ROUND_ROBIN)))
-        wants_bound = is_evalstop and self.wants(BOUND)
-        if not (self.wants(name) or wants_bound or wants_replicas):
-            return
-        url = self.ends.enter_context(temporary_database(self.server_url, "ingest"))
-        environment = {"EVALSTOP_DATABASE_URL": url}
-        key = prepare_service(environment, python)
-        service = self.ends.enter_context(run_service(self.folder / name, key, environment, python=python))
-        add = partial(self._add, opener=service, count_rows=count_in_postgres(url), database_pid=self.database_pid)
-        if self.wants(name):
-            add(name, (service,))
-        if wants_bound:
-            add(BOUND, (self._start_bound(url),))
-        if wants_replicas:
-            other_servers = [
-                self.ends.enter_context(run_service(self.folder / f"replica-{number}", key, environment))
-                for number in range(1, REPLICAS)
-            ]
-            self._add_replicas((service, *other_servers), partial(add, shapes=REPLICA_SHAPES))
-
-    def _start_on_sqlite(self, name: str, python: str) -> None:
-        wants_bound = name == EVALSTOP and self.wants(BOUND + ON_SQLITE)
-        if not (self.wants(name + ON_SQLITE) or wants_bound):
-            return
-        folder = self.folder / f"{name} SQLite"
-        environment = {"EVALSTOP_DATA_FOLDER": str(folder), "EVALSTOP_SQLITE_SYNCHRONOUS": "FULL"}
-        key = prepare_service(environment, python)
-        service = self.ends.enter_context(run_service(folder, key, environment, python=python))
-        path = folder / "evalstop.db"
-        add = partial(self._add, opener=service, count_rows=count_in_sqlite(path))
-        if self.wants(name + ON_SQLITE):
-            add(name + ON_SQLITE, (service,))
-        if wants_bound:
-            add(BOUND + ON_SQLITE, (self._start_bound(f"sqlite:///{path}"),))
-
-    def _start_bound(self, url: str) -> Server:
+def start_contenders(ends: ExitStack, options: argparse.Namespace, folder: Path) -> tuple[list[Contender], list[str]]:
+    """Start the selected contenders, which end with `ends`; returns notes on what is not measured, too."""
+    notes: list[str] = []
+    database_pid = find_postgres_pid(options.database_url)
+    if database_pid is None:
+        notes.append("PostgreSQL runs on another machine: its CPU time is not measured")
+    wants = partial(is_wanted, options.only)
+    generator = ends.enter_context(start_generator())
+    url = ends.enter_context(temporary_database(options.database_url, "ingest"))
+    environment = {"EVALSTOP_DATABASE_URL": url}
+    key = prepare_service(environment)
+    service = ends.enter_context(run_service(folder / EVALSTOP, key, environment))
+    add = partial(
+        Contender, generator=generator, opener=service, count_rows=partial(count_rows, url), database_pid=database_pid
+    )
+    contenders = [add(EVALSTOP, servers=(service,))] if wants(EVALSTOP) else []
+    if wants(BOUND):
         command = [sys.executable, "-m", "evalstop_lab.benchmarks.ingest.bound", url]
-        return self.ends.enter_context(run_server(command, self.folder / "bound.log", {}))
+        contenders.append(add(BOUND, servers=(ends.enter_context(run_server(command, folder / "bound.log", {})),)))
+    routings = [name for name in (DIRECT, HASHED, ROUND_ROBIN) if wants(name)]
+    if shutil.which("nginx") is None and routings:
+        routings = [name for name in routings if name == DIRECT]
+        notes.append("nginx is not installed: replicas behind it are not measured")
+    if routings:
+        folders = [folder / f"replica-{number}" for number in range(1, REPLICAS)]
+        replicas = service, *(ends.enter_context(run_service(item, key, environment)) for item in folders)
+        for name in routings:
+            proxy = None if name == DIRECT else ends.enter_context(run_nginx(folder / name, replicas, name == HASHED))
+            contenders.append(add(name, servers=replicas, shapes=REPLICA_SHAPES, proxy=proxy))
+    if options.against is not None and wants(AGAINST):
+        other_url = ends.enter_context(temporary_database(options.database_url, "against"))
+        python, other = ends.enter_context(check_out(options.against))
+        other |= {"EVALSTOP_DATABASE_URL": other_url}
+        other_key = prepare_service(other, python)
+        server = ends.enter_context(run_service(folder / AGAINST, other_key, other, program=(python,)))
+        counts = partial(count_rows, other_url)
+        contenders.append(Contender(AGAINST, generator, (server,), server, counts, database_pid))
+    return contenders, notes
 
-    def _add_replicas(self, replicas: tuple[Server, ...], add: Callable[..., None]) -> None:
-        if self.wants(DIRECT):
-            add(DIRECT, replicas)
-        for name, hashed in ((HASHED, True), (ROUND_ROBIN, False)):
-            if self.wants(name) and shutil.which("nginx") is None:
-                self.notes.append(f"nginx is not installed: {name} is not measured")
-            elif self.wants(name):
-                add(name, replicas, proxy=self.ends.enter_context(run_nginx(self.folder / name, replicas, hashed)))
 
-    def _start_mlflow(self, python: str) -> None:
-        url = self.ends.enter_context(temporary_database(self.server_url, "mlflow"))
-        store = sa.make_url(url).set(drivername="postgresql+psycopg2").render_as_string(hide_password=False)
-        port, log = find_free_port(), self.folder / "mlflow.log"
-        command = [python, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", "127.0.0.1"]
-        command += ["--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
-        # With its default pool of 5 connections, 64 clients run into timeouts.
-        environment = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "40"}
-        process = self.ends.enter_context(run_logged(command, log, environment))
-        wait_until_answers(f"http://127.0.0.1:{port}/health", process, log)
-        server = Server(("127.0.0.1", port), process.pid)
-        count_rows = count_in_postgres(url, "metrics", "run_uuid")
-        self._add(
-            MLFLOW, (server,), opener=server, count_rows=count_rows, database_pid=self.database_pid, format="mlflow"
-        )
+def is_wanted(only: Sequence[str] | None, name: str) -> bool:
+    """Whether a contender matches a pattern, or all are wanted; another checkout is if this one is."""
+    names = {name, name.replace(AGAINST, EVALSTOP)}
+    return not only or any(fnmatchcase(item, pattern) for item in names for pattern in only)
 
-    def _add(self, name: str, servers: tuple[Server, ...], **options: Any) -> None:
-        self.contenders.append(Contender(name, self.generator, servers, **options))
+
+@contextmanager
+def check_out(name: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The Python and the environment that run the service of a checkout at a path, or of a revision of this repository.
+
+    Without an environment of its own the other code runs with the packages that are installed here.
+    """
+    with ExitStack() as ends:
+        path = Path(name)
+        if not path.is_dir():
+            archive = subprocess.run(["git", "archive", name], capture_output=True)
+            if archive.returncode:
+                reason = archive.stderr.decode().strip()
+                raise UnusableArguments(f"--against {name}: it is no folder, and no revision in this one ({reason}).")
+            path = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="evalstop-against-")))
+            with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+                files.extractall(path, filter="data")
+        python = path.resolve() / ".venv/bin/python"
+        folders = (str(path.resolve() / room) for room in ("detectors", "service", "clients", "lab"))
+        yield str(python) if python.exists() else sys.executable, {"PYTHONPATH": ":".join(folders)}
 
 
 NGINX = """
