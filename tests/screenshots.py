@@ -11,7 +11,7 @@ from uuid import UUID
 
 from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_lab import cli as lab_cli
-from evalstop_lab.worlds.real import load_recorded_runs
+from evalstop_lab.worlds.recorded import load_recorded_runs
 from evalstop_service.cli import demo_data
 from evalstop_service.clock import utc_now
 from evalstop_service.evaluation import backtests, rollout_stage

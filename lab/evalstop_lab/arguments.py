@@ -1,10 +1,12 @@
-"""Checks of arguments: numbers, as argparse types with errors that name the valid range, and files to write."""
+"""Checks of arguments: numbers, as argparse types with errors that name the valid range, files to write, libraries."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 from pathlib import Path
+from typing import Any
 
 from evalstop_lab.errors import UnusableArguments
 
@@ -39,6 +41,16 @@ def require_writable(path: Path) -> None:
         raise UnusableArguments(f"{path} can't be written: {error.strerror}.") from error
     if not existed:
         path.unlink()
+
+
+def import_library(module: str, extra: str) -> Any:
+    """Import a module of an extra of this distribution; raises UnusableArguments with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UnusableArguments(
+            f"This needs {error.name}, which is not installed; run pip install 'evalstop-lab[{extra}]'."
+        ) from error
 
 
 def _at_least(least: int, text: str) -> int:

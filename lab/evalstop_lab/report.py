@@ -1,11 +1,13 @@
-"""Formats the output of commands: tables, percentages, changes with their intervals, and JSON."""
+"""Formats the output of commands: tables, percentages, changes with their intervals, JSON, and figures as PNG files."""
 
 from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -60,3 +62,27 @@ def to_json_values(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_json_values(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def save_figure(
+    path: Path, size: tuple[float, float], rows: int = 1, columns: int = 1, dpi: int = 130, **shared: Any
+) -> Iterator[Any]:
+    """Yield the axes of a figure of this size in inches; the figure is written at the end of the block."""
+    import matplotlib  # takes half a second, and most commands draw nothing
+
+    matplotlib.use("Agg")  # needs no display
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(rows, columns, figsize=size, dpi=dpi, layout="constrained", squeeze=False, **shared)
+    yield axes
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def show_percent(*axes: Any) -> None:
+    """Format the tick labels of these axes as percentages."""
+    from matplotlib.ticker import PercentFormatter
+
+    for axis in axes:
+        axis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -14,11 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from evalstop_lab.arguments import positive_number
-from evalstop_lab.errors import UnusableArguments
+from evalstop_lab.arguments import import_library, positive_number
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Work = Callable[[Sequence[Any]], list[Any]]
 
 CHUNK = 25
 
@@ -79,29 +78,23 @@ def _apply_to_each(work: Callable[[Item], Result], items: Sequence[Item]) -> lis
     return [work(item) for item in items]
 
 
-def _run_locally(
-    work: Callable[[Sequence[Item]], list[Result]], chunks: Sequence[Sequence[Item]], jobs: int
-) -> Iterator[list[Result]]:
+def _run_locally(work: Work, chunks: Sequence[Sequence[Any]], jobs: int) -> Iterator[list[Any]]:
     if jobs == 1:
         yield from map(work, chunks)
     else:
         yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(joblib.delayed(work)(chunk) for chunk in chunks)
 
 
-def _run_on_dask(
-    work: Callable[[Sequence[Item]], list[Result]], chunks: Sequence[Sequence[Item]], jobs: int
-) -> Iterator[list[Result]]:
-    distributed = _import_library("distributed", DASK)
+def _run_on_dask(work: Work, chunks: Sequence[Sequence[Any]], jobs: int) -> Iterator[list[Any]]:
+    distributed = import_library("distributed", DASK)
     address = os.environ.get("DASK_SCHEDULER_ADDRESS")
     local = {} if address else {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
     with distributed.Client(address, **local), joblib.parallel_config(backend="dask"):
         yield from joblib.Parallel()(joblib.delayed(work)(chunk) for chunk in chunks)
 
 
-def _run_on_ray(
-    work: Callable[[Sequence[Item]], list[Result]], chunks: Sequence[Sequence[Item]], jobs: int
-) -> Iterator[list[Result]]:
-    ray, backend = _import_library("ray", RAY), _import_library("ray.util.joblib", RAY)
+def _run_on_ray(work: Work, chunks: Sequence[Sequence[Any]], jobs: int) -> Iterator[list[Any]]:
+    ray, backend = import_library("ray", RAY), import_library("ray.util.joblib", RAY)
     local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": jobs, "include_dashboard": False}
     ray.init(log_to_driver=False, logging_level="warning", **local)
     try:
@@ -110,15 +103,6 @@ def _run_on_ray(
             yield from joblib.Parallel(n_jobs=jobs)(joblib.delayed(work)(chunk) for chunk in chunks)
     finally:
         ray.shutdown()
-
-
-def _import_library(module: str, backend: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise UnusableArguments(
-            f"The backend {backend} needs a library that is not installed; run pip install 'evalstop-lab[{backend}]'."
-        ) from error
 
 
 _BACKENDS = {LOCAL: _run_locally, DASK: _run_on_dask, RAY: _run_on_ray}

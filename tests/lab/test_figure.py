@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evalstop_lab.figure import save_figure, show_percent
+from evalstop_lab.report import save_figure, show_percent
 
 
 def test_axes_show_shares_in_percent(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The probability that the run has turned for good, from all of its observations so far.
 
 Source      Original. Amortised inference: a small recurrent network is trained on runs drawn from a wide prior
-            (`evalstop_lab.posterior.prior`), for which it is known whether and when they turned, to predict the
+            (`evalstop_lab.worlds.prior`), for which it is known whether and when they turned, to predict the
             probability that this one has. Trained by cross-entropy it approximates the posterior under that prior. For
             a calibrated probability, the first time that it reaches c is a right stop in at least a share c of the
             cases, however often one looks (optional stopping).

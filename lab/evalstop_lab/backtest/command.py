@@ -19,8 +19,7 @@ from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.backtest import page
-from evalstop_lab.backtest.cases import Case, PolicyOutcome, judge_cases
-from evalstop_lab.backtest.figures import Summary, compare_policies, summarize_policy
+from evalstop_lab.backtest.cases import Case, PolicyOutcome, Summary, compare_policies, judge_cases, summarize_policy
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import ReadErrors, Run, Runs, load_policy, read_runs
 from evalstop_lab.replay.command import report_conflicts

@@ -19,8 +19,14 @@ from rich.table import Table
 
 from evalstop_lab.arguments import positive_number, rate, whole_number
 from evalstop_lab.calibrate import own_history
-from evalstop_lab.calibrate.evidence import Records, read_healthy_runs, record_evidence, record_run
-from evalstop_lab.calibrate.thresholds import Threshold, calibrate_thresholds
+from evalstop_lab.calibrate.evidence import (
+    Records,
+    Threshold,
+    calibrate_thresholds,
+    read_healthy_runs,
+    record_evidence,
+    record_run,
+)
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.sources import SOURCES, add_role_options, get_requested_roles
 from evalstop_lab.report import format_interval, format_percent, list_versions, new_table, to_json_values

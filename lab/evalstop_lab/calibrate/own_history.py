@@ -24,8 +24,7 @@ from rich.console import Console
 
 from evalstop_lab.backtest.cases import assess_outcome
 from evalstop_lab.backtest.command import read_history
-from evalstop_lab.calibrate.evidence import Records, record_run
-from evalstop_lab.calibrate.thresholds import calibrate_thresholds
+from evalstop_lab.calibrate.evidence import Records, calibrate_thresholds, record_run
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay import Run
 from evalstop_lab.report import format_figure, format_percent, to_json_values

@@ -14,9 +14,8 @@ from evalstop_detectors import find_total_steps
 from evalstop_detectors.roles import planned_length
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.cells import add_row, parse_gpus, parse_step, parse_text_number
 from evalstop_lab.replay.lines import read_lines
-from evalstop_lab.replay.runs import ReadErrors, Roles, Run, Runs
+from evalstop_lab.replay.runs import ReadErrors, Roles, Run, Runs, add_row, parse_gpus, parse_step, parse_text_number
 
 LARGEST_META = 10_000
 """In characters. MLflow's files have some hundred; libyaml crashes on 100,000 nested levels."""

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from evalstop_lab.replay import ReadErrors, RequestedRoles
-from evalstop_lab.replay.cells import NO_METRICS
+from evalstop_lab.replay.runs import NO_METRICS
 from evalstop_lab.replay.sources import Log, add_source_parser, choose_roles, get_requested_roles, list_logs
 from evalstop_lab.report import new_table
 

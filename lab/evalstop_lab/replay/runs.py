@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, repeat
+from typing import Any
 
 import numpy as np
 from evalstop_detectors import Column, Columns, MetricRole, Observation, Score
@@ -200,3 +201,137 @@ class Runs:
             for role, series in run.series.items()
             for conflict in series.settle()
         ]
+
+
+NOT_FINITE = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
+
+
+Number = Callable[[Any, str], float | None]
+"""Parses a cell of this column; None for an empty one."""
+
+STEPS = ("step", "train/global_step", "trainer/global_step", "global_step", "_step", "Step")
+"""Columns that count steps, in order of preference; W&B's own `_step` counts calls of its logger."""
+
+SECONDS = ("seconds", "_runtime")
+"""Columns with the seconds since the start of the run."""
+
+MOST_GPUS = 1_000_000
+"""Larger numbers are errors, which would dominate all costs."""
+
+TOTAL_STEPS = "total_steps"
+"""A column with the planned number of steps of its run, in any of its rows."""
+
+NO_METRICS = frozenset({"run", "epoch", "gpus", "_timestamp", TOTAL_STEPS, *STEPS, *SECONDS})
+
+
+def add_row(run: Run, step: int, row: Mapping[str, Any], number: Number) -> int:
+    """Add the values of one row to the run; `number` parses a cell. Returns the number of added values."""
+    added = 0
+    for role, column in run.roles.columns.items():
+        cell = row.get(column)
+        if cell is None or (value := number(cell, column)) is None:
+            continue
+        stderr = row.get(f"{column}_stderr")
+        run.add(role, step, value, None if stderr is None else check_stderr(number(stderr, f"{column}_stderr"), role))
+        added += 1
+        if role is MetricRole.EVAL and (version := row.get(f"{column}_version")) not in (None, ""):
+            run.eval_versions[step] = str(version)
+    for column in SECONDS:
+        if (cell := row.get(column)) is not None and (seconds := number(cell, column)) is not None:
+            run.seconds = max(run.seconds or 0.0, _check_cost(seconds, column))
+    if (cell := row.get(TOTAL_STEPS)) is not None and cell != "":
+        run.total_steps = parse_total_steps(cell)
+    if (cell := row.get("gpus")) is not None and (gpus := number(cell, "gpus")) is not None:
+        run.gpus = _check_cost(gpus, "gpus")
+    return added
+
+
+def parse_number(cell: object, column: str) -> float | None:
+    """Parse a JSON value: a number, null, or the name of a non-finite number."""
+    if cell is None:
+        return None
+    if type(cell) is float:
+        return cell
+    if isinstance(cell, int | float) and not isinstance(cell, bool):
+        return float(cell) if abs(cell) < 2**1023 else _refuse_number(cell, column)
+    if isinstance(cell, str) and cell.lower() in NOT_FINITE:
+        return NOT_FINITE[cell.lower()]
+    return _refuse_number(cell, column)
+
+
+def parse_text_number(cell: str, column: str) -> float | None:
+    """Parse a text cell: a number, nan, inf, or empty."""
+    text = cell.strip()
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return _refuse_number(cell, column)
+
+
+def check_stderr(value: float | None, role: MetricRole) -> float | None:
+    """Check a standard error; NaN counts as missing."""
+    if value is None or math.isnan(value):
+        return None
+    if value < 0 or math.isinf(value):
+        raise ValueError(
+            f"the standard error of {role} is {value:g}; give a finite number of at least 0, or leave it out"
+        )
+    return value
+
+
+def parse_step(cell: object) -> int:
+    """Parse a step: an integer, also as 10.0 or as text."""
+    number = cell
+    if isinstance(cell, str):
+        number = int(cell) if cell.strip().isdecimal() else parse_text_number(cell, "step")
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_STEP:
+        return number
+    raise ValueError(f"the step is {format_cell(cell)}; give a whole number from 0 to 2**53 - 1")
+
+
+def parse_total_steps(cell: object) -> int:
+    """Parse the planned length of a run: a positive integer."""
+    try:
+        steps = parse_step(cell)
+    except ValueError:
+        steps = 0
+    if steps < 1:
+        raise ValueError(
+            f"{TOTAL_STEPS} is {format_cell(cell)}; give a whole number from 1 to 2**53 - 1, or leave it out"
+        )
+    return steps
+
+
+def parse_gpus(text: str) -> float | None:
+    """Parse a label, parameter or tag `gpus`; None if it is not a number of GPUs."""
+    gpus = float(text) if text.replace(".", "", 1).isdecimal() else -1.0
+    return gpus if 0 <= gpus <= MOST_GPUS else None
+
+
+def parse_run_name(cell: object) -> str:
+    """Parse the name of a run: text or an integer."""
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return str(cell)
+    if isinstance(cell, str) and cell:
+        return cell
+    raise ValueError(f"the run is {format_cell(cell)}; give its name as text")
+
+
+def _check_cost(value: float, column: str) -> float:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{column} is {value:g}; give a finite number of at least 0, or leave it out")
+    return value
+
+
+def format_cell(cell: object) -> str:
+    """The cell for a message, shortened and escaped."""
+    text = ascii(cell)
+    return "missing" if cell is None else text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _refuse_number(cell: object, column: str) -> float:
+    raise ValueError(f"{column} is {format_cell(cell)}; give a number, NaN, Infinity or -Infinity, or leave it out")

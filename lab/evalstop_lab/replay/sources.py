@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from evalstop_detectors import MetricRole, choose_direction
 from evalstop_detectors.roles.recognition import RecognizedRoles, recognize_roles
@@ -18,20 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.replay import (
-    console_log,
-    csv_table,
-    evalstop_runs,
-    jsonl,
-    mlflow_files,
-    mlflow_server,
-    tensorboard_events,
-    trainer_state,
-    wandb_offline,
-)
-from evalstop_lab.replay.cells import NO_METRICS, STEPS
+from evalstop_lab.replay import mlflow_files, tensorboard_events, wandb_offline
 from evalstop_lab.replay.lines import STANDARD_INPUT
-from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
+from evalstop_lab.replay.runs import NO_METRICS, STEPS, ReadErrors, Roles, Runs
+from evalstop_lab.replay.servers import list_mlflow_runs, list_service_runs
+from evalstop_lab.replay.text_logs import ConsoleLog, CsvTable, JsonLines, TrainerState
 
 ROLE_COLUMNS = {
     MetricRole.EVAL: "the eval score",
@@ -88,13 +79,13 @@ MLFLOW, EVALSTOP = "mlflow+", "evalstop+"
 
 CONNECTIONS = 8
 
-_BY_SUFFIX: Mapping[str, ModuleType] = {
-    ".csv": csv_table,
-    ".tsv": csv_table,
-    ".json": trainer_state,
-    ".log": console_log,
-    ".out": console_log,
-    ".txt": console_log,
+_BY_SUFFIX: Mapping[str, Any] = {
+    ".csv": CsvTable,
+    ".tsv": CsvTable,
+    ".json": TrainerState,
+    ".log": ConsoleLog,
+    ".out": ConsoleLog,
+    ".txt": ConsoleLog,
     OFFLINE: wandb_offline,
 }
 
@@ -157,11 +148,11 @@ def list_logs(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
     """The logs of a source, readable until `open_until` closes: a file is one log, a folder or a server has many."""
     text = str(source)
     if text.startswith(MLFLOW):
-        for item in mlflow_server.list_runs(text.removeprefix(MLFLOW), open_until):
+        for item in list_mlflow_runs(text.removeprefix(MLFLOW), open_until):
             place = f"{item.remote.url}, run {item.name}"
             yield Log(place, partial(_get_metrics, item.metrics), item.read, item.tags, remote=True)
     elif text.startswith(EVALSTOP):
-        for listed_run in evalstop_runs.list_runs(text.removeprefix(EVALSTOP), open_until):
+        for listed_run in list_service_runs(text.removeprefix(EVALSTOP), open_until):
             place = f"{listed_run.remote.url}, run {listed_run.name}"
             metrics = frozenset(listed_run.roles.columns.values())
             yield Log(place, partial(_get_metrics, metrics), listed_run.read, roles=listed_run.roles, remote=True)
@@ -277,13 +268,13 @@ def _get_metrics(metrics: frozenset[str], errors: ReadErrors) -> set[str]:
     return set(metrics)
 
 
-def choose_reader(path: Path) -> ModuleType:
-    """The module that reads this file or folder; JSON lines if its name says nothing else."""
+def choose_reader(path: Path) -> Any:
+    """The reader of this file or folder, which lists its metrics and reads its runs; by default of JSON lines."""
     if EVENTS in path.name:
         return tensorboard_events
     if path.is_dir():
         return mlflow_files if mlflow_files.is_run(path) else tensorboard_events
-    return _BY_SUFFIX.get(path.suffix, jsonl)
+    return _BY_SUFFIX.get(path.suffix, JsonLines)
 
 
 def _list_paths(path: Path) -> Iterator[Path]:

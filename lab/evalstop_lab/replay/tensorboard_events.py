@@ -9,8 +9,7 @@ from evalstop_client.tensorboard.events import Scalar
 from evalstop_client.tensorboard.tail import find_event_files, read_all_scalars
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.cells import add_row, parse_number, parse_step
-from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
+from evalstop_lab.replay.runs import ReadErrors, Roles, Runs, add_row, parse_number, parse_step
 
 
 def list_metrics(path: Path, errors: ReadErrors) -> set[str]:

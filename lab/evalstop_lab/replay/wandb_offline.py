@@ -20,8 +20,7 @@ from evalstop_detectors import find_total_steps
 from evalstop_detectors.roles import planned_length
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.cells import MOST_GPUS, TOTAL_STEPS, add_row, parse_number, parse_step
-from evalstop_lab.replay.runs import ReadErrors, Roles, Runs
+from evalstop_lab.replay.runs import MOST_GPUS, TOTAL_STEPS, ReadErrors, Roles, Runs, add_row, parse_number, parse_step
 
 BLOCK = 32 * 1024
 _HEADER = struct.Struct("<IHB")  # checksum, length, kind

@@ -4,7 +4,6 @@ A fixed gold reward labels comparisons, a proxy with less capacity is fitted to 
 proxy, and gold is measured during training. No curve is computed from a formula.
 """
 
-from evalstop_lab.rlhf.presets import PRESETS, hasten_run
-from evalstop_lab.rlhf.trainer import Eval, Trainer
+from evalstop_lab.rlhf.trainer import PRESETS, Eval, Trainer, hasten_run
 
 __all__ = ["PRESETS", "Eval", "Trainer", "hasten_run"]

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from evalstop_lab.errors import CheckpointUnreadable
-from evalstop_lab.rlhf.policy import Policy
-from evalstop_lab.rlhf.task import Task
+from evalstop_lab.rlhf.policy import Policy, Task
 from evalstop_lab.rlhf.trainer import Config, Moments, State
 
 

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evalstop_lab.rlhf.policy import Policy
-from evalstop_lab.rlhf.task import Floats, Texts, index_tokens, repeat_prompts
+from evalstop_lab.rlhf.policy import Floats, Policy, Texts, index_tokens, repeat_prompts
 
 HIDDEN = 64
 INPUT_GAIN = 2.0

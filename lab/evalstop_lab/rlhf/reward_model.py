@@ -17,8 +17,7 @@ from functools import partial
 import numpy as np
 
 from evalstop_lab.rlhf.gold import Gold
-from evalstop_lab.rlhf.policy import Policy
-from evalstop_lab.rlhf.task import Floats, Task, Texts, index_tokens
+from evalstop_lab.rlhf.policy import Floats, Policy, Task, Texts, index_tokens
 
 PRIOR_PRECISION = 1.0
 NEWTON_STEPS = 50

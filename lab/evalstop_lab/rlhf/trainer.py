@@ -10,16 +10,17 @@ gradient is unbiased. The random generator of step n is seeded with (seed, n), s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from types import MappingProxyType
 
 import numpy as np
 
+from evalstop_lab.errors import CannotHasten
 from evalstop_lab.rlhf.gold import Gold, draw_gold
-from evalstop_lab.rlhf.policy import Policy, draw_policy
+from evalstop_lab.rlhf.policy import Floats, Policy, Task, draw_policy, repeat_prompts
 from evalstop_lab.rlhf.reward_model import RewardModel, draw_comparisons, fit_bradley_terry, standardize_scores
-from evalstop_lab.rlhf.task import Floats, Task, repeat_prompts
 
 MEAN_DECAY = 0.9
 SQUARE_DECAY = 0.999
@@ -178,3 +179,43 @@ def average_over_prompts(scores: Floats) -> tuple[float, float]:
     prompts, samples = scores.shape
     variance_of_means = scores.var(axis=1, ddof=1) / samples
     return float(scores.mean()), float(variance_of_means.sum() ** 0.5 / prompts)
+
+
+STEPS = 20_000
+EVAL_EVERY = 400
+LEARNING_RATE = 0.0002
+
+OVEROPTIMIZES = Config(
+    seed=0,
+    steps=STEPS,
+    eval_every=EVAL_EVERY,
+    learning_rate=LEARNING_RATE,
+    kl_coefficient=0.0,
+    comparisons=500,
+    label_noise=0.25,
+)
+HEALTHY = Config(
+    seed=0,
+    steps=STEPS,
+    eval_every=EVAL_EVERY,
+    learning_rate=LEARNING_RATE,
+    kl_coefficient=0.15,
+    comparisons=8_000,
+    label_noise=0.0,
+)
+PRESETS: Mapping[str, Config] = MappingProxyType({"overoptimizes": OVEROPTIMIZES, "healthy": HEALTHY})
+
+
+def hasten_run(config: Config, factor: int) -> Config:
+    """Return the same run with `factor` times fewer, larger steps: nearly the same curve and as many evals.
+
+    Raises CannotHasten if `factor` does not divide the steps between two evals.
+    """
+    if factor < 1 or config.eval_every % factor:
+        raise CannotHasten(f"{factor} does not divide {config.eval_every}.")
+    return replace(
+        config,
+        steps=config.steps // factor,
+        eval_every=config.eval_every // factor,
+        learning_rate=config.learning_rate * factor,
+    )

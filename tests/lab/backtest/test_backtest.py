@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from evalstop_detectors import POLICIES, MetricRole
-from evalstop_lab.backtest.cases import Case, judge_cases
+from evalstop_lab.backtest.cases import Case, compare_policies, judge_cases, summarize_policy
 from evalstop_lab.backtest.command import build_report
-from evalstop_lab.backtest.figures import compare_policies, summarize_policy
 from evalstop_lab.backtest.page import MOST_POINTS, rank_harm, write_page
 from evalstop_lab.cli import main
 from evalstop_lab.replay import Run

@@ -12,8 +12,14 @@ import pytest
 from evalstop_detectors import Kind, MetricRole, Observation, policy_from_document, replay
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_lab.calibrate.command import HEALTHY, record_worlds
-from evalstop_lab.calibrate.evidence import Records, read_healthy_runs, record_evidence, record_run
-from evalstop_lab.calibrate.thresholds import calibrate_threshold, calibrate_thresholds
+from evalstop_lab.calibrate.evidence import (
+    Records,
+    calibrate_threshold,
+    calibrate_thresholds,
+    read_healthy_runs,
+    record_evidence,
+    record_run,
+)
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import Run, judge_runs

@@ -14,7 +14,7 @@ import pytest
 from evalstop_detectors import MetricRole
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import ReadErrors, RequestedRoles, Run, judge_runs, load_policy, read_runs
-from evalstop_lab.replay.evalstop_runs import read_roles
+from evalstop_lab.replay.servers import read_roles
 from hypothesis import given
 from hypothesis import strategies as st
 

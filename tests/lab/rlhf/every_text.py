@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from evalstop_lab.rlhf.task import Task, Texts
+from evalstop_lab.rlhf.policy import Task, Texts
 
 
 def list_every_text(task: Task) -> Texts:

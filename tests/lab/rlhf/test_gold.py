@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from evalstop_lab.rlhf.gold import FLUENT_UP_TO, draw_gold
-from evalstop_lab.rlhf.policy import draw_policy
-from evalstop_lab.rlhf.task import Task, Texts, repeat_prompts
+from evalstop_lab.rlhf.policy import Task, Texts, draw_policy, repeat_prompts
 
 
 def test_gold_is_standardized_over_initial_texts() -> None:

@@ -20,8 +20,7 @@ from evalstop_client import Run
 from evalstop_lab.cli import main
 from evalstop_lab.rlhf import PRESETS, Trainer, hasten_run
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
-from evalstop_lab.rlhf.job import Interruption, Job, Plan
-from evalstop_lab.rlhf.progress import JsonLines
+from evalstop_lab.rlhf.job import Interruption, Job, JsonLines, Plan
 from evalstop_lab.rlhf.trainer import Eval
 
 EVAL_FIELDS = [item.name for item in fields(Eval)]

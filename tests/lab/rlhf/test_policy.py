@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from evalstop_lab.rlhf.policy import Policy, draw_policy
-from evalstop_lab.rlhf.task import Floats, Task, Texts, repeat_prompts
+from evalstop_lab.rlhf.policy import Floats, Policy, Task, Texts, draw_policy, repeat_prompts
 from hypothesis import given
 from hypothesis import strategies as st
 

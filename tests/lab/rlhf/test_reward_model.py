@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from evalstop_lab.rlhf.gold import Gold, draw_gold
-from evalstop_lab.rlhf.policy import Policy, draw_policy
+from evalstop_lab.rlhf.policy import Floats, Policy, Task, draw_policy, index_tokens, repeat_prompts
 from evalstop_lab.rlhf.reward_model import (
     Comparisons,
     RewardModel,
@@ -15,7 +15,6 @@ from evalstop_lab.rlhf.reward_model import (
     fit_bradley_terry,
     standardize_scores,
 )
-from evalstop_lab.rlhf.task import Floats, Task, index_tokens, repeat_prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from evalstop_lab.rlhf.policy import draw_policy
-from evalstop_lab.rlhf.task import Task, Texts
+from evalstop_lab.rlhf.policy import Task, Texts, draw_policy
 from evalstop_lab.rlhf.trainer import Config, Moments, Trainer, apply_adam, average_over_prompts, compute_advantages
 
 from tests.lab.rlhf.every_text import list_every_text

@@ -1,0 +1,286 @@
+"""Reads runs from servers over HTTP: MLflow's REST API, and an EvalStop service.
+
+MLflow: every run of every experiment, or of the one in the address, authenticated like MLflow's client, with
+`MLFLOW_TRACKING_TOKEN`, or with `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`. EvalStop: the project of the
+key in `EVALSTOP_KEY`; a metric has the role that its run gave it, unless an option overrides it, and several evals are
+read as their mean.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+from evalstop_detectors import MetricRole, find_total_steps
+from evalstop_service.rules.role_recognition import COMBINED_METRIC
+
+from evalstop_lab.errors import UnreadableInput, UnusableArguments
+from evalstop_lab.replay.mlflow_files import name_run, set_cost
+from evalstop_lab.replay.runs import ReadErrors, Roles, Runs, add_row, parse_gpus, parse_number, parse_step
+
+TRIES = 4
+TIMEOUT_SECONDS = 30.0
+
+
+class Remote:
+    """A client of the server at `url`, closed at the end of the block.
+
+    Transient errors are retried; other errors are raised with the server's message.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], auth: tuple[str, str] | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._client = httpx.Client(
+            base_url=self.url, headers=dict(headers), auth=auth, timeout=TIMEOUT_SECONDS, follow_redirects=False
+        )
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._client.close()
+
+    def get(self, path: str, **query: Any) -> dict[str, Any]:
+        """GET; parameters that are None are left out."""
+        return self._request("GET", path, params={key: value for key, value in query.items() if value is not None})
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """POST, for servers whose search uses it."""
+        return self._request("POST", path, json={key: value for key, value in body.items() if value is not None})
+
+    def pages(self, ask: Callable[[str | None], dict[str, Any]], items: str, token: str) -> Iterator[dict[str, Any]]:
+        """All items of a listing: `ask` gets the token of the next page, None for the first."""
+        following: str | None = None
+        while True:
+            page = ask(following)
+            listed = page.get(items) or []
+            if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+                raise UnreadableInput(self.url, f"`{items}` is not a list of objects; check the kind of server")
+            yield from listed
+            before, following = following, page.get(token)
+            if not following:
+                return
+            if following == before:
+                raise UnreadableInput(self.url, f"the list of {items} does not end: a page was returned twice")
+
+    def _request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        problem = ""
+        for attempt in range(TRIES):
+            if attempt:
+                time.sleep(0.25 * 2**attempt)
+            try:
+                answer = self._client.request(method, path, **options)
+            except httpx.HTTPError as error:
+                problem = str(error) or type(error).__name__
+                continue
+            if answer.status_code == 429 or answer.status_code >= 500:
+                problem = f"it answered {answer.status_code}"
+                continue
+            return self._read(answer, path)
+        raise UnreadableInput(self.url, f"{path}: {problem}, {TRIES} times; check the address and the server")
+
+    def _read(self, answer: httpx.Response, path: str) -> dict[str, Any]:
+        if not answer.is_success:
+            problem = f"{path}: it answered {answer.status_code}: {answer.text[:200].strip()!r}"
+            hint = "; give a key with read access" if answer.status_code in (401, 403) else ""
+            raise UnreadableInput(self.url, problem + hint)
+        try:
+            document = answer.json()
+        except ValueError as error:
+            raise UnreadableInput(self.url, f"{path}: the answer is not JSON ({error})") from error
+        if not isinstance(document, dict):
+            raise UnreadableInput(self.url, f"{path}: the answer is not a JSON object")
+        return document
+
+
+API = "/api/2.0/mlflow"
+RUNS_A_PAGE = 1000
+EXPERIMENTS_A_PAGE = 1000
+POINTS_A_PAGE = 25_000
+
+
+@dataclass(frozen=True)
+class MlflowRun:
+    """A run from the search response."""
+
+    remote: Remote
+    run_id: str
+    name: str
+    info: Mapping[str, Any]
+    metrics: frozenset[str]
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+
+    def read(self, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
+        """Fetch the histories of the metrics with a role."""
+        run = runs.run(self.name, roles)
+        gpus = self.params.get("gpus") or self.tags.get("gpus") or ""
+        run.total_steps = find_total_steps(self.params) or find_total_steps(self.tags) or run.total_steps
+        set_cost(run, self.info.get("start_time"), self.info.get("end_time"), gpus)
+        for column in roles.columns.values():
+            if column not in self.metrics:
+                continue
+            stderr_column = f"{column}_stderr"
+            stderrs = (
+                dict(self._read_values(stderr_column, ReadErrors(strict=False)))
+                if stderr_column in self.metrics
+                else {}
+            )
+            for step, value in self._read_values(column, errors):
+                try:
+                    add_row(run, step, {column: value, stderr_column: stderrs.get(step)}, parse_number)
+                except ValueError as error:
+                    self._add_error(errors, error)
+
+    def _read_values(self, metric: str, errors: ReadErrors) -> Iterator[tuple[int, object]]:
+        def ask(token: str | None) -> dict[str, Any]:
+            return self.remote.get(
+                f"{API}/metrics/get-history",
+                run_id=self.run_id,
+                metric_key=metric,
+                max_results=POINTS_A_PAGE,
+                page_token=token,
+            )
+
+        for point in self.remote.pages(ask, "metrics", "next_page_token"):
+            try:
+                yield parse_step(point.get("step") or 0), point.get("value")  # protobuf omits zeros
+            except ValueError as error:
+                self._add_error(errors, error)
+
+    def _add_error(self, errors: ReadErrors, error: ValueError) -> None:
+        errors.add(UnreadableInput(f"{self.remote.url}, run {self.name}", str(error)))
+
+
+def list_mlflow_runs(address: str, open_until: ExitStack) -> Iterator[MlflowRun]:
+    """The runs of the server, readable until `open_until` closes; the address may end in `?experiment=NAME`."""
+    parts = urlsplit(address)
+    requested = parse_qs(parts.query).get("experiment")
+    user, password = os.environ.get("MLFLOW_TRACKING_USERNAME"), os.environ.get("MLFLOW_TRACKING_PASSWORD")
+    token = os.environ.get("MLFLOW_TRACKING_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    auth = (user, password or "") if user else None
+    remote = open_until.enter_context(Remote(parts._replace(query="").geturl(), headers, auth))
+
+    def experiments(page: str | None) -> dict[str, Any]:
+        body = {"max_results": EXPERIMENTS_A_PAGE, "page_token": page}
+        return remote.post(f"{API}/experiments/search", body)
+
+    listed = remote.pages(experiments, "experiments", "next_page_token")
+    by_name = {str(item.get("name")): str(item.get("experiment_id")) for item in listed}
+    if missing := sorted(set(requested or ()) - by_name.keys()):
+        raise UnreadableInput(
+            remote.url, f"there is no experiment {missing[0]!r}; there are {', '.join(sorted(by_name)[:30])}"
+        )
+    ids = [by_name[name] for name in requested or by_name]
+
+    def search(page: str | None) -> dict[str, Any]:
+        return remote.post(
+            f"{API}/runs/search", {"experiment_ids": ids, "max_results": RUNS_A_PAGE, "page_token": page}
+        )
+
+    for item in remote.pages(search, "runs", "next_page_token") if ids else ():
+        try:
+            yield _parse_run(remote, item)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UnreadableInput(remote.url, f"a run is not in MLflow's format: {error!r}") from error
+
+
+def _parse_run(remote: Remote, item: Mapping[str, Any]) -> MlflowRun:
+    info, data = item["info"], item.get("data") or {}
+    run_id = str(info.get("run_id") or info.get("run_uuid"))
+    return MlflowRun(
+        remote,
+        run_id,
+        name_run(info.get("run_name"), run_id),
+        {key: _parse_milliseconds(info.get(key)) for key in ("start_time", "end_time")},
+        frozenset(str(metric["key"]) for metric in data.get("metrics") or ()),
+        _to_dict(data.get("params")),
+        _to_dict(data.get("tags")),
+    )
+
+
+def _to_dict(pairs: Any) -> dict[str, str]:
+    return {str(pair["key"]): str(pair.get("value", "")) for pair in pairs or ()}
+
+
+def _parse_milliseconds(cell: object) -> int | None:
+    """Parse a time in milliseconds; some servers write 64-bit numbers as text."""
+    return int(cell) if isinstance(cell, int | str) and str(cell).isdecimal() and len(str(cell)) < 20 else None
+
+
+SERVICE_RUNS_A_PAGE, SERVICE_POINTS_A_PAGE = 200, 1000
+
+
+@dataclass(frozen=True)
+class ServiceRun:
+    """A run as the service lists it."""
+
+    remote: Remote
+    document: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.document["name"])
+
+    @property
+    def roles(self) -> Roles:
+        """The roles that the run gave its metrics."""
+        return read_roles(self.document["metrics"])
+
+    def read(self, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
+        """Fetch the observations that count, without those of superseded attempts."""
+        run = runs.run(self.name, roles)
+        run.total_steps = self.document.get("total_steps")
+        run.eval_changes = [int(change["step"]) for change in self.document.get("eval_changes", ())]
+        started, ended = (datetime.fromisoformat(self.document[key] or self.document["updated_at"]) for key in _MOMENTS)
+        run.seconds = max((ended - started).total_seconds(), 0.0)
+        run.gpus = parse_gpus(str(self.document.get("labels", {}).get("gpus", "")))
+        for column in roles.columns.values():
+            for point in self._read_values(column):
+                if point["superseded_by"] is not None:
+                    continue
+                try:
+                    row = {column: point["value"], f"{column}_stderr": point["stderr"]}
+                    add_row(run, parse_step(point["step"]), row, parse_number)
+                except ValueError as error:
+                    errors.add(UnreadableInput(f"{self.remote.url}, run {self.name}", str(error)))
+
+    def _read_values(self, metric: str) -> Iterator[dict[str, Any]]:
+        path = f"/api/v1/runs/{self.document['id']}/observations"
+        return self.remote.pages(
+            lambda cursor: self.remote.get(path, metric=metric, limit=SERVICE_POINTS_A_PAGE, cursor=cursor),
+            "items",
+            "next_cursor",
+        )
+
+
+def read_roles(metrics: Mapping[str, Mapping[str, Any]]) -> Roles:
+    """The roles of a run's metrics; several evals are judged by the mean that the service stores."""
+    minimized = frozenset(metric for metric, role in metrics.items() if role.get("direction") == "minimize")
+    columns = {MetricRole(role["role"]): metric for metric, role in metrics.items()}
+    if sum(role["role"] == MetricRole.EVAL for role in metrics.values()) > 1:
+        columns[MetricRole.EVAL] = COMBINED_METRIC
+    return Roles(columns, minimized)
+
+
+_MOMENTS = ("created_at", "ended_at")
+
+
+def list_service_runs(address: str, open_until: ExitStack) -> Iterator[ServiceRun]:
+    """The runs of the project, newest first, readable until `open_until` closes; pruned runs are left out."""
+    key = os.environ.get("EVALSTOP_KEY")
+    if not key:
+        raise UnusableArguments(f"{address} needs a key with the scope read; set EVALSTOP_KEY.")
+    remote = open_until.enter_context(Remote(address, {"Authorization": f"Bearer {key}"}))
+    listed = remote.pages(
+        lambda cursor: remote.get("/api/v1/runs", limit=SERVICE_RUNS_A_PAGE, cursor=cursor), "items", "next_cursor"
+    )
+    return (ServiceRun(remote, item) for item in listed if item.get("pruned_at") is None)

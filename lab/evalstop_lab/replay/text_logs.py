@@ -1,0 +1,294 @@
+"""Reads runs from text: JSON lines, CSV, the Trainer's state, and the console output of trainers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from evalstop_lab.errors import UnreadableInput
+from evalstop_lab.replay.lines import NumberedLines, read_lines
+from evalstop_lab.replay.runs import (
+    STEPS,
+    ReadErrors,
+    Roles,
+    Runs,
+    add_row,
+    format_cell,
+    parse_number,
+    parse_run_name,
+    parse_step,
+    parse_text_number,
+)
+
+ROW = 'one row is {"run": "a", "step": 10, "eval": 0.61, "proxy": 1.2, "kl": 3.4}'
+
+_decode = msgspec.json.Decoder().decode
+
+
+class JsonLines:
+    """One object per step, `{"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}`.
+
+    verl's file logger puts the metrics of a step under `data`, and W&B's history counts steps in its own column.
+    """
+
+    @staticmethod
+    def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
+        return {key for _, row in _read_json_lines(path, errors) for key in row}
+
+    @staticmethod
+    def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
+        """Read every row.
+
+        A file whose first row names no run holds one run, called `name`; otherwise every row must name its run.
+        """
+        alone: bool | None = None
+        reached: dict[str, int] = {}
+        for number, row in _read_json_lines(path, errors):
+            try:
+                alone = "run" not in row if alone is None else alone
+                run = name if alone and "run" not in row else parse_run_name(row.get("run"))
+                cell = row.get(roles.step)
+                if cell is None and roles.step != "step":
+                    cell = reached.get(run)  # W&B logs a step in several rows, some without the step
+                    if cell is None:
+                        continue
+                step = reached[run] = parse_step(cell)
+                add_row(runs.run(run, roles), step, row, parse_number)
+            except ValueError as error:
+                errors.add(UnreadableInput(path, f"{error}; {ROW}", number))
+
+
+def _read_json_lines(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in read_lines(path, errors):
+        try:
+            row = _parse_row(path, number, line)
+        except UnreadableInput as error:
+            errors.add(error)
+            continue
+        if type(data := row.get("data")) is dict:
+            row = {"step": row.get("step")} | data
+        yield number, row
+
+
+def _parse_row(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = _decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        row = _parse_nonfinite(path, number, line)
+    if not isinstance(row, dict):
+        raise UnreadableInput(path, f"{format_cell(row)} is not a JSON object; {ROW}", number)
+    return row
+
+
+def _parse_nonfinite(path: Path, number: int, line: str) -> object:
+    """Parse NaN and Infinity without quotes, which Python writes although they are not JSON."""
+    try:
+        row = json.loads(line)
+        json.dumps(row, ensure_ascii=False).encode()  # fails for a lone surrogate, which is not valid text
+    except (ValueError, RecursionError) as error:
+        raise UnreadableInput(path, f"it is not JSON ({error}); {ROW}", number) from error
+    return row
+
+
+BETWEEN = " - "
+_ENVELOPES = ("__MIN", "__MAX")  # of the points that W&B's chart merged into one
+
+
+class CsvTable:
+    """A header with `step`, a column per role, and `run` unless the file is a single run.
+
+    An exported W&B chart instead has a column per run, called `run - metric`.
+    """
+
+    @staticmethod
+    def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
+        """The columns; for a chart the metrics."""
+        header = next((cells for _, cells in _read_csv(path, errors)), [])
+        return (
+            {metric for _, metric in _parse_chart(header).values()} | set(header[:1])
+            if _parse_chart(header)
+            else set(header)
+        )
+
+    @staticmethod
+    def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
+        """Read every row. Without a column `run` the run is called `name`."""
+        header: list[str] = []
+        chart: dict[str, tuple[str, str]] = {}
+        for number, cells in _read_csv(path, errors):
+            try:
+                if not header:
+                    header, chart = cells, _parse_chart(cells)
+                    if not chart and roles.step not in header:
+                        raise ValueError(f"the header has no column `{roles.step}`, but {', '.join(header)[:200]}")
+                elif len(cells) != len(header):
+                    raise ValueError(f"{len(cells)} cells where the header has {len(header)}; quote cells with commas")
+                else:
+                    row = dict(zip(header, cells, strict=True))
+                    if chart:
+                        for column, (run, metric) in chart.items():
+                            add_row(
+                                runs.run(run, roles), parse_step(cells[0]), {metric: row[column]}, parse_text_number
+                            )
+                        continue
+                    run = parse_run_name(row["run"]) if "run" in row else name
+                    add_row(runs.run(run, roles), parse_step(row[roles.step]), row, parse_text_number)
+            except ValueError as error:
+                errors.add(UnreadableInput(path, str(error), number))
+
+
+def _read_csv(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]:
+    """The validated header, and the rows."""
+    numbered = NumberedLines(path, errors)
+    rows = csv.reader(numbered, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+    first = True
+    while True:
+        try:
+            cells = next(rows, None)
+        except csv.Error as error:
+            errors.add(UnreadableInput(path, str(error), numbered.number))
+            continue
+        if cells is None:
+            return
+        if first:
+            first, cells = False, [cell.strip() for cell in cells]
+            if repeated := {cell for cell in cells if cells.count(cell) > 1}:
+                problem = f"the header has {', '.join(sorted(repeated))} twice; name each column once"
+                errors.add(UnreadableInput(path, problem, 1))
+                return
+            if not _parse_chart(cells) and not set(STEPS) & set(cells):
+                problem = f"the header has no column `step`, but {', '.join(cells)[:200]}"
+                errors.add(UnreadableInput(path, problem, 1))
+                return
+        yield numbered.number, cells
+
+
+def _parse_chart(header: list[str]) -> dict[str, tuple[str, str]]:
+    """Run and metric by column, if this is the header of a chart."""
+    if not header or header[0] not in STEPS or not all(BETWEEN in column for column in header[1:]):
+        return {}
+    parts = {column: column.rpartition(BETWEEN) for column in header[1:] if not column.endswith(_ENVELOPES)}
+    return {column: (run, metric) for column, (run, _, metric) in parts.items()}
+
+
+class TrainerState:
+    """`trainer_state.json` of the Hugging Face Trainer: its `log_history`, one run per file.
+
+    A JSON file with a list of rows, as from W&B's `run.history()`, is read in the same way.
+    """
+
+    @staticmethod
+    def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
+        _load_state.cache_clear()
+        return {key for _, row in _read_history(path, errors) for key in row}
+
+    @staticmethod
+    def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
+        run = runs.run(name, roles)
+        reached: object = None
+        for index, row in _read_history(path, errors):
+            try:
+                reached = row.get(roles.step, reached if roles.step != "step" else None)
+                add_row(run, parse_step(reached), row, parse_number)
+            except ValueError as error:
+                errors.add(UnreadableInput(path, f"entry {index} of log_history: {error}"))
+        planned = _load_state(path).get("max_steps")
+        if isinstance(planned, int) and planned > 0:
+            run.total_steps = planned
+
+
+def _read_history(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        history = _load_state(path)["log_history"]
+    except UnreadableInput as error:
+        errors.add(error)
+        return
+    for index, row in enumerate(history):
+        if isinstance(row, dict):
+            yield index, row
+        else:
+            problem = f"entry {index} of log_history is {format_cell(row)}; an entry must be an object"
+            errors.add(UnreadableInput(path, problem))
+
+
+@lru_cache(maxsize=1)  # a log is read twice: for its metrics and for their values
+def _load_state(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnreadableInput(path, f"{error.strerror}; give a readable file") from error
+    except (ValueError, RecursionError) as error:
+        raise UnreadableInput(path, f"it is not JSON ({error}); JSON lines are read from files named .jsonl") from error
+    if isinstance(state, list):
+        return {"log_history": state}
+    if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
+        raise UnreadableInput(
+            path, "it has no list `log_history`; give a trainer_state.json, or JSON lines in a file named .jsonl"
+        )
+    return state
+
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)"
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+_VERL = re.compile(r"\bstep:(\d+) - (\S.*)$")
+_VERL_CELL = re.compile(rf"(?:np\.float\d+\()?({_NUMBER})\)?$")
+_OPENRLHF = re.compile(r"Global step (\d+)(?: \[replay\])?: \{(.*)\}")
+_OPENRLHF_CELL = re.compile(rf"'([^']+)': (?:np\.float\d+\(|tensor\()?({_NUMBER})\b")
+_NEMO_STEP = re.compile(r"=+ Step (\d+)/(\d+) =+")
+_NEMO_VALIDATION = re.compile(r"Starting validation at step (\d+)")
+_NEMO_CELL = re.compile(rf"• (Loss|Avg Reward|Avg Total Reward|Generation KL Error|Accuracy): ({_NUMBER})$")
+_NEMO_NAMES = {
+    "Loss": "loss",
+    "Avg Reward": "reward",
+    "Avg Total Reward": "reward",
+    "Generation KL Error": "gen_kl_error",
+    "Accuracy": "validation/accuracy",
+}
+
+
+class ConsoleLog:
+    """The console output of verl, OpenRLHF or NeMo-RL, one run per file.
+
+    verl        `step:3 - critic/score/mean:0.512 - actor/ppo_kl:0.001`
+    OpenRLHF    `... Global step 3: {'reward': 0.41, 'kl': 0.02, ...}`
+    NeMo-RL     `===== Step 3/100 =====`, then bullets such as `• Avg Reward: 0.41`; `Starting validation at step 3`,
+                then `• Accuracy: 0.38`. Only these are mapped to metric names.
+
+    All else in such a file is ignored, as are Ray's prefixes and colors. verl rounds to three digits.
+    """
+
+    @staticmethod
+    def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
+        return {"step"} | {key for _, _, row in _read_console(path, errors) for key in row}
+
+    @staticmethod
+    def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
+        run = runs.run(name, roles)
+        for number, step, row in _read_console(path, errors):
+            try:
+                add_row(run, parse_step(step), row, parse_text_number)
+            except ValueError as error:
+                errors.add(UnreadableInput(path, str(error), number))
+
+
+def _read_console(path: Path, errors: ReadErrors) -> Iterator[tuple[int, str, dict[str, str]]]:
+    """Line number, step and cells."""
+    step: str | None = None
+    for number, raw in read_lines(path, errors):
+        line = _COLORS.sub("", raw).strip()
+        if match := _VERL.search(line):
+            cells = (cell.rpartition(":") for cell in match[2].split(" - "))
+            yield number, match[1], {key: value[1] for key, _, cell in cells if (value := _VERL_CELL.match(cell))}
+        elif match := _OPENRLHF.search(line):
+            yield number, match[1], dict(_OPENRLHF_CELL.findall(match[2]))
+        elif match := _NEMO_STEP.search(line) or _NEMO_VALIDATION.search(line):
+            step = match[1]
+        elif step is not None and (match := _NEMO_CELL.search(line)):
+            yield number, step, {_NEMO_NAMES[match[1]]: match[2]}
