@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evalstop_service.rules.event_types import EventType
+from evalstop_service.rules.project_settings import format_value, list_settings
 from evalstop_service.settings import GROUPS
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.webhooks.events import DECLARATIONS, build_example
@@ -57,6 +58,15 @@ def _render_group(group: type[BaseModel]) -> str:
     return "\n".join(["| variable | default | what it is |", "|---|---|---|", *rows, ""])
 
 
+def render_project_settings() -> str:
+    """A table of the settings of a project."""
+    rows = []
+    for declared in list_settings():
+        default = "null" if declared.default is None else f"`{format_value(declared.name, declared.default)}`"
+        rows.append(f"| `{declared.name}` | {default} | {declared.description} |")
+    return "\n".join(["| setting | default | what it is |", "|---|---|---|", *rows, ""])
+
+
 def render_problems() -> str:
     """A table of the codes of problems; an answer holds the title beside its code."""
     rows = [f"| `{kind.code}` | {kind.advice} |" for kind in ProblemKind]
@@ -66,6 +76,7 @@ def render_problems() -> str:
 GENERATED = {
     "events.md": render_event_reference,
     "operations.md": render_settings,
+    "operations/guards.md": render_project_settings,
     "problems.md": render_problems,
     "python.md": render_python_reference,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from datetime import datetime
 
 from evalstop_client.cli.command import OK, Subcommands, add_command, add_group, connect, parse_pairs, show_result
 from evalstop_client.cli.output import Shown, print_facts, print_json
@@ -34,6 +35,9 @@ def add_to(commands: Subcommands, text: str) -> None:
     )
     pausing = add_command(verbs, "pause", pause_project)
     pausing.add_argument("--reason", default="", help="shown with each stop on hold")
+    pausing.add_argument(
+        "--until", metavar="TIME", type=_parse_end, help="when it resumes by itself: 4h, 2d, or a time (default: never)"
+    )
     add_command(verbs, "resume", resume_project)
 
 
@@ -54,7 +58,8 @@ def set_project(options: argparse.Namespace) -> int:
 
 def pause_project(options: argparse.Namespace) -> int:
     """Pause all stops in the project until it is resumed; requires the scope operate."""
-    return _tell_pause(connect(options).connection.post("/project/pause", {"reason": options.reason}), options)
+    body = {"reason": options.reason, "until": options.until}
+    return _tell_pause(connect(options).connection.post("/project/pause", body), options)
 
 
 def resume_project(options: argparse.Namespace) -> int:
@@ -92,12 +97,43 @@ def _print_settings(settings: Json, options: argparse.Namespace) -> int:
 
 
 def _tell_pause(project: Json, options: argparse.Namespace) -> int:
-    is_paused = project["paused_at"] is not None
-    state = f"paused by {project['paused_by']}: nothing is stopped" if is_paused else "resumed"
+    state = "resumed"
+    if project["paused_at"] is not None:
+        until = f" until {project['paused_until']}" if project["paused_until"] is not None else ""
+        state = f"paused by {project['paused_by']}{until}: nothing is stopped"
+        if project["already_paused"]:
+            state += f" (it was paused already, since {project['paused_at']}; the later end holds)"
     return show_result(options, project, f"project {project['name']} is {state}")
 
 
+def _parse_end(text: str) -> str:
+    """A time with its zone, by default this machine's, or a duration, as it is."""
+    try:
+        return datetime.fromisoformat(text).astimezone().isoformat()
+    except (ValueError, OverflowError):
+        return text
+
+
+def _format_duration(seconds: float) -> Shown:
+    """Whole seconds as people write them; the service reads these texts too.
+
+    >>> [_format_duration(seconds) for seconds in (900.0, 5400.0, 45.0, 0.0, 0.5)]
+    ['15m', '1h30m', '45s', '0s', 0.5]
+    """
+    if seconds % 1:
+        return seconds
+    text, left = "", int(seconds)
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        text += f"{count}{unit}" if count else ""
+    return text or "0s"
+
+
 def _format_setting(name: str, value: object) -> Shown:
+    if name.endswith("_seconds") and isinstance(value, int | float):
+        return _format_duration(value)
+    if name == "stop_hours" and isinstance(value, dict):
+        return f"{','.join(value['days'])} {value['from']}-{value['to']} {value['time_zone']}"
     if value is None and name in LISTS:
         return "any"
     if isinstance(value, list):

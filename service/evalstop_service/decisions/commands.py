@@ -20,6 +20,7 @@ from evalstop_service.rules.decision_lifecycle import (
     SERVICE,
     STOPPED,
     DecisionState,
+    Postponed,
     Released,
     Reported,
     RunEnded,
@@ -42,7 +43,12 @@ OVER = STOPPED | {DecisionState.FAILED, DecisionState.MOOT, DecisionState.UNDONE
 
 _ENDS = {RunStatus.COMPLETED: EventType.COMPLETED, RunStatus.FAILED: EventType.FAILED}
 
-ACTIONS = {Vetoed: "decision.vetoed", Released: "decision.released", Undone: "decision.undone"}
+ACTIONS = {
+    Vetoed: "decision.vetoed",
+    Postponed: "decision.postponed",
+    Released: "decision.released",
+    Undone: "decision.undone",
+}
 """The names of the commands in the audit log."""
 
 
@@ -71,15 +77,21 @@ def apply_command(
 
 
 def carry_out_command(
-    tx: Transaction, project_id: UUID, decision_id: UUID, command: Vetoed | Released | Undone, proved: str | None = None
+    tx: Transaction,
+    project_id: UUID,
+    decision_id: UUID,
+    command: Vetoed | Postponed | Released | Undone,
+    proved: str | None = None,
 ) -> Decision:
     """Like `apply_command`, within a transaction."""
     decision, run, project = decisions.lock_with_run(tx, project_id, decision_id)
     if isinstance(command, Released):
         project = projects.lock_project(tx, project_id)
         command = replace(command, guards=guards.find_guards(tx, project, run, command.at))
+    if isinstance(command, Undone):
+        command = replace(command, run_ended=run.status not in UNENDED)
     moved = transitions.move_decision(tx, run, decision, command, project)
-    if moved.state != decision.state:
+    if moved != decision:
         unpark_run(tx, run, moved, command.at)
         subject, details = f"decision {decision.id}", {"run": run.name, "reason": command.reason}
         action = ACTIONS[type(command)]

@@ -72,8 +72,10 @@ def find_pause(project: Project) -> tuple[Guard, ...]:
     if project.paused_at is None:
         return ()
     reason = f": {project.paused_reason}" if project.paused_reason else ""
-    details = {"paused_at": rfc3339(project.paused_at), "paused_by": project.paused_by}
-    return (Guard(GuardKind.PAUSED, f"the project was paused by {project.paused_by}{reason}", details),)
+    until = rfc3339(project.paused_until) if project.paused_until is not None else None
+    details = {"paused_at": rfc3339(project.paused_at), "paused_by": project.paused_by, "paused_until": until}
+    end = f" until {until}" if until is not None else ""
+    return (Guard(GuardKind.PAUSED, f"the project was paused by {project.paused_by}{end}{reason}", details),)
 
 
 def _find_reached_limits(tx: Transaction, project: Project, run: Run, now: datetime) -> Iterator[Guard]:

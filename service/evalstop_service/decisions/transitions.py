@@ -6,7 +6,7 @@ taken in one order, run before decision before project, so that transactions can
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -28,12 +28,13 @@ from evalstop_service.rules.decision_lifecycle import (
     Instruction,
     Lifecycle,
     Mode,
+    Postponed,
     Record,
     StopDecided,
     StopOrdered,
     Timeouts,
 )
-from evalstop_service.rules.event_types import REQUEST_EVENTS
+from evalstop_service.rules.event_types import PENDING_EVENTS, REQUEST_EVENTS
 from evalstop_service.rules.labels import find_job_part
 from evalstop_service.rules.run_results import Call, Verdict
 from evalstop_service.rules.statuses import RunStatus
@@ -42,7 +43,7 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
-from evalstop_service.store.queue import outbox
+from evalstop_service.store.queue import outbox, veto_windows
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
 
@@ -151,12 +152,14 @@ def move_decision(
     4. Recompute the case if the attempt is over, because cases depend on the state.
     """
     project = project or projects.get_project(tx, run.project_id)
-    before = _load_lifecycle(tx, decision)
+    before = _load_lifecycle(tx, decision, event)
     lifecycle, instructions = decision_transitions.apply_event(before, event, _choose_timeouts(project))
     _raise_refusal(instructions)
     moved = decision.moved(lifecycle, _list_records(instructions))
     if moved != decision and not decisions.update_decision(tx, decision, moved):
         raise Conflict(f"the decision {decision.id} was changed concurrently; reload it and try again")
+    if isinstance(event, Postponed):
+        veto_windows.delay_stop(tx, run.id, decision.id, moved.due_at)
     _carry_out(tx, project, run, moved, instructions, event.at)
     if run.ended_at is not None or run.attempt != decision.attempt:
         cases.recompute_case(tx, run, decision.attempt)
@@ -292,6 +295,8 @@ def _carry_out(
                 data = data | {"gpu_hours_left": hours_left}
                 if event_type in REQUEST_EVENTS:
                     data = data | {"job": _describe_job(tx, run, decision)}
+                if event_type in PENDING_EVENTS:
+                    data["act_from_messages"] = project.act_from_messages
                 events.announce_run_event(tx, event_type, project, run, now, decision=as_sent, due_at=due_at, **data)
 
 
@@ -303,8 +308,21 @@ def _describe_job(tx: Transaction, run: Run, decision: Decision) -> dict[str, ob
     return {"ends": ends, "other_runs": [other.name for other in spared[: guards.SHOWN_RUNS]]}
 
 
-def _load_lifecycle(tx: Transaction, decision: Decision) -> Lifecycle:
+def list_allowed(tx: Transaction, project: Project, decision: Decision, events: Iterable[Event]) -> list[Event]:
+    """Those of these events that would change a decision."""
+    listed = list(events)
+    lifecycle = _load_lifecycle(tx, decision, *listed)
+    timeouts = _choose_timeouts(project)
+    return [event for event in listed if decision_transitions.is_allowed(lifecycle, event, timeouts)]
+
+
+def _load_lifecycle(tx: Transaction, decision: Decision, *events: Event) -> Lifecycle:
+    """The state of a decision, with as much of its history as these events depend on."""
     lifecycle = decision.life
+    if any(isinstance(event, Postponed) for event in events):
+        history = decisions.list_changes(tx, decision)
+        was_postponed = decision_transitions.was_postponed((change.state, change.details) for change in history)
+        return replace(lifecycle, was_postponed=was_postponed)
     if lifecycle.state is not DecisionState.UNDONE:
         return lifecycle
     history = decisions.list_changes(tx, decision)
@@ -313,4 +331,4 @@ def _load_lifecycle(tx: Transaction, decision: Decision) -> Lifecycle:
 
 
 def _choose_timeouts(project: Project) -> Timeouts:
-    return Timeouts(project.veto_window_seconds, project.confirm_seconds)
+    return Timeouts(project.veto_window_seconds, project.confirm_seconds, project.stop_hours)

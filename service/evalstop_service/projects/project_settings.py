@@ -5,84 +5,45 @@ The API, the dashboard and the command line all use these. Every change is in th
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError
+import msgspec
+from pydantic import AfterValidator, Field, ValidationError, create_model
 
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.projects import policies
 from evalstop_service.rules import decision_lifecycle
-from evalstop_service.rules.fields import Body, Integral, Line, Mode, Name, Role
+from evalstop_service.rules.fields import Body, Integral, Name, Role
+from evalstop_service.rules.project_settings import format_value, list_settings, list_widened
 from evalstop_service.rules.quotas import LEAST_METRICS, Quotas
-from evalstop_service.rules.random_assignment import HELD_OUT_SHARE
 from evalstop_service.store import audit, projects
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 
-Retention = Annotated[int, Field(ge=1, le=36_500), Integral]
-Wait = Annotated[float, Field(ge=1, le=30 * 86400, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0, le=30 * 86400, allow_inf_nan=False)]
-Evals = Annotated[int, Field(ge=0, le=1_000_000), Integral]
-GpuHours = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
-PerDay = Annotated[int, Field(ge=1, le=1_000_000), Integral]
-PerHour = Annotated[int, Field(ge=1, le=1_000_000), Integral]
-Share = Annotated[float, Field(gt=0, le=1)]
-ShareOrNone = Annotated[float, Field(ge=0, le=1)]
-Price = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
-AllowedPolicies = Annotated[list[Annotated[Line, Field(min_length=1)]], Field(max_length=100)]
-Currency = Annotated[str, Field(pattern="^[A-Z]{3}$", examples=["USD"])]
-
 Most = Annotated[int, Field(ge=1, le=100_000_000), Integral]
 DEFAULTS = Quotas()
 
-_COUNTS = "that an attempt must have to count towards a rollout stage"
+_Changes: Any = create_model(
+    "_Changes",
+    __base__=Body,
+    **{
+        declared.name: (declared.annotation | None, Field(None, description=declared.description))
+        for declared in list_settings()
+    },
+)
 
 
-class ProjectChange(Body):
-    """New settings. An omitted field keeps its value, and so does null in fields that cannot be null."""
+class ProjectChange(_Changes):  # type: ignore[misc]  # its fields are those of ProjectSettings
+    """New settings. An omitted field keeps its value, and so does null in fields that cannot be null.
 
-    default_policy: Line | None = Field(None, description="policy of runs that request none: NAME or NAME@VERSION")
-    default_mode: Mode | None = Field(None, description="mode of runs that request none")
-    max_mode: Mode | None = Field(None, description="highest mode that runs may request: shadow or enforce")
-    allowed_policies: AllowedPolicies | None = Field(
-        None,
-        description="policies that runs may request in addition to default_policy, as NAME or NAME@VERSION; null: any",
-    )
-    veto_window_seconds: Seconds | None = Field(None, description="how long a stop can be vetoed before it is sent")
-    retention_days: Retention | None = Field(
-        None, description="how long the details of a run are kept after its end; null: forever"
-    )
-    stops_per_hour: PerHour | None = Field(None, description="maximum number of stops per hour; null: no limit")
-    stops_share: Share | None = Field(
-        None, description="maximum share of runs stopped per hour, but always one; null: no limit"
-    )
-    confirm_seconds: Wait | None = Field(
-        None, description="how long a stop may stay unconfirmed before it is escalated"
-    )
-    stale_seconds: Wait | None = Field(None, description="minimum silence before a run is stale")
-    held_out_share: ShareOrNone | None = Field(
-        None, description="share of stops held out at random, to measure whether they are right"
-    )
-    second_person: bool | None = Field(
-        None, description="actions that end jobs, or allow more jobs to be ended, require two people"
-    )
-    case_seconds: Seconds | None = Field(
-        None, description="how long an attempt must last to count towards a rollout stage"
-    )
-    case_evals: Evals | None = Field(None, description=f"number of finite evals {_COUNTS}")
-    case_gpu_hours: GpuHours | None = Field(None, description=f"GPU-hours, if known, {_COUNTS}")
-    cases_per_key_and_day: PerDay | None = Field(
-        None, description="maximum number of cases that count per key and day (UTC)"
-    )
-    price_per_gpu_hour: Price | None = Field(None, description="price of one GPU hour; null: not set")
-    currency: Currency | None = Field(None, description="currency of the price, by ISO 4217")
+    Durations are seconds, or a text such as `15m` or `4h`.
+    """
 
 
 class NewProject(ProjectChange):
@@ -107,12 +68,8 @@ class QuotasIn(Body):
     policies: Most = Field(DEFAULTS.policies, description="versions added or used")
 
 
-NULLABLE = ("allowed_policies", "retention_days", "stops_per_hour", "stops_share", "price_per_gpu_hour")
+NULLABLE = tuple(declared.name for declared in list_settings() if declared.is_nullable)
 """Settings whose value may be null."""
-
-WIDER_IF_MORE = ("max_mode", "default_mode", "stops_per_hour", "stops_share", "stale_seconds")
-WIDER_IF_LESS = ("second_person", "veto_window_seconds", "held_out_share")
-"""Settings that permit more stops if they are raised, or lowered; null is no limit."""
 
 
 def _check_brackets(pattern: str) -> str:
@@ -160,18 +117,11 @@ def create_project(database: Database, settings: NewProject, actor: str, now: da
 
 def insert_project(tx: Transaction, settings: NewProject, actor: str, now: datetime) -> Project:
     """Like `create_project`, within a transaction."""
-    default = Project(
-        new_id(),
-        settings.name,
-        default_policy=policies.DEFAULT_POLICY,
-        default_mode=decision_lifecycle.Mode.SHADOW,
-        veto_window_seconds=0.0,
-        created_at=now,
-        seed=secrets.token_hex(16),
-        held_out_share=HELD_OUT_SHARE,
-        max_mode=settings.default_mode or decision_lifecycle.Mode.SHADOW,
-    )
-    project = replace(default, **_list_values(settings))
+    default = Project(new_id(), settings.name, created_at=now, seed=secrets.token_hex(16))
+    values = _list_values(settings)
+    if "max_mode" not in values and "default_mode" in values:
+        values["max_mode"] = values["default_mode"]
+    project = replace(default, **values)
     _check_modes(project)
     if not projects.add_project(tx, project):
         raise Conflict(f"a project called {project.name!r} already exists")
@@ -181,7 +131,8 @@ def insert_project(tx: Transaction, settings: NewProject, actor: str, now: datet
 
 
 def _list_values(change: ProjectChange) -> dict[str, Any]:
-    values = change.model_dump(exclude_none=True)
+    values = {declared.name: getattr(change, declared.name) for declared in list_settings()}
+    values = {name: value for name, value in values.items() if value is not None}
     return values | {name: getattr(change, name) for name in NULLABLE if name in change.model_fields_set}
 
 
@@ -205,7 +156,7 @@ def apply_change(tx: Transaction, author: Author, change: ProjectChange) -> Proj
     changed = {name: value for name, value in values.items() if getattr(before, name) != value}
     if changed:
         projects.update_project(tx, project)
-        author.record(tx, "project.changed", f"project {project.name}", changed)
+        author.record(tx, "project.changed", f"project {project.name}", msgspec.to_builtins(changed))
     return project
 
 
@@ -225,28 +176,14 @@ def set_quotas(database: Database, author: Author, quotas: QuotasIn) -> Project:
 def describe_widening(project: Project, change: ProjectChange) -> str:
     """The settings by which a change permits more jobs to be ended, or by fewer people; empty: none."""
     after = replace(project, **_list_values(change))
-    widened = [name for name in WIDER_IF_MORE if _bound(project, name) < _bound(after, name)]
-    widened += [name for name in WIDER_IF_LESS if _bound(project, name) > _bound(after, name)]
+    widened = list_widened(project, after)
     if after.default_policy != project.default_policy:
         widened.append("default_policy")
     if project.allowed_policies is not None:
         allowed = after.allowed_policies
         if allowed is None or not all(policies.is_allowed(project, reference) for reference in allowed):
             widened.append("allowed_policies")
-    return ", ".join(f"{name} = {_format_value(getattr(after, name))}" for name in widened)
-
-
-def _bound(project: Project, name: str) -> float:
-    value: float | decision_lifecycle.Mode | None = getattr(project, name)
-    if isinstance(value, decision_lifecycle.Mode):
-        return value is decision_lifecycle.Mode.ENFORCE
-    return math.inf if value is None else value
-
-
-def _format_value(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(value)
-    return "none" if value is None else "no" if value is False else str(value)
+    return ", ".join(f"{name} = {format_value(name, getattr(after, name)) or 'none'}" for name in widened)
 
 
 def _check_modes(project: Project) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from evalstop_service.rules.durations import format_duration
+
 
 class Shortfall(StrEnum):
     """What a case lacks to count; the first that applies is named."""
@@ -34,16 +36,10 @@ class CaseRequirements:
         """Why a case with this shortfall does not count, with its value and the requirement."""
         match shortfall:
             case Shortfall.DURATION:
-                return f"lasted {_format_seconds(seconds)} of the {_format_seconds(self.seconds)} needed"
+                return f"lasted {format_duration(seconds)} of the {format_duration(self.seconds)} needed"
             case Shortfall.EVALS:
                 return f"has {evals} of the {self.evals} finite evals needed"
             case Shortfall.GPU_HOURS:
                 return f"used {gpu_hours or 0.0:.3g} of the {self.gpu_hours:.3g} GPU-hours needed"
             case Shortfall.KEY_AND_DAY:
                 return f"its key already has the {self.per_key_and_day} cases that count in a day"
-
-
-def _format_seconds(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -26,6 +26,7 @@ from enum import StrEnum
 from typing import Any
 
 from evalstop_service.rules.event_types import EventType
+from evalstop_service.rules.stop_hours import StopHours
 
 SERVICE = "evalstop"
 """The actor of changes that the service makes itself."""
@@ -128,10 +129,16 @@ class Guard:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """The veto window, and how long a stop may wait for its confirmation, in seconds."""
+    """The veto window, and how long a stop may wait for its confirmation, in seconds; the hours in which stops may go
+    out (None: all)."""
 
     veto_window_seconds: float
     confirm_seconds: float
+    stop_hours: StopHours | None = None
+
+    def find_opening(self, at: datetime) -> datetime:
+        """The first time from then on at which a stop may go out."""
+        return at if self.stop_hours is None else self.stop_hours.find_opening(at)
 
 
 @dataclass(frozen=True)
@@ -140,7 +147,7 @@ class Lifecycle:
 
     `action`: what is asked of receivers. `due_at`: the end of the veto window. `deadline_at`: when the service acts by
     itself; None: never. `guard_kinds`: the guards last recorded for it. `late_reports`: what receivers reported after
-    it was undone.
+    it was undone. `was_postponed`: a person had it wait in this veto window. `reason`: of its state.
     """
 
     state: DecisionState
@@ -150,6 +157,8 @@ class Lifecycle:
     guard_kinds: frozenset[str] = frozenset()
     late_reports: frozenset[str] = frozenset()
     action: Action = Action.STOP
+    was_postponed: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -211,8 +220,18 @@ class Vetoed(Command):
     """A person lets the run continue."""
 
 
+@dataclass(frozen=True)
+class Postponed(Command):
+    """A person has a pending stop wait until then; once in a veto window."""
+
+    until: datetime
+
+
+@dataclass(frozen=True)
 class Undone(Command):
-    """A person takes back a requested stop, or has a parked job return."""
+    """A person takes back a requested stop, or has a parked job return; `run_ended`: the run is over."""
+
+    run_ended: bool = False
 
 
 class Recovered(Command):
@@ -281,6 +300,7 @@ Event = (
     | Released
     | StopOrdered
     | Vetoed
+    | Postponed
     | Undone
     | Recovered
     | Reported

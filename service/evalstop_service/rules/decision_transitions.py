@@ -25,6 +25,7 @@ from evalstop_service.rules.decision_lifecycle import (
     Instruction,
     Lifecycle,
     Mode,
+    Postponed,
     Record,
     Recovered,
     Refuse,
@@ -90,6 +91,8 @@ def apply_event(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> Trans
             return _apply_order(lifecycle, event, timeouts)
         case Vetoed():
             return _apply_veto(lifecycle, event)
+        case Postponed():
+            return _apply_postponement(lifecycle, event, timeouts)
         case Reported():
             return _apply_report(lifecycle, event, timeouts)
         case RunEnded():
@@ -102,6 +105,20 @@ def apply_event(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> Trans
             return _apply_undo(lifecycle, event)
         case Recovered():
             return _apply_recovery(lifecycle, event)
+
+
+def is_allowed(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> bool:
+    """Whether an event would change the decision: people are offered what is allowed, by the same rules."""
+    after, instructions = apply_event(lifecycle, event, timeouts)
+    return after != lifecycle and not any(isinstance(instruction, Refuse) for instruction in instructions)
+
+
+def was_postponed(changes: Iterable[tuple[DecisionState, Mapping[str, Any]]]) -> bool:
+    """Whether a person had the stop wait in its present veto window, by the states and details of its changes."""
+    postponed = False
+    for state, details in changes:
+        postponed = state is DecisionState.PENDING and (postponed or "postponed_until" in details)
+    return postponed
 
 
 def list_late_reports(undone: Iterable[Mapping[str, Any]]) -> frozenset[str]:
@@ -199,6 +216,17 @@ def _apply_veto(lifecycle: Lifecycle, event: Vetoed) -> Transition:
     return lifecycle, [Cancel("the decision was vetoed"), record]
 
 
+def _apply_postponement(lifecycle: Lifecycle, event: Postponed, timeouts: Timeouts) -> Transition:
+    if lifecycle.state is not DecisionState.PENDING:
+        return lifecycle, [Refuse(f"the decision is {lifecycle.state}; only a pending one can wait")]
+    if lifecycle.was_postponed:
+        return lifecycle, [Refuse("the stop was put off already, until its veto window ends; it can be vetoed")]
+    due_at = timeouts.find_opening(max(event.until, lifecycle.due_at))
+    details = {"postponed_until": due_at.isoformat()}
+    postponed = replace(lifecycle, due_at=due_at, was_postponed=True)
+    return postponed, [Record(DecisionState.PENDING, event.actor, event.reason, details)]
+
+
 def _apply_report(lifecycle: Lifecycle, event: Reported, timeouts: Timeouts) -> Transition:
     if lifecycle.state is DecisionState.UNDONE:
         if event.state in lifecycle.late_reports:
@@ -227,11 +255,16 @@ def _apply_report(lifecycle: Lifecycle, event: Reported, timeouts: Timeouts) -> 
 
 
 def _apply_run_end(lifecycle: Lifecycle, event: RunEnded) -> Transition:
+    ended = f"the run ended by itself: {event.status}"
+    if lifecycle.state is DecisionState.FAILED and not lifecycle.reason.endswith(ended):
+        reason = f"{lifecycle.reason}; {ended}"
+        return replace(lifecycle, reason=reason), [Record(DecisionState.FAILED, SERVICE, reason)]
     unsent = lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD)
     unseen = lifecycle.state in (DecisionState.REQUESTED, DecisionState.ESCALATED) and not event.receiver_informed
     if not unsent and not unseen and lifecycle.state is not DecisionState.PARKED:
         return lifecycle, []
-    reason = f"the run ended by itself: {event.status}"
+    # What people ask later is why the run was not stopped, not that it ended.
+    reason = f"on hold when {ended}; {lifecycle.reason}" if lifecycle.state is DecisionState.ON_HOLD else ended
     lifecycle, record = _end_decision(lifecycle, DecisionState.MOOT, SERVICE, reason)
     return lifecycle, [Cancel("the run ended by itself"), record]
 
@@ -260,6 +293,8 @@ def _apply_resume(lifecycle: Lifecycle, event: RunResumed) -> Transition:
 def _apply_undo(lifecycle: Lifecycle, event: Undone) -> Transition:
     if lifecycle.state is DecisionState.UNDONE:
         return lifecycle, []
+    if lifecycle.state is DecisionState.FAILED and event.run_ended:
+        return lifecycle, [Refuse("the stop failed, and the run ended by itself: there is nothing to undo")]
     if lifecycle.state not in STOPPING:
         advice = "; veto it instead" if lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD) else ""
         why = "cannot be undone: its stop was never requested"
@@ -283,7 +318,8 @@ def _put_on_hold(lifecycle: Lifecycle, at: datetime, guards: tuple[Guard, ...], 
     # The last decision of a job releases the others, which wait for nothing else.
     is_last = all(guard.kind is GuardKind.SHARED_JOB and guard.details["waiting"] for guard in guards)
     deadline_at = at + timedelta(seconds=0.0 if is_last else RECHECK_SECONDS)
-    on_hold = replace(lifecycle, state=DecisionState.ON_HOLD, deadline_at=deadline_at, guard_kinds=_list_kinds(guards))
+    changed = {"deadline_at": deadline_at, "guard_kinds": _list_kinds(guards), "reason": _join_reasons(guards)}
+    on_hold = replace(lifecycle, state=DecisionState.ON_HOLD, **changed)
     details = _describe_guards(guards)
     return on_hold, [Record(on_hold.state, actor, reason, details), Announce(EventType.STOP_ON_HOLD, details)]
 
@@ -297,7 +333,7 @@ def _open_veto_window(
     details: dict[str, Any] | None = None,
 ) -> Transition:
     """Carry the stop out: start its veto window and tell people, or request it at once if there is none."""
-    due_at = at + timedelta(seconds=max(timeouts.veto_window_seconds, 0.0))
+    due_at = timeouts.find_opening(at + timedelta(seconds=max(timeouts.veto_window_seconds, 0.0)))
     announce = Announce(_request_type(lifecycle), due_at=due_at if due_at > at else None)
     lifecycle = replace(lifecycle, state=DecisionState.PENDING, due_at=due_at, deadline_at=None)
     if due_at == at:
@@ -329,7 +365,8 @@ def _fail_decision(lifecycle: Lifecycle, reason: str) -> Transition:
 def _end_decision(
     lifecycle: Lifecycle, state: DecisionState, actor: str, reason: str, details: dict[str, Any] | None = None
 ) -> tuple[Lifecycle, Record]:
-    return replace(lifecycle, state=state, deadline_at=None), Record(state, actor, reason, details or {})
+    record = Record(state, actor, reason, details or {})
+    return replace(lifecycle, state=state, deadline_at=None, reason=reason), record
 
 
 def _list_kinds(guards: Iterable[Guard]) -> frozenset[str]:

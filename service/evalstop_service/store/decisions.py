@@ -101,7 +101,11 @@ class Decision:
     def life(self) -> Lifecycle:
         """Its state for the state machine, as far as its row holds it."""
         guard_kinds = frozenset(self.guard_kinds)
-        return Lifecycle(self.state, self.due_at, self.deadline_at, self.escalations, guard_kinds, action=self.action)
+        return Lifecycle(
+            *(self.state, self.due_at, self.deadline_at, self.escalations, guard_kinds),
+            action=self.action,
+            reason=self.state_reason,
+        )
 
     def moved(self, life: Lifecycle, records: Sequence[Record]) -> Decision:
         """The decision in another state, with the reason of the last change; the reason stays if the state does."""

@@ -152,6 +152,12 @@ class StopRequested(DecisionEvent, kw_only=True):
     job: Job
 
 
+class StopPending(DecisionEvent, kw_only=True):
+    """A veto window opened."""
+
+    act_from_messages: Annotated[bool, Meta(description="messages to people hold a link to veto the stop")]
+
+
 class StopOnHold(DecisionEvent, kw_only=True):
     """Guards put a stop on hold."""
 

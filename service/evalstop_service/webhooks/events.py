@@ -113,7 +113,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
         "A veto window opens: the stop goes out at `due_at` unless a person vetoes it. Not sent again if the window is "
         "extended.",
         "will be stopped unless somebody vetoes it",
-        event_data.DecisionEvent(**_decided("pending")),
+        event_data.StopPending(**_decided("pending"), act_from_messages=True),
     ),
     EventType.STOP_REQUESTED: Declaration(
         "The receiver must end the job. Sent again, as a new event, if nobody confirms the stop.",
@@ -140,7 +140,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
     EventType.PARK_PENDING: Declaration(
         "A veto window opens: the run is parked at `due_at` unless a person vetoes it.",
         "will be parked unless somebody vetoes it",
-        event_data.DecisionEvent(**_decided("pending", "park")),
+        event_data.StopPending(**_decided("pending", "park"), act_from_messages=True),
     ),
     EventType.PARK_REQUESTED: Declaration(
         "The receiver must set the job aside, never by force. Sent again, as a new event, if nobody confirms it. An "

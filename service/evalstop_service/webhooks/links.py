@@ -1,8 +1,13 @@
-"""Links from events to the pages of runs and policies, added when an event is sent. Pure."""
+"""Links from events to the pages of runs and policies, and links by which people act, added when an event is sent.
+Pure."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import json
+from collections.abc import Iterable
 from uuid import UUID
 
 
@@ -17,3 +22,20 @@ def add_url(body: str, public_url: str | None, run_id: UUID) -> str:
         return body
     page = locate_run(public_url, run_id) if body.startswith('{"type":"run.') else f"{public_url}/policies"
     return f'{{"url":{json.dumps(page)},{body[1:]}'
+
+
+def locate_act_page(public_url: str | None, delivery_id: UUID, secret: str) -> str | None:
+    """The URL by which whoever gets a message can act on the stop that it announces; None without a public URL."""
+    return None if public_url is None else f"{public_url}/act/{delivery_id}/{_sign(delivery_id, secret)}"
+
+
+def verify_act_token(token: str, delivery_id: UUID, secrets: Iterable[str]) -> bool:
+    """Whether the token of such a URL was signed with one of these secrets."""
+    # Compared as bytes: a text that is not ASCII cannot be.
+    return any(hmac.compare_digest(token.encode(), _sign(delivery_id, secret).encode()) for secret in secrets)
+
+
+def _sign(delivery_id: UUID, secret: str) -> str:
+    # Webhooks are signed with the same secret: what they sign begins with the id of an event and never with this text.
+    signed = hmac.digest(secret.encode(), b"act from a message: " + delivery_id.bytes, hashlib.sha256)
+    return base64.urlsafe_b64encode(signed[:24]).decode()

@@ -12,8 +12,8 @@ from evalstop_service.clock import utc_now
 from evalstop_service.decisions import deadlines, pause
 from evalstop_service.errors import UnreadableRow
 from evalstop_service.ingest import Resumed
-from evalstop_service.rules.decision_lifecycle import DecisionState
-from evalstop_service.store import due_decisions, tables
+from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState
+from evalstop_service.store import due_decisions, projects, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import Delivered, FinishedAttempt
@@ -192,3 +192,22 @@ def test_job_completes_an_interrupted_pause(database: Database) -> None:
     assert project.load_decision_states(run) == ["pending", "on_hold"]
     assert "dana: a broken grader" in project.load_decision(run).state_reason
     assert other.load_decision_states(other_run) == ["pending"]
+
+
+def test_pause_with_an_end_ends_by_itself(veto_project: ProjectFixture) -> None:
+    """At its end the pause is over, and the stops that it held get a new veto window."""
+    until = NOW + timedelta(minutes=2)
+    pause.pause_project(veto_project.database, veto_project.id, "dana", "a broken grader", NOW, until=until)
+    run, decision = veto_project.open_declining_run()
+    assert "dana until 2026-01-01T12:02:00Z: a broken grader" in decision.state_reason
+    with veto_project.database.transaction() as tx:
+        assert projects.list_ended_pauses(tx, until - timedelta(seconds=1)) == []
+        assert projects.list_ended_pauses(tx, until) == [veto_project.id]
+    early = pause.resume_project(veto_project.database, veto_project.id, SERVICE, NOW, only_if_over=True)
+    assert early.paused_at is not None, "the pause was made longer meanwhile"
+    # By PostgreSQL's clock the end has passed too.
+    deadlines.create_job(veto_project.database, lambda: until).do(lambda _seconds: False)
+    with veto_project.database.reading() as tx:
+        assert projects.get_project(tx, veto_project.id).paused_at is None
+    deadlines.process_overdue(veto_project.database, until + timedelta(minutes=1))
+    assert veto_project.load_decision(run).state == DecisionState.PENDING

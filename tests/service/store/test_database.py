@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.store.database import Database, contains_text, driver_connection, insert_if_new
 from evalstop_service.store.ids import new_id
+from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import projects
 from psycopg.pq import TransactionStatus
 
@@ -18,14 +19,7 @@ NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 
 def build_project_row(name: str, created_at: datetime = NOW) -> dict[str, object]:
-    return {
-        "id": new_id(),
-        "name": name,
-        "default_policy": "paper",
-        "default_mode": "shadow",
-        "veto_window_seconds": 0.0,
-        "created_at": created_at,
-    }
+    return vars(Project(new_id(), name, created_at, veto_window_seconds=0.0))
 
 
 def load_project_names(database: Database) -> set[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from evalstop_service.errors import require
-from evalstop_service.rules.event_types import EventType
+from evalstop_service.rules.event_types import PENDING_EVENTS, EventType
 from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import wakeup
 from evalstop_service.store.database import Transaction, find_one, match_given
@@ -55,6 +55,32 @@ class DeliveryContent:
 
     body: str
     format: str
+
+
+class Announcement(NamedTuple):
+    """The delivery of a message that told people of a pending stop."""
+
+    project_id: UUID
+    endpoint_id: UUID
+    event_id: UUID
+    decision_id: UUID
+
+
+def find_announcement(tx: Transaction, delivery_id: UUID) -> Announcement | None:
+    """The delivery with this id, if it announces a pending stop."""
+    query = (
+        sa.select(events.c.project_id, deliveries.c.endpoint_id, events.c.id, events.c.decision_id)
+        .join(deliveries, (deliveries.c.run_id == events.c.run_id) & (deliveries.c.event_id == events.c.id))
+        .where(deliveries.c.id == delivery_id, events.c.type.in_(PENDING_EVENTS))
+    )
+    row = tx.execute(query).one_or_none()
+    return None if row is None else Announcement(*row)
+
+
+def find_newest_announcement(tx: Transaction, run_id: UUID, decision_id: UUID) -> UUID | None:
+    """The event that announced the latest veto window of a decision."""
+    of_decision = (events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(PENDING_EVENTS))
+    return tx.execute(sa.select(events.c.id).where(*of_decision).order_by(events.c.id.desc()).limit(1)).scalar()
 
 
 def load_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID) -> Delivery:

@@ -68,6 +68,12 @@ def _extend_window(tx: Transaction, run_id: UUID, decision_id: UUID, due_at: dat
     is_decision = (decisions.c.run_id == run_id, decisions.c.id == decision_id, PENDING)
     if not tx.execute(sa.update(decisions).where(*is_decision).values(due_at=due_at)).rowcount:
         return False
+    delay_stop(tx, run_id, decision_id, due_at)
+    return True
+
+
+def delay_stop(tx: Transaction, run_id: UUID, decision_id: UUID, due_at: datetime) -> None:
+    """Have the deliveries of a stop that nobody has claimed wait until then."""
     waiting = (
         deliveries.c.run_id == run_id,
         deliveries.c.event_id.in_(select_stops(run_id, decision_id)),
@@ -75,4 +81,3 @@ def _extend_window(tx: Transaction, run_id: UUID, decision_id: UUID, due_at: dat
         deliveries.c.attempts == 0,
     )
     tx.execute(sa.update(deliveries).where(*waiting).values(due_at=due_at))
-    return True

@@ -2,47 +2,50 @@
 
 from __future__ import annotations
 
+from types import NoneType
+from typing import Any, get_args, get_origin
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from evalstop_service.rules.confidence_sequences import StageNumbers
 from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.project_settings import Declared, list_settings
 from evalstop_service.rules.proposals import Approval, ProposalKind, ProposalState
 from evalstop_service.rules.quotas import Quotas
 from evalstop_service.rules.statuses import Stage
+from evalstop_service.rules.stop_hours import StopHours
 from evalstop_service.store.tables.columns import EnumText, StructJson, UtcTime, metadata, own_id, partial_index
+
+_TYPES: dict[Any, sa.types.TypeEngine[Any]] = {
+    str: sa.Text(),
+    Mode: EnumText(Mode),
+    bool: sa.Boolean(),
+    int: sa.Integer(),
+    float: sa.Double(),
+    list[str]: sa.JSON(none_as_null=True),
+    StopHours: StructJson(StopHours),
+}
+
+
+def _make_column(declared: Declared) -> sa.Column[Any]:
+    (kind,) = (kind for kind in (get_args(declared.bare) or (declared.bare,)) if kind is not NoneType)
+    kind = declared.bare if get_origin(declared.bare) is list else kind
+    return sa.Column(declared.name, _TYPES[kind], nullable=declared.is_nullable)
+
 
 projects = sa.Table(
     "projects",
     metadata,
     own_id(primary_key=True),
     sa.Column("name", sa.Text, nullable=False, unique=True),
-    sa.Column("default_policy", sa.Text, nullable=False),
-    sa.Column("default_mode", EnumText(Mode), nullable=False),
-    sa.Column("max_mode", EnumText(Mode), nullable=False, server_default="shadow"),  # what trainers may ask for
-    sa.Column("allowed_policies", sa.JSON(none_as_null=True)),  # those that trainers may choose; NULL: any
-    sa.Column("veto_window_seconds", sa.Double, nullable=False),
+    *map(_make_column, list_settings()),
     sa.Column("created_at", UtcTime, nullable=False),
-    sa.Column("retention_days", sa.Integer),  # NULL: the details of its runs are kept for ever
     sa.Column("paused_at", UtcTime),  # not NULL: nothing is stopped until it is resumed
     sa.Column("paused_by", sa.Text),
     sa.Column("paused_reason", sa.Text),
-    # The most stops in an hour, and the largest share of runs (running, or stopped in the last hour); NULL: no limit.
-    sa.Column("stops_per_hour", sa.Integer, server_default="30"),
-    sa.Column("stops_share", sa.Double, server_default="0.5"),
-    sa.Column("confirm_seconds", sa.Double, nullable=False, server_default="900"),  # after this a stop is escalated
-    sa.Column("stale_seconds", sa.Double, nullable=False, server_default="300"),  # no run is stale earlier
+    sa.Column("paused_until", UtcTime),  # when it resumes by itself; NULL: when a person resumes it
     sa.Column("seed", sa.Text, nullable=False, server_default=""),  # of all random choices in the project
-    sa.Column("held_out_share", sa.Double, nullable=False, server_default="0"),  # share of its stops
-    sa.Column("second_person", sa.Boolean, nullable=False, server_default=sa.false()),  # for ending jobs
-    # Requirements for a case to count towards a rollout stage.
-    sa.Column("case_seconds", sa.Double, nullable=False, server_default="600"),
-    sa.Column("case_evals", sa.Integer, nullable=False, server_default="8"),
-    sa.Column("case_gpu_hours", sa.Double, nullable=False, server_default="0.1"),
-    sa.Column("cases_per_key_and_day", sa.Integer, nullable=False, server_default="20"),
-    sa.Column("price_per_gpu_hour", sa.Double),  # NULL: unknown
-    sa.Column("currency", sa.Text, nullable=False, server_default="USD"),
     sa.Column("quotas", StructJson(Quotas), nullable=False, server_default="{}"),  # missing quotas have their defaults
     sa.Column("role_patterns", sa.JSON, nullable=False, server_default="[]"),  # the first that matches a metric's name
 )

@@ -36,6 +36,17 @@ class ProjectPauseIn(Body):
         description="why; shown on every page",
         examples=["the eval set was replaced; its scores are not comparable"],
     )
+    until: Annotated[str, Field(max_length=60)] | None = Field(
+        None,
+        description="when it resumes by itself: a time, or a duration from now; null: when it is resumed",
+        examples=["4h", "2030-01-31T09:00:00Z"],
+    )
+
+
+class ProjectPauseOut(ProjectOut):
+    """The paused project."""
+
+    already_paused: bool = Field(description="it was paused before; of two pauses the one that ends later holds")
 
 
 class ProjectResumeIn(Body):
@@ -88,14 +99,17 @@ def change_project(body: ProjectChange, caller: Admin, database: Db, now: Now) -
 
 
 @router.post("/project/pause")
-def pause_project(body: ProjectPauseIn, caller: Operate, database: Db, now: Now) -> ProjectOut:
-    """Pause all stops in the key's project. Pausing twice is harmless.
+def pause_project(body: ProjectPauseIn, caller: Operate, database: Db, now: Now) -> ProjectPauseOut:
+    """Pause all stops in the key's project. Of two pauses the one that ends later holds.
 
     Pending stops are no longer sent; stops that were already sent are not recalled.
     """
     actor = body.actor or caller.actor
-    project = pause.pause_project(database, caller.project_id, actor, body.reason, now, proved=caller.actor)
-    return ProjectOut.model_validate(project)
+    until = pause.read_end(body.until, now)
+    project = pause.pause_project(
+        database, caller.project_id, actor, body.reason, now, until=until, proved=caller.actor
+    )
+    return ProjectPauseOut.model_validate(vars(project) | {"already_paused": project.paused_at != now})
 
 
 @router.post("/project/resume")

@@ -11,12 +11,22 @@ from uuid import UUID
 
 from evalstop_detectors import Kind
 from fastapi import Path, Query
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+    create_model,
+)
 
 from evalstop_service.clock import in_utc, rfc3339
 from evalstop_service.projects.project_settings import QuotasIn
 from evalstop_service.rules.decision_lifecycle import Action, DecisionState, GuardKind
-from evalstop_service.rules.fields import Body, Integral, Line, Mode, Name, Outcome
+from evalstop_service.rules.fields import Body, Integral, Line, Name, Outcome
+from evalstop_service.rules.project_settings import list_settings
 from evalstop_service.rules.run_results import Call
 
 MAX_STEP = 2**53 - 1
@@ -179,40 +189,26 @@ class QuotasOut(QuotasIn):
     model_config = ConfigDict(from_attributes=True)
 
 
-class ProjectOut(Answer):
+_Settings: Any = create_model(
+    "_Settings",
+    __base__=Answer,
+    **{declared.name: (declared.bare, Field(description=declared.description)) for declared in list_settings()},
+)
+
+
+class ProjectOut(_Settings):  # type: ignore[misc]  # more of its fields are those of ProjectSettings
     """A project with its settings."""
 
     id: UUID = Field(description="id of the project")
     name: str = Field(description="unique in the installation")
-    default_policy: str = Field(description="policy of runs that request none: NAME or NAME@VERSION")
-    default_mode: Mode = Field(description="mode of runs that request none")
-    max_mode: Mode = Field(description="highest mode that runs may request: shadow or enforce")
-    allowed_policies: list[str] | None = Field(
-        description="policies that runs may request in addition to default_policy, as NAME or NAME@VERSION; null: any"
-    )
-    veto_window_seconds: float = Field(description="how long a stop can be vetoed before it is sent")
-    retention_days: int | None = Field(None, description="how long the details of a run are kept after its end")
-    stops_per_hour: int | None = Field(description="maximum number of stops per hour; null: no limit")
-    stops_share: float | None = Field(description="maximum share of runs stopped per hour; null: no limit")
-    confirm_seconds: float = Field(description="how long a stop may stay unconfirmed before it is escalated")
-    stale_seconds: float = Field(description="minimum silence before a run is stale")
     role_patterns: list[dict[str, str]] = Field(
         description="patterns that give metrics their roles in runs whose trainers set none; the first match counts"
     )
-    held_out_share: float = Field(description="share of stops held out at random, to measure whether they are right")
     quotas: QuotasOut = Field(description="limits on runs, metrics, keys, endpoints and policies")
-    second_person: bool = Field(description="actions that end jobs, or allow more jobs to be ended, require two people")
-    case_seconds: float = Field(description="shorter attempts do not count towards a rollout stage")
-    case_evals: int = Field(description="attempts with fewer finite evals do not count towards a rollout stage")
-    case_gpu_hours: float = Field(
-        description="attempts that used fewer, if known, do not count towards a rollout stage"
-    )
-    cases_per_key_and_day: int = Field(description="maximum number of cases that count per key and day (UTC)")
-    price_per_gpu_hour: float | None = Field(description="price of one GPU hour; null: not set")
-    currency: str = Field(description="currency of the price, by ISO 4217")
     paused_at: Time | None = Field(description="stops are paused since then; null: not paused")
     paused_by: str | None = Field(description="who paused it")
     paused_reason: str | None = Field(description="why it is paused")
+    paused_until: Time | None = Field(description="when it resumes by itself; null: when a person resumes it")
     created_at: Time = Field(description="when it was created")
 
 

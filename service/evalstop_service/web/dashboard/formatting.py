@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from evalstop_service.clock import rfc3339
 from evalstop_service.rules.decision_lifecycle import Action, DecisionState, Mode
 from evalstop_service.rules.run_results import Call, Evidence
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.rules.statuses import UNENDED, RunStatus
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.runs import Run
 
@@ -97,22 +97,6 @@ def format_amount(value: float) -> str:
     return format_step(round(value)) if abs(value) >= 10 else f"{value:.1f}"
 
 
-def format_duration(seconds: float) -> str:
-    """A span of time in its largest fitting unit.
-
-    >>> [format_duration(seconds) for seconds in (0.0123, 4.2, 180, 9000, 259_200)]
-    ['0 s', '4.2 s', '3 min', '2.5 h', '3 d']
-    """
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{_round(seconds / size)} {unit}"
-    return f"{_round(seconds)} s"
-
-
-def _round(value: float) -> str:
-    return f"{round(value, 1):g}" if value < 10 else f"{value:.0f}"
-
-
 def format_time(at: datetime) -> str:
     """A time in UTC, for browsers without JavaScript."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
@@ -181,6 +165,7 @@ def _describe_decision(run: Run, decision: Decision, now: datetime) -> str:
         reason=decision.state_reason,
         status=_STATUSES.get(run.status, going_on),
         until=format_time(decision.due_at),
+        job="The job may still be running." if run.status in UNENDED else "The run is over.",
         escalated="repeated" if decision.escalations == 1 else "escalated",
     )
 
@@ -198,9 +183,9 @@ _STOPPING = {
     ),
     DecisionState.CONFIRMED: "Stopped at step {at}. The job is confirmed to be gone.",
     DecisionState.OBEYED: "Stopped at step {at}: the trainer saw the stop and ended the run by itself.",
-    DecisionState.FAILED: "The stop at step {at} failed. The job may still be running.",
+    DecisionState.FAILED: "The stop at step {at} failed: {reason}. {job}",
     DecisionState.VETOED: "The stop at step {at} was vetoed. {status}",
-    DecisionState.MOOT: "The stop at step {at} is moot: the run ended or resumed before a receiver had it.",
+    DecisionState.MOOT: "The stop at step {at} was not carried out: {reason}.",
     DecisionState.UNDONE: "The stop at step {at} was undone. {status}",
 }
 
@@ -215,7 +200,7 @@ _PARKING = {
         "Parked at step {at}: the job is set aside and can return. It returns by itself once it recovers."
     ),
     DecisionState.CONFIRMED: "The job ended before it was parked. Parking was called for at step {at}.",
-    DecisionState.FAILED: "The job could not be parked at step {at}: {reason}. It may still be running.",
+    DecisionState.FAILED: "The job could not be parked at step {at}: {reason}. {job}",
     DecisionState.VETOED: "Parking at step {at} was vetoed. {status}",
     DecisionState.MOOT: "Not parked at step {at} after all: {reason}.",
     DecisionState.UNDONE: "Was to be parked at step {at}; that was undone: {reason}. {status}",

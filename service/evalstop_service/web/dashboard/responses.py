@@ -19,6 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
 from evalstop_service.errors import Conflict, Invalid, NotFound, ServiceError
+from evalstop_service.rules.durations import format_duration
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.store.database import lacks_schema
 from evalstop_service.web.dashboard import documentation, formatting, notices, static_files
@@ -87,7 +88,7 @@ def _create_environment() -> Environment:
         percent=formatting.format_percent,
         amount=formatting.format_amount,
         counted=format_count,
-        duration=formatting.format_duration,
+        duration=format_duration,
         time=formatting.format_time,
         iso=formatting.format_iso,
     )

@@ -17,6 +17,7 @@ from evalstop_service.web.dashboard import (
     documentation,
     fleet,
     labeling,
+    message_links,
     metric_charts,
     not_found,
     observations,
@@ -41,7 +42,7 @@ from evalstop_service.web.dashboard.sessions import Sessions
 from evalstop_service.web.dashboard.visitor import OpenId, Site
 
 PAGES = (
-    *(static_files, sign_in, openid_sign_in, overview, precision, labeling, run_list, fleet),
+    *(static_files, message_links, sign_in, openid_sign_in, overview, precision, labeling, run_list, fleet),
     compare,  # before the page of a run, which would match its address as a run's id
     *(run_page, what_if, metric_charts, analysis, observations, run_actions),
     *(backtests, policies, policy_editor, policy_ladder, proposals, webhooks, settings),

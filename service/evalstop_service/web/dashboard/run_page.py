@@ -10,10 +10,11 @@ from uuid import UUID
 
 from fastapi import APIRouter, Response
 
+from evalstop_service.decisions import transitions
 from evalstop_service.errors import require
 from evalstop_service.projects import policies
 from evalstop_service.rules import liveness
-from evalstop_service.rules.decision_lifecycle import NEXT_STATES, Action, DecisionState
+from evalstop_service.rules.decision_lifecycle import NEXT_STATES, Action, DecisionState, Event, Released, Undone, Vetoed
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.role_recognition import COMBINED_METRIC, MetricFields
 from evalstop_service.rules.statuses import OPEN, UNENDED, RunStatus
@@ -34,6 +35,7 @@ from evalstop_service.store import (
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import LatestObservation, PostedObservation
+from evalstop_service.store.projects import Project
 from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import charted_series, curve_drawing, decision_lanes, formatting
@@ -85,7 +87,8 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         latest_policies = policies.list_latest(tx, visitor.project.id)
         curves = curve_drawing.load_curves(tx, run)
         others = job_runs.list_spared_runs(tx, run, Action.STOP) if run.status in OPEN else []
-    current = next((decision for decision in on_record if decision.attempt == run.attempt), None)
+        current = next((decision for decision in on_record if decision.attempt == run.attempt), None)
+        can = _find_actions(tx, visitor.project, run, current, site.clock())
     lanes = {
         decision.id: decision_lanes.draw_lanes(decision, histories[decision.id], site.clock()) for decision in on_record
     }
@@ -104,7 +107,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         lanes=lanes,
         outcomes={decision.id: judged.get((run.id, decision.attempt)) for decision in on_record},
         name_state=formatting.name_state,
-        can=_find_actions(run, current, site.clock()),
+        can=can,
         changes=changes,
         evidence=formatting.merge_alike(run.verdict.evidence),
         eval_requests=requests[::-1],
@@ -163,14 +166,19 @@ def follow_run(run_id: UUID, site: SiteOf, visitor: SignedIn, follow: Follow) ->
     return follow(lambda tx: run_lists.read_run_revision(tx, visitor.project.id, run_id))
 
 
-def _find_actions(run: Run, decision: Decision | None, now: datetime) -> dict[str, bool]:
+def _find_actions(
+    tx: Transaction, project: Project, run: Run, decision: Decision | None, now: datetime
+) -> dict[str, bool]:
     """Which actions the run allows now."""
     state = DecisionState(decision.state) if decision else None
-    is_carried_out = decision is not None and decision.is_carried_out(now)
+    commands: dict[str, Event] = {
+        "veto": Vetoed(now, "", ""),
+        "release": Released(now, "", ""),
+        "undo": Undone(now, "", "", run.status not in UNENDED),
+    }
+    allowed = [] if decision is None else transitions.list_allowed(tx, project, decision, commands.values())
     return {
-        "veto": state is DecisionState.ON_HOLD or (state is DecisionState.PENDING and not is_carried_out),
-        "release": state is DecisionState.ON_HOLD,
-        "undo": is_carried_out,
+        **{name: command in allowed for name, command in commands.items()},
         "stop": run.status in UNENDED and (state is None or DecisionState.REQUESTED in NEXT_STATES[state]),
         "label": run.last_step is not None,
     }

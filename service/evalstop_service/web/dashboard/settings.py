@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
@@ -16,6 +16,8 @@ from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects import sessions as people
 from evalstop_service.projects.project_settings import ProjectChange, RolePatterns, parse_form
+from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.project_settings import Declared, Group, format_value, list_settings
 from evalstop_service.security.scopes import EVERY
 from evalstop_service.store import audit, keys, quota_use
 from evalstop_service.store.database import Transaction
@@ -39,97 +41,8 @@ KINDS = (
 """The filters of the audit log: prefixes of actions."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A field of the form. `empty`: what an empty value means; None if a value is required."""
-
-    name: str
-    label: str
-    hint: str
-    unit: str = ""
-    empty: str | None = None
-    choices: tuple[str, ...] = ()
-
-
-MODES = ("shadow", "enforce")
-
-GROUPS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
-    (
-        "New runs",
-        (
-            Setting("default_policy", "Policy", "NAME or NAME@VERSION; open runs keep theirs"),
-            Setting("default_mode", "Mode", "shadow: stops are only recorded", choices=MODES),
-            Setting("max_mode", "Highest mode", "shadow: nothing is stopped, whatever trainers request", choices=MODES),
-            Setting(
-                "allowed_policies",
-                "Allowed policies",
-                "policies that trainers may request in addition to the project's; separated by commas; none: no others",
-                empty="any",
-            ),
-        ),
-    ),
-    (
-        "Stopping",
-        (
-            Setting(
-                "veto_window_seconds", "Veto window before a stop is sent", "time in which it can be vetoed", "seconds"
-            ),
-            Setting("confirm_seconds", "Confirmation", "unconfirmed stops are escalated after this time", "seconds"),
-            Setting(
-                "second_person",
-                "Second person",
-                "yes: another person must confirm Stop now, releases, and changes that allow more stops",
-                choices=("no", "yes"),
-            ),
-            Setting(
-                "held_out_share", "Held out", "share of stops that are not carried out, to measure precision", "0 to 1"
-            ),
-        ),
-    ),
-    (
-        "Guards",
-        (
-            Setting("stops_per_hour", "Stops per hour", "maximum number", "", "unlimited"),
-            Setting(
-                "stops_share",
-                "Share of the runs",
-                "maximum share of runs stopped within an hour; one is always allowed",
-                "0 to 1",
-                "unlimited",
-            ),
-            Setting("stale_seconds", "Stale after", "shortest silence after which a run is stale", "seconds"),
-        ),
-    ),
-    (
-        "Cases that count towards a rollout stage",
-        (
-            Setting("case_seconds", "Duration", "shorter attempts do not count", "seconds"),
-            Setting("case_evals", "Evals", "attempts with fewer finite evals do not count"),
-            Setting("case_gpu_hours", "GPU-hours", "attempts that used fewer, if known, do not count"),
-            Setting("cases_per_key_and_day", "Cases per key and day", "maximum number that counts"),
-        ),
-    ),
-    (
-        "Costs and retention",
-        (
-            Setting("price_per_gpu_hour", "Price of a GPU-hour", "used to show savings", "", "not set"),
-            Setting("currency", "Currency", "three letters, such as USD"),
-            Setting(
-                "retention_days",
-                "Retention",
-                "how long observations are kept after the end of a run",
-                "days",
-                "forever",
-            ),
-        ),
-    ),
-)
-
-
 NONE = "none"
 """What the field of an empty list says: an empty field means any."""
-
-SETTINGS = [setting for _, settings in GROUPS for setting in settings]
 
 
 @router.get("")
@@ -148,18 +61,18 @@ def change_settings(
 ) -> Response:
     """Change settings."""
     changes: dict[str, str | list[str] | None] = {}
-    for setting in SETTINGS:
-        if setting.name in written:
-            text = written[setting.name].strip()
-            value = _parse_policies(text) if setting.name == "allowed_policies" else text
-            changes[setting.name] = None if not text and setting.empty is not None else value
+    for declared in list_settings():
+        if declared.name in written:
+            text = written[declared.name].strip()
+            value = _parse_policies(text) if declared.name == "allowed_policies" else text
+            changes[declared.name] = None if not text and declared.is_nullable else value
     try:
         change = parse_form(ProjectChange, changes)
         proposal = second_person.change_project(site.database, visitor.author(site.clock()), change)
     except Conflict as error:
         return _render_settings(site, visitor, problem=str(error), written=written, status=422)
     except Invalid as error:
-        label = next((setting.label for setting in SETTINGS if setting.name == error.field), None)
+        label = next((item.setting.label for item in list_settings() if item.name == error.field), None)
         problem = str(error) if label is None else f"{label}: {error.fault}"
         return _render_settings(site, visitor, problem=problem, wrong=error, written=written, status=422)
     response = RedirectResponse(_PATH, 303)
@@ -180,10 +93,16 @@ def change_role_patterns(site: SiteOf, visitor: FreshAdmin, patterns: Annotated[
 
 @router.post("/pause")
 def pause_project(
-    request: Request, site: SiteOf, visitor: Operator, reason: Annotated[str, Form(max_length=2000)] = ""
+    request: Request,
+    site: SiteOf,
+    visitor: Operator,
+    reason: Annotated[str, Form(max_length=2000)] = "",
+    until: Annotated[str, Form(max_length=60)] = "",
 ) -> Response:
     """Pause all stops in the project."""
-    pausing.pause_project(site.database, visitor.project.id, visitor.actor, forms.clean_text(reason), site.clock())
+    now = site.clock()
+    end, reason = pausing.read_end(until.strip(), now), forms.clean_text(reason)
+    pausing.pause_project(site.database, visitor.project.id, visitor.actor, reason, now, until=end)
     return add_notice(RedirectResponse(_PATH, 303), request, "paused")
 
 
@@ -262,10 +181,7 @@ def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overr
         visitor=visitor,
         here="settings",
         project=project,
-        groups=[
-            (title, [(setting, _format_field(project, setting, values["written"])) for setting in settings])
-            for title, settings in GROUPS
-        ],
+        groups=[(group, _describe_fields(group, project, values["written"])) for group in Group],
         quotas=used,
         patterns=values["written"].get("patterns") or "\n".join(map(_format_pattern, project.role_patterns)),
         keys=project_keys,
@@ -277,16 +193,16 @@ def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overr
     )
 
 
-def _format_field(project: Project, setting: Setting, written: dict[str, str]) -> str:
-    value = getattr(project, setting.name)
-    if isinstance(value, list):
-        value = ", ".join(value) or NONE
-    if isinstance(value, bool):
-        value = "yes" if value else "no"
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    stored = "" if value is None else str(value)
-    return written.get(setting.name, stored)
+def _describe_fields(
+    group: Group, project: Project, written: dict[str, str]
+) -> Iterator[tuple[Declared, str, tuple[str, ...]]]:
+    """The settings of a group, each with its value as text, and the values to choose from, if they are few."""
+    for declared in list_settings():
+        if declared.setting.group is group:
+            value = getattr(project, declared.name)
+            stored = "" if value is None else format_value(declared.name, value) or NONE
+            choices: tuple[str, ...] = {bool: ("no", "yes"), Mode: tuple(Mode)}.get(declared.bare, ())
+            yield declared, written.get(declared.name, stored), choices
 
 
 def _parse_policies(text: str) -> list[str]:

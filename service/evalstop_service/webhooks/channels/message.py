@@ -16,6 +16,8 @@ from evalstop_service.webhooks.events import DECLARATIONS
 
 MAX_TEXT_CHARACTERS = 600
 
+ACT = "Veto it, or have it wait"
+
 
 class _Data(Struct):
     """The fields that messages mention, of every event type."""
@@ -26,6 +28,7 @@ class _Data(Struct):
     best_checkpoint: BestCheckpoint | None = None
     decision: Decision | None = None
     gpu_hours_left: float | None = None
+    act_from_messages: bool = False
     guards: list[Guard] = []
     policy: Policy | None = None
     rollout_stage: RolloutStage | None = None
@@ -43,6 +46,7 @@ class Message:
     """Texts of one line each. The headline is `before`, the name of the run or policy, and `after`.
 
     `details`: names and texts. `context`: project and time. `url`: the page of the run or policy, if known.
+    `act_url`: the page on which the stop can be vetoed, if it can be.
     """
 
     before: str
@@ -51,6 +55,7 @@ class Message:
     details: tuple[tuple[str, str], ...]
     context: tuple[str, ...]
     url: str | None
+    act_url: str | None
 
     @property
     def headline(self) -> str:
@@ -58,7 +63,7 @@ class Message:
         return f"{self.before}{self.name}{self.after}"
 
 
-def read_message(body: str) -> Message:
+def read_message(body: str, act_url: str | None = None) -> Message:
     """The message for an event, given in the standard format."""
     event = msgspec.json.decode(body, type=_Event)
     before, name, after = _write_headline(event)
@@ -69,6 +74,7 @@ def read_message(body: str) -> Message:
         tuple((title, _to_one_line(detail)) for title, detail in _list_details(event)),
         tuple(map(_to_one_line, _list_context(event))),
         event.url,
+        act_url if event.data.act_from_messages else None,
     )
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from evalstop_service.webhooks.channels.message import read_message
+from evalstop_service.webhooks.channels.message import ACT, read_message
 
 
-def render_message(body: str) -> str:
+def render_message(body: str, act_url: str | None = None) -> str:
     """Render an event, given in the standard format, as a Teams message; both are JSON."""
-    message = read_message(body)
+    message = read_message(body, act_url)
     headline = [_run(message.before), _run(message.name, weight="Bolder"), _run(message.after)]
     blocks = [_build_block([run for run in headline if run["text"]])]
     blocks += [_build_block([_run(f"{title}: ", weight="Bolder"), _run(detail)]) for title, detail in message.details]
@@ -26,8 +26,9 @@ def render_message(body: str) -> str:
         "version": "1.4",
         "body": blocks,
     }
-    if message.url:
-        card["actions"] = [{"type": "Action.OpenUrl", "title": "Open in EvalStop", "url": message.url}]
+    actions = [(ACT, message.act_url), ("Open in EvalStop", message.url)]
+    if opened := [{"type": "Action.OpenUrl", "title": title, "url": url} for title, url in actions if url]:
+        card["actions"] = opened
     attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
     return msgspec.json.encode({"type": "message", "attachments": [attachment]}).decode()
 

@@ -52,7 +52,7 @@ from evalstop_service.webhooks.delivery.endpoint_queues import EndpointQueues
 from evalstop_service.webhooks.delivery.notification_listener import NotificationListener
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.wakeup import Wakeup
-from evalstop_service.webhooks.links import add_url
+from evalstop_service.webhooks.links import add_url, locate_act_page
 from evalstop_service.webhooks.retry import Answer, Backoff, judge_answer
 
 log = logging.getLogger(__name__)
@@ -318,7 +318,8 @@ class DeliveryWorker:
 
     async def _send_event(self, claimed: ClaimedDelivery, now: datetime) -> Answer:
         event = add_url(claimed.body, self._public_url, claimed.run_id)
-        body = render_body(claimed.format, event).encode()
+        act_url = locate_act_page(self._public_url, claimed.id, claimed.secrets[0])
+        body = render_body(claimed.format, event, act_url).encode()
         try:
             headers = signature.sign_headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), body)
         except ValueError as error:

@@ -40,6 +40,40 @@ def test_project_is_created_and_its_settings_changed(service: Service) -> None:
         )
 
 
+def test_durations_and_hours_are_written_as_people_write_them(service: Service) -> None:
+    """Settings take durations and hours as texts or as numbers and documents; answers hold the latter."""
+    name = uuid.uuid4().hex
+    created = expect_json(service.open_client(None, "admin").post("/projects", json={"name": name}), 201)
+    assert created["veto_window_seconds"] == 900.0, "a project that allows stops gives people time to veto them"
+    tenant = service.open_client(name)
+    hours = {"days": ["mon", "tue"], "from": "09:00", "to": "18:00", "time_zone": "Europe/Berlin"}
+    for written in ("mon-tue 09:00-18:00 Europe/Berlin", hours):
+        changes = {"veto_window_seconds": "1h30m", "confirm_seconds": 60, "stop_hours": written}
+        changed = expect_json(tenant.patch("/project", json=changes), 200)
+        assert (changed["veto_window_seconds"], changed["confirm_seconds"]) == (5400.0, 60.0)
+        assert changed["stop_hours"] == hours
+        assert expect_json(tenant.patch("/project", json={"stop_hours": None}), 200)["stop_hours"] is None
+    for invalid in ({"stop_hours": "mon"}, {"stop_hours": {"days": []}}, {"confirm_seconds": "soon"}):
+        problem = expect_problem(tenant.patch("/project", json=invalid), 422)
+        assert problem["errors"][0]["pointer"].startswith(f"/{next(iter(invalid))}")
+
+
+def test_pause_ends_by_itself(service: Service) -> None:
+    """Of two pauses the one that ends later holds, whichever came first, and the second says that one is there."""
+    tenant = service.open_client(service.create_project())
+    first = expect_json(tenant.post("/project/pause", json={"actor": "dana", "until": "4h"}), 200)
+    assert not first["already_paused"]
+    shorter = expect_json(tenant.post("/project/pause", json={"actor": "kim", "until": "1h"}), 200)
+    assert shorter == first | {"already_paused": True}
+    longer = expect_json(tenant.post("/project/pause", json={"actor": "kim", "until": "2999-01-31T09:00:00Z"}), 200)
+    assert (longer["paused_by"], longer["paused_at"]) == ("kim", first["paused_at"])
+    assert longer["paused_until"] == "2999-01-31T09:00:00Z"
+    assert expect_json(tenant.post("/project/pause", json={}), 200)["paused_until"] is None
+    assert expect_json(tenant.post("/project/pause", json={"until": "4h"}), 200)["paused_until"] is None
+    for invalid in ("soon", "0s", "2020-01-31T09:00:00Z", "999999999d"):
+        assert "a time to come" in expect_problem(tenant.post("/project/pause", json={"until": invalid}), 422)["detail"]
+
+
 def test_paused_project_puts_stops_on_hold(service: Service) -> None:
     """The project shows who paused it and why, and a stop cannot be released until it is resumed."""
     tenant = service.open_client(service.create_project())

@@ -131,10 +131,10 @@ def add_tenant(
     project = Project(
         new_id(),
         name,
-        LEVEL_POLICY["name"],
-        Mode.SHADOW,
-        veto_window_seconds,
         now,
+        default_policy=LEVEL_POLICY["name"],
+        veto_window_seconds=veto_window_seconds,
+        held_out_share=0.0,
         stops_per_hour=None,
         stops_share=None,
         max_mode=Mode.ENFORCE,

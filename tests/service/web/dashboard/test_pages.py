@@ -145,7 +145,7 @@ def test_every_decision_state_has_its_text(visitor: httpx.Client, database: Data
     assert "was undone" in get_html(visitor, f"/runs/{late.id}")
     ended, _ = tenant.open_stopped_run("ended", HACKING[:29])
     tenant.finish_run(ended)
-    assert "is moot" in get_html(visitor, f"/runs/{ended.id}")
+    assert "was not carried out: the run ended by itself" in get_html(visitor, f"/runs/{ended.id}")
 
 
 def test_search_filter_and_paging(visitor: httpx.Client, tenant: Tenant) -> None:

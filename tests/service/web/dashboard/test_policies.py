@@ -101,8 +101,8 @@ def test_rollout_is_promoted_and_lowered(visitor: httpx.Client, database: Databa
     insert_cases(database, run, 3, utc_now(), seconds=40.0)
     page_text = visitor.get(page).text
     assert "9 of about 29 cases" in page_text
-    assert "Not counted: lasted less than 10 min" in page_text
-    assert "lasted 40 s of the 10 min needed" in visitor.get("/cases").text
+    assert "Not counted: lasted less than 10m" in page_text
+    assert "lasted 40s of the 10m needed" in visitor.get("/cases").text
     insert_cases(database, run, 51, utc_now())
     assert "proposes the step" in visitor.get(page).text
     rollout_stage.review_rollout_stage(database, project_id, run.policy_name, utc_now())

@@ -143,7 +143,7 @@ def test_stale_run_shows_a_notice_above_its_name(
     healthy = tenant.open_run("healthy")
     stale_runs.check_due_runs(database, now)
     page = get_html(visitor, f"/runs/{stale.id}")
-    assert page.index("Stale: no report for 10 min") < page.index("<h1")
+    assert page.index("Stale: no report for 10m") < page.index("<h1")
     assert "the run counts as lost after 1 h without a report" in page
     assert "Stale:" not in get_html(visitor, f"/runs/{healthy.id}")
 

@@ -221,17 +221,20 @@ def test_settings_form_follows_the_rules_of_the_api(pages: AdminPages) -> None:
     modes = {"default_mode": "enforce", "max_mode": "enforce"}
     pages.post("/settings", default_policy="paper", allowed_policies="early, patient", stops_per_hour="")
     pages.post("/settings", 303, **modes)
-    pages.post("/settings", veto_window_seconds="90.5")
+    pages.post("/settings", veto_window_seconds="90.5", stop_hours="mon-fri 09:00-18:00 Europe/Berlin")
     project = pages.project()
+    shown = pages.get("/settings")
+    assert 'value="mon,tue,wed,thu,fri 09:00-18:00 Europe/Berlin"' in shown
+    assert 'value="15m"' in shown, "durations are shown as people write them"
     assert (project.max_mode, project.allowed_policies) == ("enforce", ["early", "patient"])
     assert (project.default_policy, project.default_mode, project.veto_window_seconds) == ("paper", "enforce", 90.5)
     assert project.stops_per_hour is None
     for invalid, words in (
-        ({"veto_window_seconds": "soon"}, "Veto window before a stop is sent: Input should be a valid number"),
+        ({"veto_window_seconds": "soon"}, "Veto window: a duration such as 90s"),
         ({"stops_share": "2"}, "Share of the runs: Input should be less than or equal to 1"),
         ({"default_policy": "no-such"}, "no-such"),
         ({"allowed_policies": "x" * 2001}, "Allowed policies: "),
-        ({"veto_window_seconds": ""}, "Veto window before a stop is sent: "),
+        ({"veto_window_seconds": ""}, "Veto window: "),
         ({"default_mode": "enforce", "max_mode": "shadow"}, "change both"),
     ):
         text = pages.post("/settings", 422, **({"default_mode": "shadow"} | invalid)).text
@@ -265,9 +268,8 @@ def test_durations_are_shown_exactly(pages: AdminPages) -> None:
     """A duration is shown to the second, so that saving the form unchanged changes nothing."""
     pages.post("/settings", stale_seconds="1296001", confirm_seconds="5400")
     page = pages.get("/settings")
-    assert 'name="stale_seconds" value="1296001"' in page
-    assert "unconfirmed stops are escalated after this time; now 1.5 h<" in page
-    assert "a run is stale; now 15 d<" in page
+    assert 'name="stale_seconds" value="15d1s"' in page
+    assert 'name="confirm_seconds" value="1h30m"' in page
 
 
 def test_role_patterns_are_edited_as_lines(pages: AdminPages) -> None:

@@ -1,0 +1,287 @@
+"""The settings of a project, each declared once: type and bounds, default, meaning, and its place on the page. Pure.
+
+The columns of the table, the bodies and answers of the API, the form on the page, what needs a second person and a
+table of the documentation are derived from `ProjectSettings`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Annotated, Any, get_args, get_type_hints
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from evalstop_service.rules import durations, stop_hours
+from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.fields import Integral, Line
+from evalstop_service.rules.random_assignment import HELD_OUT_SHARE
+from evalstop_service.rules.stop_hours import StopHours
+
+
+class Group(StrEnum):
+    """The groups of settings on the page, in order."""
+
+    NEW_RUNS = "New runs"
+    STOPPING = "Stopping"
+    GUARDS = "Guards"
+    CASES = "Cases that count towards a rollout stage"
+    COSTS = "Costs and retention"
+
+
+class Widens(StrEnum):
+    """The changes of a setting that permit more stops, or let fewer people prevent them; null is no limit."""
+
+    MORE = "more"
+    LESS = "less"
+    OTHER = "other"  # compared by a rule of its own
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a setting means. `empty`: what null means; None: it cannot be null. `unit`: on the page."""
+
+    group: Group
+    label: str
+    description: str
+    widens: Widens | None = None
+    empty: str | None = None
+    unit: str = ""
+
+
+def read_seconds(written: Any) -> Any:
+    """Seconds, from a duration such as `15m`; raises ValueError."""
+    if not isinstance(written, str) or written.replace(".", "", 1).isdecimal():
+        return written
+    return durations.parse_duration(written)
+
+
+def _describe_seconds(least: int) -> WithJsonSchema:
+    number = {"type": "number", "minimum": least, "maximum": 30 * 86_400}
+    return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": durations.PATTERN}]})
+
+
+Wait = Annotated[
+    float, Field(ge=1, le=30 * 86_400, allow_inf_nan=False), BeforeValidator(read_seconds), _describe_seconds(1)
+]
+Seconds = Annotated[
+    float, Field(ge=0, le=30 * 86_400, allow_inf_nan=False), BeforeValidator(read_seconds), _describe_seconds(0)
+]
+Count = Annotated[int, Field(ge=1, le=1_000_000), Integral]
+_NEW_RUNS, _STOPPING, _GUARDS, _CASES, _COSTS = Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectSettings:
+    """The settings of a project, with the defaults of a new one."""
+
+    default_policy: Annotated[
+        Line, Setting(_NEW_RUNS, "Policy", "policy of runs that request none: NAME or NAME@VERSION", Widens.OTHER)
+    ] = "default"
+    default_mode: Annotated[
+        Mode,
+        Field(strict=False),
+        Setting(_NEW_RUNS, "Mode", "mode of runs that request none; shadow: stops are only recorded", Widens.MORE),
+    ] = Mode.SHADOW
+    max_mode: Annotated[
+        Mode,
+        Field(strict=False),
+        Setting(
+            _NEW_RUNS,
+            "Highest mode",
+            "highest mode that runs may request; shadow: nothing is stopped, whatever trainers request",
+            Widens.MORE,
+        ),
+    ] = Mode.SHADOW
+    allowed_policies: Annotated[
+        Annotated[list[Annotated[Line, Field(min_length=1)]], Field(max_length=100)] | None,
+        Setting(
+            _NEW_RUNS,
+            "Allowed policies",
+            "policies that runs may request in addition to default_policy, as NAME or NAME@VERSION",
+            Widens.OTHER,
+            empty="any",
+        ),
+    ] = None
+    veto_window_seconds: Annotated[
+        Seconds,
+        Setting(_STOPPING, "Veto window", "how long people can veto a stop before it goes out", Widens.LESS),
+    ] = 900.0
+    stop_hours: Annotated[
+        StopHours | None,
+        Setting(
+            _STOPPING,
+            "Stop hours",
+            f"hours in which stops may go out, such as {stop_hours.EXAMPLE!r}; others wait until these begin",
+            Widens.OTHER,
+            empty="always",
+        ),
+    ] = None
+    act_from_messages: Annotated[
+        bool,
+        Setting(
+            _STOPPING,
+            "Act from messages",
+            "messages to people hold a link by which they can veto the stop, or have it wait, without signing in",
+            Widens.LESS,
+        ),
+    ] = True
+    confirm_seconds: Annotated[
+        Wait,
+        Setting(_STOPPING, "Confirmation", "how long a stop may stay unconfirmed before it is escalated", Widens.LESS),
+    ] = 900.0
+    second_person: Annotated[
+        bool,
+        Setting(
+            _STOPPING,
+            "Second person",
+            "actions that end jobs, and changes that allow more jobs to be ended, require two people",
+            Widens.LESS,
+        ),
+    ] = False
+    held_out_share: Annotated[
+        float,
+        Field(ge=0, le=1),
+        Setting(
+            _STOPPING,
+            "Held out",
+            "share of stops held out at random, to measure whether they are right",
+            Widens.LESS,
+            unit="0 to 1",
+        ),
+    ] = HELD_OUT_SHARE
+    stops_per_hour: Annotated[
+        Count | None,
+        Setting(_GUARDS, "Stops per hour", "maximum number of stops per hour", Widens.MORE, empty="no limit"),
+    ] = 30
+    stops_share: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None,
+        Setting(
+            _GUARDS,
+            "Share of the runs",
+            "maximum share of runs (running, or stopped in the last hour) stopped per hour, but always one; checked "
+            "from 10 stops or 20 runs on",
+            Widens.MORE,
+            empty="no limit",
+            unit="0 to 1",
+        ),
+    ] = 0.5
+    stale_seconds: Annotated[
+        Wait, Setting(_GUARDS, "Stale after", "minimum silence before a run is stale", Widens.MORE)
+    ] = 300.0
+    case_seconds: Annotated[
+        Seconds, Setting(_CASES, "Duration", "shorter attempts do not count towards a rollout stage", Widens.LESS)
+    ] = 600.0
+    case_evals: Annotated[
+        int,
+        Field(ge=0, le=1_000_000),
+        Integral,
+        Setting(_CASES, "Evals", "attempts with fewer finite evals do not count towards a rollout stage", Widens.LESS),
+    ] = 8
+    case_gpu_hours: Annotated[
+        float,
+        Field(ge=0, le=1e6, allow_inf_nan=False),
+        Setting(
+            _CASES,
+            "GPU-hours",
+            "attempts that used fewer, if known, do not count towards a rollout stage",
+            Widens.LESS,
+        ),
+    ] = 0.1
+    cases_per_key_and_day: Annotated[
+        Count,
+        Setting(
+            _CASES, "Cases per key and day", "maximum number of cases that count per key and day (UTC)", Widens.MORE
+        ),
+    ] = 20
+    price_per_gpu_hour: Annotated[
+        Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None,
+        Setting(_COSTS, "Price of a GPU-hour", "price of one GPU hour, to show savings", empty="not set"),
+    ] = None
+    currency: Annotated[
+        str,
+        Field(pattern="^[A-Z]{3}$", examples=["USD"]),
+        Setting(_COSTS, "Currency", "currency of the price, by ISO 4217"),
+    ] = "USD"
+    retention_days: Annotated[
+        Annotated[int, Field(ge=1, le=36_500), Integral] | None,
+        Setting(
+            _COSTS, "Retention", "how long the details of a run are kept after its end", empty="forever", unit="days"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A declared setting: its name, type with bounds, bare type, default and meaning."""
+
+    name: str
+    annotation: Any
+    bare: Any
+    default: Any
+    setting: Setting
+
+    @property
+    def is_nullable(self) -> bool:
+        """Whether its value may be null."""
+        return self.setting.empty is not None
+
+    @property
+    def is_duration(self) -> bool:
+        """Whether its value is a number of seconds, written as a duration."""
+        return self.name.endswith("_seconds")
+
+    @property
+    def description(self) -> str:
+        """What it means, and what null means."""
+        null = f"; null: {self.setting.empty}" if self.is_nullable else ""
+        return f"{self.setting.description}{null}"
+
+
+@cache
+def list_settings() -> tuple[Declared, ...]:
+    """All settings, in the order of the page."""
+    annotations = get_type_hints(ProjectSettings, include_extras=True)
+    bare = get_type_hints(ProjectSettings)
+    declared = []
+    for field in dataclasses.fields(ProjectSettings):
+        (setting,) = (item for item in get_args(annotations[field.name]) if isinstance(item, Setting))
+        declared.append(Declared(field.name, annotations[field.name], bare[field.name], field.default, setting))
+    return tuple(declared)
+
+
+def list_widened(before: ProjectSettings, after: ProjectSettings) -> list[str]:
+    """The names of settings that a change lets permit more stops; those of policies depend on the project's own."""
+    widened = []
+    for declared in list_settings():
+        old, new = (_bound(getattr(settings, declared.name)) for settings in (before, after))
+        if (declared.setting.widens is Widens.MORE and old < new) or (
+            declared.setting.widens is Widens.LESS and old > new
+        ):
+            widened.append(declared.name)
+    hours = after.stop_hours
+    if before.stop_hours is not None and (hours is None or not hours.is_within(before.stop_hours)):
+        widened.append("stop_hours")
+    return widened
+
+
+def _bound(value: Any) -> float:
+    if isinstance(value, Mode):
+        return value is Mode.ENFORCE
+    if isinstance(value, str | list | StopHours):
+        return 0.0  # not compared
+    return math.inf if value is None else float(value)
+
+
+def format_value(name: str, value: object) -> str:
+    """A value as people write it."""
+    if isinstance(value, list):
+        return ", ".join(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float) and value.is_integer():
+        return durations.format_duration(value, parts=4) if name.endswith("_seconds") else str(int(value))
+    return "none" if value is None else str(value)

@@ -1,0 +1,159 @@
+"""Hours in which stops may go out, by the clock on the wall of one time zone. Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+from msgspec import Struct, field
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+MORNING = time(9)
+"""When the working day begins, for people who put a stop off until the morning."""
+
+_TIME = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
+_MINUTE = timedelta(minutes=1)
+_DAY = timedelta(days=1)
+
+EXAMPLE = "mon-fri 09:00-18:00 Europe/Berlin"
+
+
+class StopHours(Struct, frozen=True, forbid_unknown_fields=True):
+    """Days of the week, and the hours of each. Hours that cross midnight belong to the day on which they begin; equal
+    times are a whole day."""
+
+    days: tuple[str, ...]
+    begin: str = field(name="from")
+    end: str = field(name="to")
+    time_zone: str = "UTC"
+
+    def __str__(self) -> str:
+        return f"{','.join(self.days)} {self.begin}-{self.end} {self.time_zone}"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        written = core_schema.plain_serializer_function_ser_schema(msgspec.to_builtins)
+        return core_schema.no_info_plain_validator_function(parse_stop_hours, serialization=written)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        time_of_day = {"type": "string", "pattern": f"^{_TIME.pattern}$"}
+        document = {
+            "type": "object",
+            "required": ["days", "from", "to"],
+            "properties": {
+                "days": {"type": "array", "minItems": 1, "uniqueItems": True, "items": {"enum": list(DAYS)}},
+                "from": time_of_day,
+                "to": time_of_day,
+                "time_zone": {"type": "string", "examples": ["Europe/Berlin"]},
+            },
+        }
+        return document if handler.mode == "serialization" else {"anyOf": [document, {"type": "string"}]}
+
+    def contains(self, at: datetime) -> bool:
+        """Whether stops may go out at this time."""
+        local = at.astimezone(ZoneInfo(self.time_zone))
+        return self._contains_wall_time(local.weekday(), local.time())
+
+    def find_opening(self, at: datetime) -> datetime:
+        """This time if stops may go out then, else when the hours next begin."""
+        if self.contains(at):
+            return at
+        zone, begin = ZoneInfo(self.time_zone), _parse_time(self.begin)
+        today = at.astimezone(zone).date()
+        for number in range(15):  # on one day the clock may skip the hours, a week later they are there
+            first, last = _locate(today + number * _DAY, begin, zone)
+            # Where the clock is changed, the time at which the hours begin may come twice or not at all.
+            while first <= last:
+                if first >= at and self.contains(first):
+                    return first
+                first += _MINUTE
+        raise AssertionError("each week has one of the days")
+
+    def is_within(self, other: StopHours) -> bool:
+        """Whether the other hours contain all of these."""
+        if self.time_zone != other.time_zone:
+            return False
+        times = [time(*divmod(minute, 60)) for minute in range(1440)]
+        return not any(
+            self._contains_wall_time(day, at) and not other._contains_wall_time(day, at)
+            for day in range(7)
+            for at in times
+        )
+
+    def _contains_wall_time(self, day: int, at: time) -> bool:
+        begin, end = _parse_time(self.begin), _parse_time(self.end)
+        if begin < end:
+            return DAYS[day] in self.days and begin <= at < end
+        return (DAYS[day] in self.days and at >= begin) or (DAYS[day - 1] in self.days and at < end)
+
+
+def parse_stop_hours(written: object) -> StopHours:
+    """Stop hours from a JSON document or a text such as `mon-fri 09:00-18:00 Europe/Berlin`; raises ValueError."""
+    if isinstance(written, StopHours):
+        return written
+    if isinstance(written, str):
+        written = _read_text(written)
+    try:
+        hours = msgspec.convert(written, StopHours)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{error}; write {EXAMPLE!r}, or days, from, to and time_zone") from None
+    if not hours.days or len(set(hours.days)) < len(hours.days) or not set(hours.days) <= set(DAYS):
+        raise ValueError(f"days are {', '.join(DAYS)}, each at most once and at least one")
+    for text in (hours.begin, hours.end):
+        _parse_time(text)
+    find_zone(hours.time_zone)
+    return hours
+
+
+def find_zone(name: str) -> ZoneInfo:
+    """The time zone; raises ValueError if it is not known here."""
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):  # OSError: the name of a folder
+        raise ValueError(f"the time zone {name[:60]!r} is not known; write one such as Europe/Berlin or UTC") from None
+
+
+def find_morning(after: datetime, zone: ZoneInfo) -> datetime:
+    """The next 09:00 after a time."""
+    today = after.astimezone(zone).date()
+    mornings = (_locate(today + number * _DAY, MORNING, zone)[0] for number in range(3))
+    return next(morning for morning in mornings if morning > after)
+
+
+def _read_text(text: str) -> dict[str, Any]:
+    parts = text.lower().split(" ")[:2] + text.split(" ")[2:]
+    if not 2 <= len(parts) <= 3 or parts[1].count("-") != 1:
+        raise ValueError(f"write days, hours and a time zone, as in {EXAMPLE!r}")
+    begin, end = parts[1].split("-")
+    days = [day for part in parts[0].split(",") for day in _list_days(part)]
+    return {"days": days, "from": begin, "to": end} | ({"time_zone": parts[2]} if len(parts) == 3 else {})
+
+
+def _list_days(part: str) -> list[str]:
+    """The days of `fri` or `fri-mon`."""
+    first, _, last = part.partition("-")
+    if first not in DAYS or (last or first) not in DAYS:
+        return [part]  # refused, by its name
+    start, count = DAYS.index(first), (DAYS.index(last or first) - DAYS.index(first)) % 7 + 1
+    return [DAYS[(start + number) % 7] for number in range(count)]
+
+
+def _parse_time(text: str) -> time:
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"a time of day from 00:00 to 23:59, not {text[:40]!r}")
+    return time(int(match[1]), int(match[2]))
+
+
+def _locate(day: date, at: time, zone: ZoneInfo) -> tuple[datetime, datetime]:
+    """The first and the last moment that this wall time can mean."""
+    local = datetime.combine(day, at, zone)
+    first, second = sorted(local.replace(fold=fold).astimezone(UTC) for fold in (0, 1))
+    return first, second

@@ -1,0 +1,105 @@
+"""Stop hours and durations: as people write them, across midnight and where clocks are changed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pytest
+from evalstop_service.rules.durations import UNITS, format_duration, parse_duration
+from evalstop_service.rules.stop_hours import DAYS, StopHours, find_morning, parse_stop_hours
+from hypothesis import given
+from hypothesis import strategies as st
+
+ZONES = st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"])
+MINUTES = st.times().map(lambda at: f"{at:%H:%M}")
+HOURS = st.builds(
+    StopHours,
+    st.lists(st.sampled_from(DAYS), min_size=1, unique=True).map(tuple),
+    MINUTES,
+    MINUTES,
+    ZONES,
+)
+# A fifth of the times lies on a day on which clocks are changed.
+CHANGES = [datetime(2026, 3, 29, tzinfo=UTC), datetime(2026, 10, 25, tzinfo=UTC), datetime(2026, 11, 1, tzinfo=UTC)]
+TIMES = st.one_of(
+    st.integers(0, 525_600).map(lambda minutes: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minutes)),
+    st.builds(lambda day, minutes: day + timedelta(minutes=minutes), st.sampled_from(CHANGES), st.integers(-120, 1440)),
+)
+
+
+def is_open(hours: StopHours, at: datetime) -> bool:
+    """The rule by the wall clock, minute by minute from the last time that the hours began."""
+    local = at.astimezone(ZoneInfo(hours.time_zone))
+    now, begin, end = (time.fromisoformat(text) for text in (f"{local:%H:%M}", hours.begin, hours.end))
+    begun = local.date() if now >= begin else local.date() - timedelta(days=1)
+    since_begin = (datetime.combine(local.date(), now) - datetime.combine(begun, begin)).total_seconds()
+    length = (datetime.combine(begun, end) - datetime.combine(begun, begin)).total_seconds() % 86_400 or 86_400
+    return DAYS[begun.weekday()] in hours.days and since_begin < length
+
+
+@given(hours=HOURS, at=TIMES)
+def test_opening_lies_within_the_hours(hours: StopHours, at: datetime) -> None:
+    """The next opening is within the hours, never before the asked time, and at that time if stops may go out then."""
+    opening = hours.find_opening(at)
+    assert opening >= at
+    assert is_open(hours, opening)
+    assert (opening == at) == is_open(hours, at)
+    offsets = {
+        (at + timedelta(hours=number)).astimezone(ZoneInfo(hours.time_zone)).utcoffset() for number in range(192)
+    }
+    if len(offsets) == 1:  # no clock is changed in between, so the hours cannot begin at another time of day
+        between = (at + timedelta(minutes=number) for number in range(1, int((opening - at).total_seconds() / 60)))
+        assert not any(is_open(hours, moment) for moment in between)
+
+
+@given(hours=HOURS, at=TIMES)
+def test_hours_survive_their_text_and_document(hours: StopHours, at: datetime) -> None:
+    """Hours are the same after a round trip through their text or JSON; they contain themselves and no more."""
+    assert parse_stop_hours(str(hours)) == parse_stop_hours(msgspec.to_builtins(hours)) == hours
+    assert hours.is_within(hours)
+    whole = StopHours(DAYS, "00:00", "00:00", hours.time_zone)
+    assert hours.is_within(whole)
+    assert whole.contains(at)
+    morning = find_morning(at, ZoneInfo(hours.time_zone))
+    assert timedelta(0) < morning - at <= timedelta(hours=25)
+    assert f"{morning.astimezone(ZoneInfo(hours.time_zone)):%H:%M}" == "09:00"
+
+
+def test_hours_are_written_by_days_times_and_zone() -> None:
+    """Ranges of days may pass the end of the week; hours that cross midnight belong to the day they begin on."""
+    hours = parse_stop_hours("fri-mon 22:00-06:00 Europe/Berlin")
+    assert hours == StopHours(("fri", "sat", "sun", "mon"), "22:00", "06:00", "Europe/Berlin")
+    assert hours.contains(datetime(2026, 1, 6, 4, 59, tzinfo=UTC)), "Tuesday morning belongs to Monday"
+    assert hours.find_opening(datetime(2026, 1, 6, 5, tzinfo=UTC)) == datetime(2026, 1, 9, 21, tzinfo=UTC)
+    assert not hours.is_within(StopHours(hours.days, "22:00", "05:59", "Europe/Berlin"))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("", "always", "mon-fri", "mon-fro 09:00-18:00", "mon 9-18", "mon 09:00-24:00", "mon,mon 09:00-18:00"),
+        *("mon 09:00-18:00 Mars/Olympus", "mon 09:00-18:00 ../etc", "mon 09:00-18:00 America", {"days": ["mon"]}, 7),
+    ],
+)
+def test_wrong_hours_are_refused(written: object) -> None:
+    """What is wrong with hours is said."""
+    with pytest.raises(ValueError, match=r"write|days are|time of day|time zone"):
+        parse_stop_hours(written)
+
+
+@given(seconds=st.integers(0, 10**8))
+def test_duration_survives_its_text(seconds: int) -> None:
+    """A duration in all its units is exact; in two it is off by half of the smaller one at most."""
+    assert parse_duration(format_duration(seconds, parts=4)) == seconds
+    rounded = parse_duration(format_duration(seconds))
+    largest = next((number for number, size in enumerate(UNITS.values()) if seconds >= size), 3)
+    assert abs(rounded - seconds) <= list(UNITS.values())[min(largest + 1, 3)] / 2
+
+
+@pytest.mark.parametrize("text", ["", "5", "m", "1m1h", "1h1h", "-1m", "1.5h", "15m\n", "1e3s", "\u0661m"])
+def test_wrong_durations_are_refused(text: str) -> None:
+    """A duration names each unit once, the largest first."""
+    with pytest.raises(ValueError, match="a duration such as"):
+        parse_duration(text)
