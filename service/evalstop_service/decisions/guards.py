@@ -72,9 +72,11 @@ def find_pause(project: Project) -> tuple[Guard, ...]:
     if project.paused_at is None:
         return ()
     reason = f": {project.paused_reason}" if project.paused_reason else ""
-    until = rfc3339(project.paused_until) if project.paused_until is not None else None
-    details = {"paused_at": rfc3339(project.paused_at), "paused_by": project.paused_by, "paused_until": until}
-    end = f" until {until}" if until is not None else ""
+    details = {"paused_at": rfc3339(project.paused_at), "paused_by": project.paused_by}
+    end = ""
+    if project.paused_until is not None:
+        details["paused_until"] = rfc3339(project.paused_until)
+        end = f" until {details['paused_until']}"
     return (Guard(GuardKind.PAUSED, f"the project was paused by {project.paused_by}{end}{reason}", details),)
 
 

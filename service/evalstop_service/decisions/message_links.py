@@ -119,7 +119,7 @@ def act(
 
 def _list_choices(tx: Transaction, decision: Decision, project: Project, now: datetime) -> dict[Choice, datetime]:
     zone = ZoneInfo(project.stop_hours.time_zone if project.stop_hours is not None else "UTC")
-    offered = {
+    offered: dict[Choice, Vetoed | Postponed] = {
         Choice.VETO: Vetoed(now, "", ""),
         Choice.WAIT_AN_HOUR: Postponed(now, "", "", decision.due_at + HOUR),
         Choice.WAIT_UNTIL_MORNING: Postponed(now, "", "", find_morning(decision.due_at, zone)),

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from pydantic import AfterValidator, Field, ValidationError, create_model
@@ -29,21 +29,22 @@ from evalstop_service.store.projects import Project
 Most = Annotated[int, Field(ge=1, le=100_000_000), Integral]
 DEFAULTS = Quotas()
 
-_Changes: Any = create_model(
-    "_Changes",
-    __base__=Body,
-    **{
-        declared.name: (declared.annotation | None, Field(None, description=declared.description))
-        for declared in list_settings()
-    },
-)
+_FIELDS: dict[str, Any] = {
+    declared.name: (declared.annotation | None, Field(None, description=declared.description))
+    for declared in list_settings()
+}
+_Changes: Any = create_model("_Changes", __base__=Body, **_FIELDS)
 
 
-class ProjectChange(_Changes):  # type: ignore[misc]  # its fields are those of ProjectSettings
+class ProjectChange(_Changes):
     """New settings. An omitted field keeps its value, and so does null in fields that cannot be null.
 
     Durations are seconds, or a text such as `15m` or `4h`.
     """
+
+    if TYPE_CHECKING:  # its fields are those of ProjectSettings
+
+        def __init__(self, **settings: Any) -> None: ...
 
 
 class NewProject(ProjectChange):
@@ -53,6 +54,10 @@ class NewProject(ProjectChange):
     """
 
     name: Name = Field(description="unique in the installation", examples=["alignment"])
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, name: str, **settings: Any) -> None: ...
 
 
 class QuotasIn(Body):

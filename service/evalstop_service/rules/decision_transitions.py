@@ -318,8 +318,8 @@ def _put_on_hold(lifecycle: Lifecycle, at: datetime, guards: tuple[Guard, ...], 
     # The last decision of a job releases the others, which wait for nothing else.
     is_last = all(guard.kind is GuardKind.SHARED_JOB and guard.details["waiting"] for guard in guards)
     deadline_at = at + timedelta(seconds=0.0 if is_last else RECHECK_SECONDS)
-    changed = {"deadline_at": deadline_at, "guard_kinds": _list_kinds(guards), "reason": _join_reasons(guards)}
-    on_hold = replace(lifecycle, state=DecisionState.ON_HOLD, **changed)
+    on_hold = replace(lifecycle, state=DecisionState.ON_HOLD, deadline_at=deadline_at, guard_kinds=_list_kinds(guards))
+    on_hold = replace(on_hold, reason=_join_reasons(guards))
     details = _describe_guards(guards)
     return on_hold, [Record(on_hold.state, actor, reason, details), Announce(EventType.STOP_ON_HOLD, details)]
 

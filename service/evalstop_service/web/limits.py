@@ -57,7 +57,9 @@ COSTLY, COSTLY_OF_PROJECT = Rate(burst=30, per_second=0.5), Rate(burst=60, per_s
 
 SIGN_IN = "/login"
 
-_VETOES = re.compile(r"/api/v1/(decisions/[^/]+/veto|project/pause)|/decisions/[^/]+/veto|/settings/pause|/act/[^/]+/[^/]+/veto|/login")
+_VETOES = re.compile(
+    r"/api/v1/(decisions/[^/]+/veto|project/pause)|/decisions/[^/]+/veto|/settings/pause|/act/[^/]+/[^/]+/veto|/login"
+)
 
 _DECIDES = re.compile(
     r"/api/v1/(decisions/[^/]+/(veto|undo|release|report)|project/(pause|resume)|runs/[^/]+/stop)"

@@ -189,14 +189,13 @@ class QuotasOut(QuotasIn):
     model_config = ConfigDict(from_attributes=True)
 
 
-_Settings: Any = create_model(
-    "_Settings",
-    __base__=Answer,
-    **{declared.name: (declared.bare, Field(description=declared.description)) for declared in list_settings()},
-)
+_FIELDS: dict[str, Any] = {
+    declared.name: (declared.bare, Field(description=declared.description)) for declared in list_settings()
+}
+_Settings: Any = create_model("_Settings", __base__=Answer, **_FIELDS)
 
 
-class ProjectOut(_Settings):  # type: ignore[misc]  # more of its fields are those of ProjectSettings
+class ProjectOut(_Settings):  # more of its fields are those of ProjectSettings
     """A project with its settings."""
 
     id: UUID = Field(description="id of the project")

@@ -14,7 +14,15 @@ from evalstop_service.decisions import transitions
 from evalstop_service.errors import require
 from evalstop_service.projects import policies
 from evalstop_service.rules import liveness
-from evalstop_service.rules.decision_lifecycle import NEXT_STATES, Action, DecisionState, Event, Released, Undone, Vetoed
+from evalstop_service.rules.decision_lifecycle import (
+    NEXT_STATES,
+    Action,
+    DecisionState,
+    Event,
+    Released,
+    Undone,
+    Vetoed,
+)
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.role_recognition import COMBINED_METRIC, MetricFields
 from evalstop_service.rules.statuses import OPEN, UNENDED, RunStatus

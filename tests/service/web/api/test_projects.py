@@ -53,9 +53,9 @@ def test_durations_and_hours_are_written_as_people_write_them(service: Service) 
         assert (changed["veto_window_seconds"], changed["confirm_seconds"]) == (5400.0, 60.0)
         assert changed["stop_hours"] == hours
         assert expect_json(tenant.patch("/project", json={"stop_hours": None}), 200)["stop_hours"] is None
-    for invalid in ({"stop_hours": "mon"}, {"stop_hours": {"days": []}}, {"confirm_seconds": "soon"}):
-        problem = expect_problem(tenant.patch("/project", json=invalid), 422)
-        assert problem["errors"][0]["pointer"].startswith(f"/{next(iter(invalid))}")
+    for name, invalid in (("stop_hours", "mon"), ("stop_hours", 7), ("confirm_seconds", "soon")):
+        problem = expect_problem(tenant.patch("/project", json={name: invalid}), 422)
+        assert problem["errors"][0]["pointer"] == f"/{name}"
 
 
 def test_pause_ends_by_itself(service: Service) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from evalstop_service.rules.event_types import EventType
+from evalstop_service.rules.event_types import PENDING_EVENTS, EventType
 from evalstop_service.webhooks.channels import Format, render_body
 from evalstop_service.webhooks.delivery.mail import write_message
 from evalstop_service.webhooks.events import DECLARATIONS, build_example
@@ -60,6 +60,18 @@ def test_message_says_what_a_person_needs_to_decide() -> None:
         "",
         "project alignment · 2026-01-01 14:31 UTC",
     ]
+
+
+@pytest.mark.parametrize("form", [form for form in Format if form is not Format.STANDARD])
+def test_only_messages_about_a_pending_stop_hold_a_link_to_act(form: Format) -> None:
+    """People get the link with the announcement of a pending stop if their project allows it; receivers never do."""
+    url = "https://evalstop.example/act/0199aa0e-9999-7a11-8b22-c3d4e5f60718/c2lnbmVk"
+    for event_type in EventType:
+        event = build_example(event_type)
+        assert (url in render_body(form, json.dumps(event), url)) == (event_type in PENDING_EVENTS)
+        assert url not in render_body(Format.STANDARD, json.dumps(event), url)
+        forbidden = event | {"data": event["data"] | {"act_from_messages": False}}
+        assert url not in render_body(form, json.dumps(forbidden), url)
 
 
 @given(name=st.text(max_size=2000), reason=st.text(max_size=5000))
