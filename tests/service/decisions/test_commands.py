@@ -281,3 +281,21 @@ def test_ordered_stop_is_refused_while_paused(project: ProjectFixture) -> None:
             order_stop(project, each)
     resumed = pause.resume_project(project.database, project.id, "dana", ONE_HOUR_LATER)
     assert (resumed.paused_at, resumed.paused_by, resumed.paused_reason) == (None, None, None)
+
+
+def test_why_a_run_was_not_stopped_stays_known(project: ProjectFixture) -> None:
+    """A run that ends while its stop is on hold, or after its stop failed, still says why it was not stopped."""
+    failed, decision = project.open_declining_run("failed")
+    project.record_report(decision, DecisionState.FAILED)
+    project.finish_run(failed)
+    ended = project.load_decision(failed)
+    assert ended.state == DecisionState.FAILED
+    assert ended.state_reason.endswith("; the run ended by itself: completed")
+    with pytest.raises(Conflict, match="nothing to undo"):
+        project.apply_command(ended, Undone(ONE_HOUR_LATER, "dana", "no"))
+    pause.pause_project(project.database, project.id, "dana", "the grader is broken", NOW)
+    held, _ = project.open_declining_run("held")
+    project.finish_run(held)
+    moot = project.load_decision(held)
+    assert moot.state == DecisionState.MOOT
+    assert "the project was paused by dana: the grader is broken" in moot.state_reason
