@@ -11,9 +11,8 @@ from evalstop_detectors.checkpoint.choice import (
 from evalstop_detectors.combined_eval import CombinedState, EvalValue, combine_values, start_combining
 from evalstop_detectors.detectors.detector import Detector, EvalRequest, EvalRequests, Evidence, Kind, Thresholds
 from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, StaleState
-from evalstop_detectors.observation import Column, Columns, MetricRole, Observation, to_columns
-from evalstop_detectors.policy.calls import Action, Call, Ground, GuardKind
-from evalstop_detectors.policy.catalog import DETECTORS
+from evalstop_detectors.observation import ROLES, Column, Columns, MetricRole, Observation, to_columns
+from evalstop_detectors.policy.catalog import DETECTORS, Action, Call, Ground, GuardKind
 from evalstop_detectors.policy.codec import (
     describe_document,
     policy_from_document,
@@ -36,13 +35,21 @@ from evalstop_detectors.policy.past_runs import PastRun, replay_runs
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Finding, Member, Policy, Verdict
 from evalstop_detectors.policy.shipped import POLICIES
 from evalstop_detectors.roles.meanings import RoleOrigin
-from evalstop_detectors.roles.planned_length import derive_total_steps, find_total_steps
-from evalstop_detectors.roles.recognition import RecognizedRoles, Role, choose_direction, match_role, recognize_roles
+from evalstop_detectors.roles.recognition import (
+    RecognizedRoles,
+    Role,
+    choose_direction,
+    derive_total_steps,
+    find_total_steps,
+    match_role,
+    recognize_roles,
+)
 
 __all__ = [
     "DETECTORS",
     "NOTHING_SEEN",
     "POLICIES",
+    "ROLES",
     "Action",
     "BestCheckpoint",
     "Call",

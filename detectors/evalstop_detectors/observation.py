@@ -32,6 +32,31 @@ class MetricRole(StrEnum):
 RANK = {role: rank for rank, role in enumerate(MetricRole)}
 
 
+class RoleTraits(NamedTuple):
+    """What holds for all metrics of a role.
+
+    `meaning`: what they measure. `minimized`: lower is better unless the trainer says otherwise. `keeps_sign`: a
+    distance, not a quality, whose values detectors see as they are logged.
+    """
+
+    meaning: str
+    minimized: bool = False
+    keeps_sign: bool = False
+
+    def choose_sign(self, is_minimized: bool) -> float:
+        """The factor that makes higher values better."""
+        return -1.0 if is_minimized and not self.keeps_sign else 1.0
+
+
+ROLES: Mapping[MetricRole, RoleTraits] = {
+    MetricRole.EVAL: RoleTraits("the eval score"),
+    MetricRole.PROXY: RoleTraits("the proxy reward"),
+    MetricRole.KL: RoleTraits("the KL to the initial policy", minimized=True, keeps_sign=True),
+    MetricRole.LOSS: RoleTraits("the loss", minimized=True),
+    MetricRole.PAIRED: RoleTraits("paired evaluations, the current score less the best one's"),
+}
+
+
 class Observation(Struct, frozen=True):
     """One value of one role, with the sign such that higher is better (KL is unchanged).
 

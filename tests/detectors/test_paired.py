@@ -22,8 +22,7 @@ from evalstop_detectors import (
 )
 from evalstop_detectors.detectors.posterior import HELD_EVALS, Posterior
 from evalstop_detectors.posterior import network, paired
-from evalstop_detectors.posterior.arithmetic import MANY, ONE
-from evalstop_detectors.posterior.features import LIMIT, FeatureState, Given, advance
+from evalstop_detectors.posterior.features import LIMIT, MANY, ONE, FeatureState, Given, advance
 from evalstop_detectors.posterior.paired import Answer, describe_answer, describe_effect, log_certificate, raise_bets
 from hypothesis import given
 from hypothesis import strategies as st

@@ -11,8 +11,7 @@ from evalstop_detectors import MetricRole, Observation
 from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_detectors.observation import to_columns
 from evalstop_detectors.posterior import network
-from evalstop_detectors.posterior.arithmetic import MANY, ONE
-from evalstop_detectors.posterior.features import FEATURES, LIMIT, FeatureState, Given, advance
+from evalstop_detectors.posterior.features import FEATURES, LIMIT, MANY, ONE, FeatureState, Given, advance
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -26,8 +26,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from evalstop_detectors.summation import LARGEST
+
 # Values beyond this are clipped, so that differences, sums and squares stay finite.
-LARGEST = 1e120
 
 WINDOW = 64
 _WORTH_MOVING = 4  # values; beyond this, sorting again is as fast

@@ -25,10 +25,10 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from evalstop_detectors.checkpoint.noise import LARGEST, NoiseState, advance, estimate
+from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
 from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
-from evalstop_detectors.summation import add_up
+from evalstop_detectors.summation import LARGEST, add_up
 from evalstop_detectors.wording import format_count
 
 _SOONEST = 4

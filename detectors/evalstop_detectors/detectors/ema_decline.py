@@ -17,9 +17,8 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 
 from evalstop_detectors.checkpoint.noise import clipped
-from evalstop_detectors.detectors.counting import CountingRule
 from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Detector, Evidence
-from evalstop_detectors.detectors.k_decline import KDeclineState, count_decline
+from evalstop_detectors.detectors.k_decline import CountingRule, KDeclineState, count_decline
 from evalstop_detectors.observation import MetricRole, Observation
 
 

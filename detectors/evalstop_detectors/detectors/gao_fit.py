@@ -30,7 +30,7 @@ from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.checkpoint.noise import NoiseState
 from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
-from evalstop_detectors.summation import add_up
+from evalstop_detectors.summation import LARGEST, add_up
 from evalstop_detectors.wording import format_count
 
 _FARTHEST = 1e6  # of distances: a KL of 10^12 nats
@@ -241,7 +241,7 @@ def _weigh_eval(eval_noise: NoiseState, stderr: float | None) -> float:
     """The weight of an eval relative to a usual one."""
     if stderr is None or not 0 < stderr < math.inf or eval_noise.mean_square <= 0:
         return 1.0
-    ratio = min(max(math.sqrt(eval_noise.mean_square) / min(stderr, noise.LARGEST), 0.5), 2.0)
+    ratio = min(max(math.sqrt(eval_noise.mean_square) / min(stderr, LARGEST), 0.5), 2.0)
     return ratio * ratio
 
 

@@ -17,8 +17,8 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from evalstop_detectors.detectors.counting import CountingRule
 from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Detector, Evidence
+from evalstop_detectors.detectors.k_decline import CountingRule
 from evalstop_detectors.observation import MetricRole, Observation
 
 

@@ -16,9 +16,36 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from evalstop_detectors.detectors.counting import CountingRule
-from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Detector, Evidence
+from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.wording import format_count
+
+
+class CountingRule:
+    """A rule on `role` that stops at a count of `k` and suspects one before it; `warmup_evals` are not counted."""
+
+    __slots__ = ()
+
+    kind: ClassVar[Kind] = Kind.COUNT
+
+    k: int
+    warmup_evals: int
+    role: MetricRole
+
+    @property
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({self.role})
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(suspect_at=float(self.k - 1) if self.k > 1 else None, stop_at=float(self.k))
+
+    def describe(self, seen: int, count: int, turn_step: int | None, noun: str, of: str) -> Evidence:
+        """The evidence of `count` consecutive `noun`s `of` something, after `seen` finite values."""
+        note = f"{format_count(count, f'consecutive {noun}')} of {of}, k = {self.k}"
+        if seen < self.warmup_evals:
+            note = f"warming up: {seen} of {format_count(self.warmup_evals, 'value')} of {self.role} seen"
+        return Evidence(Kind.COUNT, float(count), turn_step, note)
 
 
 class KDeclineState(Struct, frozen=True):

@@ -44,9 +44,8 @@ from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, clipped, estimate
 from evalstop_detectors.detectors.detector import Changes, Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.detectors.slope import slopes_up
 from evalstop_detectors.observation import RANK, Column, Columns, MetricRole, Observation
-from evalstop_detectors.summation import add_up
+from evalstop_detectors.summation import add_up, slopes_up
 from evalstop_detectors.wording import format_count, format_percent
 
 BLOCKS = 128

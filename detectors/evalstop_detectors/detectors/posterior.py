@@ -39,7 +39,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.checkpoint.noise import LARGEST, clipped
+from evalstop_detectors.checkpoint.noise import clipped
 from evalstop_detectors.detectors.detector import (
     Changes,
     Detector,
@@ -50,14 +50,14 @@ from evalstop_detectors.detectors.detector import (
     Thresholds,
     Trace,
 )
-from evalstop_detectors.detectors.posterior_columns import list_given
 from evalstop_detectors.observation import RANK, Column, Columns, MetricRole, Observation, to_observations
-from evalstop_detectors.posterior.arithmetic import ONE
-from evalstop_detectors.posterior.features import FeatureState, Given, advance, measure_scale
-from evalstop_detectors.posterior.forward import Course, follow_runs
+from evalstop_detectors.posterior.features import ONE, FeatureState, Given, advance, measure_scale
 from evalstop_detectors.posterior.network import (
     HIDDEN,
+    Course,
     Whole,
+    follow_runs,
+    list_given,
     load_network,
     round_features,
     to_probabilities,
@@ -71,6 +71,7 @@ from evalstop_detectors.posterior.paired import (
     describe_effect,
     raise_bets,
 )
+from evalstop_detectors.summation import LARGEST
 from evalstop_detectors.wording import format_count, format_percent
 
 SOONEST = 3  # evals; no evidence before

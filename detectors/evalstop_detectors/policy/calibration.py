@@ -17,8 +17,7 @@ from evalstop_detectors.detectors.detector import Detector, Thresholds
 from evalstop_detectors.detectors.e_process import EProcess
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 from evalstop_detectors.errors import InvalidPolicy
-from evalstop_detectors.policy.calls import Ground
-from evalstop_detectors.policy.catalog import DETECTORS, explain_unknown
+from evalstop_detectors.policy.catalog import DETECTORS, Ground, explain_unknown
 from evalstop_detectors.policy.policy import Member, Policy
 from evalstop_detectors.policy.shipped_calibrations import CALIBRATIONS
 

@@ -1,8 +1,13 @@
-"""All detectors by the names that policies use."""
+"""What policies are made of: calls, grounds, actions and guards, all detectors by name, and what a type allows."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
+
+from msgspec import inspect
 
 from evalstop_detectors.detectors.bocpd import Bocpd
 from evalstop_detectors.detectors.cusum import Cusum
@@ -21,6 +26,41 @@ from evalstop_detectors.detectors.non_finite import NonFinite
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_detectors.detectors.river_drift import RiverDrift
+
+
+class Call(StrEnum):
+    """What a verdict calls for."""
+
+    CONTINUE = "continue"
+    SUSPECT = "suspect"
+    STOP = "stop"
+
+
+class Ground(StrEnum):
+    """Why a run is to be stopped: its eval has turned for good, or has levelled off with no more gain expected."""
+
+    TURNED = "turned"
+    LEVELLED_OFF = "levelled_off"
+
+
+class Action(StrEnum):
+    """What a stop asks for: that the job ends, or that it is parked until it recovers."""
+
+    STOP = "stop"
+    PARK = "park"
+
+
+class GuardKind(StrEnum):
+    """Guards that put a stop on hold, whatever the detectors say, unless the policy overrides them.
+
+    `stale`: the run has not reported for long. `metric_fault`: a metric that stops it is missing, has ceased,
+    does not change or is not finite. `no_checkpoint`: stopping the run would leave no best checkpoint.
+    """
+
+    STALE = "stale"
+    METRIC_FAULT = "metric_fault"
+    NO_CHECKPOINT = "no_checkpoint"
+
 
 DETECTORS: dict[str, type[Detector[Any]]] = {
     "bocpd": Bocpd,
@@ -45,3 +85,59 @@ DETECTORS: dict[str, type[Detector[Any]]] = {
 def explain_unknown(name: str) -> str:
     """The error message for an unknown detector name."""
     return f"there is no detector {name!r}; there are {', '.join(DETECTORS)}"
+
+
+def allowed_at(struct: type[Any], path: Sequence[str | int]) -> str:
+    """The values allowed at this location of a document of the struct; for an unknown key, the known keys."""
+    kind: inspect.Type = inspect.type_info(struct)
+    for step in path:
+        if isinstance(kind, inspect.UnionType):
+            kind = next((item for item in kind.types if isinstance(item, inspect.StructType)), kind)
+        if isinstance(kind, inspect.ListType) and isinstance(step, int):
+            kind = kind.item_type
+        elif isinstance(kind, inspect.StructType):
+            field = next((field for field in kind.fields if field.encode_name == step), None)
+            if field is None:
+                break
+            kind = _without_description(field.type)
+    return _keys(kind) if isinstance(kind, inspect.StructType) else _words(kind)
+
+
+def _keys(kind: inspect.StructType) -> str:
+    return ", ".join(f"{field.encode_name} ({_words(field.type)})" for field in kind.fields)
+
+
+def _words(kind: inspect.Type) -> str:
+    match _without_description(kind):
+        case inspect.IntType(ge=ge, le=le):
+            return f"whole number from {ge} to {le}"
+        case inspect.FloatType(gt=gt, ge=ge, lt=lt, le=le):
+            low = f"number > {gt:g}" if gt is not None else "number" if ge is None else f"number >= {ge:g}"
+            high = f" and < {lt:g}" if lt is not None else f" and <= {le:g}" if le is not None else ""
+            return low if le == sys.float_info.max else low + high
+        case inspect.EnumType(cls=cls):
+            return "one of " + ", ".join(cls)
+        case inspect.LiteralType(values=values):
+            return " or ".join(f'"{value}"' for value in values)
+        case inspect.UnionType(types=types):
+            return " or ".join(_words(item) for item in types)
+        case inspect.ListType(item_type=inspect.StructType() as item):
+            return f"list of objects of {_keys(item)}"
+        case inspect.ListType(item_type=item):
+            return f"list of {_words(item)}"
+        case inspect.StructType() as struct:
+            return f"object of {_keys(struct)}"
+        case inspect.StrType(pattern=str(pattern)):
+            return f"text that matches {pattern}"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.NoneType():
+            return "null"
+        case inspect.DictType():
+            return "object"
+        case _:
+            return "text"
+
+
+def _without_description(kind: inspect.Type) -> inspect.Type:
+    return kind.type if isinstance(kind, inspect.Metadata) else kind

@@ -12,15 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from evalstop_detectors.detectors.detector import (
-    CountOrZero,
-    Detector,
-    EvalRequests,
-    Evidence,
-    Thresholds,
-)
+from evalstop_detectors.detectors.detector import CountOrZero, Detector, EvalRequests, Evidence, Thresholds
 from evalstop_detectors.errors import InvalidPolicy, StaleState
-from evalstop_detectors.policy.allowed_values import allowed_at
 from evalstop_detectors.policy.calibration import (
     Calibration,
     CalibrationDocument,
@@ -29,8 +22,7 @@ from evalstop_detectors.policy.calibration import (
     find_threshold,
     read_calibration,
 )
-from evalstop_detectors.policy.calls import Action, Ground, GuardKind
-from evalstop_detectors.policy.catalog import DETECTORS, explain_unknown
+from evalstop_detectors.policy.catalog import DETECTORS, Action, Ground, GuardKind, allowed_at, explain_unknown
 from evalstop_detectors.policy.monitor import MonitorState
 from evalstop_detectors.policy.policy import LEVELLED_OFF_AT, Member, Policy, Verdict, member_ids
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from evalstop_detectors.detectors.detector import EvalRequest, Evidence
 from evalstop_detectors.errors import OutOfOrder
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_columns, to_observations
-from evalstop_detectors.policy.calls import Call
+from evalstop_detectors.policy.catalog import Call
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
 
 Order = tuple[int, int]

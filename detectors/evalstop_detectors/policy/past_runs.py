@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from evalstop_detectors.detectors.detector import Evidence, Trace
 from evalstop_detectors.observation import Columns
-from evalstop_detectors.policy.calls import Call
+from evalstop_detectors.policy.catalog import Call
 from evalstop_detectors.policy.monitor import ORDER, Change, finite_evals, judge_changes, start
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
 

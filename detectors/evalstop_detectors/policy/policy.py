@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from evalstop_detectors.detectors.detector import Detector, EvalRequests, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
-from evalstop_detectors.policy.calls import Action, Call, Ground, GuardKind
+from evalstop_detectors.policy.catalog import Action, Call, Ground, GuardKind
 from evalstop_detectors.wording import format_count
 
 LEVELLED_OFF_AT = 0.97

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -18,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalstop_detectors.errors import DetectorError
-from evalstop_detectors.posterior.features import FEATURES, LIMIT
+from evalstop_detectors.observation import Column, Columns, MetricRole
+from evalstop_detectors.posterior.features import FEATURES, LIMIT, MANY, FeatureState, Given, advance
+from evalstop_detectors.summation import LARGEST
 
 Whole = NDArray[np.float64]
 """Whole numbers in float64."""
@@ -146,3 +149,115 @@ def _logistic_table() -> Whole:
 def _rounded(value: float) -> float:
     """Round to a fraction of 2^14. No entry lies within 1e-9 of a boundary, so the last bits of tanh do not matter."""
     return math.floor(value * STATE_ONE + 0.5)
+
+
+Floats = NDArray[np.float64]
+
+_MOST_VALUES = 1 << 18
+"""The most evals held at once, including the padding of shorter runs: about 40 MB."""
+
+
+class Course(NamedTuple):
+    """The result at each eval of a run: `outputs` of the network (5, evals), and fields of the features' state by the
+    same names, (evals,)."""
+
+    outputs: Floats
+    since: Floats
+    level: Floats
+    best: Floats
+    low: Floats
+
+
+def follow_runs(network: Network, runs: Sequence[Given]) -> list[Course]:
+    """The network's results at each eval of these runs, which are non-empty columns of finite numbers."""
+    courses: dict[int, Course] = {}
+    longest_first = sorted(range(len(runs)), key=lambda index: len(runs[index].score), reverse=True)
+    for group in _group(longest_first, [len(run.score) for run in runs]):
+        courses.update(zip(group, _follow_group(network, [runs[index] for index in group]), strict=True))
+    return [courses[index] for index in range(len(runs))]
+
+
+def _group(longest_first: Sequence[int], lengths: Sequence[int]) -> Iterator[Sequence[int]]:
+    begin = 0
+    while begin < len(longest_first):
+        end = begin + max(_MOST_VALUES // lengths[longest_first[begin]], 1)
+        yield longest_first[begin:end]
+        begin = end
+
+
+def _follow_group(network: Network, runs: Sequence[Given]) -> list[Course]:
+    """The same for runs in descending order of length, so that the unfinished ones are always the first."""
+    lengths = np.array([len(run.score) for run in runs])
+    longest, count = int(lengths[0]), len(runs)
+    columns = np.zeros((longest, len(Given._fields), count))
+    for index, run in enumerate(runs):
+        columns[: lengths[index], :, index] = np.transpose(run)
+    outputs, columns_kept = np.zeros((longest, OUTPUTS, count)), np.zeros((longest, len(Course._fields) - 1, count))
+    state, hidden = FeatureState(*(np.zeros(count) for _ in FeatureState.__struct_fields__)), np.zeros((HIDDEN, count))
+    # Values past the largest number become infinite and are clipped, as with plain floats.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for at in range(longest):
+            going = int(np.count_nonzero(lengths > at))
+            if going < len(state.evals):
+                state = FeatureState(*(getattr(state, name)[:going] for name in FeatureState.__struct_fields__))
+                hidden = hidden[:, :going]
+            state, features = advance(MANY, state, Given(*columns[at, :, :going]))
+            hidden = network.step(hidden, round_features(features))
+            outputs[at, :, :going] = network.read(hidden)
+            columns_kept[at, :, :going] = state.since, state.level, state.best, state.low
+    return [Course(outputs[:n, :, index].T, *columns_kept[:n, :, index].T) for index, n in enumerate(lengths)]
+
+
+_NO_VALUES = Column((), ())
+_FAR = 1e100
+"""Values up to this far from zero can be added up without clipping."""
+
+
+def list_given(columns: Columns) -> Given | None:
+    """The inputs at each finite eval, as arrays; None for runs that only `Posterior.step` can process: with paired
+    evaluations, without a finite eval, or with a proxy so large that its sums would be clipped.
+
+    The proxy counts by its mean since the last eval, relative to its first value, KL by its latest value since then.
+    """
+    evals = columns.get(MetricRole.EVAL, _NO_VALUES)
+    values = np.array(evals.values, dtype=np.float64)
+    finite = np.isfinite(values)
+    count = int(np.count_nonzero(finite))
+    if MetricRole.PAIRED in columns or not count:
+        return None
+    steps = np.array(evals.steps)[finite]
+    stderr, progress = (_to_floats(column, finite) for column in (evals.stderrs, evals.progress))
+    has_stderr = (stderr > 0) & (stderr < np.inf)
+    proxy_at, proxies = _place(columns.get(MetricRole.PROXY, _NO_VALUES), steps)
+    if np.any(np.abs(proxies) > _FAR):
+        return None
+    waiting = np.bincount(proxy_at, minlength=count + 1)[:count]
+    total = np.bincount(proxy_at, proxies - proxies[:1], minlength=count + 1)[:count]
+    kl_at, kls = _place(columns.get(MetricRole.KL, _NO_VALUES), steps)
+    kl, has_kl = np.zeros(count + 1), np.zeros(count + 1)
+    kl[kl_at], has_kl[kl_at] = np.clip(kls, -LARGEST, LARGEST), 1.0  # of several at one index the last stays
+    return Given(
+        np.clip(values[finite], -LARGEST, LARGEST),
+        np.where(has_stderr, np.minimum(stderr, LARGEST), 0.0),
+        has_stderr.astype(float),
+        total / np.maximum(waiting, 1),
+        (waiting > 0).astype(float),
+        kl[:count],
+        has_kl[:count],
+        np.nan_to_num(progress, nan=0.0),
+        (~np.isnan(progress)).astype(float),
+    )
+
+
+def _to_floats(values: Sequence[float | None] | None, finite: NDArray[np.bool_]) -> Floats:
+    """The values at finite evals; NaN where unknown."""
+    if values is None:
+        return np.full(int(np.count_nonzero(finite)), np.nan)
+    return np.array(values, dtype=np.float64)[finite]
+
+
+def _place(column: Column, eval_steps: NDArray[np.int64]) -> tuple[NDArray[np.intp], Floats]:
+    """The finite values of a column, and the index of the eval that each precedes; past the last eval: their count."""
+    values = np.array(column.values, dtype=np.float64)
+    finite = np.isfinite(values)
+    return np.searchsorted(eval_steps, np.array(column.steps, dtype=np.int64)[finite]), values[finite]

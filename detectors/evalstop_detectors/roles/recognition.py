@@ -1,7 +1,8 @@
 """Recognizes which of a run's metrics are the eval score, proxy, KL and loss, by their names alone.
 
-A name in a known trainer's table is recognized; a meaning inferred from its words is a guess, and no run is stopped
-on a guess until a person confirms or corrects it.
+A name in a known trainer's table is recognized; a meaning inferred from its words is a guess: it may raise a suspicion,
+but no run is stopped on it until a person confirms or corrects it. The planned number of steps is found in the labels,
+tags and params that trainers write.
 """
 
 from __future__ import annotations
@@ -16,13 +17,77 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.observation import MetricRole
-from evalstop_detectors.roles.guesses import GUESSES, guess_held_out
-from evalstop_detectors.roles.known_names import KNOWN_HELD_OUT, KNOWN_NAMES
-from evalstop_detectors.roles.meanings import Meaning, RoleOrigin, Trainer
-from evalstop_detectors.roles.reinforcement import REINFORCEMENT
-from evalstop_detectors.roles.supervised import SUPERVISED
-from evalstop_detectors.roles.words import Reading, read_words, split_words
+from evalstop_detectors.observation import ROLES, MetricRole
+from evalstop_detectors.roles.meanings import (
+    LAST_UPDATE,
+    SAMPLER,
+    STILL_PROXY,
+    SUBTRACTED,
+    Meaning,
+    RoleOrigin,
+    Trainer,
+    eval_error,
+    eval_score,
+    kl,
+    no_role,
+    proxy,
+)
+from evalstop_detectors.roles.trainers import REINFORCEMENT, SUPERVISED
+from evalstop_detectors.roles.words import KNOWN_HELD_OUT, KNOWN_NAMES, Reading, read_words, split_words
+
+_GUESSED = RoleOrigin.GUESSED
+
+GUESSES = (
+    no_role("*rlhf_reward*", SUBTRACTED),
+    no_role("*non_score_reward*", "the KL penalty itself"),
+    *(no_role(f"*{name}*", LAST_UPDATE) for name in ("ppo_kl", "approx_kl", "approxkl", "policykl", "old_kl")),
+    *(no_role(f"*{name}*", SAMPLER) for name in ("vllm_kl", "gen_kl", "kl_error", "js_divergence", "rollout_corr/")),
+    *(no_role(f"*{name}*", "a coefficient") for name in ("kl_coef", "kl_ctl", "kl_beta")),
+    *(
+        proxy(name, "the reward that is optimized, judging by its name", rank=1, origin=_GUESSED)
+        for name in ("reward/mean", "rewards/mean", "reward_mean", "mean_reward", "score/mean")
+    ),
+    *(
+        no_role(f"rewards/*{name}", "a statistic of rewards")
+        for name in ("chosen", "rejected", "accuracies", "/std", "/max", "/min")
+    ),
+    proxy("rewards/*", "one of the rewards, judging by its name", rank=2, origin=_GUESSED),
+    proxy("eval_reward", STILL_PROXY, rank=2, origin=_GUESSED),
+    no_role("eval_reward[s_/]*", STILL_PROXY),
+    *(kl(name, "named so", origin=_GUESSED) for name in ("kl/mean", "mean_kl", "kl_to_ref", "ref_kl", "kl_ref")),
+)
+"""Patterns for whole names in lower case, as in the tables of trainers."""
+
+_OF_THE_UPDATE = frozenset(
+    ("policy", "pg", "ppo", "grpo", "actor", "critic", "value", "vf", "update", "aux", "entropy", "kl")
+)
+
+_CAUTION = (
+    "{metric} is taken as the eval score, higher is better, because it is held out; it is unknown whether it is a"
+    " score. Give the run's metrics a role if it is not."
+)
+_ERROR = eval_error("", "an error on held-out data, judging by its name", rank=1, origin=_GUESSED)
+_LOSS = eval_error("", "a loss on held-out data, judging by its name", rank=2, origin=_GUESSED)
+_SCORE = eval_score("", "a score on held-out data, judging by its name", origin=_GUESSED)
+_UNKNOWN = eval_score("", "held-out, judging by its name", rank=4, caution=_CAUTION, origin=_GUESSED)
+_UPDATE = no_role("", "the loss of an update: its level means nothing")
+_BOOKKEEPING = no_role("", "not a quality of the model, judging by its name")
+
+
+def guess_held_out(quantity: str) -> Meaning:
+    """The meaning of a metric on held-out data, by the words of its name without the prefix."""
+    name_words = set(split_words(quantity))
+    match read_words(quantity):
+        case Reading.OTHER:
+            return _BOOKKEEPING
+        case Reading.ERROR if "loss" in name_words:
+            return _UPDATE if name_words & _OF_THE_UPDATE else _LOSS
+        case Reading.ERROR:
+            return _ERROR
+        case Reading.SCORE:
+            return _SCORE
+    return _UNKNOWN
+
 
 TRAINERS = (*REINFORCEMENT, *SUPERVISED)
 """Trainers whose marks are present, in this order: those that build on others come after them."""
@@ -132,7 +197,7 @@ def choose_direction(role: MetricRole, metric: str) -> Direction:
     >>> [choose_direction(MetricRole.EVAL, name) for name in ("gsm8k", "val_loss", "failure_rate", "neg_loss")]
     ['maximize', 'minimize', 'minimize', 'maximize']
     """
-    if role in (MetricRole.KL, MetricRole.LOSS):
+    if ROLES[role].minimized:
         return "minimize"
     for name in (metric, f"eval_{metric}"):
         found = recognize_roles([name])
@@ -206,7 +271,7 @@ def _starred(pattern: str) -> re.Pattern[str]:
 
 def _role(role: MetricRole, minimize: bool | None) -> Role:
     if minimize is None:
-        minimize = role in (MetricRole.KL, MetricRole.LOSS)
+        minimize = ROLES[role].minimized
     return Role(role, "minimize" if minimize else "maximize")
 
 
@@ -239,3 +304,47 @@ def _with_at(name: str) -> str:
 
 def _any_fits(patterns: Iterable[str], names: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+
+LENGTH_NAMES = (
+    *("total_steps", "evalstop.total_steps", "max_steps"),
+    *("trainer/total_training_steps", "trainer/max_steps", "trainer.max_steps"),
+)
+"""Names of the planned length; the first that is a positive whole number counts: EvalStop's, and the tag that it adds
+to runs of MLflow, transformers', verl's, NeMo's."""
+
+EPOCHS, EPOCH = "num_train_epochs", "epoch"
+"""The param of transformers, and the metric that it logs with all others."""
+
+MOST_STEPS = 2**53 - 1
+SOONEST_EPOCH = 0.1
+"""Some trainers round epochs to two decimals: from here on the length is accurate to 5 %."""
+
+
+def find_total_steps(texts: Mapping[str, str]) -> int | None:
+    """The planned length in these labels or params; None if there is none.
+
+    >>> find_total_steps({"max_steps": "-1", "total_steps": "5000"})
+    5000
+    """
+    return next((steps for name in LENGTH_NAMES if (steps := _read_steps(texts.get(name, "")))), None)
+
+
+def derive_total_steps(params: Mapping[str, str], epoch: float, step: int) -> int | None:
+    """The planned length of a run that is at this step in this epoch; None if the params have no number of epochs.
+
+    >>> derive_total_steps({"num_train_epochs": "3"}, epoch=0.5, step=100)
+    600
+    """
+    try:
+        epochs = float(params.get(EPOCHS, ""))
+    except ValueError:
+        return None
+    steps = epochs * step / epoch if epoch >= SOONEST_EPOCH and 0 < epochs < MOST_STEPS else 0.0
+    return round(steps) if 1 <= steps <= MOST_STEPS else None
+
+
+def _read_steps(text: str) -> int | None:
+    digits = text.strip().removesuffix(".0")
+    steps = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= 16 else 0
+    return steps if 1 <= steps <= MOST_STEPS else None

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from evalstop_detectors.posterior.arithmetic import MANY
-from evalstop_detectors.posterior.features import FEATURES, LIMIT, FeatureState, Given, advance
+from evalstop_detectors.posterior.features import FEATURES, LIMIT, MANY, FeatureState, Given, advance
 from evalstop_detectors.posterior.network import HIDDEN, OUTPUTS, WEIGHT_ONE, Network, decode_network, round_features
 from numpy.typing import NDArray
 from rich.console import Console

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import joblib
 import numpy as np
-from evalstop_detectors.posterior.arithmetic import MANY
-from evalstop_detectors.posterior.features import FEATURES, FeatureState, advance
+from evalstop_detectors.posterior.features import FEATURES, MANY, FeatureState, advance
 from evalstop_detectors.posterior.network import FEATURE_ONE as WHOLE
 from evalstop_detectors.posterior.network import HIDDEN, load_network, round_features
 from evalstop_detectors.posterior.paired import PAIRED_FEATURES, UNITS, Answer, describe_answer

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 from evalstop_detectors import find_total_steps
-from evalstop_detectors.roles import planned_length
+from evalstop_detectors.roles.recognition import LENGTH_NAMES
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.lines import read_lines
@@ -47,7 +47,7 @@ def read_runs(folder: Path, name: str, runs: Runs, roles: Roles, errors: ReadErr
         return
     run = runs.run(name_run(meta.get("run_name"), str(meta.get("run_id", folder.name))), roles)
     set_cost(run, meta.get("start_time"), meta.get("end_time"), _read_text(folder / "params" / "gpus"))
-    params = {name: _read_text(folder / "params" / name) for name in planned_length.NAMES}
+    params = {name: _read_text(folder / "params" / name) for name in LENGTH_NAMES}
     run.total_steps = find_total_steps(params) or find_total_steps(read_tags(folder)) or run.total_steps
     metrics = list_metrics(folder, errors)
     for column in roles.columns.values():

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from evalstop_detectors import MetricRole, RoleOrigin
+from evalstop_detectors import ROLES, MetricRole, RoleOrigin
 from evalstop_detectors.roles.recognition import NO_EVAL
 from rich.console import Console
 from rich.text import Text
@@ -71,7 +71,7 @@ def _explain_log(log: Log, metrics: set[str], count: int, requested: RequestedRo
             continue
         reason = REQUESTED if role in requested.named else DECLARED if log.roles is not None else None
         reason = reason or (NAMED if metric == role else recognised.reasons.get(metric, ""))
-        direction = "minimize" if role is MetricRole.KL or metric in roles.minimized else "maximize"
+        direction = "minimize" if ROLES[role].keeps_sign or metric in roles.minimized else "maximize"
         declared = reason in (REQUESTED, DECLARED, NAMED)
         origin = RoleOrigin.DECLARED if declared else recognised.origins.get(metric, RoleOrigin.DECLARED)
         chosen[metric] = {"role": str(role), "direction": direction, "origin": str(origin), "reason": reason}

@@ -11,7 +11,7 @@ from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
-from evalstop_detectors import Column, Columns, MetricRole, Observation, Score
+from evalstop_detectors import ROLES, Column, Columns, MetricRole, Observation, Score
 
 from evalstop_lab.errors import UnreadableInput
 
@@ -42,7 +42,7 @@ class Roles:
     def sign(self, role: MetricRole) -> float:
         """The factor that makes higher values better. A KL is a distance, not a quality: it stays unchanged."""
         column = self.columns.get(MetricRole.EVAL if role is MetricRole.PAIRED else role)
-        return -1.0 if role is not MetricRole.KL and column in self.minimized else 1.0
+        return ROLES[role].choose_sign(column in self.minimized)
 
 
 @dataclass(frozen=True)

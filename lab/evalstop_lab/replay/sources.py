@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evalstop_detectors import MetricRole, choose_direction
+from evalstop_detectors import ROLES, MetricRole, choose_direction
 from evalstop_detectors.roles.recognition import RecognizedRoles, recognize_roles
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -24,20 +24,12 @@ from evalstop_lab.replay.runs import NO_METRICS, STEPS, ReadErrors, Roles, Runs
 from evalstop_lab.replay.servers import list_mlflow_runs, list_service_runs
 from evalstop_lab.replay.text_logs import ConsoleLog, CsvTable, JsonLines, TrainerState
 
-ROLE_COLUMNS = {
-    MetricRole.EVAL: "the eval score",
-    MetricRole.PROXY: "the proxy reward",
-    MetricRole.KL: "the KL to the initial policy",
-    MetricRole.LOSS: "the loss",
-    MetricRole.PAIRED: "paired evaluations, the current score less the best one's",
-}
-"""What the column of each role holds."""
-
 
 def add_role_options(parser: argparse.ArgumentParser) -> None:
     """Add an option for the column of each role, `--minimize` and `--step`."""
-    for role, text in ROLE_COLUMNS.items():
-        parser.add_argument(f"--{role}", metavar="COLUMN", help=f"column of {text} (default: recognized by its name)")
+    for role, traits in ROLES.items():
+        text = f"column of {traits.meaning} (default: recognized by its name)"
+        parser.add_argument(f"--{role}", metavar="COLUMN", help=text)
     parser.add_argument("--minimize", action="append", default=[], metavar="COLUMN", help="a column to minimize")
     parser.add_argument("--step", metavar="COLUMN", help="the column that counts steps (default: step)")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from evalstop_client.tensorboard.protobuf import BYTES, VARINT, fields, repeated
 from evalstop_detectors import find_total_steps
-from evalstop_detectors.roles import planned_length
+from evalstop_detectors.roles.recognition import LENGTH_NAMES
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.runs import MOST_GPUS, TOTAL_STEPS, ReadErrors, Roles, Runs, add_row, parse_number, parse_step
@@ -139,7 +139,7 @@ def _read_run(record: bytes, history: dict[str, Any]) -> None:
     history["name"] = f"{parts[0]} ({parts[1]})" if len(parts) == 2 else parts[0] if parts else None
     for config in repeated(record, _CONFIG):
         for key, value in map(_parse_item, repeated(config, _UPDATE)):
-            if key in planned_length.NAMES:
+            if key in LENGTH_NAMES:
                 history["params"][key] = str(value)
             if key == "gpus" and isinstance(value, int | float) and not isinstance(value, bool):
                 history["gpus"] = float(value) if 0 <= value <= MOST_GPUS else None

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
-from evalstop_detectors import EvalValue, MetricRole, Observation, Policy, Score
+from evalstop_detectors import ROLES, EvalValue, MetricRole, Observation, Policy, Score
 
 from evalstop_service.rules.eval_changes import find_version
 from evalstop_service.rules.role_recognition import COMBINED_METRIC, MetricFields
@@ -184,4 +184,4 @@ def find_sign(run: Run, metric: str | None) -> float:
     if metric is None or metric == COMBINED_METRIC:
         return 1.0
     role = run.metrics[metric]
-    return -1.0 if role["direction"] == "minimize" and role["role"] != MetricRole.KL else 1.0
+    return ROLES[MetricRole(role["role"])].choose_sign(role["direction"] == "minimize")

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from evalstop_detectors.checkpoint.noise import LARGEST, Noise, NoiseState, advance, estimate, take_values
+from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, estimate, take_values
+from evalstop_detectors.summation import LARGEST
 from hypothesis import given
 from hypothesis import strategies as st
 

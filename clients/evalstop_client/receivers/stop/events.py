@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present, Unproven
+from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class JobFound(TimedEvent):
     """The job was found and checked."""
 
     job: Job
-    seen: Present | Gone | Unproven
+    seen: Present | Gone
 
 
 class JobForeign(TimedEvent):
@@ -76,7 +76,7 @@ class JobKilled(TimedEvent):
 class JobChecked(TimedEvent):
     """What the scheduler reports; `saved`: a checkpoint was registered after the request for one, None if unknown."""
 
-    seen: Present | Parked | Gone | Unproven
+    seen: Present | Parked | Gone
     saved: bool | None = None
 
 

@@ -17,7 +17,7 @@ from evalstop_detectors import (
     policy_to_document,
 )
 from evalstop_detectors.detectors.detector import Kind, Thresholds
-from evalstop_detectors.policy.calls import Action
+from evalstop_detectors.policy.catalog import Action
 from fastapi import APIRouter, Query, Response
 from msgspec import structs
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 from evalstop_detectors import derive_total_steps, find_total_steps
-from evalstop_detectors.roles.planned_length import EPOCH
+from evalstop_detectors.roles.recognition import EPOCH
 from fastapi import Depends, Request
 from msgspec.structs import replace
 
