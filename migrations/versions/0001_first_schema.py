@@ -26,7 +26,6 @@ TABLES = (
     "attempts",
     "mlflow_runs",
     "run_descriptions",
-    "logged_models",
     "runs",
     "rollout_stages",
     "proposals",
@@ -333,19 +332,6 @@ def _create_runs() -> None:
         sa.UniqueConstraint("project_id", "number", name="uq_experiments_number"),
     )
     op.create_table(
-        "logged_models",
-        sa.Column("run_id", sa.Uuid(), nullable=False),
-        sa.Column("id", sa.Uuid(), nullable=False),
-        sa.Column("project_id", sa.Uuid(), nullable=False),
-        sa.Column("experiment_id", sa.Uuid(), nullable=True),
-        sa.Column("document", sa.JSON(), nullable=False),
-        sa.ForeignKeyConstraint(["experiment_id"], ["experiments.id"], name=op.f("fk_logged_models_experiment_id")),
-        sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_logged_models_project_id")),
-        sa.PrimaryKeyConstraint("run_id", "id", name=op.f("pk_logged_models")),
-    )
-    op.create_index("ix_logged_models_id", "logged_models", ["id"], unique=False)
-    op.create_index("ix_logged_models_experiment_id", "logged_models", ["experiment_id"], unique=False)
-    op.create_table(
         "runs",
         sa.Column("id", sa.Uuid(), nullable=False),
         sa.Column("project_id", sa.Uuid(), nullable=False),
@@ -424,8 +410,6 @@ def _create_runs() -> None:
         sa.Column("end_time", sa.BigInteger(), nullable=True),
         sa.Column("deleted", sa.Boolean(), nullable=False),
         sa.Column("params", sa.JSON(), nullable=False),
-        sa.Column("inputs", sa.JSON(), nullable=False),
-        sa.Column("outputs", sa.JSON(), nullable=False),
         sa.ForeignKeyConstraint(["experiment_id"], ["experiments.id"], name=op.f("fk_mlflow_runs_experiment_id")),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_mlflow_runs_run_id")),
         sa.PrimaryKeyConstraint("run_id", name=op.f("pk_mlflow_runs")),

@@ -24,11 +24,13 @@ class Quota(StrEnum):
     KEYS = "keys"
     ENDPOINTS = "endpoints"
     POLICIES = "policies"
+    EXPERIMENTS = "experiments"
+    ARTIFACT_GIGABYTES = "artifact_gigabytes"
 
 
 class Quotas(Struct, frozen=True, forbid_unknown_fields=True):
     """The limits of a project: runs that have not ended, runs opened in a day (UTC), metrics of a run, valid keys,
-    endpoints, and versions of policies."""
+    endpoints, versions of policies, experiments of MLflow clients, and gigabytes of their artifacts."""
 
     open_runs: _Most = 10_000
     runs_per_day: _Most = 50_000
@@ -36,6 +38,8 @@ class Quotas(Struct, frozen=True, forbid_unknown_fields=True):
     keys: _Most = 1_000
     endpoints: _Most = 200
     policies: _Most = 1_000
+    experiments: _Most = 1_000
+    artifact_gigabytes: _Most = 1_000
 
     def get(self, quota: Quota) -> int:
         """The limit of one quota."""

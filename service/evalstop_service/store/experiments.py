@@ -11,6 +11,7 @@ import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction, find_one, insert_if_new
+from evalstop_service.store.mlflow_runs import Search, find_ids, read_member, read_milliseconds
 from evalstop_service.store.tables import experiments
 
 DEFAULT_NUMBER, DEFAULT_NAME = 0, "Default"
@@ -87,10 +88,36 @@ def find_experiment_by_name(tx: Transaction, project_id: UUID, name: str) -> Exp
     return find_one(tx, Experiment, _of_project(project_id).where(experiments.c.name == name))
 
 
-def list_experiments(tx: Transaction, project_id: UUID, limit: int) -> list[Experiment]:
-    """The newest experiments of a project."""
-    query = _of_project(project_id).order_by(experiments.c.number.desc()).limit(limit)
+def find_experiments(tx: Transaction, project_id: UUID, numbers: Collection[int]) -> list[Experiment]:
+    """Those of these experiments of a project that are stored."""
+    query = _of_project(project_id).where(experiments.c.number.in_(numbers))
     return [Experiment(**row) for row in tx.execute(query).mappings()]
+
+
+def search_experiments(tx: Transaction, default: Experiment, search: Search) -> list[UUID]:
+    """The ids of the matching experiments of a project; `default` counts unless it is stored."""
+    columns = [experiments.c[name] for name in ("id", "number", "name", "tags", "created_at", "updated_at", "deleted")]
+    stored = sa.select(*columns).where(experiments.c.project_id == default.project_id)
+    values = [sa.literal(getattr(default, column.name), column.type).label(column.name) for column in columns]
+    changed = stored.where(experiments.c.number == DEFAULT_NUMBER).exists()
+    listed = sa.union_all(stored, sa.select(*values).where(~changed)).subquery()
+    searched = listed if search.deleted is None else _select_deleted(listed, search.deleted)
+    fields = {
+        "number": searched.c.number,
+        "name": searched.c.name,
+        "experiment_id": sa.cast(searched.c.number, sa.Text),
+        "creation_time": read_milliseconds(tx, searched.c.created_at),
+        "last_update_time": read_milliseconds(tx, searched.c.updated_at),
+    }
+
+    def find_field(kind: str, key: str) -> sa.ColumnElement[Any]:
+        return read_member(tx, searched.c.tags, key) if kind == "tags" else fields[key]
+
+    return find_ids(tx, searched, searched.c.id, find_field, search)
+
+
+def _select_deleted(listed: sa.Subquery, deleted: bool) -> sa.Subquery:
+    return sa.select(listed).where(listed.c.deleted == sa.literal(deleted)).subquery()
 
 
 def _of_project(project_id: UUID) -> sa.Select[Any]:

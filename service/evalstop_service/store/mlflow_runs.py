@@ -1,24 +1,46 @@
-"""What MLflow clients store beyond a run's labels: experiment, params, times, inputs; and logged models."""
+"""What MLflow clients store beyond a run's labels (experiment, params, times), and MLflow's searches, in SQL."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+import json
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.store.database import Transaction, find_one, insert_if_new
-from evalstop_service.store.runs import Run, load_runs
-from evalstop_service.store.tables import logged_models, mlflow_runs, runs
+from evalstop_service.errors import Invalid
+from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.store.database import Transaction, insert_if_new
+from evalstop_service.store.tables import experiments, mlflow_runs, observations, runs
+from evalstop_service.store.tables.runs import LIVE
+
+MAX_SEARCHED = 5000
+"""The number of newest runs that a search covers."""
+
+MAX_PATTERN_STEPS = 200_000_000
+"""Comparing a LIKE pattern with a text takes up to the product of their lengths; this many take about a second."""
+
+STATUSES = {
+    RunStatus.RUNNING: "RUNNING",
+    RunStatus.PARKED: "SCHEDULED",
+    RunStatus.COMPLETED: "FINISHED",
+    RunStatus.STOPPED: "KILLED",
+    RunStatus.FAILED: "FAILED",
+    RunStatus.LOST: "FAILED",
+}
+"""MLflow's term for each status of a run."""
+
+RUN_NAME, USER, NO_USER = "mlflow.runName", "mlflow.user", "unknown"
 
 
 class MlflowRun(msgspec.Struct, frozen=True):
     """A row of mlflow_runs, or the defaults for a run that has none.
 
     `experiment_id`: None is the default experiment. `start_time`, `end_time`: milliseconds since 1970, as the client
-    sent them. `inputs`, `outputs`: JSON objects as clients send them.
+    sent them.
     """
 
     run_id: UUID
@@ -27,21 +49,6 @@ class MlflowRun(msgspec.Struct, frozen=True):
     end_time: int | None = None
     deleted: bool = False
     params: dict[str, str] = {}
-    inputs: dict[str, list[Any]] = {}
-    outputs: dict[str, list[Any]] = {}
-
-
-class LoggedModel(msgspec.Struct, frozen=True):
-    """A model that an MLflow client logged.
-
-    `run_id`: the run that trained it; for a model without one, the model's own id. `document`: the response body.
-    """
-
-    run_id: UUID
-    id: UUID
-    project_id: UUID
-    experiment_id: UUID | None
-    document: dict[str, Any]
 
 
 def add_mlflow_run(tx: Transaction, run: MlflowRun) -> None:
@@ -67,48 +74,155 @@ def load_mlflow_runs(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, M
     return runs_by_id
 
 
-def list_runs_of_experiments(
-    tx: Transaction, project_id: UUID, experiment_ids: Sequence[UUID | None], limit: int
-) -> list[Run]:
-    """The newest runs of these experiments of a project that can be read."""
-    query = sa.select(runs.c.id).outerjoin(mlflow_runs, mlflow_runs.c.run_id == runs.c.id)
-    query = (
-        query.where(runs.c.project_id == project_id, _is_of(mlflow_runs, experiment_ids))
-        .order_by(runs.c.id.desc())
-        .limit(limit)
+class Clause(NamedTuple):
+    """Compares `key` of `kind` (attributes, tags, params, metrics) to `value` with the operator `sign`."""
+
+    kind: str
+    key: str
+    sign: str
+    value: Any
+
+
+class Order(NamedTuple):
+    """Sort by `key` of the `kind`."""
+
+    kind: str
+    key: str
+    descending: bool
+
+
+class Search(NamedTuple):
+    """A search: `deleted` is None for deleted items and others."""
+
+    clauses: Sequence[Clause]
+    orders: Sequence[Order]
+    deleted: bool | None
+    offset: int
+    limit: int
+
+
+def search_runs(tx: Transaction, project_id: UUID, experiment_ids: Sequence[UUID | None], search: Search) -> list[UUID]:
+    """The ids of the matching runs of these experiments, among the newest; None is the default experiment."""
+    of_stored = mlflow_runs.c.experiment_id.in_([stored_id for stored_id in experiment_ids if stored_id is not None])
+    of_default = mlflow_runs.c.experiment_id.is_(None) if None in experiment_ids else sa.false()
+    deleted = sa.func.coalesce(mlflow_runs.c.deleted, sa.false()) | sa.func.coalesce(experiments.c.deleted, sa.false())
+    visible = sa.true() if search.deleted is None else deleted == sa.literal(search.deleted)
+    source = runs.outerjoin(mlflow_runs, mlflow_runs.c.run_id == runs.c.id).outerjoin(
+        experiments, experiments.c.id == mlflow_runs.c.experiment_id
     )
-    chosen = list(tx.execute(query).scalars())
-    loaded = load_runs(tx, chosen, skip_unreadable=True)
-    return [loaded[run_id] for run_id in chosen if run_id in loaded]
+    newest = sa.select(runs.c.id).select_from(source).where(runs.c.project_id == project_id, of_stored | of_default)
+    searched = newest.where(visible).order_by(runs.c.id.desc()).limit(MAX_SEARCHED).subquery()
+    source = source.join(searched, searched.c.id == runs.c.id)
+    attributes = {
+        "run_id": sa.func.replace(sa.cast(runs.c.id, sa.Text), "-", ""),
+        "run_name": sa.func.coalesce(read_member(tx, runs.c.labels, RUN_NAME), runs.c.name),
+        "user_id": sa.func.coalesce(read_member(tx, runs.c.labels, USER), NO_USER),
+        "status": sa.case(STATUSES, value=sa.type_coerce(runs.c.status, sa.Text)),
+        "experiment_id": sa.cast(sa.func.coalesce(experiments.c.number, 0), sa.Text),
+        "lifecycle_stage": sa.case((deleted, "deleted"), else_="active"),
+        "start_time": sa.func.coalesce(mlflow_runs.c.start_time, read_milliseconds(tx, runs.c.created_at)),
+        "end_time": sa.func.coalesce(mlflow_runs.c.end_time, read_milliseconds(tx, runs.c.ended_at)),
+    }
+
+    def find_field(kind: str, key: str) -> sa.ColumnElement[Any]:
+        match kind:
+            case "tags":
+                return read_member(tx, runs.c.labels, key)
+            case "params":
+                return read_member(tx, mlflow_runs.c.params, key)
+            case "metrics":
+                values = sa.select(sa.type_coerce(observations.c.value, sa.Double)).where(
+                    observations.c.run_id == runs.c.id,
+                    observations.c.metric == key,
+                    observations.c.superseded_by == LIVE,
+                )
+                return values.order_by(observations.c.step.desc()).limit(1).scalar_subquery()
+        return attributes[key]
+
+    return find_ids(tx, source, runs.c.id, find_field, search)
 
 
-def add_logged_model(tx: Transaction, model: LoggedModel) -> None:
-    """Store a new model."""
-    tx.execute(logged_models.insert().values(msgspec.structs.asdict(model)))
+def find_ids(
+    tx: Transaction,
+    source: sa.FromClause,
+    own_id: sa.ColumnElement[UUID],
+    find_field: Callable[[str, str], sa.ColumnElement[Any]],
+    search: Search,
+) -> list[UUID]:
+    """The ids of the rows that a search finds, in order. Raises Invalid if its patterns are too long for the texts."""
+    patterns = [clause for clause in search.clauses if clause.sign.endswith("like")]
+    if patterns:
+        lengths = [
+            sa.func.coalesce(sa.func.sum(sa.func.length(find_field(item.kind, item.key))), 0) for item in patterns
+        ]
+        counted = tx.execute(sa.select(*lengths).select_from(source)).one()
+        steps = sum(len(clause.value) * int(length) for clause, length in zip(patterns, counted, strict=True))
+        if steps > MAX_PATTERN_STEPS:
+            raise Invalid(
+                f"filter: its LIKE patterns could take {steps} steps on all texts, of {MAX_PATTERN_STEPS} allowed; "
+                "shorten the patterns, or name fewer experiments"
+            )
+    query = sa.select(own_id).select_from(source)
+    for kind, key, sign, value in search.clauses:
+        query = query.where(_compare(tx, find_field(kind, key), sign, value))
+    for kind, key, descending in search.orders:
+        field = find_field(kind, key)
+        query = query.order_by((field.desc() if descending else field.asc()).nulls_last())
+    return list(tx.execute(query.offset(search.offset).limit(search.limit)).scalars())
 
 
-def save_logged_model(tx: Transaction, model: LoggedModel) -> None:
-    """Store the changes of a model that is locked in this transaction."""
-    tx.execute(logged_models.update().where(logged_models.c.id == model.id).values(document=model.document))
+def read_member(tx: Transaction, column: sa.ColumnElement[Any], key: str) -> sa.ColumnElement[str]:
+    """A member of a JSON object of texts; NULL if it has none."""
+    if tx.dialect.name == "sqlite":
+        # The key is compared with the stored text, in which Python's json module has escaped other letters than ASCII.
+        return sa.func.json_extract(column, f"$.{json.dumps(key)}", type_=sa.Text)
+    return column.op("->>", return_type=sa.Text())(key)
 
 
-def find_logged_model(tx: Transaction, project_id: UUID, model_id: UUID, *, lock: bool = False) -> LoggedModel | None:
-    """The project's model with this id; with `lock`, locked until the transaction ends."""
-    query = sa.select(logged_models).where(logged_models.c.project_id == project_id, logged_models.c.id == model_id)
-    return find_one(tx, LoggedModel, query.with_for_update() if lock else query)
+def read_milliseconds(tx: Transaction, column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+    """A time in milliseconds since 1970."""
+    if tx.dialect.name == "sqlite":
+        seconds = sa.cast(sa.func.strftime("%s", column), sa.BigInteger)
+        return seconds * 1000 + sa.cast(sa.func.substr(column, 21, 3), sa.BigInteger)
+    return sa.cast(sa.func.floor(sa.func.extract("epoch", column) * 1000), sa.BigInteger)
 
 
-def list_logged_models(
-    tx: Transaction, project_id: UUID, experiment_ids: Sequence[UUID | None], limit: int
-) -> list[LoggedModel]:
-    """The newest models of these experiments of a project."""
-    query = sa.select(logged_models).where(
-        logged_models.c.project_id == project_id, _is_of(logged_models, experiment_ids)
-    )
-    return [LoggedModel(**row) for row in tx.execute(query.order_by(logged_models.c.id.desc()).limit(limit)).mappings()]
+_SIGNS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
-def _is_of(table: sa.Table, experiment_ids: Sequence[UUID | None]) -> sa.ColumnElement[bool]:
-    """The condition that a row belongs to one of these experiments; None is the default experiment."""
-    of_stored = table.c.experiment_id.in_([stored_id for stored_id in experiment_ids if stored_id is not None])
-    return sa.or_(of_stored, table.c.experiment_id.is_(None)) if None in experiment_ids else of_stored
+def _compare(tx: Transaction, field: sa.ColumnElement[Any], sign: str, value: Any) -> sa.ColumnElement[bool]:
+    """The condition of a clause. As in MLflow, a row without the field meets none but `IS NULL`."""
+    match sign:
+        case "null":
+            return field.is_(None)
+        case "not null":
+            return field.is_not(None)
+        case "in":
+            return field.in_(value)
+        case "not in":
+            return field.not_in(value)
+        case "like" | "ilike":
+            return _match_pattern(tx, field, value, ignore_case=sign == "ilike")
+        case "not like" | "not ilike":
+            return sa.not_(_match_pattern(tx, field, value, ignore_case=sign == "not ilike"))
+    condition: sa.ColumnElement[bool] = _SIGNS[sign](field, value)
+    return condition
+
+
+def _match_pattern(
+    tx: Transaction, field: sa.ColumnElement[Any], pattern: str, *, ignore_case: bool
+) -> sa.ColumnElement[bool]:
+    """Whether a text matches a pattern, in which `%` stands for any text and `_` for any character."""
+    if tx.dialect.name != "sqlite":
+        return (field.ilike if ignore_case else field.like)(pattern, escape="")
+    if ignore_case:
+        return field.op("LIKE", is_comparison=True)(pattern)
+    wildcards = {"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"}
+    return field.op("GLOB", is_comparison=True)("".join(wildcards.get(letter, letter) for letter in pattern))

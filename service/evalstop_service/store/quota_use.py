@@ -13,10 +13,10 @@ from evalstop_service.rules.quotas import Quota, begin_day, first_id, seconds_to
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.keys import is_in_use
 from evalstop_service.store.projects import Project
-from evalstop_service.store.tables import endpoints, keys, policies, projects, runs
+from evalstop_service.store.tables import endpoints, experiments, keys, policies, projects, runs
 
-COUNTED = (Quota.OPEN_RUNS, Quota.RUNS_PER_DAY, Quota.KEYS, Quota.ENDPOINTS, Quota.POLICIES)
-"""What is counted by project; metrics are counted by run, where they arrive."""
+COUNTED = (Quota.OPEN_RUNS, Quota.RUNS_PER_DAY, Quota.KEYS, Quota.ENDPOINTS, Quota.POLICIES, Quota.EXPERIMENTS)
+"""What is counted by rows; metrics are counted by run, and artifacts on disk, where they arrive."""
 
 
 @dataclass(frozen=True)
@@ -75,4 +75,6 @@ def _count_query(quota: Quota, now: datetime) -> tuple[sa.Table, sa.ColumnElemen
             return endpoints, endpoints.c.deleted_at.is_(None)
         case Quota.POLICIES:
             return policies, sa.true()
+        case Quota.EXPERIMENTS:
+            return experiments, sa.true()
     raise AssertionError(f"{quota} is not counted by project")

@@ -10,7 +10,7 @@ waits for a thread or for the processor. Decisions have a lane of their own: see
 | `pulls` | receivers that wait for an event | 200 | 100 | 100 |
 | `streams` | streams of lines | `EVALSTOP_STREAMS` | half | half |
 | `event streams` | open pages | 200 | 20 | 100 |
-| `costly` | tests of endpoints, replays, backtests, new policies | | 30, then 1 in 2 s | 60, then 1 a second |
+| `costly` | tests of endpoints, replays, backtests, new policies, searches | | 30, then 1 in 2 s | 60, then 1 a second |
 | threads | of ordinary requests: 8, on PostgreSQL one a connection | | a quarter | half |
 | threads of decisions | | 8 | a quarter | half |
 | processor | of the event loop and of threads, while others send requests | | half | half |
@@ -54,6 +54,9 @@ DECISION_THREADS = 8
 AUTHENTICATION_THREADS = 4
 
 COSTLY, COSTLY_OF_PROJECT = Rate(burst=30, per_second=0.5), Rate(burst=60, per_second=1.0)
+
+SEARCH_COST, SEARCH_COST_PER_SECOND = 0.25, 2.0
+"""What a search counts for, as a share of a costly request, and what each second that it takes adds."""
 
 SIGN_IN = "/login"
 
@@ -193,13 +196,25 @@ class Limits:
         """
         return self._authentication_of_decisions if WORK.get().is_decision else self._authentication
 
-    def spend_costly(self) -> None:
+    def spend_costly(self, cost: float = 1.0) -> None:
         """Count a costly request of the current sender; raises TooOften when there were too many."""
         sender = WORK.get()
-        wait = self._costly.spend(sender.key) or self._costly_of_project.spend(sender.project)
+        wait = self._costly.spend(sender.key, cost) or self._costly_of_project.spend(sender.project, cost)
         if wait:
             self.count_refused("costly")
             raise TooOften("too many costly requests; wait before you send another", wait)
+
+    @contextmanager
+    def spend_on_search(self) -> Iterator[None]:
+        """Count a search as a costly request, by the time that it takes; raises TooOften when there were too many."""
+        self.spend_costly(SEARCH_COST)
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            cost = SEARCH_COST_PER_SECOND * (time.monotonic() - begun)
+            self._costly.charge(WORK.get().key, cost)
+            self._costly_of_project.charge(WORK.get().project, cost)
 
     async def run_in_thread(self, function: Callable[[], T]) -> T:
         """Call a function in a thread of the current request's lane, and charge its sender for the processor time."""

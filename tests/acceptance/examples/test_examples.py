@@ -326,8 +326,9 @@ def test_fluent_api_run_is_recognized_and_stopped(service: Service, outputs: dic
 
 
 def test_transformers_trainer_is_recorded(service: Service, outputs: dict[str, str]) -> None:
-    """Every eval has its step, the arguments are params, and the run is completed."""
+    """Every eval has its step, the arguments are params, the saved models are checkpoints, and the run is completed."""
     (run,) = read_runs(service, outputs["mlflow_transformers"])
+    assert run["best_checkpoint"]["step"] == 6
     eval_metric = next(metric for metric, role in run["metrics"].items() if role["role"] == "eval")
     assert eval_metric == "eval_accuracy"
     assert [step for step, _ in run["series"][eval_metric]] == [2, 4, 6]
@@ -336,8 +337,10 @@ def test_transformers_trainer_is_recorded(service: Service, outputs: dict[str, s
 
 
 def test_lightning_logger_and_autologging_are_recorded(service: Service, outputs: dict[str, str]) -> None:
-    """The validation score is the eval metric, at the steps of its values."""
+    """The validation score is the eval metric, at the steps of its values; a saved file is the best checkpoint."""
     run, autologged = read_runs(service, outputs["mlflow_lightning"])
+    assert run["best_checkpoint"]["step"] in (3, 7, 11)
+    assert "epoch=" in run["best_checkpoint"]["uri"]
     assert run["name"] == "lines/tiny"
     assert run["recognition"]["sources"].keys() == run["metrics"].keys()
     eval_metric = next(metric for metric, role in run["metrics"].items() if role["role"] == "eval")

@@ -40,7 +40,6 @@ KEPT = (
     tables.attempts,
     tables.mlflow_runs,
     tables.run_descriptions,
-    tables.logged_models,
     tables.decisions,
     tables.decision_changes,
     tables.outcomes,

@@ -22,7 +22,6 @@ from evalstop_service.store.tables.runs import attempts as attempts
 from evalstop_service.store.tables.runs import checkpoints as checkpoints
 from evalstop_service.store.tables.runs import eval_requests as eval_requests
 from evalstop_service.store.tables.runs import experiments as experiments
-from evalstop_service.store.tables.runs import logged_models as logged_models
 from evalstop_service.store.tables.runs import mlflow_runs as mlflow_runs
 from evalstop_service.store.tables.runs import monitor_states as monitor_states
 from evalstop_service.store.tables.runs import observations as observations

@@ -234,17 +234,4 @@ mlflow_runs = sa.Table(
     sa.Column("end_time", sa.BigInteger),
     sa.Column("deleted", sa.Boolean, nullable=False),
     sa.Column("params", sa.JSON, nullable=False),
-    sa.Column("inputs", sa.JSON, nullable=False),
-    sa.Column("outputs", sa.JSON, nullable=False),
-)
-
-# Models that MLflow clients logged. `run_id`: the run that trained it; for a model without one, its own id.
-logged_models = sa.Table(
-    "logged_models",
-    metadata,
-    sa.Column("run_id", sa.Uuid, primary_key=True),
-    own_id(primary_key=True, index=True),
-    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
-    sa.Column("experiment_id", sa.Uuid, sa.ForeignKey("experiments.id"), index=True),
-    sa.Column("document", sa.JSON, nullable=False),
 )

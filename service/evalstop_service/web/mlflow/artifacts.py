@@ -1,23 +1,239 @@
-"""Routes of artifacts that this service stores: upload, download, list; clients write directly to other stores."""
+"""Artifacts of MLflow's clients, stored as they arrive, and logged models, which are accepted and not kept.
+
+An artifact or a model named after a step is a checkpoint of this step. Clients write directly to roots other than
+`mlflow-artifacts:`; of such artifacts only those of `log_model` are known here.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import errno
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, BinaryIO, NamedTuple
+from uuid import UUID
 
+import msgspec
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
 
-from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.rules.quotas import Quota
+from evalstop_service.store import checkpoints, projects, runs
+from evalstop_service.store.database import Database
+from evalstop_service.store.ids import new_id
+from evalstop_service.web.context import Caller, Db
 from evalstop_service.web.limits import in_thread
-from evalstop_service.web.mlflow.artifact_folder import ArtifactFolder
+from evalstop_service.web.mlflow import requests
 from evalstop_service.web.mlflow.authentication import Ingest, MlflowRoute, ReadOrIngest
-from evalstop_service.web.mlflow.errors import not_found
-from evalstop_service.web.mlflow.requests import Document
+from evalstop_service.web.mlflow.errors import MlflowError, invalid_parameter, not_found
+from evalstop_service.web.mlflow.experiments import Root, load_experiment
+from evalstop_service.web.mlflow.requests import Document, is_uuid
+from evalstop_service.web.mlflow.run_logger import Logger, QueriedRun, RunLogger, load_recorded, load_run, parse_run_id
+
+_log = logging.getLogger(__name__)
 
 PREFIX = "/mlflow-artifacts/artifacts"
+SCHEME = "mlflow-artifacts:"
+"""URIs with this scheme are served by the tracking server itself."""
 
-router = APIRouter(prefix=PREFIX, route_class=MlflowRoute)
+_OF_RUN = re.compile(r"(?P<root>(?:.*?/)?(?P<run>[0-9a-f]{32})/artifacts)/(?P<path>.+)")
+
+MIN_FREE_BYTES = 1 << 30
+"""Minimum free space on the folder's disk, which may also hold the embedded database."""
+MIN_FILE_BYTES = 4096
+"""What a file counts for at least, so that empty files use up the quota too."""
+MEASURED_SECONDS = 600.0
+"""How long the measured size of a project's folder is relied upon; other replicas, and people, may change it."""
+
+
+class Artifact(NamedTuple):
+    """A file or folder by its name; folders have no size."""
+
+    name: str
+    is_folder: bool
+    size_bytes: int | None
+
+
+class Checkpoint(NamedTuple):
+    """The step of a checkpoint, and its path below the artifacts of its run. `by_epoch`: the step is an epoch."""
+
+    step: int
+    path: str
+    by_epoch: bool = False
+
+
+_NUMBERED = re.compile(r"(?:checkpoint|ckpt|(?:global_?)?step)[-_]?(\d{1,15})(?:\.\w+)*", re.IGNORECASE)
+"""`checkpoint-500` of transformers, `global_step_500` of MLflow's autologging, `step-500.pt`."""
+_LIGHTNING = re.compile(r"(?:.*[-_.])?step=(\d{1,15})(?:[-_.].*)?", re.IGNORECASE)
+"""`epoch=2-step=500`, after 500 steps, whose metrics Lightning logs at step 499, as it counts these from 0."""
+_EPOCH = re.compile(r"epoch_(\d{1,15})")
+"""`checkpoints/epoch_2` of MLflow's autologging, which logs metrics by epoch too."""
+_NOTES = re.compile(
+    r"\.(?:csv|gif|html?|jpe?g|jsonl?|log|md|mp4|parquet|pdf|png|svg|tsv|txt|wav|webp|ya?ml)", re.IGNORECASE
+)
+"""Endings of files that people log for a step and that are no checkpoint of it, such as `step-500/samples.json`."""
+
+
+def find_checkpoint(path: str) -> Checkpoint | None:
+    """The checkpoint that an artifact is, or belongs to, by the names in its path; the outermost counts."""
+    parts = path.split("/")
+    for depth, part in enumerate(parts, 1):
+        is_named = part.lower().startswith(("checkpoint", "ckpt")) and depth < len(parts)
+        if not is_named and _NOTES.fullmatch(Path(parts[-1]).suffix):
+            continue
+        below = "/".join(parts[:depth])
+        if (numbered := _NUMBERED.fullmatch(part)) is not None:
+            return Checkpoint(int(numbered[1]), below)
+        if (saved := _LIGHTNING.fullmatch(part)) is not None:
+            return Checkpoint(max(0, int(saved[1]) - 1), below)
+        if parts[0] == "checkpoints" and (epoch := _EPOCH.fullmatch(part)) is not None:
+            return Checkpoint(int(epoch[1]), below, by_epoch=True)
+    return None
+
+
+class ArtifactFolder:
+    """The artifacts: `root` is the URI below which experiments store theirs, `max_bytes` the largest file."""
+
+    def __init__(self, folder: Path, root: str, max_bytes: int, min_free_bytes: int = MIN_FREE_BYTES) -> None:
+        self.folder, self.root, self.max_bytes, self.min_free_bytes = folder, root, max_bytes, min_free_bytes
+        self._lock = threading.Lock()
+        self._used: dict[UUID, tuple[int, float]] = {}
+
+    def list_artifacts(self, project_id: UUID, path: str) -> list[Artifact]:
+        """The contents of a folder, by name; empty if there is no such folder. Raises MlflowError."""
+        folder = Path(self.folder, project_id.hex, *split_path(path))
+        if not folder.is_dir():
+            return []
+        return sorted(
+            Artifact(entry.name, entry.is_dir(), None if entry.is_dir() else entry.stat().st_size)
+            for entry in folder.iterdir()
+        )
+
+    def find_file(self, project_id: UUID, path: str) -> Path | None:
+        """Find a file; None if there is none. Raises MlflowError."""
+        file = Path(self.folder, project_id.hex, *split_path(path))
+        return file if file.is_file() else None
+
+    def start_upload(self, project_id: UUID, path: str, quota_bytes: int) -> Upload:
+        """Start writing or overwriting a file of a project that may have so many bytes. Raises MlflowError."""
+        parts = split_path(path)
+        # Files exist only below .../RUN/artifacts/: elsewhere one could take the place of a run's or project's folder.
+        at = parts.index("artifacts") if "artifacts" in parts else 0
+        if at + 1 >= len(parts) or not (at >= 2 or (at == 1 and is_uuid(parts[0]))):
+            raise invalid_parameter(f"Invalid path {path!r:.300}: a file's path is EXPERIMENT/RUN/artifacts/FILE")
+        self._measure_project(project_id)
+        return Upload(self, project_id, Path(self.folder, project_id.hex, *parts), quota_bytes)
+
+    def take_bytes(self, project_id: UUID, count: int, quota_bytes: int | None = None) -> bool:
+        """Count bytes that a project adds, or returns if negative; False if it has no room for them."""
+        with self._lock:
+            used, measured_at = self._used.get(project_id, (0, 0.0))
+            if quota_bytes is not None and used + count > quota_bytes:
+                return False
+            self._used[project_id] = used + count, measured_at
+            return True
+
+    def _measure_project(self, project_id: UUID) -> None:
+        with self._lock:
+            _, measured_at = self._used.get(project_id, (0, -MEASURED_SECONDS))
+            if time.monotonic() - measured_at < MEASURED_SECONDS:
+                return
+        used = sum(
+            max(Path(folder, name).lstat().st_size, MIN_FILE_BYTES)
+            for folder, _, names in os.walk(self.folder / project_id.hex)
+            for name in names
+        )
+        with self._lock:
+            self._used[project_id] = used, time.monotonic()
+
+
+def split_path(path: str) -> list[str]:
+    """The parts of a path, which must stay below its folder. Raises MlflowError."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if any(part == ".." or "\\" in part or not part.isprintable() for part in parts):
+        raise invalid_parameter("Invalid path")
+    return parts
+
+
+class Upload:
+    """An upload in progress. The file is written beside the projects' folders and moved when it is complete."""
+
+    def __init__(self, artifacts: ArtifactFolder, project_id: UUID, target: Path, quota_bytes: int) -> None:
+        self._artifacts, self._project_id, self._target = artifacts, project_id, target
+        self._temporary = artifacts.folder / "uploads" / new_id().hex
+        self._quota_bytes = quota_bytes
+        self._file: BinaryIO | None = None
+        self._size = self._counted = 0
+        self._failure: MlflowError | None = None
+
+    def write(self, chunk: bytes) -> None:
+        """Add to the file, unless it failed before: the rest is still read, so that the client sees the answer."""
+        if self._failure is not None:
+            return
+        try:
+            if self._file is None:
+                self._temporary.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._temporary.open("wb")
+            self._size += len(chunk)
+            most, least_free = self._artifacts.max_bytes, self._artifacts.min_free_bytes
+            counted = max(self._size, MIN_FILE_BYTES) - self._counted
+            if self._size > most:
+                self._fail(invalid_parameter(f"the file is larger than {most} bytes (EVALSTOP_MLFLOW_ARTIFACT_BYTES)"))
+            elif shutil.disk_usage(self._temporary.parent).free - len(chunk) < least_free:
+                message = f"less than {least_free} bytes would remain free on the disk for artifacts"
+                self._fail(MlflowError(503, "TEMPORARILY_UNAVAILABLE", message))
+            elif not self._artifacts.take_bytes(self._project_id, counted, self._quota_bytes):
+                message = f"the project's artifacts would exceed its quota of {self._quota_bytes} bytes"
+                self._fail(invalid_parameter(f"{message} ({Quota.ARTIFACT_GIGABYTES})"))
+            else:
+                self._counted += counted
+                self._file.write(chunk)
+        except OSError as error:
+            self._fail(_explain(error))
+
+    def finish(self) -> None:
+        """Move the file to its destination. Raises MlflowError if it could not be stored."""
+        self.write(b"")  # creates the file even if it is empty
+        if self._failure is None:
+            try:
+                self._close_file()
+                self._target.parent.mkdir(parents=True, exist_ok=True)
+                replaced = self._target.stat().st_size if self._target.is_file() else None
+                self._temporary.replace(self._target)
+                if replaced is not None:
+                    self._artifacts.take_bytes(self._project_id, -max(replaced, MIN_FILE_BYTES))
+            except OSError as error:
+                self._fail(_explain(error))
+        if self._failure is not None:
+            _log.warning("the artifact %s is not stored: %s", self._target, self._failure)
+            raise self._failure
+
+    def abandon(self) -> None:
+        """Discard what arrived when the client has disconnected."""
+        self._close_file()
+        self._temporary.unlink(missing_ok=True)
+        self._artifacts.take_bytes(self._project_id, -self._counted)
+        self._counted = 0
+
+    def _fail(self, failure: MlflowError) -> None:
+        self._failure = failure
+        self.abandon()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _explain(error: OSError) -> MlflowError:
+    """A path that no file can have is the client's error, anything else one of the disk."""
+    if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG):
+        return invalid_parameter(f"Invalid path: {error.strerror}: a file stands where a folder would, or the reverse")
+    return MlflowError(503, "TEMPORARILY_UNAVAILABLE", f"the file cannot be stored: {error.strerror}")
 
 
 async def _find_artifacts(request: Request) -> ArtifactFolder:
@@ -28,10 +244,14 @@ async def _find_artifacts(request: Request) -> ArtifactFolder:
 Artifacts = Annotated[ArtifactFolder, Depends(_find_artifacts)]
 
 
+router = APIRouter(prefix=PREFIX, route_class=MlflowRoute)
+tracking_router = APIRouter(route_class=MlflowRoute)
+
+
 @router.get("")
 def list_artifacts(caller: ReadOrIngest, artifacts: Artifacts, path: str = "") -> Document:
     """The files and folders in a folder."""
-    return {"files": file_documents(artifacts, caller, path)}
+    return {"files": _file_documents(artifacts, caller, path)}
 
 
 @router.get("/{path:path}")
@@ -44,26 +264,185 @@ def download_artifact(path: str, caller: ReadOrIngest, artifacts: Artifacts) -> 
 
 
 @router.put("/{path:path}")
-async def upload_artifact(path: str, caller: Ingest, artifacts: Artifacts, request: Request) -> Document:
-    """Store a file as it arrives; one that cannot be stored is dropped, counted and logged."""
-    upload = artifacts.start_upload(caller.project_id, path)
+async def upload_artifact(path: str, logger: Logger, artifacts: Artifacts, request: Request) -> Document:
+    """Store a file as it arrives; one of a checkpoint registers it."""
+    upload = await in_thread(_start_upload)(logger.database, artifacts, logger.project_id, path)
     try:
         async for chunk in request.stream():
             await in_thread(upload.write)(chunk)
-        stored = await in_thread(upload.finish)()
+        await in_thread(upload.finish)()
     except ClientDisconnect:
         upload.abandon()
         raise
-    if not stored:
-        service_metrics: ServiceMetrics = request.app.state.service_metrics
-        service_metrics.mlflow_left_out.labels("artifact").inc()
+    await in_thread(_register_upload)(logger, path)
     return {}
 
 
-def file_documents(artifacts: ArtifactFolder, caller: ReadOrIngest, folder: str, prefix: str = "") -> list[Document]:
+@tracking_router.get("/artifacts/list")
+def list_artifacts_of_run(
+    caller: ReadOrIngest, database: Db, root: Root, artifacts: Artifacts, run_id: QueriedRun, path: str = ""
+) -> Document:
+    """The artifacts of a run that this service stores."""
+    with database.reading() as tx:
+        uri = load_recorded(tx, [load_run(tx, caller.project_id, run_id)], root)[0].artifact_uri
+    folder = path.strip("/")
+    files = _file_documents(artifacts, caller, f"{uri.removeprefix(SCHEME)}/{folder}", f"{folder}/" if folder else "")
+    return {"root_uri": uri, "files": files if uri.startswith(SCHEME) else []}
+
+
+def _file_documents(artifacts: ArtifactFolder, caller: Caller, folder: str, prefix: str = "") -> list[Document]:
     """The contents of a folder, in MLflow's format; `prefix` precedes each name."""
     return [
         {"path": prefix + item.name, "is_dir": item.is_folder}
         | ({} if item.size_bytes is None else {"file_size": item.size_bytes})
         for item in artifacts.list_artifacts(caller.project_id, folder)
     ]
+
+
+def _start_upload(database: Database, artifacts: ArtifactFolder, project_id: UUID, path: str) -> Upload:
+    with database.reading() as tx:
+        quotas = projects.get_project(tx, project_id).quotas
+    return artifacts.start_upload(project_id, path, quotas.artifact_gigabytes * 10**9)
+
+
+def _register_upload(logger: RunLogger, path: str) -> None:
+    match = _OF_RUN.fullmatch("/".join(split_path(path)))
+    found = None if match is None else find_checkpoint(match["path"])
+    if match is None or found is None:
+        return
+    with logger.database.reading() as tx:
+        run = runs.find_run(tx, logger.project_id, UUID(match["run"]))
+    # Epochs are steps only where the metrics have none beyond the epoch.
+    if run is not None and not (found.by_epoch and run.last_step is not None and run.last_step > found.step):
+        logger.register_checkpoint(run.id, found.step, f"{SCHEME}/{match['root']}/{found.path}")
+
+
+_MODEL_ID = re.compile(
+    r"m-(?P<experiment>\d{1,9})-(?P<run>[0-9a-f]{32}|0)-(?P<own>[0-9a-f]{32})(?:-(?P<step>\d{1,15}))?"
+)
+"""The id of a model: its experiment, its run, and its step, if its name has one."""
+_READY = "LOGGED_MODEL_READY"
+
+
+class _LoggedFolder(msgspec.Struct):
+    """What `runs/log-model` sends, but for what is ignored."""
+
+    artifact_path: str = ""
+
+
+class _Model(NamedTuple):
+    """What the id of a logged model says, and where the client stores its files."""
+
+    run_id: UUID | None
+    step: int | None
+    uri: str
+    document: Document
+
+
+def _find_model(model_id: str, caller: Caller, database: Database, root: str, status: str = _READY) -> _Model:
+    """The model with this id, if its experiment exists. Raises MlflowError."""
+    match = _MODEL_ID.fullmatch(model_id)
+    if match is None:
+        raise not_found(f"Logged model with ID '{model_id[:100]}' not found.")
+    with database.reading() as tx:
+        experiment = load_experiment(tx, caller.project_id, match["experiment"], root)
+    uri = f"{experiment.artifact_location.rstrip('/')}/models/{model_id}/artifacts"
+    created = UUID(match["own"]).int >> 80  # a UUIDv7 begins with milliseconds
+    info: Document = {
+        "model_id": model_id,
+        "experiment_id": match["experiment"],
+        "name": f"step-{match['step']}" if match["step"] else model_id,
+        "creation_timestamp_ms": created,
+        "last_updated_timestamp_ms": created,
+        "artifact_uri": uri,
+        "status": status,
+        "source_run_id": "" if match["run"] == "0" else match["run"],
+        "tags": [],
+    }
+    run_id = UUID(match["run"]) if match["run"] != "0" else None
+    step = int(match["step"]) if match["step"] else None
+    return _Model(run_id, step, uri, {"model": {"info": info, "data": {"params": [], "metrics": []}}})
+
+
+@tracking_router.post("/logged-models")
+def create_model(body: requests.CreateModel, caller: Ingest, database: Db, root: Root) -> Document:
+    """Accept a model; its id says all that is needed to answer for it later."""
+    run_id = UUID(body.source_run_id).hex if is_uuid(body.source_run_id) else "0"
+    named = find_checkpoint(body.name)
+    step = "" if named is None else f"-{named.step}"
+    with database.reading() as tx:
+        experiment = load_experiment(tx, caller.project_id, body.experiment_id, root)
+    model_id = f"m-{experiment.number}-{run_id}-{new_id().hex}{step}"
+    document = _find_model(model_id, caller, database, root, "LOGGED_MODEL_PENDING").document
+    document["model"]["info"] |= {"name": body.name} if body.name else {}
+    return document
+
+
+@tracking_router.post("/logged-models/search")
+def search_models(caller: ReadOrIngest) -> Document:
+    """No models, because none are kept."""
+    return {"models": []}
+
+
+@tracking_router.get("/logged-models/{model_id}")
+def get_model(model_id: str, caller: ReadOrIngest, database: Db, root: Root) -> Document:
+    """Where the files of a model are."""
+    return _find_model(model_id, caller, database, root).document
+
+
+@tracking_router.patch("/logged-models/{model_id}")
+def finalize_model(model_id: str, body: requests.FinalizeModel, logger: Logger, root: Root) -> Document:
+    """Register a model that was saved completely as a checkpoint of the step in its name.
+
+    A step that the client sent with it (`runs/outputs`) counts more.
+    """
+    model = _find_model(model_id, logger.caller, logger.database, root, body.status)
+    if body.status == _READY and model.run_id is not None and model.step is not None:
+        with logger.database.reading() as tx:
+            load_run(tx, logger.project_id, model.run_id)
+            known = any(item.uri == model.uri for item in checkpoints.list_checkpoints(tx, model.run_id))
+        if not known:
+            logger.register_checkpoint(model.run_id, model.step, model.uri)
+    return model.document
+
+
+@tracking_router.delete("/logged-models/{model_id}")
+@tracking_router.delete("/logged-models/{model_id}/tags/{tag_key:path}")
+@tracking_router.post("/logged-models/{model_id}/params")
+def accept_change(model_id: str, caller: Ingest) -> Document:
+    """Accept a change of a model, which is not kept."""
+    return {}
+
+
+@tracking_router.patch("/logged-models/{model_id}/tags")
+def set_model_tags(model_id: str, caller: Ingest, database: Db, root: Root) -> Document:
+    """Accept tags of a model, which are not kept."""
+    return _find_model(model_id, caller, database, root).document
+
+
+@tracking_router.post("/runs/outputs")
+def log_outputs(body: requests.LogOutputs, logger: Logger, root: Root) -> Document:
+    """Register the models that a run creates at a step (`log_model(step=...)`) as checkpoints."""
+    run_id = parse_run_id(body.run_id, body.run_uuid)
+    with logger.database.reading() as tx:
+        load_run(tx, logger.project_id, run_id)
+    for output in body.models:
+        if output.step and output.step > 0:  # clients send 0 for models without a step
+            model = _find_model(output.model_id, logger.caller, logger.database, root)
+            logger.register_checkpoint(run_id, output.step, model.uri)
+    return {}
+
+
+@tracking_router.post("/runs/log-model")
+def log_model(body: requests.LogModel, logger: Logger, root: Root) -> Document:
+    """Register a model of clients before MLflow 3 as a checkpoint, if the name of its folder has a step."""
+    run_id = parse_run_id(body.run_id, body.run_uuid)
+    with logger.database.reading() as tx:
+        uri = load_recorded(tx, [load_run(tx, logger.project_id, run_id)], root)[0].artifact_uri
+    try:
+        path = msgspec.json.decode(body.model_json or "{}", type=_LoggedFolder).artifact_path
+    except (msgspec.DecodeError, RecursionError):
+        raise invalid_parameter("model_json is not a JSON object with a text as `artifact_path`") from None
+    if (found := find_checkpoint(path)) is not None:
+        logger.register_checkpoint(run_id, found.step, f"{uri}/{found.path}")
+    return {}

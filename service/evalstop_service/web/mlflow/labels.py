@@ -13,19 +13,21 @@ from typing import NamedTuple
 
 from evalstop_service.rules.labels import MOST_LABEL_BYTES, count_bytes
 from evalstop_service.rules.labels import MOST_LABELS as MOST_LABELS
+from evalstop_service.store.mlflow_runs import RUN_NAME as RUN_NAME
+from evalstop_service.store.mlflow_runs import USER as USER
 
 EXPERIMENT = "mlflow.experiment"
-RUN_NAME = "mlflow.runName"
-USER = "mlflow.user"
 FORWARDED_RUN = "mlflow.tee_run_id"
 """The id of the run's copy on the MLflow server that requests are forwarded to."""
 PRESET = "evalstop.preset"
 OBEYED = "evalstop.obeyed"
 """The decision because of which the trainer ends the run."""
 OWN = "evalstop."
+CHECKPOINT = "evalstop.checkpoint."
+"""A tag `evalstop.checkpoint.STEP` has the URI of the checkpoint of that step."""
 
 MOST_PARAMS = 2000
-MOST_PARAM_BYTES = 4 * 2**20
+MOST_PARAM_BYTES = 256 * 1024
 LONGEST_NAME, LONGEST_VALUE = 256, 2000
 
 

@@ -13,11 +13,11 @@ from evalstop_service.web.api.schemas import MAX_STEP, encode_number
 from evalstop_service.web.mlflow.labels import Item
 
 LONGEST_URI = 2000
-MAX_INPUTS = 1000
+MAX_INPUTS, MAX_OUTPUTS = 1000, 100
 MAX_METRICS, MAX_PARAMS, MAX_TAGS, MAX_BATCH_ITEMS = 1000, 100, 100, 1000
 """MLflow's own limits for a batch."""
 MOST_NESTED = 32
-"""Levels of a stored document: one that no answer can contain would make every search fail."""
+"""Levels of a forwarded document."""
 
 Document = dict[str, Any]
 """A JSON document of MLflow's API."""
@@ -62,8 +62,8 @@ Whole = Annotated[int, BeforeValidator(_parse_int64)]
 Key = Annotated[str, Field(min_length=1, max_length=250)]
 Text = Annotated[str, Field(max_length=100_000)]
 Filter = Annotated[str, Field(max_length=10_000)]
-Stored = Annotated[Document, AfterValidator(lambda document: _check_nesting(document))]
-"""A document that is stored unchanged."""
+Forwarded = Annotated[Document, AfterValidator(lambda document: _check_nesting(document))]
+"""A document that is forwarded unchanged."""
 
 
 class MlflowBody(BaseModel):
@@ -149,16 +149,28 @@ class UpdateRun(RunBody):
 
 
 class LogInputs(RunBody):
-    """runs/log-inputs; the inputs are stored unchanged."""
+    """runs/log-inputs: forwarded, and not kept."""
 
-    datasets: Annotated[list[Stored], Field(max_length=MAX_INPUTS)] = []
-    models: Annotated[list[Stored], Field(max_length=MAX_INPUTS)] = []
+    datasets: Annotated[list[Forwarded], Field(max_length=MAX_INPUTS)] = []
+
+
+class Output(MlflowBody):
+    """A logged model that a run created."""
+
+    model_id: Annotated[str, Field(max_length=200)] = ""
+    step: Whole | None = None
 
 
 class LogOutputs(RunBody):
-    """runs/outputs; the outputs are stored unchanged."""
+    """runs/outputs."""
 
-    models: Annotated[list[Stored], Field(max_length=MAX_INPUTS)] = []
+    models: Annotated[list[Output], Field(max_length=MAX_OUTPUTS)] = []
+
+
+class LogModel(RunBody):
+    """runs/log-model of clients before MLflow 3; `model_json` is a document with the model's `artifact_path`."""
+
+    model_json: Text = ""
 
 
 class Page(MlflowBody):
@@ -219,24 +231,11 @@ class SearchExperiments(Page):
     view_type: str = "ACTIVE_ONLY"
 
 
-class ModelTags(MlflowBody):
-    """Tags of a logged model."""
-
-    tags: Annotated[list[ItemIn], Field(max_length=MAX_TAGS)] = []
-
-
-class ModelParams(MlflowBody):
-    """Params of a logged model."""
-
-    params: Annotated[list[ItemIn], Field(max_length=MAX_BATCH_ITEMS)] = []
-
-
-class CreateModel(ModelTags, ModelParams):
+class CreateModel(MlflowBody):
     """Creation of a logged model."""
 
     experiment_id: str = "0"
     name: Annotated[str, Field(max_length=500)] = ""
-    model_type: Annotated[str, Field(max_length=500)] = ""
     source_run_id: Annotated[str, Field(max_length=100)] = ""
 
 
@@ -244,16 +243,6 @@ class FinalizeModel(MlflowBody):
     """Whether a logged model was saved completely."""
 
     status: Annotated[str, Field(max_length=100)] = ""
-
-
-class SearchModels(MlflowBody):
-    """logged-models/search."""
-
-    experiment_ids: Annotated[list[str], Field(max_length=1000)] = []
-    filter: Filter = ""
-    order_by: Annotated[list[Document], Field(max_length=100)] = []
-    max_results: Annotated[Whole, Field(ge=1, le=1000)] = 100
-    page_token: Annotated[str | None, Field(pattern=r"^[0-9]{1,9}$")] = None
 
 
 def parse_milliseconds(milliseconds: int) -> datetime:

@@ -13,8 +13,8 @@ from starlette.routing import BaseRoute
 
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.web.context import Context
-from evalstop_service.web.mlflow import artifacts, errors, experiments, logged_models, runs
-from evalstop_service.web.mlflow.artifact_folder import ArtifactFolder
+from evalstop_service.web.mlflow import artifacts, errors, experiments, runs
+from evalstop_service.web.mlflow.artifacts import ArtifactFolder
 from evalstop_service.web.mlflow.errors import MlflowError
 from evalstop_service.web.mlflow.forwarding import Forwarder
 from evalstop_service.web.route_index import RouteIndex
@@ -43,8 +43,8 @@ def create_app(
 def _routes() -> list[BaseRoute]:
     """The routes of MLflow's API, built once per process, because that takes FastAPI long."""
     tracking = APIRouter(prefix="/mlflow")
-    for part in (experiments, runs, logged_models):
-        tracking.include_router(part.router)
+    for router in (experiments.router, runs.router, artifacts.tracking_router):
+        tracking.include_router(router)
     router = APIRouter()
     for prefix in PREFIXES:
         router.include_router(tracking, prefix=prefix)

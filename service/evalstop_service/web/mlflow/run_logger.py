@@ -1,8 +1,9 @@
-"""Stores what a client logs for a run: metrics as observations, tags as labels, params and inputs separately."""
+"""Stores what a client logs for a run: metrics as observations, tags as labels, and params separately."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 from uuid import UUID
@@ -19,20 +20,20 @@ from evalstop_service.ingest import CheckpointSaved, Committer, Message, Observa
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs.retention import refuse_pruned_run
-from evalstop_service.store import mlflow_runs, runs
+from evalstop_service.store import experiments, mlflow_runs, runs
 from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.experiments import Experiment
 from evalstop_service.store.mlflow_runs import MlflowRun
 from evalstop_service.store.runs import Run
+from evalstop_service.web.api.schemas import MAX_STEP
 from evalstop_service.web.context import Caller, Commit, Context, Ctx, Db, Now
 from evalstop_service.web.mlflow import labels
 from evalstop_service.web.mlflow.authentication import Ingest
 from evalstop_service.web.mlflow.errors import invalid_parameter, not_found
+from evalstop_service.web.mlflow.experiments import default_experiment
 from evalstop_service.web.mlflow.forwarding import ForwardedRequest, Forwarder
-from evalstop_service.web.mlflow.labels import Item
+from evalstop_service.web.mlflow.labels import CHECKPOINT, Item
 from evalstop_service.web.mlflow.requests import Document, MetricIn, is_uuid
-
-CHECKPOINT = "evalstop.checkpoint."
-"""A tag `evalstop.checkpoint.STEP` has the URI of the checkpoint of that step."""
 
 
 class RunLogger:
@@ -47,7 +48,7 @@ class RunLogger:
         database: Database,
         now: datetime,
     ) -> None:
-        self.project_id, self.key, self.actor = caller.project_id, caller.key, caller.actor
+        self.caller, self.project_id, self.key, self.actor = caller, caller.project_id, caller.key, caller.actor
         self.context, self.database, self.now = context, database, now
         self._committer = committer
         self._service_metrics: ServiceMetrics = request.app.state.service_metrics
@@ -100,13 +101,17 @@ class RunLogger:
             step, uri = key.removeprefix(CHECKPOINT), labels.clean_text(value)
             if step == key or not step.isdecimal() or len(step) > 15 or not uri:
                 continue
-            if len(uri) > labels.LONGEST_VALUE:  # truncated, it would be another URI
-                self._count_dropped("checkpoint")
-                continue
-            try:
-                self._committer.submit_and_wait(Message(self.project_id, run_id, CheckpointSaved(int(step), uri)))
-            except Conflict:  # the first URI of a step stands, as for all logged values
-                self._count_dropped("checkpoint")
+            self.register_checkpoint(run_id, int(step), uri)
+
+    def register_checkpoint(self, run_id: UUID, step: int, uri: str) -> None:
+        """Register a checkpoint. The first URI of a step stands, as the first of all logged values."""
+        if len(uri) > labels.LONGEST_VALUE or step > MAX_STEP:  # truncated, it would be another URI
+            self._count_dropped("checkpoint")
+            return
+        try:
+            self._committer.submit_and_wait(Message(self.project_id, run_id, CheckpointSaved(step, uri)))
+        except Conflict:
+            self._count_dropped("checkpoint")
 
     def store_metrics(self, run_id: UUID, metrics: list[MetricIn]) -> None:
         """Store values of metrics. A stored value is never overwritten. An epoch may set the length of the run."""
@@ -158,6 +163,40 @@ def load_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
     if run is None:
         raise not_found(f"Run with id={run_id.hex} not found")
     return run
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run, its data from MLflow clients, and its experiment."""
+
+    run: Run
+    mlflow_run: MlflowRun
+    experiment: Experiment
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the run or its experiment is marked as deleted."""
+        return self.mlflow_run.deleted or self.experiment.deleted
+
+    @property
+    def artifact_uri(self) -> str:
+        """Where the client stores the run's artifacts."""
+        return f"{self.experiment.artifact_location.rstrip('/')}/{self.run.id.hex}/artifacts"
+
+
+def load_recorded(tx: Transaction, page: Sequence[Run], root: str) -> list[RecordedRun]:
+    """Runs of one project with their data from MLflow clients."""
+    mlflow_runs_by_id = mlflow_runs.load_mlflow_runs(tx, [run.id for run in page])
+    ids = {item.experiment_id for item in mlflow_runs_by_id.values() if item.experiment_id is not None}
+    stored = experiments.load_experiments(tx, ids)
+    recorded = []
+    for run in page:
+        mlflow_run = mlflow_runs_by_id[run.id]
+        own_id = mlflow_run.experiment_id
+        # The default experiment is stored once it is changed, but runs never refer to it.
+        experiment = default_experiment(run.project_id, root) if own_id is None else stored[own_id]
+        recorded.append(RecordedRun(run, mlflow_run, experiment))
+    return recorded
 
 
 def parse_run_id(run_id: str | None, run_uuid: str | None) -> UUID:

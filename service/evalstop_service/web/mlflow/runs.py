@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -11,33 +12,43 @@ from msgspec.structs import replace
 from evalstop_service.ingest import open_run
 from evalstop_service.rules.fields import Name
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.store import mlflow_runs, observations
+from evalstop_service.store import decisions, mlflow_runs, observations, runs
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.mlflow_runs import MlflowRun
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.mlflow_runs import STATUSES, MlflowRun, Order
 from evalstop_service.store.runs import Run
+from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.context import Context, Ctx, Db
-from evalstop_service.web.mlflow import labels, requests, responses, search
-from evalstop_service.web.mlflow.artifact_folder import SCHEME, ArtifactFolder
-from evalstop_service.web.mlflow.artifacts import Artifacts, file_documents
+from evalstop_service.web.mlflow import labels, requests, search
 from evalstop_service.web.mlflow.authentication import MlflowRoute, Read, ReadOrIngest
 from evalstop_service.web.mlflow.errors import invalid_parameter, not_found
-from evalstop_service.web.mlflow.experiments import find_references, load_experiment, paginate
+from evalstop_service.web.mlflow.experiments import (
+    Root,
+    fill_page,
+    find_references,
+    load_experiment,
+    make_search,
+    pair_documents,
+)
 from evalstop_service.web.mlflow.labels import Item
-from evalstop_service.web.mlflow.logged_models import store_model_metrics
-from evalstop_service.web.mlflow.requests import Document
-from evalstop_service.web.mlflow.responses import RecordedRun, is_visible, load_recorded
-from evalstop_service.web.mlflow.run_logger import Logger, QueriedRun, RunLogger, load_run, parse_run_id
+from evalstop_service.web.mlflow.requests import Document, to_milliseconds
+from evalstop_service.web.mlflow.run_logger import (
+    Logger,
+    QueriedRun,
+    RecordedRun,
+    RunLogger,
+    load_recorded,
+    load_run,
+    parse_run_id,
+)
 
-MAX_SCANNED_RUNS = 5000
-"""The number of newest runs that a search covers."""
-
-_NEWEST_FIRST = [search.Order("attributes", "start_time", True), search.Order("attributes", "run_id", False)]
+_NEWEST_FIRST = [Order("attributes", "start_time", True), Order("attributes", "run_id", False)]
 
 router = APIRouter(route_class=MlflowRoute)
 
 
 @router.post("/runs/create")
-def create_run(body: requests.CreateRun, logger: Logger, artifacts: Artifacts) -> Document:
+def create_run(body: requests.CreateRun, logger: Logger, root: Root) -> Document:
     """Create a run; always a new one, as in MLflow."""
     tags = [tag.to_item() for tag in body.tags]
     sent_name = body.run_name or dict(tags).get(labels.RUN_NAME, "")
@@ -45,7 +56,7 @@ def create_run(body: requests.CreateRun, logger: Logger, artifacts: Artifacts) -
     tags += [Item(labels.RUN_NAME, name), *([Item(labels.USER, body.user_id)] if body.user_id else [])]
     run_labels, _ = labels.merge_tags({}, tags)
     with logger.database.transaction() as tx:
-        experiment = load_experiment(tx, logger.project_id, body.experiment_id, artifacts)
+        experiment = load_experiment(tx, logger.project_id, body.experiment_id, root)
         if experiment.reference is not None:
             name = f"{experiment.name}/{name}"
             run_labels |= {labels.EXPERIMENT: experiment.name}
@@ -55,19 +66,19 @@ def create_run(body: requests.CreateRun, logger: Logger, artifacts: Artifacts) -
     logger.register_checkpoints(run.id, tags)
     logger.forward(run.id, None, {})
     with logger.database.reading() as tx:
-        return {"run": _run_document(tx, run, logger.context, artifacts)}
+        return {"run": _run_document(tx, run, logger.context, root)}
 
 
 @router.get("/runs/get")
-def get_run(caller: ReadOrIngest, context: Ctx, database: Db, artifacts: Artifacts, run_id: QueriedRun) -> Document:
+def get_run(caller: ReadOrIngest, context: Ctx, database: Db, root: Root, run_id: QueriedRun) -> Document:
     """A run with its newest values; the tag `evalstop.should_stop` says whether to stop."""
     with database.reading() as tx:
         run = load_run(tx, caller.project_id, run_id)
-        return {"run": _run_document(tx, run, context, artifacts)}
+        return {"run": _run_document(tx, run, context, root)}
 
 
 @router.post("/runs/update")
-def update_run(body: requests.UpdateRun, logger: Logger, artifacts: Artifacts) -> Document:
+def update_run(body: requests.UpdateRun, logger: Logger, root: Root) -> Document:
     """Change the status or the name of a run."""
     run_id = parse_run_id(body.run_id, body.run_uuid)
     match body.status:
@@ -86,7 +97,7 @@ def update_run(body: requests.UpdateRun, logger: Logger, artifacts: Artifacts) -
     logger.forward(run_id, "runs/update", _dump_request(body))
     with logger.database.reading() as tx:
         run = load_run(tx, logger.project_id, run_id)
-        return {"run_info": responses.run_info(load_recorded(tx, [run], artifacts)[0])}
+        return {"run_info": _run_info(load_recorded(tx, [run], root)[0])}
 
 
 @router.post("/runs/delete")
@@ -106,7 +117,6 @@ def log_metric(body: requests.LogMetric, logger: Logger) -> Document:
     """Log one value of one metric."""
     run_id = parse_run_id(body.run_id, body.run_uuid)
     logger.store_metrics(run_id, [body])
-    store_model_metrics(logger.database, logger.project_id, run_id, [body])
     logger.forward(run_id, "runs/log-metric", _dump_request(body))
     return {}
 
@@ -123,7 +133,6 @@ def log_batch(body: requests.LogBatch, logger: Logger) -> Document:
     if body.tags:
         logger.store_tags(run_id, [item.to_item() for item in body.tags])
     logger.store_metrics(run_id, body.metrics)
-    store_model_metrics(logger.database, logger.project_id, run_id, body.metrics)
     logger.forward(run_id, "runs/log-batch", _dump_request(body))
     return {}
 
@@ -165,91 +174,93 @@ def delete_tag(body: requests.DeleteTag, logger: Logger) -> Document:
 
 @router.post("/runs/log-inputs")
 def log_inputs(body: requests.LogInputs, logger: Logger) -> Document:
-    """Log datasets and models that a run reads; stored unchanged."""
-
-    def add(current: MlflowRun) -> MlflowRun:
-        datasets = _merge_documents(current.inputs.get("dataset_inputs", []), body.datasets)
-        models = _merge_documents(current.inputs.get("model_inputs", []), body.models)
-        return replace(current, inputs={"dataset_inputs": datasets, "model_inputs": models})
-
+    """Forward datasets that a run reads; here they are not kept."""
     run_id = parse_run_id(body.run_id, body.run_uuid)
-    logger.change_mlflow_run(run_id, add)
+    with logger.database.reading() as tx:
+        load_run(tx, logger.project_id, run_id)
     logger.forward(run_id, "runs/log-inputs", _dump_request(body))
     return {}
 
 
-@router.post("/runs/outputs")
-def log_outputs(body: requests.LogOutputs, logger: Logger) -> Document:
-    """Log models that a run creates; stored unchanged."""
-    logger.change_mlflow_run(
-        parse_run_id(body.run_id, body.run_uuid),
-        lambda current: replace(
-            current, outputs={"model_outputs": _merge_documents(current.outputs.get("model_outputs", []), body.models)}
-        ),
-    )
-    return {}
-
-
-@router.post("/runs/log-model")
-def log_model(body: requests.RunBody, logger: Logger) -> Document:
-    """Accept model metadata of older clients, and ignore it; the model's files are stored."""
-    with logger.database.reading() as tx:
-        load_run(tx, logger.project_id, parse_run_id(body.run_id, body.run_uuid))
-    return {}
-
-
 @router.post("/runs/search")
-def search_runs(body: requests.SearchRuns, caller: Read, context: Ctx, database: Db, artifacts: Artifacts) -> Document:
+def search_runs(body: requests.SearchRuns, caller: Read, context: Ctx, root: Root) -> Document:
     """The matching runs of experiments, by default newest first."""
     clauses = search.parse_filter(body.filter, search.RUNS)
     orders = [*search.parse_orders(body.order_by, search.RUNS), *_NEWEST_FIRST]
-    with_metrics = search.names_metrics(clauses, orders)
-    with database.reading() as tx:
-        ids = find_references(tx, caller.project_id, body.experiment_ids)
-        scanned = mlflow_runs.list_runs_of_experiments(tx, caller.project_id, ids, MAX_SCANNED_RUNS)
-        fields = {
-            recorded.run.id: _list_fields(tx, recorded, with_metrics)
-            for recorded in load_recorded(tx, scanned, artifacts)
-            if is_visible(recorded.deleted, body.run_view_type)
+    query = make_search(body, clauses, orders, body.run_view_type)
+    with context.limits.spend_on_search(), context.database.reading() as tx:
+        experiment_ids = find_references(tx, caller.project_id, body.experiment_ids)
+        ids = mlflow_runs.search_runs(tx, caller.project_id, experiment_ids, query)
+
+        def load(ids: Sequence[UUID]) -> Iterator[Document]:
+            loaded = runs.load_runs(tx, ids, skip_unreadable=True)
+            return _run_documents(tx, [loaded[run_id] for run_id in ids if run_id in loaded], context, root)
+
+        page, token = fill_page(ids, query, load)
+    return {"runs": page, **token}
+
+
+def _run_document(tx: Transaction, run: Run, context: Context, root: str) -> Document:
+    return next(_run_documents(tx, [run], context, root))
+
+
+def _run_documents(tx: Transaction, page: Sequence[Run], context: Context, root: str) -> Iterator[Document]:
+    """Runs with the newest value of each metric; verdict and best checkpoint are tags."""
+    on_record = decisions.load_decisions(tx, [run.id for run in page], skip_unreadable=True)
+    for recorded in load_recorded(tx, page, root):
+        run = recorded.run
+        updated = to_milliseconds(run.updated_at)
+        metrics = [
+            {"key": item.metric, "value": encode_number(item.value), "step": item.step, "timestamp": updated}
+            for item in observations.list_latest(tx, run.id)
+        ]
+        data = {
+            "metrics": metrics,
+            "params": pair_documents(recorded.mlflow_run.params),
+            "tags": pair_documents(run.labels | _verdict_tags(run, on_record.get(run.id), context)),
         }
-        matching = [run for run in scanned if run.id in fields and search.matches(clauses, fields[run.id])]
-        ordered = search.sort(matching, orders, lambda run: fields[run.id])
-        page, token = paginate(ordered, body.offset, body.max_results)
-        return {"runs": list(responses.run_documents(tx, load_recorded(tx, page, artifacts), context)), **token}
+        yield {"info": _run_info(recorded), "data": data, "inputs": {}, "outputs": {}}
 
 
-@router.get("/artifacts/list")
-def list_artifacts(
-    caller: ReadOrIngest, database: Db, artifacts: Artifacts, run_id: QueriedRun, path: str = ""
-) -> Document:
-    """The artifacts of a run that this service stores."""
-    with database.reading() as tx:
-        run = load_run(tx, caller.project_id, run_id)
-        root: str = responses.run_info(load_recorded(tx, [run], artifacts)[0])["artifact_uri"]
-    folder = path.strip("/")
-    prefix = f"{folder}/" if folder else ""
-    address = f"{root.removeprefix(SCHEME)}/{folder}"
-    files = file_documents(artifacts, caller, address, prefix)
-    return {"root_uri": root, "files": files if root.startswith(SCHEME) else []}
-
-
-def _run_document(tx: Transaction, run: Run, context: Context, artifacts: ArtifactFolder) -> Document:
-    return next(responses.run_documents(tx, load_recorded(tx, [run], artifacts), context))
-
-
-def _list_fields(tx: Transaction, recorded: RecordedRun, with_metrics: bool) -> search.Fields:
-    latest = observations.list_latest(tx, recorded.run.id) if with_metrics else []
-    return {
-        "attributes": responses.run_info(recorded),
-        "tags": recorded.run.labels,
-        "params": recorded.mlflow_run.params,
-        "metrics": {item.metric: item.value for item in latest},
+def _run_info(recorded: RecordedRun) -> Document:
+    """The identity and status of a run."""
+    run, mlflow_run = recorded.run, recorded.mlflow_run
+    start_time = mlflow_run.start_time
+    info = {
+        "run_id": run.id.hex,
+        "run_uuid": run.id.hex,
+        "run_name": run.labels.get(labels.RUN_NAME, run.name),
+        "experiment_id": str(recorded.experiment.number),
+        "user_id": run.labels.get(labels.USER, mlflow_runs.NO_USER),
+        "status": STATUSES[run.status],
+        "start_time": to_milliseconds(run.created_at) if start_time is None else start_time,
+        "artifact_uri": recorded.artifact_uri,
+        "lifecycle_stage": "deleted" if recorded.deleted else "active",
     }
+    if run.ended_at is None:
+        return info
+    return info | {"end_time": to_milliseconds(run.ended_at) if mlflow_run.end_time is None else mlflow_run.end_time}
 
 
-def _merge_documents(current: list[Document], new: list[Document]) -> list[Document]:
-    """Merge both lists without duplicates, up to a limit."""
-    return [*current, *(item for item in new if item not in current)][: requests.MAX_INPUTS]
+def _verdict_tags(run: Run, decision: Decision | None, context: Context) -> dict[str, str]:
+    stops = decision is not None and decision.stops(context.clock())
+    tags = {
+        "evalstop.mode": run.mode,
+        "evalstop.should_stop": "true" if stops else "false",
+        "evalstop.verdict": run.verdict.verdict,
+        "evalstop.reason": run.verdict.reason,
+    }
+    if decision is not None:
+        tags["evalstop.decision"] = str(decision.id)
+        tags["evalstop.decision_state"] = decision.state
+        tags["evalstop.decision_reason"] = decision.state_reason
+    if (url := context.locate_run(run.id)) is not None:
+        tags["evalstop.url"] = url
+    if run.total_steps is not None:
+        tags["evalstop.total_steps"] = str(run.total_steps)
+    if run.best_checkpoint is not None:
+        tags["evalstop.best_checkpoint"] = run.best_checkpoint.uri
+    return tags
 
 
 def _set_deleted(body: requests.RunBody, logger: RunLogger, path: str, *, deleted: bool) -> Document:
@@ -260,8 +271,8 @@ def _set_deleted(body: requests.RunBody, logger: RunLogger, path: str, *, delete
 
 
 def _dump_request(body: requests.RunBody) -> Document:
-    """The request as JSON, with NaN and the infinities as strings, and without models, which exist only here."""
-    of_models: dict[str, Any] = {"models": True, "model_id": True, "metrics": {"__all__": {"model_id"}}}
+    """The request as JSON, with NaN and the infinities as strings, and without models, which are not forwarded."""
+    of_models: dict[str, Any] = {"model_id": True, "metrics": {"__all__": {"model_id"}}}
     document: Document = body.model_dump(mode="json", exclude_none=True, exclude=of_models)
     return document
 
@@ -285,7 +296,17 @@ def get_history(
     with database.reading() as tx:
         run = load_run(tx, caller.project_id, run_id)
         points = observations.list_observations(tx, run.id, metric=metric_key, after=after, limit=limit)
-    answer: Document = {"metrics": responses.history_document(points, metric_key)}
+    values = [
+        {
+            "key": metric_key,
+            "value": encode_number(point.value),
+            "step": point.step,
+            "timestamp": to_milliseconds(point.observed_at or point.received_at),
+        }
+        for point in points
+        if not point.superseded_by
+    ]
+    answer: Document = {"metrics": values}
     if len(points) == limit:
         answer["next_page_token"] = points[-1].cursor
     return answer

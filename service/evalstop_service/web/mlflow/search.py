@@ -1,4 +1,4 @@
-"""MLflow's filter expressions and orders, over runs, experiments and models. Pure.
+"""MLflow's filter expressions and orders, over runs and experiments. Pure; `store.mlflow_runs` runs them in SQL.
 
     metrics.accuracy > 0.8 AND params.optimizer LIKE 'ada%' AND status IN ('RUNNING', 'FINISHED')
 
@@ -7,23 +7,19 @@ Comparisons joined by AND. Unknown syntax is an error, because ignoring it would
 
 from __future__ import annotations
 
-import fnmatch
-import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
+from evalstop_service.store.mlflow_runs import Clause, Order
 from evalstop_service.web.mlflow.errors import invalid_parameter
+from evalstop_service.web.mlflow.labels import clean_text
 
-Fields = Mapping[str, Mapping[str, Any]]
-"""The comparable fields of an item, by kind (attributes, tags, params, metrics) and name."""
-
-T = TypeVar("T")
-
-LONGEST_PATTERN, LONGEST_COMPARED = 500, 8000
-"""Characters of a LIKE pattern, and those at the start of a value that are compared with it. A comparison takes up to
-their product, and a regular expression lets no other thread compute meanwhile."""
+LONGEST_PATTERN = 500
+"""Characters of a LIKE pattern."""
+MAX_CLAUSES, MAX_PATTERNS, MAX_ORDERS = 20, 5, 5
+"""Comparisons in a filter, those of them that are LIKE or ILIKE, and sort keys: each is computed for every run."""
 
 _CLAUSE = re.compile(
     r"\s*(?:(?P<kind>[a-z_]+)\s*\.\s*)?(?P<key>`[^`]+`|\"[^\"]+\"|[\w.\-/]+?)\s*"
@@ -40,20 +36,8 @@ _ORDER = re.compile(
     r"(?:\s+(?P<direction>asc|desc))?",
     re.IGNORECASE,
 )
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "like": lambda value, pattern: pattern.fullmatch(value[:LONGEST_COMPARED]) is not None,
-    "ilike": lambda value, pattern: pattern.fullmatch(value[:LONGEST_COMPARED]) is not None,
-    "not like": lambda value, pattern: pattern.fullmatch(value[:LONGEST_COMPARED]) is None,
-    "not ilike": lambda value, pattern: pattern.fullmatch(value[:LONGEST_COMPARED]) is None,
-    "in": lambda value, values: value in values,
-    "not in": lambda value, values: value not in values,
-}
+_KEY = re.compile(r"[^\"`\\]+")
+"""What a key may consist of: others could end the path by which SQLite finds a member of a document."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +54,7 @@ _KINDS = {**dict.fromkeys(("attribute", "attributes", "attr"), "attributes"), **
 RUNS = Language(
     attributes={
         **{name: name for name in ("run_id", "run_name", "status", "start_time", "end_time", "user_id")},
-        **{name: name for name in ("artifact_uri", "experiment_id", "lifecycle_stage")},
+        **{name: name for name in ("experiment_id", "lifecycle_stage")},
         **dict.fromkeys(("run name", "Run name", "Run Name", "name"), "run_name"),
         **dict.fromkeys(("created", "Created"), "start_time"),
     },
@@ -89,36 +73,11 @@ EXPERIMENTS = Language(
     kinds=_KINDS,
 )
 
-MODELS = Language(
-    attributes={
-        **{name: name for name in ("name", "model_id", "model_type", "status", "source_run_id")},
-        **{name: name for name in ("creation_timestamp", "last_updated_timestamp", "artifact_location")},
-        "creation_time": "creation_timestamp",
-    },
-    numbers=frozenset({"creation_timestamp", "last_updated_timestamp"}),
-    kinds={**_KINDS, **dict.fromkeys(("param", "params"), "params"), **dict.fromkeys(("metric", "metrics"), "metrics")},
-)
-
-
-class Clause(NamedTuple):
-    """Compares `key` of `kind` to `value` with the operator `sign`."""
-
-    kind: str
-    key: str
-    sign: str
-    value: Any
-
-
-class Order(NamedTuple):
-    """Sort by `key` of the `kind`."""
-
-    kind: str
-    key: str
-    descending: bool
-
 
 def parse_filter(text: str, language: Language) -> list[Clause]:
     """The clauses of a filter; raises MlflowError."""
+    if clean_text(text) != text:
+        raise _refuse_filter(text)
     clauses: list[Clause] = []
     text, at = text.strip(), 0
     while at < len(text):
@@ -137,52 +96,33 @@ def parse_filter(text: str, language: Language) -> list[Clause]:
             sign = " ".join((match["sign"] or match["word"]).lower().split())
             clauses.append(Clause(kind, key, sign, _parse_value(text, kind, key, sign, match["value"], language)))
         at = match.end()
+    patterns = sum(clause.sign.endswith("like") for clause in clauses)
+    if len(clauses) > MAX_CLAUSES or patterns > MAX_PATTERNS:
+        raise invalid_parameter(
+            f"a filter may have {MAX_CLAUSES} comparisons, {MAX_PATTERNS} of them LIKE or ILIKE; "
+            f"this one has {len(clauses)}, {patterns} of them LIKE or ILIKE"
+        )
     return clauses
 
 
 def parse_orders(texts: Iterable[str], language: Language) -> list[Order]:
     """The sort keys, most significant first; raises MlflowError."""
-    orders = []
+    orders: list[Order] = []
     for text in texts:
         match = _ORDER.fullmatch(text.strip())
         if match is None:
             raise invalid_parameter(f"Invalid order_by clause {text!r:.100}: write for example `metrics.loss ASC`")
         kind, key = _parse_key(match["kind"], match["key"], language)
         orders.append(Order(kind, key, (match["direction"] or "asc").lower() == "desc"))
+    if len(orders) > MAX_ORDERS:
+        raise invalid_parameter(f"order_by may have {MAX_ORDERS} keys; this one has {len(orders)}")
     return orders
-
-
-def matches(clauses: Sequence[Clause], fields: Fields) -> bool:
-    """Whether all clauses hold. As in MLflow, an item without a key matches no comparison with it."""
-    return all(_clause_holds(clause, fields.get(clause.kind, {}).get(clause.key)) for clause in clauses)
-
-
-def sort(items: list[T], orders: Sequence[Order], fields_of: Callable[[T], Fields]) -> list[T]:
-    """Sort the items; those without a value come last, after NaN."""
-    for kind, key, descending in reversed(orders):
-        valued: list[tuple[Any, T]] = [(fields_of(item).get(kind, {}).get(key), item) for item in items]
-        present = [(value, item) for value, item in valued if value is not None and value == value]
-        present.sort(key=lambda pair: pair[0], reverse=descending)
-        nans = [item for value, item in valued if value != value]
-        items = [item for _, item in present] + nans + [item for value, item in valued if value is None]
-    return items
-
-
-def names_metrics(clauses: Sequence[Clause], orders: Sequence[Order]) -> bool:
-    """Whether metrics have to be loaded."""
-    return any(kind == "metrics" for kind, *_ in (*clauses, *orders))
-
-
-def _clause_holds(clause: Clause, value: Any) -> bool:
-    if clause.sign == "null":
-        return value is None
-    if clause.sign == "not null":
-        return value is not None
-    return value is not None and _COMPARISONS[clause.sign](value, clause.value)
 
 
 def _parse_key(kind: str | None, key: str, language: Language) -> tuple[str, str]:
     key = key.strip().strip('`"')
+    if not _KEY.fullmatch(key) or clean_text(key) != key:
+        raise invalid_parameter(f"Invalid key {key!r:.100}: a key has no quotes, backslashes or control characters")
     kind_name = "attributes" if kind is None else language.kinds.get(kind.lower())
     if kind_name is None:
         raise invalid_parameter(f"Invalid entity type {kind!r:.50}: one of {', '.join(sorted(language.kinds))}")
@@ -206,12 +146,14 @@ def _parse_value(text: str, kind: str, key: str, sign: str, value: str, language
     if sign in ("in", "not in"):
         if not _LIST.fullmatch(value):
             raise _refuse_filter(text)
-        return frozenset(part[1:-1] for part in re.findall(_TEXT, value))
+        return [part[1:-1] for part in re.findall(_TEXT, value)]
     if not quoted or sign in ("<", "<=", ">", ">="):
         raise invalid_parameter(
             f"{kind}.{key} is a text: compare it with = != LIKE ILIKE IN to a quoted text, in {text!r:.300}"
         )
-    return _parse_pattern(value[1:-1], sign) if "like" in sign else value[1:-1]
+    if "like" in sign and len(value) - 2 > LONGEST_PATTERN:
+        raise invalid_parameter(f"A LIKE pattern may have {LONGEST_PATTERN} characters; this one has {len(value) - 2}")
+    return value[1:-1]
 
 
 def _parse_float(value: str, text: str) -> float:
@@ -219,16 +161,6 @@ def _parse_float(value: str, text: str) -> float:
         return float(value)
     except ValueError:
         raise _refuse_filter(text) from None
-
-
-def _parse_pattern(value: str, sign: str) -> re.Pattern[str]:
-    """A LIKE pattern: `%` matches any text, `_` any character."""
-    if len(value) > LONGEST_PATTERN:
-        raise invalid_parameter(f"A LIKE pattern may have {LONGEST_PATTERN} characters; this one has {len(value)}")
-    wildcards = {"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"}
-    # In fnmatch's regular expressions the number of wildcards does not matter.
-    expression = fnmatch.translate("".join(wildcards.get(character, character) for character in value))
-    return re.compile(expression, re.IGNORECASE if "ilike" in sign else re.NOFLAG)
 
 
 def _refuse_filter(text: str) -> Exception:

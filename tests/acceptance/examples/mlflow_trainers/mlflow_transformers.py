@@ -56,5 +56,4 @@ Trainer(
     callbacks=[RunIdCallback()],
 ).train()
 mlflow.flush_async_logging()
-assert len(mlflow.search_logged_models(output_format="list")) == 2
 print(RunIdCallback.run_id)

@@ -1,9 +1,14 @@
-"""Experiments of MLflow: created, changed and searched, with their runs and models."""
+"""Experiments of MLflow: created, changed and searched, with their runs; models are accepted and not kept."""
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from uuid import UUID
 
+from evalstop_service.rules.quotas import Quotas
+from evalstop_service.store import projects
+
+from tests.service.web.api.conftest import Service
 from tests.service.web.mlflow.rest_client import MlflowClient, expect_error, expect_json
 
 
@@ -78,51 +83,146 @@ def test_runs_are_searched_by_experiment_tag_and_metric(client: MlflowClient) ->
         assert client.http.post("runs/search", json=body).status_code == 400
 
 
-@pytest.mark.parametrize("path", ["runs/search", "logged-models/search"])
-def test_search_in_an_unknown_experiment_finds_nothing(client: MlflowClient, path: str) -> None:
+def test_search_in_an_unknown_experiment_finds_nothing(client: MlflowClient) -> None:
     """As in MLflow, unknown experiments are empty beside others, and an id that is no number is refused."""
     run_id = client.create_run(run_name="r")
-    found = [client.post(path, {"experiment_ids": ids}) for ids in (["7"], ["9" * 30], ["7", "0"])]
-    assert [[run["info"]["run_id"] for run in answer.get("runs", [])] for answer in found] == (
-        [[], [], [run_id]] if path == "runs/search" else [[], [], []]
-    )
-    answer = client.http.post(path, json={"experiment_ids": ["0", "abc"]})
+    found = [client.post("runs/search", {"experiment_ids": ids}) for ids in (["7"], ["9" * 30], ["7", "0"])]
+    assert [[run["info"]["run_id"] for run in answer["runs"]] for answer in found] == [[], [], [run_id]]
+    answer = client.http.post("runs/search", json={"experiment_ids": ["0", "abc"]})
     expect_error(answer, 400, "INVALID_PARAMETER_VALUE")
 
 
-def test_datasets_and_models_are_returned_as_sent(client: MlflowClient) -> None:
-    """What is sent twice is stored once; a deleted model is not found."""
+FILTERS = {
+    "": "abc",
+    "run_name = 'ppo 7b'": "a",
+    "attributes.run_name != 'ppo 7b'": "bc",
+    "name LIKE 'ppo%' and user_id = 'unknown'": "b",
+    "tags.`a b` = 'c' AND tag.\"mlflow.user\"='Dana'": "a",
+    "tags.größe = 'ü'": "a",
+    "metrics.`eval/score` > 0.7 and metrics.eval/score <= 0.75": "a",
+    "metrics.eval/score < -1e3": "",
+    "metrics.loss > 0": "b",
+    "metrics.loss != 0": "b",
+    "params.optimizer LIKE 'adam%'": "a",
+    "params.optimizer LIKE 'Adam%'": "",
+    "params.optimizer ILIKE 'ADAM_'": "a",
+    "params.optimizer like 'ada_'": "",
+    "params.optimizer LIKE 'a[d]*?'": "",
+    "params.note LIKE '100_%'": "b",
+    "params.optimizer NOT LIKE 'sgd%' and tags.mlflow.user ILIKE 'dan_'": "a",
+    "params.optimizer NOT ILIKE 'ADAM%'": "",
+    "status IN ('FINISHED', 'FAILED')": "b",
+    "run.status NOT IN ('RUNNING',)": "b",
+    "start_time >= 5": "bc",
+    "start_time = 4": "a",
+    "end_time > 0": "b",
+    "tags.missing != 'x'": "",
+    "tags.missing IS NULL and params.lr is not null": "a",
+    "experiment_id = '0' AND lifecycle_stage = 'active'": "abc",
+}
+
+
+def test_runs_are_found_by_any_comparison(client: MlflowClient) -> None:
+    """Texts, patterns, lists and numbers are compared as in MLflow, by the same rules on each database."""
+    a = client.create_run(run_name="ppo 7b", start_time=4, tags=build_items({"a b": "c", "größe": "ü"}), user_id="Dana")
+    b = client.create_run(run_name="ppo_b", start_time=5)
+    ids = {"a": a, "b": b, "c": expect_json(client.api.post("/runs", json={"name": "other"}))["id"].replace("-", "")}
+    client.post("runs/log-batch", {"run_id": a, "params": build_items({"optimizer": "adamw", "lr": "1e-6"})})
+    client.post("runs/log-parameter", {"run_id": b, "key": "note", "value": "100%\\"})
+    for run_id, key, step, value in (
+        *((a, "eval/score", 1, 0.1), (a, "eval/score", 2, 0.75), (a, "loss", 1, "NaN"), (b, "loss", 1, 2.0)),
+        (ids["c"], "eval/score", 1, "Infinity"),
+    ):
+        metric = {"run_id": run_id, "key": key, "value": value, "timestamp": 1, "step": step}
+        client.post("runs/log-metric", metric)
+    client.post("runs/update", {"run_id": b, "status": "FINISHED"})
+    for text, expected in (*FILTERS.items(), (f"run_id = '{a}'", "a"), (f"run_id IN ('{a}', '{b}')", "ab")):
+        found = client.post("runs/search", {"experiment_ids": ["0"], "filter": text})["runs"]
+        assert {run["info"]["run_id"] for run in found} == {ids[name] for name in expected}, text
+    for order, expected in (
+        ("metrics.eval/score DESC", "cab"),
+        ("metrics.loss", "bca"),  # NaN and a missing value come last, newest first
+        ("params.lr", "acb"),
+        ("attributes.Created ASC", "abc"),
+    ):
+        found = client.post("runs/search", {"experiment_ids": ["0"], "order_by": [order]})["runs"]
+        assert [run["info"]["run_id"] for run in found] == [ids[name] for name in expected], order
+
+
+def build_items(items: dict[str, str]) -> list[dict[str, str]]:
+    return [{"key": key, "value": value} for key, value in items.items()]
+
+
+def test_experiments_are_found_by_tag_name_and_time(client: MlflowClient) -> None:
+    """The default experiment, which is not stored, is found like others."""
+    for number in range(3):
+        body = {"name": f"sweep {number}", "tags": build_items({"team": "rl" if number else "vision"})}
+        client.post("experiments/create", body)
+    found = {
+        "tags.team = 'rl' AND name LIKE 'sweep%'": ["sweep 2", "sweep 1"],
+        "name = 'Default' AND creation_time = 0 AND tags.team IS NULL": ["Default"],
+        "experiment_id IN ('0', '1')": ["sweep 0", "Default"],
+        "creation_time > 1600000000000 and tags.team ILIKE 'VIS%'": ["sweep 0"],
+    }
+    for text, names in found.items():
+        listed = client.post("experiments/search", {"filter": text})["experiments"]
+        assert [item["name"] for item in listed] == names, text
+    ordered = client.post("experiments/search", {"order_by": ["name DESC"], "max_results": 2})
+    assert [item["name"] for item in ordered["experiments"]] == ["sweep 2", "sweep 1"]
+    rest = client.post("experiments/search", {"order_by": ["name DESC"], "page_token": ordered["next_page_token"]})
+    assert [item["name"] for item in rest["experiments"]] == ["sweep 0", "Default"]
+
+
+def test_filter_that_would_take_long_is_refused_before_it_runs(client: MlflowClient) -> None:
+    """The lengths of patterns and texts say what a search may cost; a key that searches on and on has to wait."""
+    for number in range(60):
+        client.post("experiments/create", {"name": f"x{number}", "tags": build_items({"t": "a" * 2000})})
+    text = " AND ".join(["tags.t NOT LIKE '%" + "a" * 490 + "b'"] * 5)
+    body = {"max_results": 1, "filter": text}
+    message = expect_error(client.http.post("experiments/search", json=body), 400, "INVALID_PARAMETER_VALUE")
+    assert "shorten the patterns" in message
+    assert client.post("experiments/search", {"filter": "tags.t LIKE '%b'"})["experiments"] == []
+    answers = (client.http.post("experiments/search", json=body) for _ in range(1000))
+    refused = next(answer for answer in answers if answer.status_code != 400)
+    expect_error(refused, 429, "REQUEST_LIMIT_EXCEEDED")
+    assert int(refused.headers["Retry-After"]) >= 1
+
+
+def test_number_of_experiments_is_limited(service: Service, client: MlflowClient) -> None:
+    """A project over its quota is told so, and keeps what it has."""
+    project_id = UUID(expect_json(client.api.get("/project"))["id"])
+    with service.database.transaction() as tx:
+        project = projects.get_project(tx, project_id)
+        projects.update_project(tx, replace(project, quotas=Quotas(experiments=2)))
+    for name in ("a", "b"):
+        client.post("experiments/create", {"name": name})
+    message = expect_error(client.http.post("experiments/create", json={"name": "c"}), 409, "RESOURCE_CONFLICT")
+    assert "experiments" in message
+    assert client.get("experiments/get-by-name", experiment_name="a")["experiment"]["name"] == "a"
+
+
+def test_inputs_and_models_are_accepted_and_not_kept(client: MlflowClient) -> None:
+    """Clients go on, whatever they log; a model can be read back as far as its id says."""
     run_id = client.create_run()
     inputs = {"run_id": run_id, "datasets": [{"dataset": {"name": "d", "digest": "1"}, "tags": []}]}
-    client.post("runs/log-inputs", inputs)
-    client.post("runs/log-inputs", inputs)
-    model = client.post("logged-models", {"experiment_id": "0", "name": "m", "source_run_id": run_id})["model"]["info"]
-    client.post("runs/outputs", {"run_id": run_id, "models": [{"model_id": model["model_id"], "step": 1}]})
-    run = client.get("runs/get", run_id=run_id)["run"]
-    assert run["inputs"]["dataset_inputs"] == inputs["datasets"]
-    assert run["outputs"]["model_outputs"] == [{"model_id": model["model_id"], "step": 1}]
+    assert client.post("runs/log-inputs", inputs) == {}
+    created = {"experiment_id": "0", "name": "m", "source_run_id": run_id, "params": build_items({"size": "7b"})}
+    model = client.post("logged-models", created)["model"]["info"]
+    assert (model["name"], model["status"]) == ("m", "LOGGED_MODEL_PENDING")
+    client.post("runs/outputs", {"run_id": run_id, "models": [{"model_id": model["model_id"], "step": 0}]})
     path = f"logged-models/{model['model_id']}"
-    expect_json(client.http.patch(path, json={"status": "LOGGED_MODEL_READY"}))
-    for value in (0.25, 0.5):
-        metric = {"key": "acc", "value": value, "timestamp": 1, "step": int(4 * value)}
-        client.post("runs/log-metric", {"run_id": run_id, "model_id": model["model_id"]} | metric)
-    metrics = client.get(path)["model"]["data"]["metrics"]
-    assert [(item["key"], item["value"], item["run_id"]) for item in metrics] == [("acc", 0.5, run_id)]
-    models = client.post("logged-models/search", {"experiment_ids": ["0"], "filter": "name = 'm'"})["models"]
-    assert [item["info"]["status"] for item in models] == ["LOGGED_MODEL_READY"]
+    ready = expect_json(client.http.patch(path, json={"status": "LOGGED_MODEL_READY"}))["model"]["info"]
+    read = client.get(path)["model"]["info"]
+    for info in (ready, read):
+        assert (info["artifact_uri"], info["source_run_id"]) == (model["artifact_uri"], run_id)
+    metric = {"key": "acc", "value": 0.5, "timestamp": 1, "step": 1}
+    client.post("runs/log-metric", {"run_id": run_id, "model_id": model["model_id"]} | metric)
+    expect_json(client.http.patch(f"{path}/tags", json={"tags": build_items({"k": "v"})}))
+    client.post(f"{path}/params", {"params": build_items({"p": "v" * 8000})})
+    expect_json(client.http.delete(f"{path}/tags/k"))
     expect_json(client.http.delete(path))
-    expect_error(client.http.get(path), 404, "RESOURCE_DOES_NOT_EXIST")
-
-
-def test_models_are_found_by_a_metric_that_is_not_finite_for_some(client: MlflowClient) -> None:
-    """A model whose metric is NaN matches no comparison, and comes last."""
-    values = {"low": 0.25, "none": "NaN", "high": 0.5}
-    for name, value in values.items():
-        model = client.post("logged-models", {"experiment_id": "0", "name": name})["model"]["info"]
-        metric = {"key": "acc", "value": value, "timestamp": 1, "model_id": model["model_id"]}
-        client.post("runs/log-metric", {"run_id": client.create_run()} | metric)
-    search = {"experiment_ids": ["0"], "order_by": [{"field_name": "metrics.acc", "ascending": False}]}
-    found = client.post("logged-models/search", search)["models"]
-    assert [item["info"]["name"] for item in found] == ["high", "low", "none"]
-    found = client.post("logged-models/search", search | {"filter": "metrics.acc > 0.4"})["models"]
-    assert [item["info"]["name"] for item in found] == ["high"]
+    assert client.post("logged-models/search", {"experiment_ids": ["0"]}) == {"models": []}
+    run = client.get("runs/get", run_id=run_id)["run"]
+    assert (run["inputs"], run["outputs"]) == ({}, {})
+    assert expect_json(client.api.get(f"/runs/{run_id}/checkpoints"))["items"] == []
+    expect_error(client.http.get("logged-models/m-0123"), 404, "RESOURCE_DOES_NOT_EXIST")

@@ -34,7 +34,9 @@ INVALID_REQUESTS: list[tuple[str, Any]] = [
     ("experiments/create", {"name": ""}),
     ("experiments/create", {"name": "a\x00"}),
     ("runs/log-inputs", {"run_id": "%s", "datasets": [{"a": DEEP}]}),
-    ("runs/outputs", {"run_id": "%s", "models": [{"a": DEEP}]}),
+    ("runs/outputs", {"run_id": "%s", "models": [{"model_id": "m-1", "step": 1}]}),
+    ("runs/log-model", {"run_id": "%s", "model_json": '{"artifact_path": 1}'}),
+    ("runs/log-model", {"run_id": "%s", "model_json": "[" * 90_000}),
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.web.mlflow.responses import STATUSES
+from evalstop_service.store.mlflow_runs import STATUSES
 
 
 @pytest.mark.parametrize("status", RunStatus)
