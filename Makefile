@@ -156,6 +156,10 @@ bench-stop: $(READY)  ## Measure how soon SIGTERM reaches a trainer after the ev
 bench-fair-shares: $(READY)  ## Measure what a key notices of another one that floods the service
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.fair_shares $(BENCH)
 
+.PHONY: bench-veto
+bench-veto: $(READY)  ## Repeat vetoes that faults refused (BENCH="cycles --help"), or send them during floods (BENCH=floods)
+	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.veto $(BENCH)
+
 .PHONY: bench-pages
 bench-pages: $(READY)  ## Measure how long each page takes with 100,000 runs and 10,000 decisions on PostgreSQL
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.pages $(BENCH)

@@ -45,6 +45,7 @@ TABLES = (
     "cases",
     "audit_log",
     "audit_chains",
+    "veto_listeners",
 )
 """In an order in which each is dropped before those that it refers to."""
 
@@ -584,6 +585,8 @@ def _create_decisions() -> None:
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("deadline_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("escalations", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("handed_over_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("handed_over_to", sa.Text(), nullable=True),
         sa.Column("observed_probability", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["policy_id"], ["policies.id"], name=op.f("fk_decisions_policy_id")),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_decisions_project_id")),
@@ -610,6 +613,12 @@ def _create_decisions() -> None:
     op.create_index("ix_decisions_id", "decisions", ["id"], unique=False)
     op.create_index("ix_decisions_project_id_due_at", "decisions", ["project_id", "due_at"], unique=False)
     op.create_index("ix_decisions_project_id_id", "decisions", ["project_id", "id"], unique=False)
+    op.create_table(
+        "veto_listeners",
+        sa.Column("id", sa.Uuid(), nullable=False),
+        sa.Column("heard_until", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_veto_listeners")),
+    )
     op.create_table(
         "outcomes",
         sa.Column("run_id", sa.Uuid(), nullable=False),

@@ -10,8 +10,9 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
+from uuid import UUID
 
 from fastapi import APIRouter, FastAPI
 from fastapi.telemetry import TelemetryConfig
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from evalstop_service import background
-from evalstop_service.clock import Clock, CorrectedClock, utc_now
+from evalstop_service.clock import Clock, utc_now
 from evalstop_service.configuration import (
     create_address_policy,
     create_encryption,
@@ -28,8 +29,9 @@ from evalstop_service.configuration import (
     read_grants,
     reveal,
 )
-from evalstop_service.decisions import clock_check, deadlines, stale_runs
-from evalstop_service.decisions.refused_vetoes import RefusedVetoes
+from evalstop_service.decisions import deadlines, stale_runs
+from evalstop_service.decisions.commands import tell_trainer
+from evalstop_service.decisions.veto_windows import VetoListener
 from evalstop_service.evaluation import backtests, change_point, rollout_stage
 from evalstop_service.ingest import Committer, Limits, RunCache
 from evalstop_service.observability import tracing
@@ -40,7 +42,7 @@ from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.runs import downsampling, retention
 from evalstop_service.security import openid
 from evalstop_service.settings import Settings
-from evalstop_service.store.database import Database
+from evalstop_service.store.database import Database, read_now
 from evalstop_service.store.structs import prepare_structs
 from evalstop_service.web import dashboard, mlflow, problems
 from evalstop_service.web.api import (
@@ -72,7 +74,7 @@ from evalstop_service.web.api import backtests as backtest_routes
 from evalstop_service.web.api import openapi as description
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
 from evalstop_service.web.api.reading.stream import StreamLimits
-from evalstop_service.web.body import BodyLimit, HeldBodies
+from evalstop_service.web.body import BodyLimit, HearVetoes, HeldBodies
 from evalstop_service.web.context import Context
 from evalstop_service.web.limits import Entrance
 from evalstop_service.web.limits import Limits as WebLimits
@@ -120,15 +122,20 @@ def create_app(
 
     `service_metrics` and `tracer` are created if None; the tracer is configured by the environment.
     """
-    machine_clock, clock = clock, CorrectedClock(clock)
     service_metrics = service_metrics or create_service_metrics(database, clock)
     tracer = tracer or tracing.create_tracer(os.environ)
-    committer = Committer(database, RunCache(settings.cached_runs), clock, service_metrics, _limits(settings), tracer)
+    committer = Committer(
+        *(database, RunCache(settings.cached_runs), clock, service_metrics, _limits(settings), tracer),
+        read_time=partial(read_now, here=clock),
+    )
     key_cache = KeyCache(database, settings.key_cache_seconds, clock)
     context = _create_context(settings, database, clock, committer, key_cache, service_metrics)
+    listener = VetoListener(database, clock, context.limits.run_in_thread)
     forwarder = _create_forwarder(settings, database, clock, service_metrics)
     app = _App(
-        lifespan=_living(settings, database, clock, committer, service_metrics, tracer, forwarder, deliver=deliver),
+        lifespan=_living(
+            *(settings, database, listener, key_cache, committer, service_metrics, tracer, forwarder), deliver=deliver
+        ),
         title="EvalStop",
         version="0.1.0",
         summary="Stops training jobs that no longer improve, and keeps their best checkpoints.",
@@ -145,15 +152,16 @@ def create_app(
     artifacts = ArtifactFolder(settings.artifact_folder, settings.mlflow_artifact_root, settings.mlflow_artifact_bytes)
     app.mount(MLFLOW, mlflow.create_app(context, service_metrics, forwarder, artifacts))
     _add_routes(app, settings, service_metrics)
-    dashboard.install(app, context, session_secret, _openid(settings, machine_clock))
+    dashboard.install(app, context, session_secret, _openid(settings, clock))
     app.router.routes.insert(0, RouteIndex(app.router.routes))
-    held_bodies = _limit_bodies(app, settings, RefusedVetoes(database, clock))
+    held_bodies = _limit_bodies(app, settings, listener.report_failure)
     app.add_middleware(SecurityHeaders)
     ingest_endpoint = IngestEndpoint(
         HeadRequests(app.behind),
         committer,
         key_cache,
         clock,
+        partial(tell_trainer, database, clock),
         settings.max_body_bytes,
         held_bodies.long,
         context.limits.processor,
@@ -162,7 +170,8 @@ def create_app(
     addressed: ASGIApp = entrance
     if settings.trusted_proxies:
         addressed = ProxyHeadersMiddleware(entrance, settings.trusted_proxies)  # type: ignore[arg-type, assignment]
-    app.front = RequestLog(addressed, service_metrics, tracer, settings.access_log)
+    logged = RequestLog(addressed, service_metrics, tracer, settings.access_log)
+    app.front = HearVetoes(logged, listener.hearing, clock)
     return app
 
 
@@ -208,7 +217,7 @@ def _add_routes(app: FastAPI, settings: Settings, service_metrics: ServiceMetric
     app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
 
 
-def _limit_bodies(app: _App, settings: Settings, refused_vetoes: RefusedVetoes) -> HeldBodies:
+def _limit_bodies(app: _App, settings: Settings, report_refused_veto: Callable[[UUID | None], None]) -> HeldBodies:
     """Limit the bodies that are held at a time."""
     held_bodies = HeldBodies(settings.max_body_bytes)
     app.add_middleware(
@@ -216,7 +225,7 @@ def _limit_bodies(app: _App, settings: Settings, refused_vetoes: RefusedVetoes) 
         max_bytes=settings.max_body_bytes,
         held_bodies=held_bodies,
         identify=create_identify(app.state.pages),
-        report_refused_veto=refused_vetoes.report,
+        report_refused_veto=report_refused_veto,
         streamed=STREAMED,
         streamed_below=UPLOADS,
         refusal=_refusal,
@@ -350,7 +359,8 @@ def _limits(settings: Settings) -> Limits:
 def _living(
     settings: Settings,
     database: Database,
-    clock: CorrectedClock,
+    listener: VetoListener,
+    key_cache: KeyCache,
     committer: Committer,
     service_metrics: ServiceMetrics,
     tracer: Tracer,
@@ -361,11 +371,8 @@ def _living(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         delivering = _delivering(settings, database, service_metrics, tracer) if deliver else nullcontext()
-        jobs = [change_point.create_job()]
-        if not database.embedded:  # which has no clock of its own
-            jobs.append(clock_check.create_job(database, clock, service_metrics))
-        with background.run_jobs(*jobs):
-            async with committer.run(), delivering:
+        with background.run_jobs(change_point.create_job(), key_cache.create_job()):
+            async with committer.run(), delivering, listener.listening():
                 yield
         if forwarder is not None:
             await asyncio.to_thread(forwarder.close)

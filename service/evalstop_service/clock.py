@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 Clock = Callable[[], datetime]
 
@@ -11,17 +11,6 @@ Clock = Callable[[], datetime]
 def utc_now() -> datetime:
     """The current time, in UTC."""
     return datetime.now(UTC)
-
-
-class CorrectedClock:
-    """A clock that adds `correction`, which is set when it is found to be behind."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.uncorrected = clock
-        self.correction = timedelta(0)
-
-    def __call__(self) -> datetime:
-        return self.uncorrected() + self.correction
 
 
 def in_utc(moment: datetime) -> datetime:

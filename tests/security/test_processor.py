@@ -272,6 +272,7 @@ def test_post_of_a_key_in_debt_waits(embedded_database: Database) -> None:
         committer,
         KeyCache(embedded_database, 60.0),
         utc_now,
+        lambda _: False,
         10**6,
         POOL,
         loop.processor,
@@ -334,7 +335,9 @@ def test_only_requests_of_valid_sessions_go_before_those_of_heavy_keys(embedded_
 
     committer = cast(Committer, FakeCommitter(set()))
     key_cache = KeyCache(embedded_database, 60.0)
-    endpoint = IngestEndpoint(count_delays, committer, key_cache, utc_now, 10**6, POOL, loop.processor)
+    endpoint = IngestEndpoint(
+        *(count_delays, committer, key_cache, utc_now, lambda _: False, 10**6, POOL, loop.processor)
+    )
     entrance = Entrance(endpoint, limits, key_cache)
 
     async def visit() -> None:

@@ -12,12 +12,8 @@ import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.rules.decision_lifecycle import DecisionState
-from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue.attempts import ClaimedDelivery
-from evalstop_service.store.queue.breakers import BreakerLimits
-from evalstop_service.webhooks.delivery.claim import ClaimLimits, DeliveryRules, settle_and_claim
 
 from tests.fixtures.projects import create_project
 from tests.security.served_project import ServedProject, create_pending_decision, serve_project
@@ -32,7 +28,6 @@ def end_windows(database: Database, at: datetime) -> None:
     """Set the end of all veto windows."""
     with database.transaction() as tx:
         tx.execute(tables.decisions.update().values(due_at=at))
-        tx.execute(tables.deliveries.update().values(due_at=at))
 
 
 def read_state_and_due_at(database: Database, decision_id: UUID) -> tuple[DecisionState, datetime]:
@@ -42,40 +37,12 @@ def read_state_and_due_at(database: Database, decision_id: UUID) -> tuple[Decisi
     return state, due_at
 
 
-def claim_deliveries(database: Database) -> list[ClaimedDelivery]:
-    rules = DeliveryRules(BreakerLimits(), Encryption())
-    return list(settle_and_claim(database, utc_now, rules, (), ClaimLimits(10, 10, {}, 30.0)).claimed)
-
-
 @contextmanager
 def serve_pending_stops(database: Database) -> Iterator[ServedProject]:
     """Serve a project with an hour for a veto and an endpoint for stops."""
     with serve_project(database, veto_window_seconds=3600.0) as project:
         expect_json(project.open_client().post("/endpoints", json=ENDPOINT | {"event_types": STOPS}), 201)
         yield project
-
-
-def test_window_that_ended_during_an_outage_is_extended(database: Database) -> None:
-    """A window that ended while nothing could be written, as when the service was down, is open for another minute."""
-    with serve_pending_stops(database) as project:
-        client = project.open_client()
-        decision_id = UUID(create_pending_decision(client))
-        end_windows(database, utc_now() - timedelta(seconds=600))
-        assert claim_deliveries(database) == []
-        state, due_at = read_state_and_due_at(database, decision_id)
-        assert state == DecisionState.PENDING
-        assert due_at > utc_now() + timedelta(seconds=30)
-        assert claim_deliveries(database) == []
-        expect_json(client.post(f"/decisions/{decision_id}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
-
-
-def test_window_that_just_ended_is_not_extended(database: Database) -> None:
-    """The stop is delivered when its window ends while the service is available."""
-    with serve_pending_stops(database) as project:
-        decision_id = UUID(create_pending_decision(project.open_client()))
-        end_windows(database, utc_now() - timedelta(seconds=1))
-        assert len(claim_deliveries(database)) == 1
-        assert read_state_and_due_at(database, decision_id)[0] == DecisionState.REQUESTED
 
 
 def test_failed_veto_extends_the_window(embedded_database: Database) -> None:
@@ -101,9 +68,6 @@ def test_failed_veto_extends_the_window(embedded_database: Database) -> None:
             time.sleep(0.01)
         assert read_state_and_due_at(database, decision_id)[1] > before + timedelta(seconds=30)
         assert read_state_and_due_at(database, other_id)[1] == before, "vetoes of the other project did not fail"
-        with database.reading() as tx:
-            due = tx.execute(sa.select(tables.deliveries.c.due_at)).scalars().one()
-        assert due == read_state_and_due_at(database, decision_id)[1]
 
 
 def test_malformed_sign_in_extends_no_window(embedded_database: Database) -> None:
@@ -116,5 +80,5 @@ def test_malformed_sign_in_extends_no_window(embedded_database: Database) -> Non
         form = {"Content-Type": "multipart/form-data; boundary=a"}
         answer = client.post(f"{project.url}/login", content=b"not a form", headers=form)
         assert (answer.status_code, "Nothing was changed" in answer.text) == (400, True)
-        time.sleep(0.2)  # a thread would extend it
+        time.sleep(1.2)  # the next round would extend it
         assert read_state_and_due_at(embedded_database, decision_id) == before

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from evalstop_detectors import MonitorState
-from evalstop_service.decisions import commands
+from evalstop_service.decisions import commands, veto_windows
 from evalstop_service.errors import ServiceError
 from evalstop_service.ingest import Content, Message, Observations, Receipt, RunCache, open_run
 from evalstop_service.ingest.run_state import RunState
@@ -136,6 +136,10 @@ class ProjectFixture:
     def finish_run(self, run: Run, status: str = "completed", now: datetime | None = None, **options: Any) -> Run:
         """End the run, as its trainer does."""
         return commands.finish_run(self.database, self.id, run.id, status, now or self.now, **options)
+
+    def end_windows(self, now: datetime) -> int:
+        """Request the stops whose veto windows have ended; returns their number."""
+        return veto_windows.request_stops(self.database, now, lambda _: now)
 
     def load_decision_states(self, run: Run) -> list[str]:
         """Load the states that the run's decisions went through, in order."""

@@ -67,7 +67,10 @@ DECIDED = {
         "`evalstop runs stop`, or a lower held_out_share: this run continues as a random hold-out",
     ),
     "on_hold": (Finding.BLOCKS, "`evalstop decisions release` carries it out despite its guards"),
-    "pending": (Finding.NOTE, "it is sent when the veto window ends"),
+    "pending": (
+        Finding.NOTE,
+        "it is sent when the veto window ends, and can be vetoed until a receiver or the trainer has it",
+    ),
     "requested": (Finding.NOTE, "waiting for a receiver, or for the trainer to read should_stop"),
     "acknowledged": (Finding.NOTE, "the receiver is carrying it out"),
     "escalated": (Finding.BLOCKS, "it was not confirmed in time: check that the receiver runs and finds the job"),

@@ -41,7 +41,7 @@ from evalstop_service.cli.demo_runs import (
     tried_policy,
 )
 from evalstop_service.clock import utc_now
-from evalstop_service.decisions import commands, deadlines, second_person, stale_runs
+from evalstop_service.decisions import commands, deadlines, second_person, stale_runs, veto_windows
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.ingest import (
@@ -61,7 +61,7 @@ from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState, Mo
 from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.rules.statuses import DecisionOutcome, Stage
 from evalstop_service.settings import Settings
-from evalstop_service.store import audit, decisions, due_decisions, projects, proposals, run_lists, runs, schema
+from evalstop_service.store import audit, decisions, projects, proposals, run_lists, runs, schema
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -178,8 +178,8 @@ class Script:
 
     def tick(self, at: datetime) -> None:
         """Run the worker's periodic jobs."""
-        with self.database.transaction() as tx:
-            due_decisions.request_due_decisions(tx, at)
+        while veto_windows.request_stops(self.database, at, lambda _: at):
+            pass
         deadlines.process_overdue(self.database, at)
         while stale_runs.check_due_runs(self.database, at):
             pass

@@ -21,7 +21,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from evalstop_service import app, configuration
+from evalstop_service import app, background, configuration
 from evalstop_service.cli.command import FAILED, OK, Add, Subcommands
 from evalstop_service.cli.connections import (
     KEEP_ALIVE_SECONDS,
@@ -130,7 +130,9 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
     faulthandler.enable()
     port = settings.metrics_port
     guard = None if settings.metrics_public else KeyCache(database, settings.key_cache_seconds, utc_now)
-    with prometheus.listening(service_metrics, settings.host, port, guard) if port is not None else nullcontext():
+    jobs = () if guard is None or port is None else (guard.create_job(),)
+    listening = prometheus.listening(service_metrics, settings.host, port, guard) if port is not None else nullcontext()
+    with listening, background.run_jobs(*jobs):
         uvloop.run(run())
     tracer.close()
     return OK

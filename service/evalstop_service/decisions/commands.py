@@ -6,13 +6,16 @@ Commands of people are also in the audit log, under the authenticated identity (
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import sqlalchemy as sa
 from msgspec import structs
 
+from evalstop_service.clock import Clock
 from evalstop_service.decisions import attempts, guards, transitions
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.evaluation import cases, change_point
@@ -32,11 +35,13 @@ from evalstop_service.rules.decision_lifecycle import (
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import UNENDED, DecisionOutcome, RunStatus
 from evalstop_service.store import audit, decisions, outcomes, projects, run_health, runs
-from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.database import Database, Transaction, read_now
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
+
+log = logging.getLogger(__name__)
 
 OVER = STOPPED | {DecisionState.FAILED, DecisionState.MOOT, DecisionState.UNDONE}
 """States in which a stop can no longer be requested."""
@@ -157,6 +162,28 @@ def record_report(
         return moved
 
 
+def tell_trainer(database: Database, clock: Clock, decision: Decision | None) -> bool:
+    """Whether an answer tells the trainer to stop. The first one hands the stop over: it cannot be vetoed any more.
+
+    False while this cannot be recorded: a later answer tells it.
+    """
+    if decision is None or not decision.stops or decision.handed_over_at is not None:
+        return decision is not None and decision.should_stop
+    try:
+        with database.transaction() as tx:
+            return decisions.hand_over_to_trainer(tx, decision, read_now(tx, clock))
+    except sa.exc.DBAPIError as error:
+        log.warning("decision %s: the trainer is not told to stop yet: %s", decision.id, error)
+        return False
+
+
+def tell_trainer_of(database: Database, clock: Clock, run: Run) -> bool:
+    """Like `tell_trainer`, with the decision on the run's attempt."""
+    with database.reading() as tx:
+        decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    return tell_trainer(database, clock, decision)
+
+
 def label_decision(
     database: Database, project_id: UUID, decision_id: UUID, label: Label, proved: str | None = None
 ) -> Decision:
@@ -233,7 +260,7 @@ def end_run(
     4. Record the case of the attempt.
     """
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-    is_obeyed = decision is not None and decision.id == obeyed and decision.stops(now)
+    is_obeyed = decision is not None and decision.id == obeyed and decision.stops
     run = _save_end(tx, run, RunStatus.STOPPED if is_obeyed else RunStatus(status), now)
     if decision is not None:
         event: RunObeyed | RunEnded = RunObeyed(now, actor)

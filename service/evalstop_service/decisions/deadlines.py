@@ -20,9 +20,9 @@ from evalstop_service.decisions import guards, transitions
 from evalstop_service.decisions import pause as pausing
 from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState, GuardKind, TimePassed
 from evalstop_service.store import decisions, due_decisions, projects, runs
-from evalstop_service.store.database import Database
+from evalstop_service.store.database import Database, read_now
 from evalstop_service.store.due_decisions import OverdueDecision
-from evalstop_service.store.queue import outbox, queues
+from evalstop_service.store.queue import outbox
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
 
     def check(pause: Wait) -> float:
         with database.reading() as tx:
-            now, _ = queues.read_clock(tx, clock())
+            now = read_now(tx, clock)
             deadline_at = due_decisions.find_next_deadline(tx)
             refused = due_decisions.is_any_refused(tx)
             over = projects.list_ended_pauses(tx, now)

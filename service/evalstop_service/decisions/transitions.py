@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 from evalstop_service.background import handle_each
@@ -43,7 +43,7 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
-from evalstop_service.store.queue import outbox, veto_windows
+from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
 
@@ -147,7 +147,7 @@ def move_decision(
     `project`: the run's, if this transaction has read it.
 
     1. Apply the event to the state that the lock protects.
-    2. Compare and set the state, so that a delivery worker that requested the decision meanwhile is not overwritten.
+    2. Compare and set the state and the hand-over, so that of a veto and a claim exactly one wins.
     3. Write history and events in the same transaction: no state without its event, no event without its state.
     4. Recompute the case if the attempt is over, because cases depend on the state.
     """
@@ -158,8 +158,6 @@ def move_decision(
     moved = decision.moved(lifecycle, _list_records(instructions))
     if moved != decision and not decisions.update_decision(tx, decision, moved):
         raise Conflict(f"the decision {decision.id} was changed concurrently; reload it and try again")
-    if isinstance(event, Postponed):
-        veto_windows.delay_stop(tx, run.id, decision.id, moved.due_at)
     _carry_out(tx, project, run, moved, instructions, event.at)
     if run.ended_at is not None or run.attempt != decision.attempt:
         cases.recompute_case(tx, run, decision.attempt)
@@ -218,6 +216,18 @@ def release_job(database: Database, project_id: UUID, run_id: UUID, now: datetim
             move_decision(tx, locked_run, decision, GuardsChecked(now, (), verdict_stops=True), project)
 
 
+def find_shared_job(tx: Transaction, run: Run, decision: Decision) -> tuple[Guard, ...]:
+    """The guard of the other live runs in a pending stop's job, unless a person released the stop despite them."""
+    raised = guards.find_shared_job(tx, run, decision.action)
+    released = (
+        guard["kind"]
+        for change in (decisions.list_changes(tx, decision) if raised else ())
+        if change.state is DecisionState.PENDING
+        for guard in change.details.get("guards", ())
+    )
+    return () if GuardKind.SHARED_JOB in released else raised
+
+
 def hold_shared_stops(database: Database, now: datetime) -> None:
     """Put the pending stops on hold whose jobs meanwhile have other live runs, each in its own transaction."""
 
@@ -227,9 +237,7 @@ def hold_shared_stops(database: Database, now: datetime) -> None:
             run = runs.lock_run(tx, project_id, run_id)
             decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
             if decision is not None:
-                # Nothing was handed over, so its veto window counts as open.
-                at = min(now, decision.due_at - timedelta(microseconds=1))
-                hold_stop(tx, run, guards.find_shared_job(tx, run, decision.action), at)
+                hold_stop(tx, run, find_shared_job(tx, run, decision), now)
 
     with database.reading() as tx:
         places = job_runs.list_held_too_late(tx)
@@ -239,7 +247,7 @@ def hold_shared_stops(database: Database, now: datetime) -> None:
 def hold_stop(tx: Transaction, run: Run, raised: Sequence[Guard], now: datetime) -> Decision | None:
     """Put the pending stop of a run, which is locked, on hold; None when none is pending.
 
-    A stop whose veto window is over has been requested, and stays so.
+    A stop that was requested stays so.
     """
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     if decision is None or decision.state != DecisionState.PENDING or not raised:
@@ -289,15 +297,13 @@ def _carry_out(
                 decisions.add_change(tx, decision.run_id, decision.id, instruction, now)
             case decision_lifecycle.Cancel(why):
                 outbox.cancel_stop(tx, run.id, decision.id, now, why)
-            case decision_lifecycle.Announce(event_type, data, due_at):
-                # An event that waits for the end of the veto window is announced when the decision is requested.
-                as_sent = replace(decision, state=DecisionState.REQUESTED) if due_at is not None else decision
+            case decision_lifecycle.Announce(event_type, data):
                 data = data | {"gpu_hours_left": hours_left}
                 if event_type in REQUEST_EVENTS:
                     data = data | {"job": _describe_job(tx, run, decision)}
                 if event_type in PENDING_EVENTS:
                     data["act_from_messages"] = project.act_from_messages
-                events.announce_run_event(tx, event_type, project, run, now, decision=as_sent, due_at=due_at, **data)
+                events.announce_run_event(tx, event_type, project, run, now, decision=decision, **data)
 
 
 def _describe_job(tx: Transaction, run: Run, decision: Decision) -> dict[str, object]:

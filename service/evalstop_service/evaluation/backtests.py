@@ -29,9 +29,8 @@ from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunO
 from evalstop_service.runs.watched_metrics import select_evals
 from evalstop_service.store import audit, backtests, projects
 from evalstop_service.store.backtests import Backtest, BacktestFinding, PastRun
-from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.database import Database, Transaction, read_now
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.queue import queues
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +122,7 @@ def run_next_backtest(database: Database, clock: Clock, pause: Wait = lambda _: 
     4. When asked to stop, release the lease, so that another process need not wait until it expires.
     """
     with database.transaction() as tx:
-        now, _ = queues.read_clock(tx, clock())
+        now = read_now(tx, clock)
         backtest = backtests.claim_backtest(tx, now, now + timedelta(seconds=LEASE_SECONDS))
     if backtest is None:
         return False
@@ -145,7 +144,7 @@ def run_next_backtest(database: Database, clock: Clock, pause: Wait = lambda _: 
     except Exception:
         log.exception("backtest %s failed", backtest.id)
         with database.transaction() as tx:
-            now, _ = queues.read_clock(tx, clock())
+            now = read_now(tx, clock)
             failed = replace(backtest, state=BacktestState.FAILED, lease_until=None, ended_at=now)
             backtests.save_progress(tx, backtest, failed)
     return True
@@ -165,7 +164,7 @@ def _replay_some(database: Database, backtest: Backtest, policy: Policy, clock: 
     done = backtest.done + len(findings)
     ended = len(batch) < limit or done >= backtest.most_runs
     with database.transaction() as tx:
-        now, _ = queues.read_clock(tx, clock())
+        now = read_now(tx, clock)
         progressed = replace(
             backtest,
             total=done if ended else max(total, done),

@@ -10,8 +10,9 @@ loop. A run is in at most one commit at a time, so that two commits of this proc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from uuid import UUID
 
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, get_current_span
@@ -26,7 +27,7 @@ from evalstop_service.ingest.run_cache import RunCache
 from evalstop_service.ingest.waiting import Entry, Group, take_group
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
-from evalstop_service.store.database import Database
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ingest import IngestStore
 from evalstop_service.store.ingest_postgres import PostgresIngest
 from evalstop_service.store.ingest_sqlite import SqliteIngest
@@ -39,7 +40,10 @@ LARGE_GROUP = 300
 
 
 class Committer:
-    """Accepts messages and answers each once it is durable. `run` binds it to an event loop."""
+    """Accepts messages and answers each once it is durable. `run` binds it to an event loop.
+
+    `read_time`: the time of decisions, whose windows end by the database's clock; None: `clock`.
+    """
 
     def __init__(
         self,
@@ -49,9 +53,11 @@ class Committer:
         metrics: ServiceMetrics,
         limits: Limits | None = None,
         tracer: Tracer | None = None,
+        read_time: Callable[[Transaction], datetime] | None = None,
     ) -> None:
         self._database, self._cache, self._clock, self._metrics = database, cache, clock, metrics
         self._limits = limits or Limits()
+        self._read_time = read_time or (lambda _: clock())
         self._tracer = tracer or Tracer()
         self._waiting: Group = {}
         self._busy: set[UUID] = set()
@@ -86,6 +92,7 @@ class Committer:
             store,
             self._cache,
             self._clock,
+            self._read_time,
             self._metrics,
             self._tracer,
             self._costly,

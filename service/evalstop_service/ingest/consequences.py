@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -50,7 +50,9 @@ from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
 
 
-def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
+def carry_out(
+    tx: Transaction, applied: Applied, now: datetime, read_time: Callable[[Transaction], datetime]
+) -> Applied:
     """Write the consequences of a run's messages, whose observations were saved in this transaction.
 
     1. The rows of the message itself: a checkpoint, an attempt, an entry in the audit log, a stored monitor.
@@ -62,7 +64,8 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
     5. What the monitor asks to evaluate now becomes a request.
     6. Changes of the verdict and the best checkpoint are recorded and announced.
 
-    Returns `applied` with the results: the decision in the last receipt, and the state to cache.
+    `read_time`: the time of decisions. Returns `applied` with the results: the decision in the last receipt, and the
+    state to cache.
     """
     before, state, decision = applied.before, applied.state, applied.decision
     run, superseded = state.run, 0
@@ -90,9 +93,10 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
     if state.monitor.verdict.stops and run.status == RunStatus.RUNNING:
         if not state.has_decision:
             assert state.monitor.verdict.step is not None, "a stop verdict has a step"
-            decision = transitions.create_decision(tx, run, state.monitor.verdict.step, now)
+            decision = transitions.create_decision(tx, run, state.monitor.verdict.step, read_time(tx))
         elif decision is not None and decision.state == DecisionState.ON_HOLD:
-            decision = transitions.recheck_guards(tx, run, decisions.lock_decision(tx, run.id, decision.id), now)
+            locked = decisions.lock_decision(tx, run.id, decision.id)
+            decision = transitions.recheck_guards(tx, run, locked, read_time(tx))
     if applied.settles_case and run.ended_at is not None:
         cases.record_case(tx, run, now)
     raised = raise_request(tx, before, state, now)

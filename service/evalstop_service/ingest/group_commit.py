@@ -58,13 +58,14 @@ class GroupCommit:
         store: IngestStore,
         cache: RunCache,
         clock: Clock,
+        read_time: Callable[[Transaction], datetime],
         metrics: ServiceMetrics,
         tracer: Tracer,
         costly: CostlyRuns,
         replays: ReplayShares,
         let_others_start: Callable[[], object],
     ) -> None:
-        self._store, self._cache, self._clock = store, cache, clock
+        self._store, self._cache, self._clock, self._read_time = store, cache, clock, read_time
         self._metrics, self._tracer = metrics, tracer
         self._costly, self._replays = costly, replays
         self._let_others_start = let_others_start
@@ -233,7 +234,7 @@ class GroupCommit:
         def follow_up(tx: Transaction, saved: Collection[UUID]) -> None:
             for result in changed:
                 if result.content is not None and result.state.run.id in saved:
-                    following[result.state.run.id] = carry_out(tx, result, now)
+                    following[result.state.run.id] = carry_out(tx, result, now, self._read_time)
             for run_id in costly.keys() & saved:
                 run_health.record_costly_step(tx, run_id, costly[run_id])
 

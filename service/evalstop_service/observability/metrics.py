@@ -42,8 +42,7 @@ class ServiceMetrics:
     `delivery_seconds`: of an attempt. `delivery_lag_seconds`: from being due to being sent. `request_seconds`: HTTP
     answers by method, route template and class of status. `mlflow_left_out`: metrics, labels, params, checkpoints and
     artifacts of MLflow clients that were not stored. `mlflow_forwarded`: requests to forward to an MLflow server, by
-    result. `clock_behind_seconds`: this machine's clock, behind PostgreSQL's. `pruned_runs`, `pruned_rows`: removed by
-    retention.
+    result. `pruned_runs`, `pruned_rows`: removed by retention.
     """
 
     def __init__(self) -> None:
@@ -107,11 +106,6 @@ class ServiceMetrics:
             "evalstop_mlflow_forwarded_requests",
             "Requests to forward to an MLflow server, by result.",
             ("result", "sent", "refused", "dropped"),
-        )
-        self.clock_behind_seconds = Gauge(
-            "evalstop_clock_behind_seconds",
-            "How far this machine's clock is behind PostgreSQL's; negative: ahead.",
-            registry=self.registry,
         )
         self.pruned_runs = self._counter("evalstop_pruned_runs", "Runs whose details retention removed.")
         self.pruned_rows = self._counter("evalstop_pruned_rows", "Rows that retention removed.")

@@ -7,11 +7,12 @@ import hashlib
 import logging
 import threading
 from datetime import datetime, timedelta
+from uuid import UUID
 
-import sqlalchemy as sa
 from anyio import CapacityLimiter, to_thread
 from cachetools import TTLCache
 
+from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.errors import TooOften
 from evalstop_service.security.address_policy import is_within
@@ -26,6 +27,9 @@ MOST_KEYS = 10_000
 
 WRONG_KEYS = Rate(burst=20, per_second=0.5)
 """Limit on different wrong keys from one address, in one process."""
+
+RECORD_SECONDS = 2.0
+"""How long a use waits for others, to be recorded with them."""
 
 WRONG_SECONDS = 60.0
 """How long a wrong key is remembered, so that a trainer with a revoked key does not lock out others at its address."""
@@ -47,6 +51,7 @@ class KeyCache:
         self._keys: TTLCache[bytes, Key] = TTLCache(MOST_KEYS, seconds)
         self._wrong: TTLCache[bytes, bool] = TTLCache(MOST_KEYS, WRONG_SECONDS)
         self._lock = threading.Lock()
+        self._used: dict[UUID, datetime] = {}  # keys whose use is to be recorded
         self._clears = 0
         self._reads: dict[tuple[str, str, bool, int], asyncio.Task[Key | None]] = {}  # in progress on the event loop
 
@@ -107,8 +112,10 @@ class KeyCache:
             with self._lock:
                 self._wrong[_digest(secret)] = True
             return None
-        self._record_use(key, now)
+        is_recent = key.last_used_at is not None and now - key.last_used_at < timedelta(seconds=keys.USE_SECONDS)
         with self._lock:
+            if not is_recent:
+                self._used[key.id] = now
             if self._clears == clears:  # otherwise it may have been revoked since it was read
                 self._keys[_digest(secret)] = key
         return key
@@ -120,14 +127,29 @@ class KeyCache:
         with self._lock:
             return _digest(secret) in self._wrong
 
-    def _record_use(self, key: Key, now: datetime) -> None:
-        if key.last_used_at is not None and now - key.last_used_at < timedelta(seconds=keys.USE_SECONDS):
+    def record_uses(self) -> None:
+        """Write which keys were used, in one transaction: no request waits for it."""
+        with self._lock:
+            used, self._used = self._used, {}
+        if not used:
             return
         try:
             with self._database.transaction() as tx:
-                keys.record_use(tx, key.id, now)
-        except sa.exc.DBAPIError as error:  # a full disk must not refuse valid keys
-            log.warning("key %s: could not record its use: %s", key.id, error)
+                for key_id, used_at in sorted(used.items()):
+                    keys.record_use(tx, key_id, used_at)
+        except BaseException:
+            with self._lock:
+                self._used = used | self._used
+            raise
+
+    def create_job(self) -> PeriodicJob:
+        """The periodic job that writes which keys were used; while the database is away or full, it tries again."""
+
+        def record(_wait: Wait) -> float:
+            self.record_uses()
+            return RECORD_SECONDS
+
+        return PeriodicJob("used keys", record)
 
 
 def may_come_from(key: Key, address: str) -> bool:

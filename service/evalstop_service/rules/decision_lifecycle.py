@@ -9,13 +9,15 @@
     the same, and obeyed ────────────────────────> confirmed  the scheduler reports that the job is gone
     every state after the request ───────────────> undone     a person takes the stop back
     every state before it, except moot ──────────> requested  a person stops the run at once
+    requested, escalated, failed ────────────────> vetoed     while nobody was handed the stop
     requested, acknowledged, escalated, failed ──> parked     an action to park: the job is set aside, and may return
     parked ──> undone | requested | confirmed | moot          it returns, a person has it stopped, or it ends
     shadow                                                    recorded only
     held_out                                                  not carried out by random assignment
 
-Elapsed time is an event too: `TimePassed`. An event after the veto window sees a pending decision as requested,
-even if no process has recorded that yet. `decision_transitions` applies events.
+A stop is handed over when a worker or a receiver claims its delivery, or an answer tells the trainer to stop. Until
+then it can be vetoed, whatever the time. Elapsed time is an event too: `TimePassed` for deadlines, `WindowEnded` for
+veto windows. `decision_transitions` applies events.
 """
 
 from __future__ import annotations
@@ -88,13 +90,13 @@ NEXT_STATES: dict[DecisionState, frozenset[DecisionState]] = {
         "held_out": "requested",
         "on_hold": "pending requested vetoed moot",
         "pending": "on_hold requested vetoed moot",
-        "requested": "acknowledged escalated confirmed obeyed parked failed moot undone",
+        "requested": "acknowledged escalated confirmed obeyed parked failed vetoed moot undone",
         "acknowledged": "escalated confirmed obeyed parked failed undone",
-        "escalated": "acknowledged confirmed obeyed parked failed moot undone",
+        "escalated": "acknowledged confirmed obeyed parked failed vetoed moot undone",
         "confirmed": "undone",
         "obeyed": "confirmed failed undone",
         "parked": "requested confirmed moot undone",
-        "failed": "confirmed obeyed parked undone",
+        "failed": "confirmed obeyed parked vetoed undone",
         "vetoed": "requested",
         "moot": "confirmed",
         "undone": "",
@@ -113,6 +115,14 @@ STOPPED = frozenset({DecisionState.CONFIRMED, DecisionState.OBEYED})
 
 STOPPING = AWAITING_CONFIRMATION | STOPPED | {DecisionState.PARKED, DecisionState.FAILED}
 """The job is to end, or to be parked."""
+
+VETOABLE = frozenset(
+    {
+        *(DecisionState.ON_HOLD, DecisionState.PENDING),
+        *(DecisionState.REQUESTED, DecisionState.ESCALATED, DecisionState.FAILED),
+    }
+)
+"""A person can veto the stop, unless it was handed over."""
 
 RETURNING = AWAITING_CONFIRMATION | {DecisionState.ON_HOLD, DecisionState.PENDING, DecisionState.PARKED}
 """A run that recovers leaves these states, if the action is to park it."""
@@ -147,7 +157,8 @@ class Lifecycle:
 
     `action`: what is asked of receivers. `due_at`: the end of the veto window. `deadline_at`: when the service acts by
     itself; None: never. `guard_kinds`: the guards last recorded for it. `late_reports`: what receivers reported after
-    it was undone. `was_postponed`: a person had it wait in this veto window. `reason`: of its state.
+    it was undone. `was_postponed`: a person had it wait in this veto window. `reason`: of its state. `handed_over_at`,
+    `handed_over_to`: when the stop first went out, and to whom, in words.
     """
 
     state: DecisionState
@@ -159,6 +170,13 @@ class Lifecycle:
     action: Action = Action.STOP
     was_postponed: bool = False
     reason: str = ""
+    handed_over_at: datetime | None = None
+    handed_over_to: str | None = None
+
+    @property
+    def is_vetoable(self) -> bool:
+        """Whether a person can veto the stop: nobody was handed it yet."""
+        return self.state in VETOABLE and self.handed_over_at is None
 
 
 @dataclass(frozen=True)
@@ -188,6 +206,14 @@ class TimePassed:
     at: datetime
     attempt_over: bool = False
     refusal: str | None = None
+
+
+@dataclass(frozen=True)
+class WindowEnded:
+    """All vetoes that were sent before `heard_until` have been dealt with."""
+
+    at: datetime
+    heard_until: datetime
 
 
 @dataclass(frozen=True)
@@ -295,6 +321,7 @@ class RunResumed:
 
 Event = (
     TimePassed
+    | WindowEnded
     | GuardsChecked
     | GuardsRaised
     | Released
@@ -328,11 +355,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Announce:
-    """Send an event to the endpoints, now or at `due_at`."""
+    """Send an event to the endpoints."""
 
     type: EventType
     data: dict[str, Any] = field(default_factory=dict)
-    due_at: datetime | None = None
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from evalstop_service.rules.decision_lifecycle import (
     Transition,
     Undone,
     Vetoed,
+    WindowEnded,
 )
 from evalstop_service.rules.event_types import EventType
 
@@ -68,16 +69,15 @@ def start_lifecycle(event: StopDecided | StopOrdered, timeouts: Timeouts) -> Tra
 
 def apply_event(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> Transition:
     """The state after an event, and the instructions that follow; a single `Refuse` where nothing changes."""
-    if lifecycle.state is DecisionState.PENDING and lifecycle.due_at <= event.at:
-        # The veto window is over: the decision was requested before this event, even if no process has recorded it.
-        requested = _await_report(lifecycle, DecisionState.REQUESTED, event.at, timeouts)
-        record = Record(DecisionState.REQUESTED, SERVICE, "the veto window is over")
-        after, instructions = apply_event(requested, event, timeouts)
-        refused = any(isinstance(instruction, Refuse) for instruction in instructions)
-        return (lifecycle, instructions) if refused else (after, [record, *instructions])
     match event:
         case TimePassed():
             return _apply_time(lifecycle, event, timeouts)
+        case WindowEnded(at, heard_until):
+            if lifecycle.state is not DecisionState.PENDING or heard_until < lifecycle.due_at:
+                return lifecycle, []
+            requested = _await_report(lifecycle, DecisionState.REQUESTED, at, timeouts)
+            record = Record(requested.state, SERVICE, "the veto window is over")
+            return requested, [record, Announce(_request_type(lifecycle))]
         case GuardsChecked():
             return _apply_guard_check(lifecycle, event, timeouts)
         case GuardsRaised(at, guards):
@@ -197,7 +197,9 @@ def _apply_order(lifecycle: Lifecycle, event: StopOrdered, timeouts: Timeouts) -
     if DecisionState.REQUESTED not in NEXT_STATES[lifecycle.state]:
         why = "receivers ignore a stop that they have seen before; cancel the job at its scheduler"
         return lifecycle, [Refuse(f"the decision is {lifecycle.state}: {why}")]
-    lifecycle = replace(lifecycle, due_at=event.at, escalations=0, action=Action.STOP)
+    lifecycle = replace(
+        lifecycle, due_at=event.at, escalations=0, action=Action.STOP, handed_over_at=None, handed_over_to=None
+    )
     return _await_report(lifecycle, DecisionState.REQUESTED, event.at, timeouts), [
         Cancel("a person stopped the run at once"),
         Record(DecisionState.REQUESTED, event.actor, event.reason, {"ordered": True}),
@@ -208,10 +210,13 @@ def _apply_order(lifecycle: Lifecycle, event: StopOrdered, timeouts: Timeouts) -
 def _apply_veto(lifecycle: Lifecycle, event: Vetoed) -> Transition:
     if lifecycle.state is DecisionState.VETOED:
         return lifecycle, []
-    if lifecycle.state not in (DecisionState.PENDING, DecisionState.ON_HOLD):
-        over = f" and its veto window ended at {lifecycle.due_at.isoformat()}" if lifecycle.state in STOPPING else ""
-        rule = "only a pending decision or one on hold can be vetoed"
-        return lifecycle, [Refuse(f"the decision is {lifecycle.state}{over}; {rule}")]
+    if not lifecycle.is_vetoable:
+        if lifecycle.handed_over_at is not None:
+            handed_over = f"{lifecycle.action} was handed over to {lifecycle.handed_over_to}"
+            why = f"its {handed_over} at {lifecycle.handed_over_at.isoformat()}; it can only be undone"
+        else:
+            why = "only a stop that was not handed over yet can be vetoed"
+        return lifecycle, [Refuse(f"the decision is {lifecycle.state}: {why}")]
     lifecycle, record = _end_decision(lifecycle, DecisionState.VETOED, event.actor, event.reason)
     return lifecycle, [Cancel("the decision was vetoed"), record]
 
@@ -334,15 +339,12 @@ def _open_veto_window(
 ) -> Transition:
     """Carry the stop out: start its veto window and tell people, or request it at once if there is none."""
     due_at = timeouts.find_opening(at + timedelta(seconds=max(timeouts.veto_window_seconds, 0.0)))
-    announce = Announce(_request_type(lifecycle), due_at=due_at if due_at > at else None)
     lifecycle = replace(lifecycle, state=DecisionState.PENDING, due_at=due_at, deadline_at=None)
-    if due_at == at:
-        lifecycle = _await_report(lifecycle, DecisionState.REQUESTED, at, timeouts)
-    record = Record(lifecycle.state, actor, reason, details or {})
-    if lifecycle.state is DecisionState.REQUESTED:
-        return lifecycle, [record, announce]
-    pending = EventType.STOP_PENDING if lifecycle.action is Action.STOP else EventType.PARK_PENDING
-    return lifecycle, [record, announce, Announce(pending)]
+    if due_at > at:
+        pending = EventType.STOP_PENDING if lifecycle.action is Action.STOP else EventType.PARK_PENDING
+        return lifecycle, [Record(lifecycle.state, actor, reason, details or {}), Announce(pending)]
+    lifecycle = _await_report(lifecycle, DecisionState.REQUESTED, at, timeouts)
+    return lifecycle, [Record(lifecycle.state, actor, reason, details or {}), Announce(_request_type(lifecycle))]
 
 
 def _request_type(lifecycle: Lifecycle) -> EventType:

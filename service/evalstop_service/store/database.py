@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -282,6 +283,20 @@ def lacks_schema(error: sa.exc.DBAPIError) -> bool:
     if (state := getattr(error.orig, "sqlstate", None)) is not None:
         return state in ("42P01", "42703")
     return re.match(r"no such (table|column): |table \S+ has no column named ", str(error.orig)) is not None
+
+
+def read_now(tx: Transaction, here: Callable[[], datetime]) -> datetime:
+    """The time that windows, deadlines and leases are compared with: PostgreSQL's, one for all processes.
+
+    `here`: this machine's clock, by which the embedded database goes. Read it once in a transaction.
+    """
+    if tx.dialect.name != "postgresql":
+        return here()
+    now: datetime = tx.execute(_NOW).scalar_one()  # of the statement, since its transaction may have waited
+    return now
+
+
+_NOW = sa.select(sa.func.clock_timestamp(type_=sa.DateTime(timezone=True)))
 
 
 def insert_if_new(

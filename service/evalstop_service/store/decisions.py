@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -25,7 +25,10 @@ from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction, read_columns, read_page, read_rows
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
-from evalstop_service.store.tables import decision_changes, decisions, policies, projects, runs
+from evalstop_service.store.tables import UtcTime, decision_changes, decisions, policies, projects, runs
+
+TRAINER = "the trainer"
+"""To whom an answer with `should_stop` hands a stop over."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Decision:
 
     `action`: what receivers are asked to do. `deadline_at`: when the service acts on it by itself; None: never.
     `observed_probability`: the probability with which the run was held out so that its outcome is observed.
-    `state_reason`: the reason for its state. `guard_kinds`: the guards that put it on hold.
+    `state_reason`: the reason for its state. `guard_kinds`: the guards that put it on hold. `handed_over_at`,
+    `handed_over_to`: when the stop first went out, and to whom; None: it can still be vetoed.
     """
 
     id: UUID
@@ -69,16 +73,23 @@ class Decision:
     state_reason: str = ""
     guard_kinds: list[str] = field(default_factory=list)
     action: Action = Action.STOP
+    handed_over_at: datetime | None = None
+    handed_over_to: str | None = None
 
-    def stops(self, now: datetime) -> bool:
-        """Whether the job is meant to end."""
-        return self.action is Action.STOP and self.is_carried_out(now)
+    @property
+    def stops(self) -> bool:
+        """Whether the job is meant to end. Its trainer must not hear of it before the stop is handed over."""
+        return self.action is Action.STOP and self.is_requested
 
-    def is_carried_out(self, now: datetime) -> bool:
-        """Whether the stop was requested, or its veto window is over."""
-        if self.state == DecisionState.PENDING:
-            return self.due_at <= now
+    @property
+    def is_requested(self) -> bool:
+        """Whether receivers are or were asked to carry it out."""
         return self.state in STOPPING
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the trainer may be told to stop."""
+        return self.stops and self.handed_over_at is not None
 
     @property
     def follows_run(self) -> bool:
@@ -101,11 +112,9 @@ class Decision:
     def life(self) -> Lifecycle:
         """Its state for the state machine, as far as its row holds it."""
         guard_kinds = frozenset(self.guard_kinds)
-        return Lifecycle(
-            *(self.state, self.due_at, self.deadline_at, self.escalations, guard_kinds),
-            action=self.action,
-            reason=self.state_reason,
-        )
+        names = ("state", "due_at", "deadline_at", "escalations", "action", "handed_over_at", "handed_over_to")
+        fields = {name: getattr(self, name) for name in names}
+        return Lifecycle(guard_kinds=guard_kinds, reason=self.state_reason, **fields)
 
     def moved(self, life: Lifecycle, records: Sequence[Record]) -> Decision:
         """The decision in another state, with the reason of the last change; the reason stays if the state does."""
@@ -119,6 +128,8 @@ class Decision:
             state_reason=records[-1].state_reason if records else self.state_reason,
             guard_kinds=sorted(guard_kinds),
             action=life.action,
+            handed_over_at=life.handed_over_at,
+            handed_over_to=life.handed_over_to,
         )
 
 
@@ -161,9 +172,37 @@ def lock_with_run(tx: Transaction, project_id: UUID, decision_id: UUID) -> Locke
 
 def update_decision(tx: Transaction, decision: Decision, moved: Decision) -> bool:
     """Store a transition from the state in which the decision was read; False if another transaction was faster."""
-    moving = ("state", "due_at", "deadline_at", "escalations", "state_reason", "guard_kinds", "action")
+    moving = ("state", "due_at", "deadline_at", "escalations", "state_reason", "guard_kinds", "action", *_HANDED_OVER)
     row = {"of_run": decision.run_id, "of_id": decision.id, "from_state": decision.state}
+    row["as_handed_over"] = decision.handed_over_at
     return tx.execute(_MOVE, row | {name: getattr(moved, name) for name in moving}).rowcount == 1
+
+
+def hand_over_to_trainer(tx: Transaction, decision: Decision, now: datetime) -> bool:
+    """Record that an answer tells the trainer to stop; False if the stop was vetoed or ended meanwhile."""
+    key = {"of_run": decision.run_id, "of_id": decision.id}
+    tx.execute(_HAND_OVER, key | {"handed_over_at": now, "handed_over_to": TRAINER})
+    row = tx.execute(SELECT.where(decisions.c.run_id == decision.run_id, decisions.c.id == decision.id)).mappings()
+    return Decision(**row.one()).should_stop
+
+
+def hand_over(tx: Transaction, receivers: Mapping[tuple[UUID, UUID], str], now: datetime) -> set[UUID]:
+    """Record that stops go out to receivers; returns the decisions whose stops may.
+
+    `receivers`: who gets the stop, by run and decision. A stop that another transaction holds may be being vetoed: it
+    has to wait. Waiting for it here could deadlock, because a veto locks the decision before its deliveries.
+    """
+    keys = sa.tuple_(decisions.c.run_id, decisions.c.id).in_(list(receivers))
+    query = sa.select(decisions.c.run_id, decisions.c.id, decisions.c.state, decisions.c.handed_over_at).where(keys)
+    may_go_out = set()
+    for run_id, decision_id, state, handed_over_at in tx.execute(_skip_locked(query)).all():
+        if handed_over_at is None and state in STOPPING:
+            key = {"of_run": run_id, "of_id": decision_id}
+            receiver = receivers[run_id, decision_id]
+            tx.execute(_HAND_OVER, key | {"handed_over_at": now, "handed_over_to": receiver})
+        if handed_over_at is not None or state in STOPPING:
+            may_go_out.add(decision_id)
+    return may_go_out
 
 
 def carry_to_attempt(tx: Transaction, decision: Decision, attempt: int) -> Decision:
@@ -309,10 +348,20 @@ _LOCK_WITH_RUN = (
     .with_for_update(key_share=True, of=(runs, decisions))  # PostgreSQL locks them in this order
 )
 
+_HANDED_OVER = ("handed_over_at", "handed_over_to")
+
 _MOVE = decisions.update().where(
     decisions.c.run_id == sa.bindparam("of_run"),
     decisions.c.id == sa.bindparam("of_id"),
     decisions.c.state == sa.bindparam("from_state"),
+    decisions.c.handed_over_at.is_not_distinct_from(sa.bindparam("as_handed_over", type_=UtcTime)),
+)
+
+_HAND_OVER = decisions.update().where(
+    decisions.c.run_id == sa.bindparam("of_run"),
+    decisions.c.id == sa.bindparam("of_id"),
+    decisions.c.handed_over_at.is_(None),
+    decisions.c.state.in_(STOPPING),
 )
 
 _CHANGES = decision_changes.c
@@ -336,6 +385,10 @@ _LOAD_CHANGES = (
     )
     .order_by(_CHANGES.sequence)
 )
+
+
+def _skip_locked(query: sa.Select[Any]) -> sa.Select[Any]:
+    return query.order_by(decisions.c.run_id, decisions.c.id).with_for_update(key_share=True, skip_locked=True)
 
 
 def _not_found(decision_id: UUID) -> NotFound:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules import decision_transitions
-from evalstop_service.rules.decision_lifecycle import DecisionState, Record, Timeouts, TimePassed
+from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState, Record
 from evalstop_service.rules.event_types import REQUEST_EVENTS
 from evalstop_service.rules.statuses import DeliveryState
-from evalstop_service.store import job_runs, runs
-from evalstop_service.store.database import Transaction, read_rows
-from evalstop_service.store.decisions import PENDING, SELECT, Decision, add_change, update_decision
-from evalstop_service.store.tables import decisions, deliveries, endpoints, events, projects
+from evalstop_service.store import runs
+from evalstop_service.store.database import Transaction, insert_if_new
+from evalstop_service.store.decisions import PENDING, add_change
+from evalstop_service.store.tables import UtcTime, decisions, deliveries, endpoints, events, projects, veto_listeners
 
-UNSEEN = timedelta(seconds=30)
-"""After this long past its end, a pending veto window means that nothing could be written, vetoes included."""
+
+@dataclass(frozen=True)
+class PendingDecision:
+    """The key of a decision whose veto window is open, and the length of a window in its project."""
+
+    id: UUID
+    run_id: UUID
+    project_id: UUID
+    window_seconds: float
 
 
 @dataclass(frozen=True)
@@ -31,38 +38,64 @@ class OverdueDecision:
     project_id: UUID
 
 
-def request_due_decisions(tx: Transaction, now: datetime) -> int:
-    """Move the decisions whose veto window is over from pending to requested, except unreadable ones; returns
-    their number."""
-    # In a fixed order, so that two workers cannot deadlock.
-    query = SELECT.add_columns(projects.c.confirm_seconds).join(projects, projects.c.id == decisions.c.project_id)
-    due = query.where(_is_due(now)).order_by(decisions.c.due_at, decisions.c.id)
-    count = 0
-    for row in read_rows(tx.execute(due)):
-        fields = row._asdict()
-        terms = Timeouts(veto_window_seconds=0.0, confirm_seconds=fields.pop("confirm_seconds"))
-        decision = Decision(**fields)
-        if job_runs.list_endangered_runs(tx, runs.load_run(tx, decision.project_id, decision.run_id), decision.action):
-            continue  # it is about to be put on hold
-        life, instructions = decision_transitions.apply_event(decision.life, TimePassed(now), terms)
-        entries = [entry for entry in instructions if isinstance(entry, Record)]
-        assert len(entries) == len(instructions), "the event was written when the veto window began"
-        if update_decision(tx, decision, decision.moved(life, entries)):
-            count += 1
-            for entry in entries:
-                add_change(tx, decision.run_id, decision.id, entry, now)
-    return count
+def read_windows(tx: Transaction, now: datetime) -> tuple[datetime | None, datetime | None]:
+    """The earliest end of an open veto window, and the next end after `now`; None: there is none."""
+    of_pending = sa.select(sa.func.min(decisions.c.due_at)).where(PENDING)
+    earliest = of_pending.scalar_subquery()
+    following = of_pending.where(decisions.c.due_at > now).scalar_subquery()
+    first, after = tx.execute(sa.select(earliest, following)).one()
+    return first, after
 
 
-def is_any_unseen(tx: Transaction, now: datetime) -> bool:
-    """Whether some veto window ended so long ago that the service must have been unable to write."""
-    return tx.execute(sa.select(sa.exists().where(_is_due(now - UNSEEN)))).scalar_one()
+def read_heard_until(tx: Transaction) -> datetime | None:
+    """Until when all listeners have heard vetoes; None: there is no listener."""
+    heard_until: datetime | None = tx.execute(sa.select(sa.func.min(veto_listeners.c.heard_until))).scalar_one()
+    return heard_until
 
 
-def is_any_due(tx: Transaction, now: datetime) -> bool:
-    """Whether any pending decision's veto window is over."""
-    query = sa.exists().where(_is_due(now))
-    return tx.execute(sa.select(query)).scalar_one()
+def list_windows_over(tx: Transaction, heard_until: datetime, limit: int) -> list[PendingDecision]:
+    """Up to `limit` pending decisions whose windows ended until then, oldest first."""
+    query = _PENDING_DECISIONS.where(decisions.c.due_at <= heard_until)
+    rows = tx.execute(query.order_by(decisions.c.due_at, decisions.c.id).limit(limit)).all()
+    return [PendingDecision(*row) for row in rows]
+
+
+def extend_windows(
+    tx: Transaction, now: datetime, longest_seconds: float, project_ids: Collection[UUID] | None, reason: str
+) -> int:
+    """Keep the open windows of these projects (None: of all) open for another window, at most `longest_seconds`;
+    returns how many end later now. Runs are locked first, in the order of their ids.
+    """
+    query = _PENDING_DECISIONS.where(decisions.c.due_at < now + timedelta(seconds=longest_seconds))
+    if project_ids is not None:
+        query = query.where(decisions.c.project_id.in_(project_ids))
+    ending = [PendingDecision(*row) for row in tx.execute(query.order_by(decisions.c.run_id)).all()]
+    runs.lock_runs(tx, [decision.run_id for decision in ending])
+    extended = 0
+    for decision in ending:
+        until = now + timedelta(seconds=min(longest_seconds, decision.window_seconds))
+        row = {"of_run": decision.run_id, "of_id": decision.id, "until": until}
+        if tx.execute(_EXTEND, row).rowcount:
+            extended += 1
+            add_change(tx, decision.run_id, decision.id, Record(DecisionState.PENDING, SERVICE, reason), now)
+    return extended
+
+
+def read_listeners(tx: Transaction) -> dict[UUID, datetime]:
+    """Until when each listener has heard vetoes."""
+    return {row.id: row.heard_until for row in tx.execute(sa.select(veto_listeners))}
+
+
+def save_listener(tx: Transaction, listener_id: UUID, heard_until: datetime) -> None:
+    """Record until when a listener has heard vetoes."""
+    if not insert_if_new(tx, veto_listeners, {"id": listener_id, "heard_until": heard_until}, ["id"]):
+        own = veto_listeners.c.id == listener_id
+        tx.execute(veto_listeners.update().where(own).values(heard_until=heard_until))
+
+
+def remove_listeners(tx: Transaction, listener_ids: Collection[UUID]) -> None:
+    """Remove listeners that ended or were lost."""
+    tx.execute(veto_listeners.delete().where(veto_listeners.c.id.in_(listener_ids)))
 
 
 def list_unheld_projects(tx: Transaction) -> list[UUID]:
@@ -118,6 +151,19 @@ _REFUSED = (
     & ~_is_delivery(DeliveryState.WAITING, DeliveryState.DELIVERED)
 )
 
+_EXTEND = (
+    decisions.update()
+    .where(
+        decisions.c.run_id == sa.bindparam("of_run"),
+        decisions.c.id == sa.bindparam("of_id"),
+        decisions.c.due_at < sa.bindparam("until", type_=UtcTime),
+        PENDING,
+    )
+    .values(due_at=sa.bindparam("until", type_=UtcTime))
+)
 
-def _is_due(now: datetime) -> sa.ColumnElement[bool]:
-    return PENDING & (decisions.c.due_at <= now)
+_PENDING_DECISIONS = (
+    sa.select(decisions.c.id, decisions.c.run_id, decisions.c.project_id, projects.c.veto_window_seconds)
+    .join(projects, projects.c.id == decisions.c.project_id)
+    .where(PENDING)
+)

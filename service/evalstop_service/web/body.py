@@ -14,15 +14,18 @@ The sender is identified before any of the body is held. It has a share of each 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from uuid import UUID
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from evalstop_service.clock import Clock
+from evalstop_service.decisions.veto_windows import HeardVeto
 from evalstop_service.errors import Overloaded, TooOften
 from evalstop_service.store.turns import Work
 from evalstop_service.web.context import UNAUTHORIZED
-from evalstop_service.web.limits import SIGN_IN, Limit, Places, is_decision_path, is_veto_path
+from evalstop_service.web.limits import RECEIVED_AT, SIGN_IN, Limit, Places, is_decision_path, is_veto_path
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, answer, problem_of
 
@@ -156,8 +159,11 @@ class BodyLimit:
                 self._report_refused_veto(None if sender is None else sender.project_id)
 
         async def watched(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] >= 500:
-                report_failure()
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                # A stranger can have sign-ins answered with 429, and must not keep windows open.
+                if status >= 500 or (status == 429 and sender is not None and sender.operates and path != SIGN_IN):
+                    report_failure()
             await send(message)
 
         try:
@@ -247,3 +253,24 @@ def _replay_body(body: bytes, receive: Receive) -> Receive:
         return waiting.pop() if waiting else await receive()
 
     return replayed
+
+
+class HearVetoes:
+    """ASGI middleware in front of all others: no window ends before the vetoes sent in it are answered."""
+
+    def __init__(self, app: ASGIApp, hearing: Callable[[], AbstractContextManager[HeardVeto]], clock: Clock) -> None:
+        self._app, self._hearing, self._clock = app, hearing, clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or not is_veto_path(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        scope[RECEIVED_AT] = self._clock()
+        with self._hearing() as veto:
+
+            async def watched() -> Message:
+                message = await receive()
+                veto.arrived = not message.get("more_body", False)
+                return message
+
+            await self._app(scope, watched, send)

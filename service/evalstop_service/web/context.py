@@ -20,9 +20,17 @@ from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.address_policy import AddressPolicy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store.audit import Author
-from evalstop_service.store.database import Database
+from evalstop_service.store.database import Database, read_now
 from evalstop_service.store.keys import Key
-from evalstop_service.web.limits import LIMITS, Limits, hold_place, is_decision_path, set_sender
+from evalstop_service.web.limits import (
+    LIMITS,
+    RECEIVED_AT,
+    Limits,
+    hold_place,
+    in_thread,
+    is_decision_path,
+    set_sender,
+)
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, refuse_unknown_parameters
 from evalstop_service.web.pull_waiters import PullWaiters
@@ -51,6 +59,11 @@ class Context:
     mail: MailSettings | None = None
     limits: Limits = field(default_factory=Limits)
     shutdown: Event = field(default_factory=Event)
+
+    def read_time(self) -> datetime:
+        """The database's time: that of commands that set the end of a veto window or a deadline."""
+        with self.database.reading() as tx:
+            return read_now(tx, self.clock)
 
     def locate_run(self, run_id: UUID) -> str | None:
         """The URL of a run's page, if the service has a public URL."""
@@ -101,7 +114,22 @@ def _part(read: Callable[[Context], T]) -> Callable[[Request], Awaitable[T]]:
 
 Ctx = Annotated[Context, Depends(_part(lambda context: context))]
 Db = Annotated[Database, Depends(_part(lambda context: context.database))]
-Now = Annotated[datetime, Depends(_part(lambda context: context.clock()))]
+
+
+async def _read_time(request: Request) -> datetime:
+    received_at: datetime | None = request.scope.get(RECEIVED_AT)
+    return received_at or read_context(request).clock()
+
+
+@in_thread
+def _read_database_time(request: Request) -> datetime:
+    return read_context(request).read_time()
+
+
+Now = Annotated[datetime, Depends(_read_time)]
+"""When the request began: a veto at its first byte, others once the caller is known."""
+DatabaseNow = Annotated[datetime, Depends(_read_database_time)]
+"""See `Context.read_time`."""
 Tell = Annotated[Clock, Depends(_part(lambda context: context.clock))]
 """The clock, for responses after a wait."""
 Commit = Annotated[Committer, Depends(_part(lambda context: context.committer))]

@@ -60,6 +60,9 @@ SEARCH_COST, SEARCH_COST_PER_SECOND = 0.25, 2.0
 
 SIGN_IN = "/login"
 
+RECEIVED_AT = "received_at"
+"""The key of the time in the scope of a veto: it counts from its first byte, however long it then waits."""
+
 _VETOES = re.compile(
     r"/api/v1/(decisions/[^/]+/veto|project/pause)|/decisions/[^/]+/veto|/settings/pause|/act/[^/]+/[^/]+/veto|/login"
 )

@@ -11,8 +11,8 @@ import anyio.to_thread
 from anyio import CapacityLimiter
 
 from evalstop_service.clock import Clock
-from evalstop_service.store.database import Database
-from evalstop_service.store.queue import pull, queues
+from evalstop_service.store.database import Database, read_now
+from evalstop_service.store.queue import pull
 
 POLL_SECONDS = 0.2
 """Pause between two polls: the longest delay that polling adds to an event."""
@@ -66,7 +66,6 @@ class PullWaiters:
         self._polls = None
 
     def _find_claimable(self, endpoint_ids: set[UUID]) -> set[UUID]:
-        """The endpoints with due events; all of them when a veto window has ended, which may make something due."""
+        """The endpoints with due events."""
         with self._database.reading() as tx:
-            now, over = queues.read_clock(tx, self._clock())
-            return endpoint_ids if over else pull.find_endpoints_with_due(tx, endpoint_ids, now)
+            return pull.find_endpoints_with_due(tx, endpoint_ids, read_now(tx, self._clock))

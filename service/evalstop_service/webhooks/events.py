@@ -225,12 +225,11 @@ def announce_run_event(
     now: datetime,
     *,
     decision: StoredDecision | None = None,
-    due_at: datetime | None = None,
     **details: object,
 ) -> UUID:
     """Write an event about a run, or about a decision on it, and its deliveries; returns the `webhook-id`.
 
-    `due_at`: nothing is sent before then; None sends immediately. `details`: the fields that only this type has.
+    `details`: the fields that only this type has.
     """
     description = run_descriptions.load_descriptions(tx, [run.id])[run.id]
     fields = {
@@ -243,7 +242,7 @@ def announce_run_event(
         **details,
     }
     decision_id = decision.id if decision is not None else None
-    return announce_event(tx, event_type, project.id, run.id, fields, now, due_at=due_at, decision_id=decision_id)
+    return announce_event(tx, event_type, project.id, run.id, fields, now, decision_id=decision_id)
 
 
 def announce_event(
@@ -254,7 +253,6 @@ def announce_event(
     fields: Mapping[str, object],
     now: datetime,
     *,
-    due_at: datetime | None = None,
     decision_id: UUID | None = None,
 ) -> UUID:
     """Write an event and its deliveries; raises msgspec.ValidationError unless `fields` are those of its type."""
@@ -265,7 +263,6 @@ def announce_event(
         type=event_type,
         data=build_data(event_type, fields),
         now=now,
-        due_at=due_at,
         decision_id=decision_id,
     )
 

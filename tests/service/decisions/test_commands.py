@@ -29,30 +29,34 @@ from tests.service.project_fixture import (
 
 
 def test_veto_in_the_window_cancels_the_stop(veto_project: ProjectFixture) -> None:
-    """A veto within the window cancels the waiting deliveries; repeated, it changes nothing."""
+    """A veto within the window keeps the stop from being requested; repeated, it changes nothing."""
     _, decision = veto_project.open_declining_run()
     assert decision.state == DecisionState.PENDING
-    assert load_stop_delivery_states(veto_project) == ["waiting"]
     for _ in range(2):
         vetoed = veto_project.apply_command(decision, Vetoed(NOW, "dana", "broken eval"))
         assert vetoed == DecisionState.VETOED
-    assert load_stop_delivery_states(veto_project) == ["cancelled"]
+    assert veto_project.end_windows(ONE_HOUR_LATER) == 0
+    assert load_stop_delivery_states(veto_project) == []
+
+
+def test_veto_is_heard_until_the_stop_is_handed_over(veto_project: ProjectFixture) -> None:
+    """A requested stop that nobody was handed is vetoed, whatever the time; a claimed one is refused."""
+    for vetoed in (True, False):
+        _, decision = veto_project.open_declining_run()
+        veto_project.end_windows(ONE_HOUR_LATER)
+        if vetoed:
+            veto_project.apply_command(decision, Vetoed(ONE_HOUR_LATER, "dana", ""))
+            assert load_stop_delivery_states(veto_project) == ["cancelled"]
     with veto_project.database.transaction() as tx:
-        bodies = [claimed.body for claimed in leases.claim_deliveries(tx, ONE_HOUR_LATER, 60.0, 10, 10)]
-    assert not any("run.stop_requested" in body for body in bodies)
-
-
-def test_veto_after_the_window_is_refused(veto_project: ProjectFixture) -> None:
-    """Once the veto window has ended, the stop can no longer be vetoed."""
-    _, decision = veto_project.open_declining_run()
-    with pytest.raises(Conflict, match="veto window"):
+        assert leases.claim_deliveries(tx, ONE_HOUR_LATER, 60.0, 10, 10)
+    with pytest.raises(Conflict, match=r"was handed over to the endpoint at 127\.0\.0\.1"):
         veto_project.apply_command(decision, Vetoed(ONE_HOUR_LATER, "dana", ""))
-    assert load_stop_delivery_states(veto_project) == ["waiting"]
 
 
 def test_confirmed_report_stops_the_run_once(veto_project: ProjectFixture) -> None:
     """A confirmation ends the run with one event; repeated, it changes nothing; contradicted, it is refused."""
     run, decision = veto_project.open_declining_run()
+    veto_project.end_windows(ONE_HOUR_LATER)
     assert veto_project.record_report(decision, DecisionState.FAILED) == DecisionState.FAILED
     assert veto_project.record_report(decision, DecisionState.CONFIRMED) == DecisionState.CONFIRMED
     assert veto_project.record_report(decision, DecisionState.CONFIRMED) == DecisionState.CONFIRMED
@@ -113,11 +117,12 @@ def test_obedient_trainer_stops_its_run(project: ProjectFixture) -> None:
 def test_acknowledged_stop_can_still_fail(veto_project: ProjectFixture) -> None:
     """An acknowledgement extends the deadline once; afterwards the stop can still fail."""
     run, decision = veto_project.open_declining_run()
+    veto_project.end_windows(ONE_HOUR_LATER)
     for seconds in (120.0, 86_400.0):
         state = veto_project.record_report(decision, DecisionState.ACKNOWLEDGED, expected_seconds=seconds)
         assert state == DecisionState.ACKNOWLEDGED
     assert veto_project.load_decision(run).deadline_at == ONE_HOUR_LATER + timedelta(seconds=120 + 900)
-    assert veto_project.load_decision(run).stops(ONE_HOUR_LATER)
+    assert veto_project.load_decision(run).stops
     assert veto_project.record_report(decision, DecisionState.FAILED) == DecisionState.FAILED
     assert veto_project.load_decision(run).deadline_at is None
     with pytest.raises(Conflict, match="failed; it cannot become acknowledged"):
@@ -131,7 +136,7 @@ def test_undone_stop_requests_a_resume(project: ProjectFixture) -> None:
     project.post_observations(run, DECLINING_EVALS)
     for _ in range(2):
         assert project.apply_command(project.load_decision(run), UNDONE) == DecisionState.UNDONE
-    assert not project.load_decision(run).stops(ONE_HOUR_LATER)
+    assert not project.load_decision(run).stops
     (event,) = project.load_events(run, "run.resume_requested")
     data = json.loads(event["body"])["data"]
     assert (data["decision"]["state"], data["best_checkpoint"]["uri"]) == ("undone", "file:///1")
@@ -142,6 +147,7 @@ def test_undo_cancels_waiting_deliveries(veto_project: ProjectFixture) -> None:
     _, decision = veto_project.open_declining_run()
     with pytest.raises(Conflict, match="veto it instead"):
         veto_project.apply_command(decision, Undone(NOW, "dana", ""))
+    veto_project.end_windows(ONE_HOUR_LATER)
     assert veto_project.apply_command(decision, UNDONE) == DecisionState.UNDONE
     assert load_stop_delivery_states(veto_project) == ["cancelled"]
 
@@ -161,11 +167,11 @@ def test_reports_after_an_undo_are_only_recorded(project: ProjectFixture) -> Non
 
 
 def test_ended_run_makes_a_pending_stop_moot(veto_project: ProjectFixture) -> None:
-    """When the run ends its pending stop is cancelled; a later confirmation is still accepted."""
+    """When the run ends its pending stop is not sent; a later confirmation is still accepted."""
     run, decision = veto_project.open_declining_run()
     veto_project.finish_run(run)
     assert veto_project.load_decision(run).state == DecisionState.MOOT
-    assert load_stop_delivery_states(veto_project) == ["cancelled"]
+    assert (veto_project.end_windows(ONE_HOUR_LATER), load_stop_delivery_states(veto_project)) == (0, [])
     assert veto_project.record_report(decision, DecisionState.CONFIRMED) == DecisionState.CONFIRMED
 
 
@@ -175,6 +181,7 @@ def test_requested_stop_outlives_the_end_of_its_run(project: ProjectFixture, vet
     project.finish_run(run_without_receiver)
     assert project.load_decision(run_without_receiver).state == DecisionState.MOOT
     run, decision = veto_project.open_declining_run()
+    veto_project.end_windows(ONE_HOUR_LATER)
     veto_project.finish_run(run, now=ONE_HOUR_LATER)
     assert veto_project.load_decision(run).state == DecisionState.REQUESTED
     assert veto_project.record_report(decision, DecisionState.CONFIRMED) == DecisionState.CONFIRMED
@@ -183,6 +190,7 @@ def test_requested_stop_outlives_the_end_of_its_run(project: ProjectFixture, vet
 def test_report_on_an_earlier_attempt_changes_its_case(veto_project: ProjectFixture) -> None:
     """A stop that a receiver may have outlives its attempt; what is reported of it is counted for that attempt."""
     run, decision = veto_project.open_declining_run()
+    veto_project.end_windows(ONE_HOUR_LATER)
     with veto_project.database.transaction() as tx:
         assert leases.claim_deliveries(tx, ONE_HOUR_LATER, 60.0, 10, 10)
     veto_project.submit(run, Resumed(1), ONE_HOUR_LATER)
@@ -209,7 +217,7 @@ def test_person_can_stop_any_run(veto_project: ProjectFixture) -> None:
     receipt = veto_project.post_observations(run, DECLINING_EVALS[2:])
     assert receipt.decision is not None, "a later verdict makes no second decision"
     assert receipt.decision.id == decision.id
-    assert receipt.decision.stops(ONE_HOUR_LATER)
+    assert receipt.decision.stops
     assert veto_project.record_report(decision, DecisionState.CONFIRMED) == DecisionState.CONFIRMED
     with pytest.raises(Conflict, match="has ended"):
         order_stop(veto_project, run)
@@ -224,14 +232,14 @@ def test_person_can_stop_a_shadow_decision(project: ProjectFixture) -> None:
     assert order_stop(project, run).id == shadow.id
     receipt = project.post_observations(run, [PostedObservation("eval", 900, 0.1)])
     assert receipt.decision is not None
-    assert receipt.decision.stops(ONE_HOUR_LATER)
+    assert receipt.decision.stops
 
 
 def test_ordered_stop_skips_the_veto_window(veto_project: ProjectFixture) -> None:
-    """A pending stop is requested at once, and its delivery for the end of the veto window is cancelled."""
+    """A pending stop is requested at once, and not again at the end of its window."""
     run, _ = veto_project.open_declining_run()
     assert order_stop(veto_project, run, NOW).state == DecisionState.REQUESTED
-    assert sorted(load_stop_delivery_states(veto_project)) == ["cancelled", "waiting"]
+    assert (veto_project.end_windows(ONE_HOUR_LATER), load_stop_delivery_states(veto_project)) == (0, ["waiting"])
 
 
 def test_person_can_stop_a_run_again(project: ProjectFixture) -> None:

@@ -13,7 +13,7 @@ from evalstop_service.decisions import deadlines, pause
 from evalstop_service.errors import UnreadableRow
 from evalstop_service.ingest import Resumed
 from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState
-from evalstop_service.store import due_decisions, projects, tables
+from evalstop_service.store import projects, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import Delivered, FinishedAttempt
@@ -67,14 +67,13 @@ def test_unconfirmed_stop_is_escalated_then_failed(project: ProjectFixture) -> N
     assert project.record_report(decision, DecisionState.CONFIRMED, NOW + 10 * CONFIRM_TIME) == DecisionState.CONFIRMED
 
 
-def test_stop_requested_by_a_worker_has_a_deadline(veto_project: ProjectFixture) -> None:
-    """A stop that a worker requests at the end of its veto window has its deadline from then on."""
+def test_stop_is_requested_at_the_end_of_its_window(veto_project: ProjectFixture) -> None:
+    """A stop is requested at the end of its veto window, has an event then, and its deadline from then on."""
     run, _ = veto_project.open_declining_run()
-    (event,) = veto_project.load_events(run, "run.stop_requested")
-    assert json.loads(event["body"])["data"]["decision"]["state"] == "requested", "the state at the time of sending"
     due_at = NOW + timedelta(seconds=60)
-    with veto_project.database.transaction() as tx:
-        assert due_decisions.request_due_decisions(tx, due_at) == 1
+    assert [veto_project.end_windows(due_at - timedelta(seconds=1)), veto_project.end_windows(due_at)] == [0, 1]
+    (event,) = veto_project.load_events(run, "run.stop_requested")
+    assert json.loads(event["body"])["data"]["decision"]["state"] == "requested"
     assert veto_project.load_decision(run).deadline_at == due_at + CONFIRM_TIME
     deadlines.process_overdue(veto_project.database, due_at + CONFIRM_TIME)
     assert veto_project.load_decision_states(run) == ["pending", "requested", "escalated"]

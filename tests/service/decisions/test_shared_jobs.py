@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from evalstop_service.decisions import deadlines, transitions
 from evalstop_service.rules.decision_lifecycle import DecisionState, Released, Vetoed
-from evalstop_service.store import due_decisions, tables
+from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
 
@@ -69,6 +69,7 @@ def test_stop_waits_until_all_runs_of_its_job_are_to_be_stopped(project: Project
     deadlines.process_overdue(project.database, later)
     assert [read_state(project, run) for run in (first, second)] == [PENDING, PENDING]
     assert {project.load_decision(run).due_at for run in (first, second)} == {later + timedelta(seconds=WINDOW)}
+    assert project.end_windows(ONE_HOUR_LATER) == 2
     (event,) = project.load_events(first, "run.stop_requested")
     assert json.loads(event["body"])["data"]["job"] == {"ends": "job", "other_runs": []}
 
@@ -123,6 +124,7 @@ def test_run_that_names_a_part_of_its_job_is_stopped_alone(
     open_in_job(project, "batch", labels={**job, label: "batch"})
     project.post_observations(turning, DECLINING_EVALS)
     assert read_state(project, turning) == PENDING
+    assert project.end_windows(ONE_HOUR_LATER) == 1
     (event,) = project.load_events(turning, "run.stop_requested")
     assert json.loads(event["body"])["data"]["job"] == {"ends": kind, "other_runs": ["b", "batch"]}
     # The job of a run that says nothing, or is in no part, can only be ended as a whole.
@@ -153,10 +155,7 @@ def test_pending_stop_is_held_when_its_job_gets_a_run_that_goes_on(project: Proj
             project.post_observations(run, DECLINING_EVALS)
         deadlines.process_overdue(project.database, NOW)
         assert project.apply_command(project.load_decision(other), Vetoed(NOW, "dana", "new data")) == "vetoed"
-    with project.database.transaction() as tx:
-        due_decisions.request_due_decisions(tx, ONE_HOUR_LATER)
-    assert project.load_decision(turning).state is DecisionState.PENDING, "not handed over"
-    transitions.hold_shared_stops(project.database, ONE_HOUR_LATER)
+    project.end_windows(ONE_HOUR_LATER)
     assert read_state(project, turning) == HELD
 
 
@@ -166,6 +165,8 @@ def test_person_may_stop_the_whole_job(project: ProjectFixture) -> None:
     open_in_job(project, "b")
     project.post_observations(turning, DECLINING_EVALS)
     assert project.apply_command(project.load_decision(turning), Released(NOW, "dana", "both")) == "pending"
+    transitions.hold_shared_stops(project.database, NOW)
+    project.end_windows(ONE_HOUR_LATER)
     (event,) = project.load_events(turning, "run.stop_requested")
     assert json.loads(event["body"])["data"]["job"] == {"ends": "job", "other_runs": ["b"]}
 

@@ -13,7 +13,6 @@ from evalstop_service.rules.decision_lifecycle import DecisionState, Guard, Guar
 from evalstop_service.store import due_decisions, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.queue import veto_windows
 from evalstop_service.store.runs import Run
 
 from tests.service.concurrency import run_concurrently
@@ -58,7 +57,7 @@ def test_guard_puts_a_stop_on_hold(veto_project: ProjectFixture) -> None:
     assert load_announced_guards(veto_project, run) == [[GuardKind.PAUSED]]
     (row,) = veto_project.load_rows(tables.decision_changes, run)
     assert row["details"]["guards"][0]["reason"] == "the project was paused by dana"
-    assert not veto_project.load_decision(run).stops(NOW + 600 * MINUTE)
+    assert not veto_project.load_decision(run).stops
     assert veto_project.load_decision(run).deadline_at == NOW + MINUTE
 
 
@@ -74,7 +73,6 @@ def test_stop_on_hold_is_checked_every_minute(veto_project: ProjectFixture) -> N
     deadlines.process_overdue(veto_project.database, NOW + 3 * MINUTE)
     decision = veto_project.load_decision(run)
     assert (decision.state, decision.due_at, decision.deadline_at) == (DecisionState.PENDING, NOW + 4 * MINUTE, None)
-    assert load_stop_delivery_states(veto_project) == ["waiting"]
 
 
 def test_people_are_told_of_each_veto_window_once(veto_project: ProjectFixture) -> None:
@@ -91,7 +89,7 @@ def test_people_are_told_of_each_veto_window_once(veto_project: ProjectFixture) 
     # 8 GPUs took a minute a step.
     assert data["gpu_hours_left"] == pytest.approx(8 / 60 * (24 - decision.step))
     with veto_project.database.transaction() as tx:
-        assert veto_windows.extend_windows(tx, decision.due_at, "nothing could be written") == 1
+        assert due_decisions.extend_windows(tx, decision.due_at, 60.0, None, "nothing could be written") == 1
     assert hold_stop(veto_project, run, NOW + 5 * MINUTE) is not None
     (delivery,) = (row for row in veto_project.load_rows(tables.deliveries, run) if row["endpoint_id"] == chat.id)
     assert delivery["state"] == "cancelled"
@@ -111,7 +109,7 @@ def test_new_eval_releases_a_stop_without_guards(project: ProjectFixture) -> Non
     resume_project(project)
     receipt = project.post_observations(run, [*evals(0.5, start=5)], NOW + timedelta(seconds=5))
     assert receipt.decision is not None
-    assert receipt.decision.stops(NOW + timedelta(seconds=5))
+    assert receipt.decision.stops
     assert project.load_decision(run).state == DecisionState.REQUESTED
     assert len(project.load_events(run, "run.stop_requested")) == 1
 
@@ -152,24 +150,23 @@ def test_stop_on_hold_can_be_vetoed(project: ProjectFixture) -> None:
     assert project.load_events(run, "run.stop_requested") == []
 
 
-def test_guard_in_the_veto_window_cancels_deliveries(veto_project: ProjectFixture) -> None:
-    """A pending stop put on hold has its deliveries cancelled; released, it gets a new veto window."""
+def test_stop_on_hold_gets_a_new_window(veto_project: ProjectFixture) -> None:
+    """A pending stop put on hold is not requested at the end of its window; released, it gets a new one."""
     run, _ = veto_project.open_declining_run()
     assert hold_stop(veto_project, run, NOW + MINUTE / 2) is not None
     assert hold_stop(veto_project, run, NOW + MINUTE / 2) is None, "it is already on hold"
-    assert (veto_project.load_decision(run).state, load_stop_delivery_states(veto_project)) == (
-        DecisionState.ON_HOLD,
-        ["cancelled"],
-    )
+    assert (veto_project.load_decision(run).state, veto_project.end_windows(NOW + MINUTE)) == (DecisionState.ON_HOLD, 0)
     assert load_announced_guards(veto_project, run) == [[GuardKind.PAUSED]]
     deadlines.process_overdue(veto_project.database, NOW + 2 * MINUTE)
     assert veto_project.load_decision(run).due_at == NOW + 3 * MINUTE
-    assert sorted(load_stop_delivery_states(veto_project)) == ["cancelled", "waiting"]
+    assert veto_project.end_windows(NOW + 3 * MINUTE) == 1
+    assert load_stop_delivery_states(veto_project) == ["waiting"]
 
 
 def test_requested_stop_is_not_put_on_hold(veto_project: ProjectFixture) -> None:
-    """Once its veto window has ended a stop counts as requested, even before a worker noticed."""
+    """A stop that was requested at the end of its veto window stays so."""
     run, _ = veto_project.open_declining_run()
+    veto_project.end_windows(NOW + MINUTE)
     assert hold_stop(veto_project, run, NOW + MINUTE) is None
     assert (veto_project.load_decision(run).state, load_stop_delivery_states(veto_project)) == (
         DecisionState.REQUESTED,
@@ -197,17 +194,10 @@ def test_hold_races_with_the_end_of_the_veto_window(database: Database, veto_pro
         run, _ = veto_project.open_declining_run()
 
         def come_due() -> None:
-            with database.transaction() as tx:
-                due_decisions.request_due_decisions(tx, NOW + MINUTE)
+            veto_project.end_windows(NOW + MINUTE)
 
         calls = (come_due, lambda run=run: hold_stop(veto_project, run, NOW + MINUTE / 2))
         assert run_concurrently(*(calls if attempt % 2 else reversed(calls))) == []
-        (stop,) = veto_project.load_events(run, "run.stop_requested")
-        sent = [row["state"] for row in veto_project.load_rows(tables.deliveries, run) if row["event_id"] == stop["id"]]
-        expected = {
-            DecisionState.REQUESTED: (["waiting"], []),
-            DecisionState.ON_HOLD: (["cancelled"], [[GuardKind.PAUSED]]),
-        }
-        assert (sent, load_announced_guards(veto_project, run)) == expected[
-            DecisionState(veto_project.load_decision(run).state)
-        ]
+        expected = {DecisionState.REQUESTED: (1, []), DecisionState.ON_HOLD: (0, [[GuardKind.PAUSED]])}
+        stops = len(veto_project.load_events(run, "run.stop_requested"))
+        assert (stops, load_announced_guards(veto_project, run)) == expected[veto_project.load_decision(run).state]

@@ -13,7 +13,6 @@ from evalstop_service.store.observations import PostedObservation
 
 from tests.service.project_fixture import (
     DECLINING_EVALS,
-    ONE_HOUR_LATER,
     ProjectFixture,
     evals,
     set_up_project,
@@ -58,7 +57,7 @@ def test_shadow_decision_is_not_announced(database: Database) -> None:
     project = set_up_project(database, mode="shadow", veto_window_seconds=60)
     run, decision = project.open_declining_run()
     assert decision.state == DecisionState.SHADOW
-    assert not decision.stops(ONE_HOUR_LATER)
+    assert not decision.stops
     assert project.load_events(run, "run.stop_requested") == []
 
 

@@ -22,6 +22,7 @@ from evalstop_service.rules.event_types import EventType
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import outbox
+from evalstop_service.store.tables import deliveries
 from evalstop_service.web import request_log
 from evalstop_service.web.api import prometheus as metrics
 from evalstop_service.web.api.prometheus import Installation
@@ -251,15 +252,16 @@ def test_running_runs_and_waiting_deliveries_are_measured(database: Database) ->
     _enabled, disabled = (project.add_endpoint(url=f"https://example.org/{index}") for index in range(2))
     with database.transaction() as tx:
         for age, wait in ((500, -100), (400, -300), (300, 60)):
-            outbox.add_event(
+            event_id = outbox.add_event(
                 tx,
                 project_id=project.id,
                 run_id=running.id,
                 type=EventType.STOPPED,
                 data={},
                 now=NOW - timedelta(seconds=age),
-                due_at=NOW + timedelta(seconds=wait),
             )
+            of_event = deliveries.c.event_id == event_id
+            tx.execute(deliveries.update().where(of_event).values(due_at=NOW + timedelta(seconds=wait)))
         endpoints.disable_endpoint(tx, disabled.id)
     figures = read_figures(build_registry(database))
     assert figures["evalstop_running_runs"] == {(): 1}

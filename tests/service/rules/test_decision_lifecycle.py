@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 
@@ -12,6 +13,7 @@ from evalstop_service.rules.decision_lifecycle import (
     OBSERVED,
     STOPPED,
     STOPPING,
+    VETOABLE,
     Action,
     Announce,
     Cancel,
@@ -37,6 +39,7 @@ from evalstop_service.rules.decision_lifecycle import (
     TimePassed,
     Undone,
     Vetoed,
+    WindowEnded,
 )
 from evalstop_service.rules.event_types import REQUEST_EVENTS, EventType
 from hypothesis import settings
@@ -138,13 +141,33 @@ class LifecycleMachine(RuleBasedStateMachine):
         if refusal is not None and state in (DecisionState.REQUESTED, DecisionState.ESCALATED):
             assert self.lifecycle.state is DecisionState.FAILED
 
+    @rule(unheard_seconds=SECONDS)
+    def end_window(self, unheard_seconds: float) -> None:
+        """Listeners have heard all vetoes, but for those of the last seconds."""
+        was_pending = self.lifecycle.state is DecisionState.PENDING
+        heard_until = self.now - timedelta(seconds=unheard_seconds)
+        self.apply_event(WindowEnded(self.now, heard_until))
+        if was_pending:
+            is_over = self.lifecycle.due_at <= heard_until
+            assert (self.lifecycle.state is DecisionState.REQUESTED) == is_over, "only hearing ends a window"
+
+    @precondition(lambda self: self.waiting)
     @rule()
     def send_by_worker(self) -> None:
-        if self.waiting and (self.waiting[0].due_at or self.now) <= self.now:
-            self.apply_event(TimePassed(self.now))  # a worker requests due decisions before it claims
-            assert (self.waiting[0].type == EventType.PARK_REQUESTED) == (self.lifecycle.action is Action.PARK)
-            assert self.lifecycle.state in STOPPING, "a request was sent in a state that does not stop the run"
-            self.sent.append(self.waiting.pop().type)
+        assert (self.waiting[0].type == EventType.PARK_REQUESTED) == (self.lifecycle.action is Action.PARK)
+        assert self.lifecycle.state in STOPPING, "a request was sent in a state that does not stop the run"
+        self.sent.append(self.waiting.pop().type)
+        self.hand_over("the receiver slurm-a")
+
+    @precondition(lambda self: self.lifecycle.state in STOPPING)
+    @rule()
+    def tell_trainer(self) -> None:
+        self.hand_over("the trainer")
+
+    def hand_over(self, receiver: str) -> None:
+        """As the store does in the transaction of a claim, and before an answer."""
+        if self.lifecycle.handed_over_at is None:
+            self.lifecycle = replace(self.lifecycle, handed_over_at=self.now, handed_over_to=receiver)
 
     @rule(guards=GUARDS, still_wanted=st.booleans())
     def check_guards(self, guards: tuple[Guard, ...], still_wanted: bool) -> None:
@@ -167,7 +190,16 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @rule()
     def veto(self) -> None:
-        self.apply_event(Vetoed(self.now, "dana", "a known dip"))
+        """A veto sent before the hand-over is heard, whatever the time; after it, the refusal says when and to whom."""
+        before = self.lifecycle
+        instructions = self.apply_event(Vetoed(self.now, "dana", "a known dip"))
+        if before.state in VETOABLE and before.handed_over_at is None:
+            assert (self.lifecycle.state, self.waiting) == (DecisionState.VETOED, [])
+        elif before.handed_over_at is not None:
+            (refused,) = instructions
+            assert isinstance(refused, Refuse)
+            assert str(before.handed_over_to) in refused.why
+            assert before.handed_over_at.isoformat() in refused.why
 
     @rule()
     def undo(self) -> None:
@@ -288,10 +320,9 @@ class LifecycleMachine(RuleBasedStateMachine):
         assert self.sent.count(EventType.STOP_ON_HOLD) == states_entered.count(DecisionState.ON_HOLD)
 
     def _find_stop_order(self) -> int:
-        """Find where a person ordered the stop, 0 if nobody did; the count of escalations restarts there."""
+        """Find where a person last ordered the stop, 0 if nobody did; the count of escalations restarts there."""
         ordered = [place for place, record in enumerate(self.history) if "ordered" in record.details]
-        assert len(ordered) <= 1
-        return ordered[0] if ordered else 0
+        return ordered[-1] if ordered else 0
 
     def teardown(self) -> None:
         """Once no guard is left, time alone brings the decision to a final state."""
@@ -300,6 +331,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.apply_event(GuardsChecked(self.now, (), verdict_stops=True))
         for _ in range(5):
             self.now += timedelta(days=1)
+            self.apply_event(WindowEnded(self.now, self.now))
             self.apply_event(TimePassed(self.now))
         assert self.lifecycle.state in FINAL_STATES
 

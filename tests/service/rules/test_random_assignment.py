@@ -75,7 +75,7 @@ def test_held_out_stop_is_not_announced(veto_project: ProjectFixture) -> None:
     set_held_out_share(veto_project, 1.0)
     run, decision = veto_project.open_declining_run()
     assert (decision.state, decision.observed_probability, decision.deadline_at) == (DecisionState.HELD_OUT, 1.0, None)
-    assert not decision.stops(ONE_HOUR_LATER)
+    assert not decision.stops
     assert load_stop_delivery_states(veto_project) == []
     assert veto_project.load_events(run, "run.stop_requested") == []
     (change,) = veto_project.load_rows(tables.decision_changes, run)

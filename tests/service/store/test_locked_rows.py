@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from evalstop_service.rules.confidence_sequences import StageNumbers
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.statuses import Stage
-from evalstop_service.store import decisions, due_decisions, policies, projects, rollout_stages, runs
+from evalstop_service.store import decisions, policies, projects, rollout_stages, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.store.tables import decisions as decision_rows
@@ -78,7 +78,7 @@ def test_locked_decision_has_its_new_state(project: ProjectFixture) -> None:
     """A decision that a worker requests while another transaction waits to lock it is read as requested."""
     run, decision = project.open_declining_run()
     locked = read_after(
-        lambda tx: due_decisions.request_due_decisions(tx, decision.due_at),
+        lambda tx: decisions.update_decision(tx, decision, replace(decision, state=DecisionState.REQUESTED)),
         lambda tx: decisions.lock_decision(tx, run.id, decision.id),
         project.database,
     )
@@ -89,7 +89,7 @@ def test_commanded_decision_has_its_new_state(project: ProjectFixture) -> None:
     """A decision that a worker requests while a command waits to lock it with its run is read as requested."""
     run, decision = project.open_declining_run()
     locked = read_after(
-        lambda tx: due_decisions.request_due_decisions(tx, decision.due_at),
+        lambda tx: decisions.update_decision(tx, decision, replace(decision, state=DecisionState.REQUESTED)),
         lambda tx: decisions.lock_with_run(tx, project.id, decision.id),
         project.database,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from urllib.parse import urlsplit
 from uuid import UUID
 
 
@@ -12,7 +13,7 @@ class ClaimedDelivery:
     """A delivery that one worker holds until `lease_until`; `attempts` includes this one. It was due at `due_at`.
 
     `failures`: consecutive failures of its endpoint at the claim. `open_until`: set if this is the one trial attempt of
-    an open circuit breaker.
+    an open circuit breaker. `stop_of`: the decision whose stop it hands over to a receiver.
     """
 
     run_id: UUID
@@ -28,6 +29,14 @@ class ClaimedDelivery:
     format: str = "standard"
     failures: int = 0
     open_until: datetime | None = None
+    stop_of: UUID | None = None
+
+    @property
+    def receiver(self) -> str:
+        """Who gets it, in words; the rest of a URL may be secret."""
+        if self.url.startswith("pull:"):
+            return f"the receiver {self.url.removeprefix('pull:')}"
+        return f"the endpoint at {urlsplit(self.url).hostname}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,7 @@
 A worker claims a waiting delivery by moving its `due_at` to the end of the lease. Each claim increments `attempts`, and
 that number identifies the lease: a worker that settles with an older number changes nothing.
 
-Times are compared with one clock for all workers: PostgreSQL's, or the machine's on the embedded database. If that is
-set back, nothing is claimed twice; deliveries that would wait for the clock to catch up are found by
-`queues.find_misdated`.
+Times are compared with one clock for all workers: PostgreSQL's, or the machine's on the embedded database.
 """
 
 from __future__ import annotations
@@ -19,8 +17,9 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
+from evalstop_service.rules.event_types import REQUEST_EVENTS
 from evalstop_service.security.encryption import Encryption, UnreadableSecret
-from evalstop_service.store import endpoints
+from evalstop_service.store import decisions, endpoints
 from evalstop_service.store.database import Transaction, driver_connection
 from evalstop_service.store.queue import breakers, queues
 from evalstop_service.store.queue.attempts import ClaimedDelivery, Dead, Delivered, FinishedAttempt, Released, Retry
@@ -30,6 +29,10 @@ from evalstop_service.store.tables import endpoints as targets
 
 UNREADABLE_PAUSE_SECONDS = 60.0
 """How long a delivery waits when no key decrypts its secret."""
+
+
+VETO_PAUSE_SECONDS = 0.1
+"""How long a stop waits when another transaction, which may veto it, holds its decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ def claim_deliveries(
     3. For an endpoint whose circuit breaker is open, claim the one trial; without it, put the delivery back.
     4. Decrypt the secrets. A delivery whose secrets cannot be decrypted is put back for a minute, and its attempt is
        not counted.
+    5. Hand the stops among them over, after which they cannot be vetoed. One that may be being vetoed is put back.
     """
     if limit <= 0:
         return []
@@ -83,7 +87,19 @@ def claim_deliveries(
             _put_back(tx, claimed, now + timedelta(seconds=UNREADABLE_PAUSE_SECONDS), str(error))
             continue
         ready.append(claimed if opened == claimed.secrets else replace(claimed, secrets=opened))
-    return ready
+    return hand_over(tx, ready, now)
+
+
+def hand_over(tx: Transaction, claims: Sequence[ClaimedDelivery], now: datetime) -> list[ClaimedDelivery]:
+    """The claimed deliveries without stops that may be being vetoed, which are put back; the others are handed over."""
+    receivers = {(claimed.run_id, claimed.stop_of): claimed.receiver for claimed in claims if claimed.stop_of}
+    if not receivers:
+        return list(claims)
+    may_go_out = decisions.hand_over(tx, receivers, now)
+    held_back = [claimed for claimed in claims if claimed.stop_of and claimed.stop_of not in may_go_out]
+    for claimed in held_back:
+        _put_back(tx, claimed, now + timedelta(seconds=VETO_PAUSE_SECONDS), None)
+    return [claimed for claimed in claims if claimed not in held_back]
 
 
 def settle_deliveries(
@@ -153,7 +169,7 @@ def _claim_postgresql(
             run_id,
             key,
             event_id,
-            endpoint_id,
+            to_id,
             tries + 1,
             due_at.astimezone(UTC),
             lease_until,
@@ -163,8 +179,9 @@ def _claim_postgresql(
             form,
             failures,
             open_until and open_until.astimezone(UTC),
+            stop,
         )
-        for run_id, key, event_id, endpoint_id, tries, due_at, open_until, url, *secrets, body, form, failures in rows
+        for run_id, key, event_id, to_id, tries, due_at, open_until, url, *secrets, body, form, failures, stop in rows
     ]
 
 
@@ -194,8 +211,9 @@ def _claim_sqlite(
             form,
             failures,
             delivery.open_until,
+            stop_of and UUID(stop_of),
         )
-        for delivery, (event_id, url, secret, previous, until, signing_key, body, form, failures) in zip(
+        for delivery, (event_id, url, secret, previous, until, signing_key, body, form, failures, stop_of) in zip(
             due, contents, strict=True
         )
     ]
@@ -267,13 +285,21 @@ _OF_COLUMNS = {name: name for name in _ROW}
 
 _TAKE_SQLITE = "UPDATE deliveries SET due_at = ?, attempts = attempts + 1 WHERE run_id = ? AND id = ?"
 
-_CONTENTS_SQLITE = """
-SELECT event_id, url, secret, previous_secret, previous_secret_until, signing_key, body, format, failures
+# The decision whose stop a delivery hands over: people who read one in a chat cannot end the job.
+_STOP_OF = "CASE WHEN endpoints.format = 'standard' AND events.type IN ({}) THEN events.decision_id END".format(
+    ", ".join(f"'{event_type}'" for event_type in REQUEST_EVENTS)
+)
+
+_CONTENTS_SQLITE = (
+    "SELECT event_id, url, secret, previous_secret, previous_secret_until, signing_key, body, format, failures, "
+    + _STOP_OF
+    + """
 FROM deliveries
 JOIN endpoints ON endpoints.id = deliveries.endpoint_id
 JOIN events ON events.run_id = deliveries.run_id AND events.id = deliveries.event_id
 WHERE deliveries.run_id = ? AND deliveries.id = ?
 """
+)
 
 _PRESENT_SQLITE = "SELECT state, attempts FROM deliveries WHERE run_id = ? AND id = ?"
 
@@ -295,7 +321,9 @@ _CLAIM_POSTGRESQL = (
 )
 SELECT taken.run_id, taken.id, taken.event_id, taken.endpoint_id, taken.attempts, taken.due_at, taken.open_until,
     endpoints.url, endpoints.secret, endpoints.previous_secret, endpoints.previous_secret_until,
-    endpoints.signing_key, events.body, endpoints.format, endpoints.failures
+    endpoints.signing_key, events.body, endpoints.format, endpoints.failures, """
+    + _STOP_OF
+    + """
 FROM taken
 JOIN endpoints ON endpoints.id = taken.endpoint_id
 JOIN events ON events.run_id = taken.run_id AND events.id = taken.event_id

@@ -46,14 +46,12 @@ def add_event(
     type: EventType,  # noqa: A002 - its name in the API
     data: dict[str, Any],
     now: datetime,
-    due_at: datetime | None = None,
     decision_id: UUID | None = None,
 ) -> UUID:
     """Write an event and one delivery for each endpoint that subscribed to it; returns the event's id (`webhook-id`).
 
-    `data` must be plain JSON without NaN. `due_at`: not sent before (the end of a veto window); None: at once, even if
-    this machine's clock is ahead of the database's. The commit wakes the workers. A stop replaces earlier stops of its
-    decision that still wait for the same endpoint, so that the endpoint does not get all of them at once.
+    `data` must be plain JSON without NaN. The commit wakes the workers. A stop replaces earlier stops of its decision
+    that still wait for the same endpoint, so that the endpoint does not get all of them at once.
     """
     event_id = new_id()
     body = json.dumps({"type": type, "timestamp": rfc3339(now), "data": data}, separators=(",", ":"), allow_nan=False)
@@ -73,15 +71,12 @@ def add_event(
         if type in REQUEST_EVENTS and decision_id is not None:
             cancel = _cancel_stops(deliveries.c.endpoint_id.in_([endpoint.id for endpoint in targets]))
             _cancel(tx, cancel, run_id, decision_id, now, "the stop was requested again")
-        add_deliveries(tx, [(run_id, event_id, type, endpoint.id) for endpoint in targets], now, due_at)
+        add_deliveries(tx, [(run_id, event_id, type, endpoint.id) for endpoint in targets], now)
     return event_id
 
 
-def add_deliveries(
-    tx: Transaction, requested: Iterable[tuple[UUID, UUID, str, UUID]], now: datetime, due_at: datetime | None = None
-) -> list[UUID]:
+def add_deliveries(tx: Transaction, requested: Iterable[tuple[UUID, UUID, str, UUID]], now: datetime) -> list[UUID]:
     """Add one delivery for each (run, event, event type, endpoint); returns their ids. The commit wakes the workers."""
-    at_once = due_at is None or due_at <= now
     rows: list[dict[str, Any]] = [
         {
             "run_id": run_id,
@@ -90,7 +85,7 @@ def add_deliveries(
             "endpoint_id": endpoint_id,
             "state": DeliveryState.WAITING,
             "attempts": 0,
-            "due_at": now if at_once else due_at,
+            "due_at": now,
             "urgent": event_type in URGENT_EVENTS,
             "created_at": now,
         }
@@ -98,7 +93,7 @@ def add_deliveries(
     ]
     if rows:
         statement = sa.insert(deliveries)
-        if at_once and tx.dialect.name == "postgresql":  # a clock ahead of the database's would delay it
+        if tx.dialect.name == "postgresql":  # a clock ahead of the database's would delay it
             statement = statement.values(due_at=sa.func.least(sa.bindparam("due_at"), sa.func.now()))
         tx.execute(statement, rows)
         wakeup.wake_workers(tx)

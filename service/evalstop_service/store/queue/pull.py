@@ -13,6 +13,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.errors import NotFound
+from evalstop_service.rules.event_types import REQUEST_EVENTS
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Transaction
@@ -65,7 +66,8 @@ def claim_deliveries(
     limit: int,
     encryption: Encryption = endpoints.UNENCRYPTED,
 ) -> list[ClaimedDelivery]:
-    """Claim up to `limit` deliveries, longest due first, for `lease_seconds`; concurrent claims get different ones.
+    """Claim up to `limit` deliveries, longest due first, for `lease_seconds`, and hand the stops among them over;
+    concurrent claims get different ones.
 
     Raises UnreadableSecret when no configured key decrypts the endpoint's secrets.
     """
@@ -81,7 +83,7 @@ def claim_deliveries(
     for delivery in claimed:
         row = {"of_run": delivery.run_id, "of_id": delivery.id}
         tx.execute(_LEASE, row | {"due_at": lease_until, "attempts": delivery.attempts})
-    return claimed
+    return leases.hand_over(tx, claimed, now)
 
 
 def settle_delivery(
@@ -99,6 +101,8 @@ def settle_delivery(
 # The statements of a claim are built once: SQLAlchemy takes longer to build one than to execute it.
 _TABLE = deliveries.c
 
+_STOP_OF = sa.case((events.c.type.in_(REQUEST_EVENTS), events.c.decision_id))
+
 _KEY = (_TABLE.run_id, _TABLE.id, _TABLE.event_id, _TABLE.endpoint_id, _TABLE.due_at)
 
 _DUE = sa.and_(
@@ -115,7 +119,7 @@ _FIND_WITH_DUE = sa.select(targets.c.id).where(
 )
 
 _LOCK_DUE = (
-    sa.select(*_KEY, (_TABLE.attempts + 1).label("attempts"), events.c.body)
+    sa.select(*_KEY, (_TABLE.attempts + 1).label("attempts"), events.c.body, _STOP_OF.label("stop_of"))
     .join(events, (events.c.run_id == _TABLE.run_id) & (events.c.id == _TABLE.event_id))
     .where(_TABLE.endpoint_id == sa.bindparam("of_endpoint"), _DUE)
     .order_by(_TABLE.due_at, _TABLE.id)

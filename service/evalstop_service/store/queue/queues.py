@@ -1,25 +1,22 @@
-"""Queues: the deliveries that wait for each endpoint, when they are due, and those misdated by a clock change.
+"""Queues: the deliveries that wait for each endpoint, and when they are due.
 
 Due deliveries are looked up endpoint by endpoint, each from the head of its own queue in the index, so that a lookup
 costs the same with ten as with a hundred thousand deliveries waiting.
 
 The events of one run reach one endpoint in the order of their creation: a delivery has its turn when no earlier one of
-its run still waits for the same endpoint, leased or between two attempts. Urgent deliveries go before others. A
-delivery that was never due, such as a stop within its veto window, blocks nothing.
+its run still waits for the same endpoint, leased or between two attempts. Urgent deliveries go before others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.statuses import DeliveryState
-from evalstop_service.store import due_decisions
 from evalstop_service.store.database import Transaction, driver_connection
 from evalstop_service.store.tables import UtcTime, deliveries, endpoints
 
@@ -72,65 +69,11 @@ def claim_parameters(now: datetime, limit: int, per_endpoint: int, room: Mapping
     return {"now": now, "per_endpoint": per_endpoint, "limit": limit} | rooms
 
 
-def read_clock(tx: Transaction, here: datetime) -> tuple[datetime, bool]:
-    """The time that leases and due times are compared with, and whether the veto window of any decision is over.
-
-    It is PostgreSQL's clock, one for the workers of any number of machines; on the embedded database this machine's
-    clock, `here`.
-    """
-    if tx.dialect.name == "postgresql":
-        now, over = tx.execute(_MOMENT).one()
-        return now, over
-    return here, due_decisions.is_any_due(tx, here)
-
-
 def find_next_due(tx: Transaction, now: datetime) -> datetime | None:
-    """The next time after `now` at which a delivery or the veto window of a decision is due; None: nothing waits."""
-    moments = tx.execute(_NEXT, {"now": now}).one()
-    return min((moment for moment in moments if moment is not None), default=None)
+    """The next time after `now` at which a delivery is due; None: nothing waits."""
+    next_due: datetime | None = tx.execute(_NEXT, {"now": now}).scalar_one()
+    return next_due
 
-
-def find_misdated(tx: Transaction, now: datetime, longest_seconds: float) -> frozenset[DueDelivery]:
-    """Deliveries postponed for longer than any delay used here: the clock was set back meanwhile.
-
-    Those never attempted may be made due at once. A worker may still hold one of the others: make due those that are
-    unchanged after all leases have expired. Reads all waiting deliveries.
-    """
-    table = deliveries.c
-    waits = sa.and_(table.state == sa.literal_column("'waiting'"), table.due_at > now)
-    untried = sa.and_(table.attempts == 0, table.due_at <= table.created_at)
-    tried = sa.and_(table.attempts > 0, table.due_at > now + timedelta(seconds=longest_seconds))
-    query = sa.select(table.run_id, table.id, table.endpoint_id, table.attempts, table.due_at)
-    return frozenset(DueDelivery(*row) for row in tx.execute(query.where(waits, untried | tried)))
-
-
-def make_due(tx: Transaction, misdated: Iterable[DueDelivery], now: datetime) -> None:
-    """Make the deliveries due now that have not changed since they were found."""
-    rows = [
-        {
-            "of_run": delivery.run_id,
-            "of_id": delivery.id,
-            "as_found": delivery.attempts,
-            "until": delivery.due_at,
-            "now": now,
-        }
-        for delivery in sorted(misdated, key=lambda delivery: (delivery.run_id, delivery.id))
-    ]
-    if rows:
-        tx.execute(_HASTEN, rows)
-
-
-_HASTEN = (
-    sa.update(deliveries)
-    .where(
-        deliveries.c.run_id == sa.bindparam("of_run"),
-        deliveries.c.id == sa.bindparam("of_id"),
-        deliveries.c.state == DeliveryState.WAITING,
-        deliveries.c.attempts == sa.bindparam("as_found"),
-        deliveries.c.due_at == sa.bindparam("until"),
-    )
-    .values(due_at=sa.bindparam("now"))
-)
 
 # The endpoints with a waiting delivery, each found by one index lookup after the previous one. The state is
 # inlined, not bound, so that a generic plan can use the partial index.
@@ -222,15 +165,10 @@ SELECT min(CASE WHEN endpoints.open_until > :now THEN endpoints.open_until ELSE 
     SELECT due_at FROM deliveries
     WHERE deliveries.endpoint_id = queue.endpoint_id AND state = 'waiting' AND due_at > :now
     ORDER BY due_at LIMIT 1
-) END) AS delivery, (SELECT min(due_at) FROM decisions WHERE state = 'pending' AND due_at > :now) AS decision
+) END) AS delivery
 FROM queue"""
         + _SERVED
     )
     .bindparams(sa.bindparam("now", type_=UtcTime))
-    .columns(delivery=UtcTime, decision=UtcTime)
+    .columns(delivery=UtcTime)
 )
-
-_MOMENT = sa.text("""
-SELECT clock_timestamp() AS now,
-    EXISTS (SELECT FROM decisions WHERE state = 'pending' AND due_at <= clock_timestamp()) AS over
-""").columns(now=UtcTime, over=sa.Boolean)

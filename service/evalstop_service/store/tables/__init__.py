@@ -8,6 +8,7 @@ from evalstop_service.store.tables.decisions import cases as cases
 from evalstop_service.store.tables.decisions import decision_changes as decision_changes
 from evalstop_service.store.tables.decisions import decisions as decisions
 from evalstop_service.store.tables.decisions import outcomes as outcomes
+from evalstop_service.store.tables.decisions import veto_listeners as veto_listeners
 from evalstop_service.store.tables.projects import audit_chains as audit_chains
 from evalstop_service.store.tables.projects import audit_log as audit_log
 from evalstop_service.store.tables.projects import keys as keys

@@ -38,6 +38,8 @@ decisions = sa.Table(
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("deadline_at", UtcTime),  # when the service has to act by itself; NULL: never
     sa.Column("escalations", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("handed_over_at", UtcTime),  # when its stop first went out; NULL: it can still be vetoed
+    sa.Column("handed_over_to", sa.Text),  # the receiver or the trainer, in words
     sa.Column("observed_probability", sa.Double, nullable=False),  # of the hold-out that lets its outcome be observed
     sa.UniqueConstraint("run_id", "attempt"),  # one decision an attempt: a concurrent second one is rejected
     sa.Index("ix_decisions_id", "id"),
@@ -45,6 +47,14 @@ decisions = sa.Table(
     sa.Index("ix_decisions_project_id_due_at", "project_id", "due_at"),  # counts stops within an hour
     partial_index("ix_decisions_due_at", "due_at", where="state = 'pending'"),
     partial_index("ix_decisions_deadline_at", "deadline_at", where="deadline_at IS NOT NULL"),
+)
+
+# The processes that hear vetoes. A veto window is over when all of them have written after its end.
+veto_listeners = sa.Table(
+    "veto_listeners",
+    metadata,
+    sa.Column("id", sa.Uuid, primary_key=True),
+    sa.Column("heard_until", UtcTime, nullable=False),  # all vetoes sent before were dealt with
 )
 
 decision_changes = sa.Table(

@@ -30,7 +30,7 @@ from evalstop_service.web.api.run_views import (
     view_outcomes,
 )
 from evalstop_service.web.api.schemas import ActionIn, Cursor, DecisionId, Limit, OutcomeIn, Page
-from evalstop_service.web.context import Caller, Db, Now, Operate, Read, Report
+from evalstop_service.web.context import Caller, DatabaseNow, Db, Now, Operate, Read, Report
 
 router = APIRouter(prefix="/decisions", tags=["decisions"], route_class=JsonRoute)
 
@@ -121,13 +121,13 @@ def get_decision(decision_id: DecisionId, caller: Read, database: Db) -> Decisio
 
 @router.post("/{decision_id}/veto")
 def veto_decision(decision_id: DecisionId, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
-    """Cancel a stop that is on hold or pending."""
+    """Cancel a stop that nobody was handed yet; 409 says to whom one was handed, and when."""
     return _apply_command(database, caller, decision_id, Vetoed, body, now)
 
 
 @router.post("/{decision_id}/release", response_model=DecisionOut, responses=WAITS)
 def release_decision(
-    decision_id: DecisionId, body: ActionIn, caller: Operate, database: Db, now: Now
+    decision_id: DecisionId, body: ActionIn, caller: Operate, database: Db, now: DatabaseNow
 ) -> DecisionOut | JSONResponse:
     """Carry out a stop that is on hold despite its guards; not while the project is paused."""
     released = Released(now, body.actor or caller.actor, body.reason)
@@ -142,7 +142,9 @@ def undo_decision(decision_id: DecisionId, body: ActionIn, caller: Operate, data
 
 
 @router.post("/{decision_id}/report")
-def report_decision(decision_id: DecisionId, body: ReportIn, caller: Report, database: Db, now: Now) -> DecisionOut:
+def report_decision(
+    decision_id: DecisionId, body: ReportIn, caller: Report, database: Db, now: DatabaseNow
+) -> DecisionOut:
     """Report the state of the job; receivers call this."""
     _require_addressed(database, caller, decision_id)
     actor, expected_seconds = body.actor or caller.actor, body.expected_seconds or 0.0

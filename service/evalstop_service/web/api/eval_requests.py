@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
+from evalstop_service.decisions.commands import tell_trainer
 from evalstop_service.errors import Conflict, require
 from evalstop_service.ingest import EvalAnswered, Message
 from evalstop_service.rules.fields import Body, Integral
@@ -114,14 +114,14 @@ def answer_eval_request(
     if receipt.conflicts:
         stored = receipt.conflicts[0].stored_value
         raise Conflict(f"this request was already answered, with a difference of {stored:g}; the first answer stands")
-    now: datetime = clock()
+    should_stop = tell_trainer(database, clock, receipt.decision)
     with database.reading() as tx:
         answered = eval_requests.find_request(tx, run_id, request_id)
         return EvalAnsweredOut.model_validate(
             {
                 "request": _view_requests(tx, [require(answered, "such request")]).items[0],
                 "verdict": receipt.run.verdict,
-                "should_stop": receipt.decision is not None and receipt.decision.stops(now),
+                "should_stop": should_stop,
             }
         )
 

@@ -9,6 +9,7 @@ checks that the route gives the same answer to everything that is accepted here.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated
 from uuid import UUID
@@ -24,6 +25,7 @@ from evalstop_service.ingest import Committer, Message, Observations
 from evalstop_service.observability import logs
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.rules.fields import check_text
+from evalstop_service.store.decisions import Decision
 from evalstop_service.store.keys import Key
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.turns import WORK
@@ -31,7 +33,7 @@ from evalstop_service.web import problems
 from evalstop_service.web.api.observation_results import receipt_json
 from evalstop_service.web.api.reading.batch import UNREADABLE
 from evalstop_service.web.api.schemas import MAX_POINTS
-from evalstop_service.web.limits import Places, set_sender
+from evalstop_service.web.limits import Places, in_thread, set_sender
 from evalstop_service.web.processor import Processor
 from evalstop_service.web.request_log import HEADERS
 
@@ -68,12 +70,14 @@ class IngestEndpoint:
         committer: Committer,
         key_cache: KeyCache,
         clock: Clock,
+        tell_trainer: Callable[[Decision], bool],
         max_bytes: int,
         pool: Places,
         processor: Processor,
     ) -> None:
         self._app = app
         self._committer, self._key_cache, self._clock = committer, key_cache, clock
+        self._tell_trainer = tell_trainer
         self._max_bytes = max_bytes
         self._pool = pool
         self._processor = processor
@@ -125,7 +129,11 @@ class IngestEndpoint:
                 self._committer.count_refused(f"quota {error.quota}")
             await _answer_error(error, scope, receive, send)
             return
-        document = receipt_json(receipt, self._clock())
+        decision = receipt.decision
+        should_stop = decision is not None and decision.should_stop
+        if decision is not None and decision.stops and not should_stop:  # once a decision
+            should_stop = await in_thread(self._tell_trainer)(decision)
+        document = receipt_json(receipt, should_stop, self._clock())
         length = str(len(document)).encode()
         headers = [*_HEADERS_OF_ANSWER, (b"content-length", length)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -84,7 +84,7 @@ def post_kubeflow_report(
     if points:
         receipt = committer.submit_and_wait(Message(caller.project_id, run.id, Observations(points), caller.key.id))
         accepted, decision = receipt.accepted, receipt.decision
-    should_stop = decision is not None and decision.stops(now)
+    should_stop = decision is not None and decision.should_stop
     return ProgressOut(run_id=str(run.id), accepted=accepted, should_stop=should_stop)
 
 

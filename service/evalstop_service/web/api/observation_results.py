@@ -18,8 +18,8 @@ _DECISION_FIELDS = ("id", "state", "state_reason", "guard_kinds")
 _encode = msgspec.json.Encoder().encode
 
 
-def receipt_json(receipt: Receipt, now: datetime) -> bytes:
-    """The result of a batch and the resulting state of the run, as JSON."""
+def receipt_json(receipt: Receipt, should_stop: bool, now: datetime) -> bytes:
+    """The result of a batch and the resulting state of the run, as JSON; `should_stop`: as recorded before."""
     run, decision, request = receipt.run, receipt.decision, receipt.eval_request
     return _encode(
         {
@@ -28,7 +28,7 @@ def receipt_json(receipt: Receipt, now: datetime) -> bytes:
             "conflict_count": len(receipt.conflicts),
             "conflicts": [_describe_conflict(conflict) for conflict in receipt.conflicts[:MOST_CONFLICTS]],
             "verdict": run.verdict.for_json,
-            "should_stop": decision is not None and decision.stops(now),
+            "should_stop": should_stop,
             "decision": decision and {name: getattr(decision, name) for name in _DECISION_FIELDS},
             "best_checkpoint": run.best_checkpoint,
             "guessed": run.recognition.guessed if run.recognition is not None else [],

@@ -8,6 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from evalstop_service.decisions.commands import tell_trainer
 from evalstop_service.ingest import MOST_UNWATCHED, Message, Observations
 from evalstop_service.rules.fields import Name
 from evalstop_service.rules.statuses import RunStatus
@@ -105,7 +106,7 @@ class ObservationOut(Answer):
 
 @router.post("/observations", response_model=ReceiptOut)
 def post_observations(
-    run_id: RunId, body: BatchIn, sent: SentBody, caller: Ingest, committer: Commit, clock: Tell
+    run_id: RunId, body: BatchIn, sent: SentBody, caller: Ingest, committer: Commit, database: Db, clock: Tell
 ) -> Response:
     """Store a batch and return the verdict. A batch with a malformed observation is refused as a whole."""
     # `body` reports what is wrong with a batch. What is stored is decoded by msgspec, as in the endpoint in front of
@@ -115,7 +116,8 @@ def post_observations(
     except UNREADABLE as error:
         raise Problem(422, ProblemKind.INVALID_REQUEST, f"{error}; nothing was stored") from error
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Observations(points), caller.key.id))
-    return Response(receipt_json(receipt, clock()), media_type="application/json")
+    should_stop = tell_trainer(database, clock, receipt.decision)
+    return Response(receipt_json(receipt, should_stop, clock()), media_type="application/json")
 
 
 @router.get("/observations")

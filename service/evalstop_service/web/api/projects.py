@@ -19,7 +19,7 @@ from evalstop_service.web.api.keys import KeyIn, NewKeyOut
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Items, ProjectOut
-from evalstop_service.web.context import Admin, Db, Installation, Now, Operate, Read
+from evalstop_service.web.context import Admin, DatabaseNow, Db, Installation, Now, Operate, Read
 
 router = APIRouter(tags=["projects"], route_class=JsonRoute)
 
@@ -99,7 +99,7 @@ def change_project(body: ProjectChange, caller: Admin, database: Db, now: Now) -
 
 
 @router.post("/project/pause")
-def pause_project(body: ProjectPauseIn, caller: Operate, database: Db, now: Now) -> ProjectPauseOut:
+def pause_project(body: ProjectPauseIn, caller: Operate, database: Db, now: DatabaseNow) -> ProjectPauseOut:
     """Pause all stops in the key's project. Of two pauses the one that ends later holds.
 
     Pending stops are no longer sent; stops that were already sent are not recalled.

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from evalstop_service.errors import NotFound, Overloaded
 from evalstop_service.rules.fields import Body, Integral, Line
-from evalstop_service.store import due_decisions
-from evalstop_service.store.queue import pull, queues
+from evalstop_service.store.database import read_now
+from evalstop_service.store.queue import pull
 from evalstop_service.store.queue.attempts import ClaimedDelivery
 from evalstop_service.web.api.endpoints import EndpointWithSecret, Subscription, view_with_secret
 from evalstop_service.web.api.reading.json_body import JsonRoute
@@ -35,7 +35,6 @@ from evalstop_service.web.limits import hold_place, in_thread
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 from evalstop_service.webhooks import endpoints
-from evalstop_service.webhooks.delivery.claim import extend_unseen_windows
 from evalstop_service.webhooks.links import add_url
 from evalstop_service.webhooks.retry import judge_pull_status
 from evalstop_service.webhooks.signature import sign_headers
@@ -143,7 +142,7 @@ def settle_event(endpoint_id: EndpointId, body: SettleIn, caller: Report, databa
     caller.require_endpoint(endpoint_id)
     with database.transaction() as tx:
         endpoint = pull.load_pull_endpoint(tx, caller.project_id, endpoint_id)
-        at, _ = queues.read_clock(tx, now)
+        at = read_now(tx, lambda: now)
         result = judge_pull_status(body.status, body.error, body.attempt, at)
         settled = pull.settle_delivery(tx, endpoint, body.delivery_id, body.attempt, result, body.status, at)
         if settled:
@@ -157,16 +156,11 @@ def settle_event(endpoint_id: EndpointId, body: SettleIn, caller: Report, databa
 def _claim_deliveries(context: Context, caller: Caller, endpoint_id: UUID, body: ClaimIn) -> list[ClaimedDelivery]:
     with context.database.reading() as tx:
         endpoint = pull.load_pull_endpoint(tx, caller.project_id, endpoint_id)
-        now, over = queues.read_clock(tx, context.clock())
-        if not endpoint.enabled or not (over or pull.find_endpoints_with_due(tx, [endpoint_id], now)):
+        now = read_now(tx, context.clock)
+        if not endpoint.enabled or not pull.find_endpoints_with_due(tx, [endpoint_id], now):
             return []
-    if over:
-        extend_unseen_windows(context.database, context.clock)
     with context.database.transaction() as tx:
-        now, over = queues.read_clock(tx, context.clock())
-        if over:
-            # A claimed stop must be requested, whether or not a worker runs.
-            due_decisions.request_due_decisions(tx, now)
+        now = read_now(tx, context.clock)
         claimed = pull.claim_deliveries(tx, endpoint, now, body.lease_seconds, body.limit, context.encryption)
         if claimed:
             details = {"deliveries": [str(delivery.id) for delivery in claimed]}

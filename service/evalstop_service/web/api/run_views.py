@@ -10,6 +10,7 @@ from uuid import UUID
 from msgspec import structs
 from pydantic import Field
 
+from evalstop_service.decisions.commands import tell_trainer_of
 from evalstop_service.ingest.open_request import LimitedField
 from evalstop_service.rules.decision_lifecycle import Action
 from evalstop_service.rules.fields import Mode
@@ -29,7 +30,7 @@ from evalstop_service.store import (
     run_descriptions,
     run_health,
 )
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import (
@@ -138,7 +139,9 @@ class DecisionOut(DecisionStateOut):
     run_name: str = Field(description="the run's name")
     attempt: int = Field(description="the run's attempt")
     step: int = Field(description="the step at which the policy wanted the stop")
-    due_at: Time = Field(description="the end of the veto window")
+    due_at: Time = Field(description="the end of the veto window; it can be vetoed until it is handed over")
+    handed_over_at: Time | None = Field(description="when the stop first went out; null: it can still be vetoed")
+    handed_over_to: str | None = Field(description="to whom it went out first, a receiver or the trainer")
     deadline_at: Time | None = Field(
         description="next check: a stop on hold is tried again, an unconfirmed one is escalated"
     )
@@ -243,7 +246,7 @@ class RunOut(Answer):
     )
     last_step: int | None = Field(description="the highest step with an observation; null: none")
     verdict: VerdictOut = Field(description="the policy's current verdict")
-    should_stop: bool = Field(description="true: a stop of this attempt was requested")
+    should_stop: bool = Field(description="true: a stop of this attempt was requested and handed over")
     best_checkpoint: BestCheckpointOut | None = Field(description="the one to ship; null: no checkpoint has an eval")
     best_is_outdated: bool = Field(description="true: it was measured before the eval changed, and no checkpoint since")
     raw_maximum: RawMaximumOut | None = Field(
@@ -300,6 +303,13 @@ def view_run(tx: Transaction, run: Run, context: Context, now: datetime) -> RunO
     return view_runs(tx, [run], context, now)[0].model_copy(update={"params": params, "job_runs": others})
 
 
+def answer_trainer(database: Database, run: Run, context: Context, now: datetime) -> RunOut:
+    """A run for its trainer: the first answer that tells it to stop hands the stop over."""
+    tell_trainer_of(database, context.clock, run)
+    with database.reading() as tx:
+        return view_run(tx, run, context, now)
+
+
 def view_runs(
     tx: Transaction, listed: Sequence[Run], context: Context, now: datetime, *, skip_unreadable: bool = False
 ) -> list[RunOut]:
@@ -321,7 +331,7 @@ def view_runs(
                 "length_known": run.length_known,
                 "best_is_outdated": run.best_is_outdated,
                 "policy": PolicyName(name=run.policy_name, version=run.policy_version),
-                "should_stop": run.id in on_record and on_record[run.id].stops(now),
+                "should_stop": run.id in on_record and on_record[run.id].should_stop,
                 "decision": decision_views.get(run.id),
                 "health": health_by_run.get(run.id),
             }

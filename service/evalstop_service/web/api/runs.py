@@ -28,13 +28,14 @@ from evalstop_service.web.api.run_views import (
     LimitOut,
     OutcomesOut,
     RunOut,
+    answer_trainer,
     make_cursor,
     view_outcomes,
     view_run,
     view_runs,
 )
 from evalstop_service.web.api.schemas import MAX_STEP, ActionIn, Answer, OutcomeIn, Page, RunId, Step, Time, VerdictOut
-from evalstop_service.web.context import Commit, Ctx, Db, Ingest, Now, Operate, Read, ReadOrIngest
+from evalstop_service.web.context import Commit, Ctx, DatabaseNow, Db, Ingest, Now, Operate, Read, ReadOrIngest
 
 router = APIRouter(prefix="/runs", tags=["runs"], route_class=JsonRoute)
 
@@ -169,7 +170,7 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
     with database.reading() as tx:
         project = projects.get_project(tx, caller.project_id)
         limits = [LimitOut.model_validate(limit) for limit in describe_limits(project, request, run)]
-        view = view_run(tx, run, context, now)
+    view = answer_trainer(database, run, context, now)
     return view.model_copy(update={"limits": limits})
 
 
@@ -186,9 +187,13 @@ def list_runs(
 
 @router.get("/{run_id}")
 def get_run(run_id: RunId, caller: ReadOrIngest, context: Ctx, database: Db, now: Now) -> RunOut:
-    """Status, verdict, best checkpoint and decision of a run."""
+    """Status, verdict, best checkpoint and decision of a run. A key with the scope `ingest` is taken for its trainer's:
+    `should_stop` then hands the stop over, and it cannot be vetoed any more."""
     with database.reading() as tx:
-        return view_run(tx, runs.load_run(tx, caller.project_id, run_id), context, now)
+        run = runs.load_run(tx, caller.project_id, run_id)
+        if "ingest" not in caller.key.scopes:
+            return view_run(tx, run, context, now)
+    return answer_trainer(database, run, context, now)
 
 
 @router.patch("/{run_id}")
@@ -207,8 +212,7 @@ def resume_run(
     with database.reading() as tx:
         run_opening.require_room_to_resume(tx, caller.project_id, run_id, now)
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Resumed(body.step, caller.actor)))
-    with database.reading() as tx:
-        return view_run(tx, receipt.run, context, now)
+    return answer_trainer(database, receipt.run, context, now)
 
 
 @router.post("/{run_id}/eval-changes")
@@ -221,16 +225,14 @@ def change_eval(
     """
     change = EvalChanged(body.step, body.reason, body.version, caller.actor)
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, change))
-    with database.reading() as tx:
-        return view_run(tx, receipt.run, context, now)
+    return answer_trainer(database, receipt.run, context, now)
 
 
 @router.post("/{run_id}/heartbeat")
 def record_heartbeat(run_id: RunId, caller: Ingest, context: Ctx, database: Db, now: Now) -> RunOut:
     """Report that the run is alive although it has no new observations, as during a long eval; takes no body."""
     run = run_opening.record_heartbeat(database, caller.project_id, run_id, now)
-    with database.reading() as tx:
-        return view_run(tx, run, context, now)
+    return answer_trainer(database, run, context, now)
 
 
 @router.post("/{run_id}/finish")
@@ -244,7 +246,7 @@ def finish_run(run_id: RunId, body: FinishIn, caller: Ingest, context: Ctx, data
 
 @router.post("/{run_id}/stop", response_model=RunOut, responses=WAITS)
 def stop_run(
-    run_id: RunId, body: ActionIn, caller: Operate, context: Ctx, database: Db, now: Now
+    run_id: RunId, body: ActionIn, caller: Operate, context: Ctx, database: Db, now: DatabaseNow
 ) -> RunOut | JSONResponse:
     """Stop the run now, regardless of policy and mode; not while the project is paused."""
     command = StopOrdered(now, body.actor or caller.actor, body.reason)

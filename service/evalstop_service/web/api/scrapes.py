@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from evalstop_service.decisions.commands import tell_trainer
 from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Message, Observations
 from evalstop_service.rules.fields import Name
@@ -72,4 +73,5 @@ async def post_scrape(
     )
     points = await in_thread(read)()
     receipt = await committer.submit(Message(caller.project_id, run_id, Observations(points), caller.key.id))
-    return Response(receipt_json(receipt, clock()), media_type="application/json")
+    should_stop = await in_thread(tell_trainer)(context.database, clock, receipt.decision)
+    return Response(receipt_json(receipt, should_stop, clock()), media_type="application/json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime
+from functools import partial
 from threading import Event
 from typing import Any
 from uuid import UUID
@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from starlette.types import Receive
 
+from evalstop_service.decisions.commands import tell_trainer
 from evalstop_service.rules.run_results import Call
 from evalstop_service.store.turns import WORK
 from evalstop_service.web.api.reading.decompression import WINDOW_LOG, Decompressor, create_decompressor
@@ -23,6 +24,7 @@ from evalstop_service.web.api.reading.stream import StreamIngestion, StreamLimit
 from evalstop_service.web.api.reading.stream_result import MOST_ERRORS, StreamTotals
 from evalstop_service.web.api.schemas import Answer, BestCheckpointOut
 from evalstop_service.web.context import Commit, Ctx, Ingest, Tell
+from evalstop_service.web.limits import in_thread
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, ProblemDetails
 
@@ -134,8 +136,11 @@ def routes(limits: StreamLimits) -> APIRouter:
                     await ingestion.ingest(body.parts(), decompressor)
                 except Problem as problem:
                     is_drained = await body.drain()
-                    raise _describe_interruption(problem, ingestion.totals, clock(), keep=is_drained) from problem
-        return Response(msgspec.json.encode(ingestion.totals.result(clock())), media_type="application/json")
+                    raise _describe_interruption(problem, ingestion.totals, keep=is_drained) from problem
+        unsaid = ingestion.totals.list_decisions()
+        tell = in_thread(partial(tell_trainer, context.database, clock))
+        told = [decision.id for decision in unsaid if await tell(decision)]
+        return Response(msgspec.json.encode(ingestion.totals.result(told)), media_type="application/json")
 
     return router
 
@@ -171,12 +176,12 @@ async def _hold_stream(room: asyncio.Semaphore, wait_seconds: float) -> AsyncIte
         room.release()
 
 
-def _describe_interruption(problem: Problem, totals: StreamTotals, now: datetime, *, keep: bool) -> Problem:
+def _describe_interruption(problem: Problem, totals: StreamTotals, *, keep: bool) -> Problem:
     lines = totals.lines
     detail = f"{problem.detail}. The first {lines} lines were processed, see `totals`; the stream failed after them. "
     detail += "Sending the whole stream again is harmless: stored observations count as duplicates"
     headers = {**(problem.headers or {}), **({} if keep else {"Connection": "close"})}
-    extra = {"lines_stored": lines, "totals": msgspec.to_builtins(totals.result(now))}
+    extra = {"lines_stored": lines, "totals": msgspec.to_builtins(totals.result(()))}
     return Problem(problem.status, problem.kind, detail, headers=headers, more=extra)
 
 

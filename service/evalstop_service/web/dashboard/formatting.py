@@ -157,9 +157,8 @@ def _describe_decision(run: Run, decision: Decision, now: datetime) -> str:
         if run.mode is Mode.ENFORCE:
             limit = "The project's highest mode or the policy's rollout stage limits it"
         return f"Would have been {done} at step {at}. {limit}: recorded, not carried out."
-    is_over = decision.state is DecisionState.PENDING and decision.is_carried_out(now)
     sentences = _PARKING if decision.action is Action.PARK else _STOPPING
-    state = DecisionState.REQUESTED if is_over or decision.state not in sentences else decision.state
+    state = DecisionState.REQUESTED if decision.state not in sentences else decision.state
     return sentences[state].format(
         at=at,
         reason=decision.state_reason,

@@ -50,7 +50,7 @@ LabelFields = Annotated[LabelForm, Depends()]
 def veto_stop(
     request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
 ) -> Response:
-    """Cancel a stop that is on hold or pending."""
+    """Cancel a stop that nobody was handed yet."""
     return add_notice(_apply_command(Vetoed, decision_id, site, visitor, reason, target), request, "vetoed")
 
 
@@ -59,7 +59,7 @@ def release_stop(
     request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
 ) -> Response:
     """Carry out a stop that is on hold."""
-    now = site.clock()
+    now = site.context.read_time()
     released = Released(now, visitor.actor, forms.parse_reason(reason))
     proposal = second_person.release_stop(site.database, visitor.author(now), decision_id, released)
     with site.database.reading() as tx:
@@ -80,7 +80,7 @@ def stop_run(
     request: Request, run_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
 ) -> Response:
     """Stop a run now."""
-    now = site.clock()
+    now = site.context.read_time()
     command = StopOrdered(now, visitor.actor, forms.parse_reason(reason))
     proposal = second_person.stop_run(site.database, visitor.author(now), run_id, command)
     return add_notice(forms.redirect_back(run_id, target), request, "proposed" if proposal else "stopped")
@@ -104,7 +104,7 @@ def label_decision(request: Request, decision_id: UUID, site: SiteOf, visitor: O
 def _apply_command(
     command: type[Vetoed | Undone], decision_id: UUID, site: Site, visitor: Visitor, reason: str, target: str
 ) -> Response:
-    action = command(site.clock(), visitor.actor, forms.parse_reason(reason))
+    action = command(site.context.read_time(), visitor.actor, forms.parse_reason(reason))
     decision = commands.apply_command(site.database, visitor.project.id, decision_id, action)
     return forms.redirect_back(decision.run_id, target)
 

@@ -100,7 +100,7 @@ def pause_project(
     until: Annotated[str, Form(max_length=60)] = "",
 ) -> Response:
     """Pause all stops in the project."""
-    now = site.clock()
+    now = site.context.read_time()
     end, reason = pausing.read_end(until.strip(), now), forms.clean_text(reason)
     pausing.pause_project(site.database, visitor.project.id, visitor.actor, reason, now, until=end)
     return add_notice(RedirectResponse(_PATH, 303), request, "paused")

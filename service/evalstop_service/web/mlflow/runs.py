@@ -9,6 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from msgspec.structs import replace
 
+from evalstop_service.decisions.commands import tell_trainer_of
 from evalstop_service.ingest import open_run
 from evalstop_service.rules.fields import Name
 from evalstop_service.rules.statuses import RunStatus
@@ -74,6 +75,9 @@ def get_run(caller: ReadOrIngest, context: Ctx, database: Db, root: Root, run_id
     """A run with its newest values; the tag `evalstop.should_stop` says whether to stop."""
     with database.reading() as tx:
         run = load_run(tx, caller.project_id, run_id)
+    if not {"ingest", "admin"}.isdisjoint(caller.key.scopes):  # a trainer's, which ends when it reads the tag
+        tell_trainer_of(database, context.clock, run)
+    with database.reading() as tx:
         return {"run": _run_document(tx, run, context, root)}
 
 
@@ -243,7 +247,7 @@ def _run_info(recorded: RecordedRun) -> Document:
 
 
 def _verdict_tags(run: Run, decision: Decision | None, context: Context) -> dict[str, str]:
-    stops = decision is not None and decision.stops(context.clock())
+    stops = decision is not None and decision.should_stop
     tags = {
         "evalstop.mode": run.mode,
         "evalstop.should_stop": "true" if stops else "false",

@@ -9,9 +9,8 @@ from uuid import UUID
 
 from evalstop_service.clock import Clock
 from evalstop_service.security.encryption import Encryption
-from evalstop_service.store import due_decisions
-from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.queue import leases, queues, veto_windows
+from evalstop_service.store.database import Database, Transaction, read_now
+from evalstop_service.store.queue import leases, queues
 from evalstop_service.store.queue.attempts import ClaimedDelivery, FinishedAttempt
 from evalstop_service.store.queue.breakers import BreakerLimits
 from evalstop_service.store.queue.leases import Settlement
@@ -55,36 +54,19 @@ def settle_and_claim(
 
     1. Settle the attempts first: the deliveries that they release can be claimed immediately.
     2. Read the clock after settling, which may wait for a lock, so that a lease begins when it is written.
-    3. Request the stops whose veto window has ended, so that they can be claimed.
-    4. Claim what is due.
-
-    Before that, in a separate transaction that locks runs before deliveries, extend the veto windows that ended while
-    the database accepted no writes.
+    3. Claim what is due, and hand over the stops among it.
     """
-    extend_unseen_windows(database, clock)
     if database.embedded and not finished:
         idle = _check_idle(database, clock, limits)
         if idle is not None:
             return idle
     with database.transaction() as tx:
         settled = leases.settle_deliveries(tx, finished, rules.breaker)
-        now, any_over = queues.read_clock(tx, clock())
-        if any_over:
-            due_decisions.request_due_decisions(tx, now)
+        now = read_now(tx, clock)
         claimed = leases.claim_deliveries(
             tx, now, limits.lease_seconds, limits.limit, limits.per_endpoint, limits.room, rules.encryption
         )
         return ClaimResult(now, settled, claimed, _find_next_due(tx, now, claimed))
-
-
-def extend_unseen_windows(database: Database, clock: Clock) -> None:
-    """Extend the veto windows that ended while the database accepted no writes, hence no veto."""
-    with database.reading() as tx:
-        now, any_over = queues.read_clock(tx, clock())
-        unseen = any_over and due_decisions.is_any_unseen(tx, now)
-    if unseen:
-        with database.transaction() as tx:
-            veto_windows.extend_unseen_windows(tx, now)
 
 
 def settle_attempts(database: Database, rules: DeliveryRules, finished: Sequence[FinishedAttempt]) -> Settlement:
@@ -96,13 +78,13 @@ def settle_attempts(database: Database, rules: DeliveryRules, finished: Sequence
 def _check_idle(database: Database, clock: Clock, limits: ClaimLimits) -> ClaimResult | None:
     """An empty result when there is nothing to do. A read, so that idle workers do not take SQLite's write lock."""
     with database.reading() as tx:
-        now, any_over = queues.read_clock(tx, clock())
+        now = read_now(tx, clock)
         due = (
             queues.find_due_deliveries(tx, now, limits.limit, limits.per_endpoint, limits.room)
             if limits.limit > 0
             else []
         )
-        if due or any_over:
+        if due:
             return None
         return ClaimResult(now, NOTHING_SETTLED, (), _find_next_due(tx, now, ()))
 

@@ -47,7 +47,6 @@ from evalstop_service.webhooks.delivery.claim import (
     settle_and_claim,
     settle_attempts,
 )
-from evalstop_service.webhooks.delivery.database_clock import ClockSkewRepair, DatabaseClock
 from evalstop_service.webhooks.delivery.endpoint_queues import EndpointQueues
 from evalstop_service.webhooks.delivery.notification_listener import NotificationListener
 from evalstop_service.webhooks.delivery.send import Sender
@@ -134,10 +133,7 @@ class DeliveryWorker:
                 f"(timeout_seconds, {sender.timeout_seconds:g}): else two workers may send it concurrently"
             )
         self._queues = EndpointQueues(self._limits.concurrency, self._limits.per_endpoint, self._limits.ahead)
-        self._database_clock = DatabaseClock()
-        self._clock_skew = ClockSkewRepair(
-            max(self._limits.lease_seconds, self._backoff.cap_seconds), self._limits.lease_seconds
-        )
+        self._time_read: tuple[datetime, float] | None = None  # the database's time, and when by time.monotonic
         self._wakeup = Wakeup()
         self._finished: list[FinishedAttempt] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -221,14 +217,9 @@ class DeliveryWorker:
             await self._settle_one_by_one(threads, finished)
             return await self._settle_and_claim(threads)
         self._report_settled(finished, claim.settled)
-        monotonic = time.monotonic()
-        set_back = self._database_clock.set_time(claim.now, monotonic)
+        self._time_read = claim.now, time.monotonic()
         self._queues.add_claimed(claim.claimed)
-        self._start_attempts()  # before the repair, which may fail or take long
-        if self._clock_skew.is_due(set_back, monotonic) and await _run_in_thread(
-            threads, self._clock_skew.repair_due_times, self._database, claim.now, monotonic
-        ):
-            self._wakeup.wake()
+        self._start_attempts()
         return claim
 
     async def _settle_one_by_one(self, threads: ThreadPoolExecutor, finished: Sequence[FinishedAttempt]) -> None:
@@ -335,7 +326,10 @@ class DeliveryWorker:
             return answer
 
     def _now(self) -> datetime:
-        return self._database_clock.now(time.monotonic())
+        """The database's time, which leases are compared with, whatever this machine's clock shows."""
+        assert self._time_read is not None, "nothing was claimed yet"
+        now, read_at = self._time_read
+        return now + timedelta(seconds=time.monotonic() - read_at)
 
     def _report_settled(self, finished: Sequence[FinishedAttempt], settled: Settlement) -> None:
         for endpoint_id, until in settled.opened.items():

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.store import endpoints, tables, wakeup
-from evalstop_service.store.database import Database
-from evalstop_service.store.queue import deliveries, outbox, queues
+from evalstop_service.store.database import Database, read_now
+from evalstop_service.store.queue import deliveries, outbox
 from evalstop_service.store.queue.attempts import Dead
 from evalstop_service.store.queue.outbox import StopReach
 
@@ -150,7 +150,7 @@ def test_event_is_due_despite_clock_skew(postgres_database: Database) -> None:
         project.add_event(tx, now=utc_now() + timedelta(minutes=10))
         project.add_event_of_new_run(tx, now=utc_now(), due_at=utc_now() + timedelta(minutes=10))
     with postgres_database.transaction() as tx:
-        assert len(claim_deliveries(tx, queues.read_clock(tx, EPOCH)[0], 60, 2)) == 1
+        assert len(claim_deliveries(tx, read_now(tx, utc_now), 60, 2)) == 1
 
 
 def test_a_worker_may_end_while_a_connection_returns(embedded_database: Database) -> None:

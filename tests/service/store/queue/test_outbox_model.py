@@ -11,7 +11,6 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
-from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import deliveries, outbox, queues
 from evalstop_service.store.queue.attempts import ClaimedDelivery, Dead, Delivered, Result, Retry
 from evalstop_service.store.tables import deliveries as delivery_rows
@@ -90,8 +89,8 @@ class OutboxMachine(RuleBasedStateMachine):
     @rule(wait=st.sampled_from([None, None, 0, 5, 40]), run=st.sampled_from([0, 0, 1]), urgent=st.booleans())
     def add_event(self, wait: int | None, run: int, urgent: bool) -> None:
         due_at = None if wait is None else self.now + timedelta(seconds=wait)
-        decision = new_id()
         with self.database.transaction() as tx:
+            decision = self.project.insert_decision(tx, None, self.runs[run]).id
             event_type = "run.stop_requested" if urgent else "run.suspected"
             columns: dict[str, Any] = {"run_id": self.runs[run], "decision_id": decision, "type": event_type}
             event = self.project.add_event(tx, now=self.now, due_at=due_at, **columns)

@@ -10,10 +10,9 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import queues
-from evalstop_service.store.queue.attempts import Delivered, Retry
 from evalstop_service.store.tables import deliveries, events, runs
 
-from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, seed_project, settle_delivery
+from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, seed_project
 
 
 def test_claims_are_limited_per_endpoint(database: Database, project: SeededProject) -> None:
@@ -102,7 +101,7 @@ def measure_cost(database: Database) -> int:
 
 
 def test_next_due_time_ignores_disabled_endpoints(database: Database, project: SeededProject) -> None:
-    """The next due time is that of a future delivery or veto window, and of no disabled endpoint's."""
+    """The next due time is that of a future delivery, and of no disabled endpoint's."""
     first = project.add_endpoint(database, "http://first.example")
     with database.transaction() as tx:
         assert queues.find_next_due(tx, EPOCH) is None
@@ -118,53 +117,6 @@ def test_next_due_time_ignores_disabled_endpoints(database: Database, project: S
         for endpoint in (first, second):
             endpoints.update_endpoint(tx, project.id, endpoint.id, enabled=False)
         assert queues.find_next_due(tx, EPOCH) is None
-        decision = project.insert_decision(tx, due_at=EPOCH + timedelta(minutes=5))
-        project.insert_decision(tx, due_at=EPOCH + timedelta(minutes=6), attempt=2)
-        assert queues.find_next_due(tx, EPOCH) == decision.due_at
-
-
-def test_misdated_deliveries_are_found(database: Database, project: SeededProject) -> None:
-    """After the clock went back an hour, untried deliveries and those that wait longer than any backoff are found."""
-    project.add_endpoint(database, "http://x.example")
-    later = EPOCH + timedelta(hours=1)
-    with database.transaction() as tx:
-        project.add_event_of_new_run(tx, now=later)
-        (leased,) = claim_deliveries(tx, later, 60, 1)
-        project.add_event_of_new_run(tx, now=later)
-        (retried,) = claim_deliveries(tx, later, 60, 1)
-        assert settle_delivery(tx, retried, Retry(later + timedelta(seconds=2), "HTTP 500"))
-        project.add_event_of_new_run(tx, now=later)
-        project.add_event_of_new_run(
-            tx, now=EPOCH, due_at=later + timedelta(minutes=5)
-        )  # in its veto window: not moved
-        (untried,) = (
-            delivery for delivery in project.list_deliveries(tx) if not delivery.attempts and delivery.due_at == later
-        )
-        assert queues.find_misdated(tx, later, 900) == set()
-        misdated = queues.find_misdated(tx, EPOCH, 900)
-        assert {delivery.id for delivery in misdated} == {leased.id, retried.id, untried.id}
-        queues.make_due(tx, misdated, EPOCH)
-        assert {delivery.id for delivery in queues.find_due_deliveries(tx, EPOCH, 10, 10)} == {
-            leased.id,
-            retried.id,
-            untried.id,
-        }
-
-
-def test_repair_skips_deliveries_changed_since(database: Database, project: SeededProject) -> None:
-    """A delivery that was claimed or settled since it was found is left alone."""
-    project.add_endpoint(database, "http://x.example")
-    later = EPOCH + timedelta(hours=1)
-    with database.transaction() as tx:
-        project.add_event(tx, now=later)
-        misdated = queues.find_misdated(tx, EPOCH, 900)
-        assert len(misdated) == 1
-        (claimed,) = claim_deliveries(tx, later, 60, 1)
-        queues.make_due(tx, misdated, EPOCH)
-        assert queues.find_due_deliveries(tx, later, 1, 1) == []
-        assert settle_delivery(tx, claimed, Delivered())
-        queues.make_due(tx, queues.find_misdated(tx, EPOCH, 900) | misdated, EPOCH)
-        assert project.list_deliveries(tx)[0].state == "delivered"
 
 
 def test_claiming_skips_locked_deliveries(postgres_database: Database) -> None:

@@ -23,7 +23,7 @@ from evalstop_service.web.problems import Problem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.web.api.fake_committer import NOW, FakeCommitter
+from tests.service.web.api.fake_committer import FakeCommitter
 from tests.service.web.api.line_streams import COMPRESS
 
 RUNS = [UUID(int=number) for number in range(1, 4)]
@@ -74,7 +74,7 @@ async def read_stream(
             await ingestion.ingest(body, unpack)
     except Problem as error:
         problem = error
-    return msgspec.to_builtins(ingestion.totals.result(NOW)), problem
+    return msgspec.to_builtins(ingestion.totals.result(())), problem
 
 
 def read_body(

@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from evalstop_service.errors import UnreadableRow
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import due_decisions
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue import veto_windows
 
 from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture
 from tests.service.web.dashboard.recorded_runs import Tenant, load_recorded_evals
@@ -125,6 +125,7 @@ def test_damaged_decision_delays_no_other(project: ProjectFixture) -> None:
         project.post_observations(run, DECLINING_EVALS)
     damage_rows(project.database, "decisions", "action", "pray", OF_DAMAGED)
     with project.database.transaction() as tx:
-        assert veto_windows.extend_windows(tx, NOW + timedelta(seconds=30), "an outage") == 2
-        assert due_decisions.request_due_decisions(tx, NOW + timedelta(seconds=100)) == 1
+        assert due_decisions.extend_windows(tx, NOW + timedelta(seconds=30), 60.0, None, "an outage") == 2
+    with pytest.raises(UnreadableRow):
+        project.end_windows(NOW + timedelta(seconds=100))
     assert project.load_decision(runs[1]).state == DecisionState.REQUESTED

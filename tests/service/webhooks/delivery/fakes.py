@@ -24,7 +24,7 @@ from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.run_results import Call, Verdict
 from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
-from evalstop_service.store import endpoints
+from evalstop_service.store import endpoints, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.endpoints import Endpoint
@@ -169,11 +169,18 @@ class SeededProject:
         with database.transaction() as tx:
             return endpoints.add_endpoint(tx, self.id, url=url, event_types=event_types, now=EPOCH)
 
-    def add_event(self, tx: Transaction, number: int = 0, now: datetime = EPOCH, **options: Any) -> UUID:
-        """Add an event of the project's run, or of `run_id`, that carries its number."""
+    def add_event(
+        self, tx: Transaction, number: int = 0, now: datetime = EPOCH, due_at: datetime | None = None, **options: Any
+    ) -> UUID:
+        """Add an event of the project's run, or of `run_id`, that carries its number; due later if `due_at` says so."""
         default = {"type": "run.suspected", "data": {"number": number}, "run_id": self.run_id}
         columns: dict[str, Any] = default | options
-        return outbox.add_event(tx, project_id=self.id, now=now, **columns)
+        event_id = outbox.add_event(tx, project_id=self.id, now=now, **columns)
+        if due_at is not None:
+            tx.execute(
+                sa.update(tables.deliveries).where(tables.deliveries.c.event_id == event_id).values(due_at=due_at)
+            )
+        return event_id
 
     def add_event_of_new_run(self, tx: Transaction, number: int = 0, **options: Any) -> UUID:
         """Add an event of a new run: it waits for no other event."""
@@ -194,20 +201,20 @@ class SeededProject:
         return named | state | {"version": 0, "created_at": EPOCH, "updated_at": EPOCH}
 
     def insert_decision(
-        self, tx: Transaction, due_at: datetime = EPOCH, attempt: int | None = 1, now: datetime = EPOCH
+        self, tx: Transaction, attempt: int | None = 1, run_id: UUID | None = None, now: datetime = EPOCH
     ) -> Decision:
-        """Insert a pending decision as ingestion does; attempt None: on an attempt of its own."""
+        """Insert a requested decision as ingestion does; attempt None: on an attempt of its own."""
         row: dict[str, Any] = {
-            "run_id": self.run_id,
+            "run_id": run_id or self.run_id,
             "id": new_id(),
             "project_id": self.id,
             "attempt": random.getrandbits(30) if attempt is None else attempt,
-            "state": DecisionState.PENDING,
+            "state": DecisionState.REQUESTED,
             "step": 5,
             "verdict": VERDICT,
             "best_checkpoint": None,
             "policy_id": self.policy_id,
-            "due_at": due_at,
+            "due_at": now,
             "created_at": now,
             "observed_probability": 1.0,
         }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from evalstop_service.ingest import Receipt
+from evalstop_service.store.decisions import Decision
 
 MOST_ERRORS = 1000
 
@@ -38,8 +39,12 @@ class StreamTotals:
         self.duplicates += receipt.duplicates
         self._last[run_id] = receipt
 
-    def result(self, now: datetime) -> dict[str, Any]:
-        """The totals for the response."""
+    def list_decisions(self) -> list[Decision]:
+        """The decisions on the runs of the stream."""
+        return [receipt.decision for receipt in self._last.values() if receipt.decision is not None]
+
+    def result(self, told: Collection[UUID]) -> dict[str, Any]:
+        """The totals for the response; `told`: the decisions whose trainers are told to stop."""
         return {
             "lines": self.lines,
             "accepted": self.accepted.total(),
@@ -55,7 +60,7 @@ class StreamTotals:
                     "run_id": run_id,
                     "accepted": self.accepted[run_id],
                     "verdict": receipt.run.verdict.verdict,
-                    "should_stop": receipt.decision is not None and receipt.decision.stops(now),
+                    "should_stop": receipt.decision is not None and receipt.decision.id in told,
                     "best_checkpoint": receipt.run.best_checkpoint,
                 }
                 for run_id, receipt in self._last.items()
