@@ -1,6 +1,15 @@
 """Programs beside a scheduler that obey stop events and report back."""
 
-from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, JobControl, Parked, Present, StopRequest
+from evalstop_client.receivers.stop.job_control import (
+    ForeignJob,
+    Gone,
+    Job,
+    JobControl,
+    Parked,
+    Present,
+    StopRequest,
+    Unproven,
+)
 from evalstop_client.receivers.stop.webhook_handler import Receiver
 
-__all__ = ["ForeignJob", "Gone", "Job", "JobControl", "Parked", "Present", "Receiver", "StopRequest"]
+__all__ = ["ForeignJob", "Gone", "Job", "JobControl", "Parked", "Present", "Receiver", "StopRequest", "Unproven"]

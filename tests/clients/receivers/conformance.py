@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerError
-from evalstop_client.receivers import ForeignJob, Gone, Job, JobControl, Parked, Present
+from evalstop_client.receivers import ForeignJob, Gone, Job, JobControl, Parked, Present, Unproven
 from evalstop_client.receivers.stop.execution import ReceiverContext, StopExecution, describe_result
 from evalstop_client.receivers.stop.job_control import StopRequest, parse_stop_request
 from evalstop_client.receivers.stop.journal import Journal
@@ -66,6 +66,7 @@ def wait_until_gone(job_control: JobControl, job: Job) -> Gone:
 
     def check() -> Gone | None:
         state = job_control.check_job(job)
+        assert not isinstance(state, Unproven)
         return None if isinstance(state, Present) else state
 
     end = wait_until(check)

@@ -111,7 +111,7 @@ def test_array_task_name_includes_its_index() -> None:
 
 FAKE_SLURM = """#!/bin/sh
 case "$0:$*" in
-*scontrol:*config*) echo "ClusterName             = alpha"; echo "PrivateData             = $PRIVATE";;
+*scontrol:*config*) echo "ClusterName             = alpha";;
 *squeue:*) echo "slurm_load_jobs error: ${TROUBLE:-Invalid job id specified}" >&2; exit 1;;
 *sacct:*) [ -n "$PAST" ] || { echo "Slurm accounting storage is disabled" >&2; exit 1; }; echo "$PAST";;
 esac
@@ -137,14 +137,12 @@ def make_job_control(slurm_commands: Path, **variables: str) -> SlurmJobControl:
 
 def test_sacct_knows_jobs_that_slurmctld_forgot(slurm_commands: Path) -> None:
     """With sacct the end of a forgotten job is known, and its user is checked against the allow-list."""
-    job_control = make_job_control(
-        slurm_commands, PRIVATE="jobs", PAST="7|7|CANCELLED by 1000|ann|gpu|0:15|cpu=1,gres/gpu=2"
-    )
+    job_control = make_job_control(slurm_commands, PAST="7|7|CANCELLED by 1000|ann|gpu|0:15|cpu=1,gres/gpu=2")
     end = job_control.check_job(job := find_job(job_control, LABELS))
     assert isinstance(end, Gone)
     assert job.facts["user"] == "ann"
     assert (end.state, end.details["gpus_freed"], end.details["signal"]) == ("CANCELLED", 2, 15)
-    foreign = make_job_control(slurm_commands, PRIVATE="jobs", PAST="7|7|COMPLETED|eve|gpu|0:0|cpu=1")
+    foreign = make_job_control(slurm_commands, PAST="7|7|COMPLETED|eve|gpu|0:0|cpu=1")
     with pytest.raises(RequestRefused, match="allow-list"):
         foreign.find_job(make_stop_request(LABELS))
 
@@ -166,15 +164,12 @@ def test_sacct_knows_the_components_of_a_job(slurm_commands: Path) -> None:
     assert job_control.check_job(find_job(job_control, LABELS)) == Present("RUNNING")
 
 
-def test_unknown_job_is_gone_unless_jobs_are_private(slurm_commands: Path) -> None:
-    """Where PrivateData hides jobs, an unknown job may be running: the stop is refused, not confirmed."""
+def test_unknown_job_is_no_proof(slurm_commands: Path) -> None:
+    """A job that Slurm shows nowhere may be running, hidden or of a lost controller: the stop is refused."""
+    job_control = make_job_control(slurm_commands)
     with pytest.raises(RequestRefused, match="cannot be confirmed"):
-        make_job_control(slurm_commands, PRIVATE="accounts,jobs").find_job(make_stop_request(LABELS))
-    public = make_job_control(slurm_commands, PRIVATE="none")
-    job = find_job(public, LABELS)
-    assert isinstance(public.check_job(job), Gone)
-    public.cancel_job(job, make_stop_request(LABELS))  # as of one that was parked
-    assert isinstance(public.find_job(make_stop_request({**LABELS, "slurm_cluster": "beta"})), ForeignJob)
+        job_control.find_job(make_stop_request(LABELS))
+    assert isinstance(job_control.find_job(make_stop_request({**LABELS, "slurm_cluster": "beta"})), ForeignJob)
 
 
 @pytest.mark.parametrize("trouble", ["Unable to contact slurm controller (connect failure)", "Socket timed out", ""])

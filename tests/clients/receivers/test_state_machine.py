@@ -8,7 +8,7 @@ import pytest
 from evalstop_client.receivers.stop import events, instructions
 from evalstop_client.receivers.stop.events import Event
 from evalstop_client.receivers.stop.instructions import Instruction
-from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present
+from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present, Unproven
 from evalstop_client.receivers.stop.state_machine import Phase, Stop, StopTimeouts, step
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -63,6 +63,41 @@ def test_usual_stop() -> None:
     assert stop.report.details.items() >= {
         "job": "7", "user": "ann", "state": "CANCELLED", "how": "cancelled", "checkpoint": "saved", "seconds": 7
     }.items()  # fmt: skip
+
+
+def test_job_that_starts_again_is_cancelled_again() -> None:
+    """A requeue that the signal provoked ends the wait for the checkpoint, and one after the cancel is cancelled."""
+    requeued = Present("PENDING", again=True)
+    stop, given = run_events(
+        Stop(started_at=0),
+        events.JobFound(0, JOB, RUNNING),
+        events.CheckpointRequested(0, True, "mark"),
+        events.JobChecked(1, requeued, False),
+        events.JobCancelled(1),
+        events.JobChecked(2, Present("COMPLETING")),
+        events.JobChecked(3, requeued),
+        events.JobCancelled(4),
+        events.JobChecked(5, GONE),
+    )
+    assert list_kinds(given) == [
+        "RequestCheckpoint", "Wait", "CancelJob", "Wait", "Wait", "CancelJob", "Wait", "SendReport"
+    ]  # fmt: skip
+    assert (stop.cancelled_at, stop.checkpoint) == (1, "not seen")
+    parked, given = run_events(
+        Stop(started_at=0, parks=True, phase=Phase.CANCELLING, job=JOB, cancelled_at=1), events.JobChecked(2, requeued)
+    )
+    assert list_kinds(given) == ["ParkJob"]
+    _, given = run_events(parked, events.StopTakenBack(2), events.JobChecked(3, requeued))
+    assert list_kinds(given) == ["CheckJob", "Wait"]
+
+
+def test_job_of_which_nothing_is_known_is_not_confirmed() -> None:
+    """A scheduler that forgot the job, or that gave it up for lost, proves nothing: the stop failed."""
+    for event in (events.JobFound(0, JOB, Unproven("lost")), events.JobChecked(1, Unproven("lost"))):
+        stop, given = run_events(Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0), event)
+        assert list_kinds(given) == ["SendReport"]
+        assert stop.report is not None
+        assert (stop.report.state, stop.report.reason) == ("failed", "lost")
 
 
 def test_unseen_checkpoint_is_awaited_until_its_timeout() -> None:

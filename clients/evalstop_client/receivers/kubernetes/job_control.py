@@ -6,20 +6,34 @@ A run identifies its workload, or its pod, with labels that the client adds: see
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import logging
 import re
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.api import Api, Conflict, Missing
-from evalstop_client.receivers.kubernetes.kinds import EVENT, KINDS, POD, Kind, Object, find_kind, find_kind_of
+from evalstop_client.receivers.kubernetes.kinds import (
+    EVENT,
+    KINDS,
+    POD,
+    Kind,
+    Object,
+    at,
+    find_controller,
+    find_kind,
+    find_kind_of,
+)
 from evalstop_client.receivers.kubernetes.pod_watch import PodWatch
-from evalstop_client.receivers.kubernetes.pods import parse_time, summarize_pods
+from evalstop_client.receivers.kubernetes.pods import parse_pod, parse_time, summarize_pods
 from evalstop_client.receivers.kubernetes.suspension import TRIES, Suspension
 from evalstop_client.receivers.stop.checkpoint_signal import LABEL as CHECKPOINT_LABEL
-from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest, Unproven
 
 logger = logging.getLogger("evalstop_client.receivers")
 
@@ -79,8 +93,8 @@ class KubernetesJobControl:
         if (labels.get(CHECKPOINT_LABEL) or (ANNOTATION if self._annotates else "")) == ANNOTATION:
             facts["checkpoint_signal"] = ANNOTATION
         job = Job(f"{namespace}/{item['metadata']['name']}", facts)
-        self._get_pods(job).list()  # missing permission to list pods is detected now, not after the cancel
-        return job
+        now = self._get_pods(job).list()  # missing permission to list pods is detected now, not after the cancel
+        return replace(job, facts={**job.facts, "found_at": now.isoformat()})
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Annotate its running pods, with the same value for the same decision."""
@@ -111,7 +125,8 @@ class KubernetesJobControl:
     def kill_job(self, job: Job) -> None:
         """Stop it again, delete remaining pods, and force-delete those whose grace period is over.
 
-        Force-deleting a pod frees its resources in Kubernetes' view, without waiting for its node to confirm the end.
+        Force-deleting a pod frees its resources in Kubernetes' view, without waiting for its node to confirm the end:
+        such a stop is reported as failed, unless the node has said before that the pod's containers ended.
         """
         self._stop_workload(job)
         pods = self._get_pods(job)
@@ -122,6 +137,7 @@ class KubernetesJobControl:
                 if now < pod.delete_at + OVERDUE:
                     continue
                 options["gracePeriodSeconds"] = 0
+                pods.mark_forced(pod.uid)
             logger.info("deleting pod %s of %s%s", pod.name, job.id, " for good" if len(options) > 1 else "")
             self._api.delete(POD, job.facts["namespace"], pod.name, options)
 
@@ -133,14 +149,14 @@ class KubernetesJobControl:
         if workload is not None and not kind.list_states(workload) & kind.ended:
             self._suspension.suspend(kind, workload, request.decision_id, may_delete=False)
 
-    def check_parked(self, job: Job) -> Present | Parked | Gone:
+    def check_parked(self, job: Job) -> Present | Parked | Gone | Unproven:
         """Parked when it is suspended and no pod of it holds resources."""
         state = self.check_job(job)
         if isinstance(state, Gone) and state.state == SUSPENDED:
             return Parked("suspended", {**state.details, "parked_as": "suspended"})
         return state
 
-    def check_job(self, job: Job) -> Present | Gone:
+    def check_job(self, job: Job) -> Present | Gone | Unproven:
         """Gone when its controller creates no more pods and, listed after that, none of its pods holds resources."""
         try:
             return self._check_workload(job)
@@ -199,8 +215,7 @@ class KubernetesJobControl:
     def _find_topmost(self, kind: Kind, item: Object) -> tuple[Kind, Object]:
         """Follow controllers to the top: anything stopped below is restarted by its controller."""
         while True:
-            owners = item["metadata"].get("ownerReferences") or []
-            owner = next((reference for reference in owners if reference.get("controller")), None)
+            owner = find_controller(item)
             above = find_kind_of(owner["apiVersion"], owner["kind"]) if owner is not None else None
             if owner is None or above is None:
                 break
@@ -212,7 +227,7 @@ class KubernetesJobControl:
             raise RequestRefused(f"pod {item['metadata']['name']} belongs to no workload that can be stopped")
         return kind, item
 
-    def _check_workload(self, job: Job) -> Present | Gone:
+    def _check_workload(self, job: Job) -> Present | Gone | Unproven:
         pods = self._get_pods(job)
         pods.follow()
         kind, workload = _get_kind(job), self._find_workload(job)
@@ -231,9 +246,38 @@ class KubernetesJobControl:
         pods.list()  # listed after its controller confirmed, so that no pod can be missed
         if holding := pods.holding:
             return Present(f"{holding[0].state}, {len(holding)} of its pods")
+        if successor := self._find_successor(job):
+            return Present(f"started again by {job.facts['owner']}, as {successor}")
         with self._changing:
             self._followed.pop(job.facts["uid"], None)
+        if unproven := pods.unproven:
+            listed = ", ".join(f"{pod.name} on {pod.node}" for pod in unproven[:8])
+            reason = f"forced: {listed} deleted without an answer from the node; the GPUs are not proven free"
+            return Unproven(reason, {"scheduler_state": state, **summarize_pods(pods.own), "gpus_freed": 0})
         return Gone(state, {"scheduler_state": state, **summarize_pods(pods.own)})
+
+    def _find_successor(self, job: Job) -> str | None:
+        """The workload that the controller above, unknown to this receiver, created in place of the one that was ended.
+
+        It has the same name, or pods with the same containers, created since the stop was found.
+        """
+        if "owner_uid" not in job.facts:
+            return None
+        namespace, name = job.facts["namespace"], job.facts["name"]
+        candidates = [(_get_kind(job), self._api.get(_get_kind(job), namespace, name))]
+        for pod in self._api.list(POD, namespace, "").items:
+            created_at = parse_time(pod["metadata"].get("creationTimestamp"))
+            is_new = created_at is not None and created_at >= datetime.fromisoformat(job.facts["found_at"])
+            if is_new and parse_pod(pod).holds and _digest_containers(pod["spec"]) == job.facts["containers"]:
+                with contextlib.suppress(RequestRefused):  # it belongs to nothing that can be stopped
+                    candidates.append(self._find_topmost(POD, pod))
+        for kind, item in candidates:
+            if isinstance(item, Missing) or item["metadata"]["uid"] == job.facts["uid"]:
+                continue
+            owner = find_controller(item)
+            if owner is not None and owner["uid"] == job.facts["owner_uid"]:
+                return f"{kind} {item['metadata']['name']}"
+        return None
 
     def _stop_workload(self, job: Job, decision_id: str | None = None) -> None:
         kind, workload = _get_kind(job), self._find_workload(job)
@@ -269,4 +313,16 @@ def _get_kind(job: Job) -> Kind:
 def _list_facts(kind: Kind, item: Object) -> dict[str, str]:
     metadata = item["metadata"]
     facts = {"kind": str(kind), "namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]}
+    owner = find_controller(item)
+    if owner is not None and owner["kind"] != "CronJob":  # which creates the next one anyway
+        facts |= {"owner": f"{owner['kind']} {owner['name']}", "owner_uid": owner["uid"]}
+        facts["containers"] = _digest_containers(at(item, "spec", "template", "spec") or {})
     return {**facts, "selector": kind.selector(item)}
+
+
+def _digest_containers(spec: Object) -> str:
+    """What the containers of a pod or of its template run, in short."""
+    run = [
+        [container.get(field) for field in ("image", "command", "args")] for container in spec.get("containers") or []
+    ]
+    return hashlib.sha256(json.dumps(run).encode()).hexdigest()[:16]

@@ -29,12 +29,15 @@ class Kind:
     suspend_field: tuple[str, ...] = ("spec", "suspend")
     phase: tuple[str, ...] = ()
     owns_pods: bool = False
+    owns_selector: bool = False
 
     def __str__(self) -> str:
         return self.name if self.group in ("", "batch") else f"{self.name}.{self.group}"
 
     def selector(self, workload: Object) -> str:
-        """The selector of the pods of a workload."""
+        """The selector of the pods of a workload: a Job's own one, which `manualSelector` may have set."""
+        if own := at(workload, "spec", "selector") if self.owns_selector else None:
+            return _format_selector(own)
         metadata = workload["metadata"]
         cluster = at(workload, "status", "rayClusterName") or metadata["name"]
         return self.pods.format(name=metadata["name"], uid=metadata["uid"], ray_cluster=cluster)
@@ -61,7 +64,15 @@ POD_LOG = Kind("Pod", "", "pods/log", "", frozenset(), suspend_field=())
 EVENT = Kind("Event", "", "events", "", frozenset(), suspend_field=())
 """An event of an object, as shown by `kubectl describe`."""
 
-JOB = Kind("Job", "batch", "jobs", "controller-uid={uid}", frozenset({"Complete", "Failed"}), owns_pods=True)
+JOB = Kind(
+    "Job",
+    "batch",
+    "jobs",
+    "controller-uid={uid}",
+    frozenset({"Complete", "Failed"}),
+    owns_pods=True,
+    owns_selector=True,
+)
 JOBSET = Kind("JobSet", "jobset.x-k8s.io", "jobsets", JOBSET_PODS, frozenset({"Completed", "Failed"}))
 TRAIN_JOB = Kind("TrainJob", "trainer.kubeflow.org", "trainjobs", JOBSET_PODS, frozenset({"Complete", "Failed"}))
 PYTORCH_JOB = Kind(
@@ -138,6 +149,12 @@ def at(tree: Any, *path: str) -> Any:
     return tree
 
 
+def find_controller(item: Object) -> Object | None:
+    """The reference to the controller of an object."""
+    owners = item["metadata"].get("ownerReferences") or []
+    return next((reference for reference in owners if reference.get("controller")), None)
+
+
 def set_field(path: tuple[str, ...], value: Any) -> dict[str, Any]:
     """A merge patch that sets one field."""
     change = value
@@ -145,6 +162,16 @@ def set_field(path: tuple[str, ...], value: Any) -> dict[str, Any]:
         change = {name: change}
     assert isinstance(change, dict)
     return change
+
+
+def _format_selector(selector: Object) -> str:
+    """A selector of the API as a query."""
+    terms = [f"{name}={value}" for name, value in (selector.get("matchLabels") or {}).items()]
+    for term in selector.get("matchExpressions") or []:
+        key, values = term["key"], ",".join(term.get("values") or [])
+        formats = {"In": f"{key} in ({values})", "NotIn": f"{key} notin ({values})", "Exists": key}
+        terms.append(formats.get(term["operator"], f"!{key}"))
+    return ",".join(terms)
 
 
 def _groups(kind: Kind) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ class PodWatch:
         self._version: str | None = None
         self._is_fresh = False
         self._pods_by_uid: dict[str, Pod] = {}
+        self._forced: set[str] = set()
         self.successor_at: datetime | None = None
 
     @property
@@ -47,6 +48,17 @@ class PodWatch:
     def holding(self) -> list[Pod]:
         """The pods that hold resources or may get some."""
         return [pod for pod in self.own if pod.holds]
+
+    def mark_forced(self, uid: str) -> None:
+        """Note that a pod is deleted without a word from its node."""
+        if uid in self._pods_by_uid:
+            self._forced.add(uid)
+
+    @property
+    def unproven(self) -> list[Pod]:
+        """The pods that are gone from the API only."""
+        seen = [replace(pod, is_forced=pod.is_forced or pod.uid in self._forced) for pod in self.own]
+        return [pod for pod in seen if pod.is_unproven]
 
     def list(self) -> datetime:
         """List all pods; returns the API server's time."""

@@ -9,6 +9,9 @@ from typing import Any
 
 from evalstop_client.receivers.kubernetes.kinds import Object, at
 
+LOST_NODE = ("DeletionByTaintManager", "DeletionByPodGC", "NodeLost", "NodeStatusUnknown")
+"""Reasons by which Kubernetes deletes pods whose node does not answer."""
+
 ENDED_PHASES = ("Succeeded", "Failed")
 MAX_REPORTED = 32
 """Maximum number of pods listed in a report."""
@@ -39,6 +42,12 @@ class Pod:
     gpus: int = 0
     ends: tuple[End, ...] = ()
     is_there: bool = True
+    is_forced: bool = False  # deleted without a word from its node
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether its processes may still run: its node, which may be lost, never said that they have ended."""
+        return not self.is_there and self.is_forced and self.phase == "Running" and not self.ends
 
     @property
     def holds(self) -> bool:
@@ -64,6 +73,9 @@ def parse_pod(item: Object) -> Pod:
         created_at=parse_time(metadata.get("creationTimestamp")),
         delete_at=parse_time(metadata.get("deletionTimestamp")),
         gpus=sum(_count_gpus(container) for container in at(item, "spec", "containers") or []),
+        is_forced=any(
+            condition.get("reason") in LOST_NODE for condition in status.get("conditions") or [] if condition
+        ),
         ends=tuple(
             end
             for container_status in status.get("containerStatuses") or []

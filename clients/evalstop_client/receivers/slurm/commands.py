@@ -35,10 +35,6 @@ class Programs:
     def name(self) -> str:
         return self._read_config("ClusterName")
 
-    def hides_jobs(self) -> bool:
-        """Whether an unlisted job may still exist (PrivateData)."""
-        return "jobs" in self._read_config("PrivateData").lower()
-
     def jobs(self, job_id: str) -> list[Record]:
         """The records of this id and of its other components, from squeue; for some minutes also of ended jobs."""
         command = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", f"--Format={SQUEUE_FORMAT}"]

@@ -19,7 +19,7 @@ from evalstop_client.receivers.slurm.commands import Programs
 from evalstop_client.receivers.slurm.job_record import ENDED, WAITING, Record, select_job, summarize_end
 from evalstop_client.receivers.slurm.rest import Rest
 from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal, choose_signal, parse_checkpoint_signal
-from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest, Unproven
 
 Cluster = Programs | Rest
 """Access to Slurm. Every method may raise SchedulerUnavailable, or RequestRefused if a retry cannot succeed."""
@@ -74,16 +74,20 @@ class SlurmJobControl:
             facts["checkpoint_signal"] = str(signal)
         records = self._find_records(job_id)
         if not records:
-            if self._cluster.hides_jobs():
-                raise RequestRefused(
-                    f"Slurm shows no job {job_id}: it ended more than MinJobAge ago, or this receiver may not see it; "
-                    "it cannot be confirmed that the job is gone"
-                )
-            return Job(job_id, facts)
+            raise RequestRefused(
+                f"Slurm shows no job {job_id}: it ended more than MinJobAge ago, never existed, or this receiver may "
+                "not see it; it cannot be confirmed that the job is gone"
+            )
         record = records[0]
         self._check_record(record, labels)
+        restarts = labels.get("slurm_restart_count", "")
+        if restarts.isdecimal() and record.restarts > int(restarts) and not self._is_parked(record):
+            raise RequestRefused(
+                f"job {record.name} was requeued since its run was judged: it is at restart {record.restarts}, and the "
+                f"run was in restart {restarts}; it is not ended for that"
+            )
         facts |= {"user": record.user, "partition": record.partition}
-        facts["restarts"] = labels.get("slurm_restart_count") or str(record.restarts)
+        facts["restarts"] = str(record.restarts)
         if request.ends == "job":
             return Job(record.name, facts)
         step = labels.get("slurm_step_id", "")
@@ -96,7 +100,7 @@ class SlurmJobControl:
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Send the checkpoint signal of the run's label, else of the receiver; a waiting job gets none."""
-        if "checkpoint_signal" not in job.facts or "user" not in job.facts:
+        if "checkpoint_signal" not in job.facts:
             return False
         if all(
             record.state in WAITING for record in self._find_records(job.facts["job_id"])
@@ -110,8 +114,6 @@ class SlurmJobControl:
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Add a comment, because a job that exits 0 on SIGTERM looks like one that ended by itself; then cancel."""
-        if "user" not in job.facts:  # Slurm knew no such job
-            return
         logger.info("cancelling job %s", job.id)
         if "step" in job.facts:  # Slurm would kill a cancelled step at once
             self._cluster.signal(job.id, job.facts["user"], "TERM", "steps")
@@ -142,22 +144,33 @@ class SlurmJobControl:
         else:
             self._cluster.kill(job.id, job.facts["user"])
 
-    def check_job(self, job: Job) -> Present | Gone:
-        """The state from slurmctld, or from the accounting once slurmctld has dropped the job."""
+    def check_job(self, job: Job) -> Present | Gone | Unproven:
+        """The state from slurmctld, or from the accounting once slurmctld has dropped the job.
+
+        A job that Slurm starts again was not ended by that, whoever or whatever had it requeued.
+        """
         records = self._find_records(job.facts["job_id"])
-        if not records:  # this receiver saw it before, or sees all jobs: slurmctld has dropped it
-            return Gone("UNKNOWN", {"scheduler_state": "UNKNOWN", "note": "Slurm no longer knows the job"})
+        if not records:  # it may have dropped the job, or have lost its own state
+            reason = f"Slurm no longer knows job {job.id}: nothing proves that it has ended and that its GPUs are free"
+            return Unproven(reason, {"scheduler_state": "UNKNOWN"})
         if all(record.state in ENDED for record in records):
             return Gone(records[0].state, summarize_end(records))
-        is_parked = records[0].is_held or records[0].partition == self._park_partition
-        if _was_started_again(records, job.facts) and not is_parked:
-            return Gone("REQUEUED", {"scheduler_state": records[0].state, "note": "the job has been requeued since"})
         if "step" in job.facts and job.id not in self._cluster.steps(records[0].name):
             note = f"step {job.facts['step']} has ended; the job goes on with its GPUs"
             return Gone("STEP_ENDED", {"scheduler_state": records[0].state, "gpus_freed": 0, "note": note})
-        return Present(next(record.state for record in records if record.state not in ENDED))
+        return self._describe_present(records, job)
 
-    def check_parked(self, job: Job) -> Present | Parked | Gone:
+    def _describe_present(self, records: list[Record], job: Job) -> Present:
+        """Not `again`: a parked job, which waits until it is resumed, and one that is still cleaned up."""
+        alive = [record for record in records if record.state not in ENDED]
+        before = int(job.facts.get("restarts", "0"))
+        again = all(record.restarts > before and record.state != "COMPLETING" for record in alive)
+        return Present(alive[0].state, again and not self._is_parked(records[0]))
+
+    def _is_parked(self, record: Record) -> bool:
+        return record.is_held or record.partition == self._park_partition
+
+    def check_parked(self, job: Job) -> Present | Parked | Gone | Unproven:
         """Parked once it is held, or in the partition for parked jobs."""
         records = self._find_records(job.facts["job_id"])
         if not records or all(record.state in ENDED for record in records):
@@ -167,7 +180,7 @@ class SlurmJobControl:
         if self._park_partition is not None and all(record.partition == self._park_partition for record in records):
             where = {"parked_as": "requeued", "partition": self._park_partition}
             return Parked(f"in partition {self._park_partition}", {**summarize_end(records), **where})
-        return Present(next(record.state for record in records if record.state not in ENDED))
+        return self._describe_present(records, job)
 
     def resume_job(self, job: Job) -> None:
         """Release a held job, or requeue one parked in another partition into its own.
@@ -248,10 +261,3 @@ class SlurmJobControl:
                 raise RequestRefused(
                     f"label {label} is {labels[label][:80]!r}, but of job {record.name} it is {value!r}"
                 )
-
-
-def _was_started_again(records: list[Record], facts: Mapping[str, str]) -> bool:
-    """Whether the job was restarted since the stop was requested, so that the job to stop is gone."""
-    before = facts.get("restarts", "")
-    alive = [record for record in records if record.state not in ENDED and record.state != "COMPLETING"]
-    return before.isdecimal() and bool(alive) and all(record.restarts > int(before) for record in alive)

@@ -52,10 +52,6 @@ class Rest:
         """As configured: slurmrestd names the cluster only in a job."""
         return self._cluster
 
-    def hides_jobs(self) -> bool:
-        """True: slurmrestd does not report PrivateData."""
-        return True
-
     def jobs(self, job_id: str) -> list[Record]:
         body = self._request_object("GET", f"job/{job_id}")
         return [parse_rest(job) for job in body.get("jobs") or [] if isinstance(job, Mapping)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present
+from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present, Unproven
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class JobFound(TimedEvent):
     """The job was found and checked."""
 
     job: Job
-    seen: Present | Gone
+    seen: Present | Gone | Unproven
 
 
 class JobForeign(TimedEvent):
@@ -76,7 +76,7 @@ class JobKilled(TimedEvent):
 class JobChecked(TimedEvent):
     """What the scheduler reports; `saved`: a checkpoint was registered after the request for one, None if unknown."""
 
-    seen: Present | Parked | Gone
+    seen: Present | Parked | Gone | Unproven
     saved: bool | None = None
 
 

@@ -62,9 +62,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Present:
-    """The job holds resources or may get some; `state` is the scheduler's term."""
+    """The job holds resources or may get some; `state` is the scheduler's term.
+
+    `again`: it was started again, or waits to be, since the stop found it: whatever was asked of it must be repeated.
+    """
 
     state: str
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,14 @@ class Gone:
     """The scheduler reports that the job is gone and holds no resources; `details` describe the end."""
 
     state: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Unproven:
+    """The scheduler shows no job any more, and nothing proves that its processes have ended; `reason` says why."""
+
+    reason: str
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -116,14 +128,14 @@ class JobControl(Protocol):
     def kill_job(self, job: Job) -> None:
         """Kill a job that survived the cancel."""
 
-    def check_job(self, job: Job) -> Present | Gone:
+    def check_job(self, job: Job) -> Present | Gone | Unproven:
         """What the scheduler reports of the job now."""
 
     def park_job(self, job: Job, request: StopRequest) -> None:
         """Have the scheduler park the job so that `resume_job` can resume it; raises RequestRefused, before any change,
         if that is not possible."""
 
-    def check_parked(self, job: Job) -> Present | Parked | Gone:
+    def check_parked(self, job: Job) -> Present | Parked | Gone | Unproven:
         """What the scheduler reports of a job that is being parked."""
 
     def resume_job(self, job: Job) -> None:

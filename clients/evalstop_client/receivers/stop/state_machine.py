@@ -4,6 +4,9 @@ finding ──> saving ──> cancelling ──> forcing      saving: the job w
    │          │            │             │         from any of the four, once the scheduler says that the job is gone:
    └──────────┴────────────┴─────────────┴──> reporting ──> done
 
+Gone means gone and not waiting to run again: a job that starts again during its stop, often because it was asked to
+save, is cancelled again. A job of which nothing is known any more is reported as failed, never as confirmed.
+
 A job to be parked is parked instead of cancelled, and never killed. A stop that takes too long is reported as failed
 once and continues: when the job ends later, that is reported too. A stop that is taken back before the cancel is done.
 After it, the job may be ending: it has the time of a cancel to do so, but is not killed, and a report is tried once.
@@ -20,7 +23,7 @@ from evalstop_client.backoff import wait_seconds
 from evalstop_client.receivers.stop import events, instructions
 from evalstop_client.receivers.stop.events import Event
 from evalstop_client.receivers.stop.instructions import Instruction, Report, SendReport, Wait
-from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present
+from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present, Unproven
 
 
 class Phase(StrEnum):
@@ -99,6 +102,8 @@ def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instru
             return _after_report_failed(stop, event, timeouts)
         case events.JobFound(at, job, seen):
             stop = replace(stop, job=job, found_at=at, failures=0)
+            if isinstance(seen, Unproven):
+                return _report_unproven(stop, seen, at)
             if isinstance(seen, Gone):
                 if stop.was_parked:
                     return _enter_phase(stop, Phase.CANCELLING)
@@ -110,6 +115,8 @@ def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instru
                 return stop, Wait(timeouts.poll_seconds)
             return _enter_phase(replace(stop, checkpoint="could not be asked for", failures=0), Phase.CANCELLING)
         case events.JobCancelled(at):
+            if stop.cancelled_at is not None:  # cancelled again: the limits count from the first time
+                return replace(stop, failures=0), Wait(timeouts.poll_seconds)
             return replace(stop, cancelled_at=at, failures=0), Wait(timeouts.poll_seconds / 10)
         case events.JobKilled(at):
             return replace(stop, killed_at=at, failures=0), Wait(timeouts.poll_seconds / 10)
@@ -140,8 +147,13 @@ def _next_instruction(stop: Stop) -> Instruction | None:
     if stop.phase is Phase.CANCELLING:
         if stop.cancelled_at is not None:
             return instructions.CheckJob(stop.job)
-        return instructions.ParkJob(stop.job) if stop.parks else instructions.CancelJob(stop.job)
+        return _end_job(stop)
     return instructions.KillJob(stop.job) if stop.killed_at is None else instructions.CheckJob(stop.job)
+
+
+def _end_job(stop: Stop) -> Instruction:
+    assert stop.job is not None
+    return instructions.ParkJob(stop.job) if stop.parks else instructions.CancelJob(stop.job)
 
 
 def _enter_phase(stop: Stop, phase: Phase) -> tuple[Stop, Instruction | None]:
@@ -154,14 +166,18 @@ def _report(stop: Stop, report: Report, at: float) -> tuple[Stop, Instruction]:
 
 
 def _after_check(
-    stop: Stop, seen: Present | Parked | Gone, saved: bool | None, at: float, timeouts: StopTimeouts
+    stop: Stop, seen: Present | Parked | Gone | Unproven, saved: bool | None, at: float, timeouts: StopTimeouts
 ) -> tuple[Stop, Instruction | None]:
+    if isinstance(seen, Unproven):
+        return _report_unproven(stop, seen, at)
     if isinstance(seen, Gone):
         return _report(stop, _confirm_end(stop, seen, at), at)
     if isinstance(seen, Parked):
         details = _list_end_details(stop, seen, "parked", at)
         return _report(stop, Report("parked", f"the job is set aside: {seen.state}", details), at)
     if stop.phase is Phase.SAVING and stop.checkpoint_requested_at is not None:
+        if seen.again:  # it requeued itself, or was preempted: it would only run on
+            return _enter_phase(replace(stop, checkpoint="saved" if saved else "not seen"), Phase.CANCELLING)
         if saved:
             return _enter_phase(replace(stop, checkpoint="saved"), Phase.CANCELLING)
         if at - stop.checkpoint_requested_at >= timeouts.checkpoint_seconds:
@@ -172,6 +188,8 @@ def _after_check(
     if stop.phase is Phase.CANCELLING and stop.cancelled_at is not None:
         if (stop.escalated or at - stop.cancelled_at >= timeouts.cancel_seconds) and not stop.parks:
             return _enter_phase(stop, Phase.FORCING)
+        if seen.again and at - stop.cancelled_at < timeouts.give_up_seconds:
+            return stop, _end_job(stop)
     elif stop.phase is Phase.FORCING and stop.killed_at is not None and at - stop.killed_at >= timeouts.cancel_seconds:
         return _enter_phase(replace(stop, killed_at=None), Phase.FORCING)
     return _wait_or_report_failure(stop, f"the job is still {seen.state}", at, timeouts)
@@ -233,6 +251,10 @@ def _after_report_failed(
     if stop.report_due_at > until or stop.taken_back_at is not None:
         return _enter_phase(stop, Phase.DONE)
     return stop, Wait(pause_seconds)
+
+
+def _report_unproven(stop: Stop, seen: Unproven, at: float) -> tuple[Stop, Instruction]:
+    return _report(stop, Report("failed", seen.reason, {**_list_details(stop), **seen.details}), at)
 
 
 def _confirm_end(stop: Stop, gone: Gone, at: float) -> Report:

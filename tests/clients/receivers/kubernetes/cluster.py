@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from evalstop_client.receivers import ForeignJob, Gone, Job, Present
+from evalstop_client.receivers import ForeignJob, Gone, Job, Present, Unproven
 from evalstop_client.receivers.kubernetes.access import Access
 from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.job_control import KubernetesJobControl
@@ -83,7 +83,7 @@ class FoundJob:
     def kill(self) -> None:
         self.job_control.kill_job(self.found)
 
-    def check(self) -> Present | Gone:
+    def check(self) -> Present | Gone | Unproven:
         return self.job_control.check_job(self.found)
 
     def wait_until_gone(self) -> Gone:

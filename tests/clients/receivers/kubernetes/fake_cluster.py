@@ -263,7 +263,8 @@ class FakeCluster:
         if resource.kind == "Job":
             labels = {"controller-uid": item["metadata"]["uid"], "job-name": item["metadata"]["name"]}
             template = item["spec"]["template"].setdefault("metadata", {})
-            template["labels"] = {**template.get("labels", {}), **labels}
+            if not item["spec"].get("manualSelector"):
+                template["labels"] = {**template.get("labels", {}), **labels}
             item["spec"].setdefault("parallelism", 1)
             item["spec"].setdefault("selector", {"matchLabels": {"controller-uid": item["metadata"]["uid"]}})
             if self.knows_suspend:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import yaml
 from evalstop_client.errors import RequestRefused
-from evalstop_client.receivers import ForeignJob, Gone, Job, Present
+from evalstop_client.receivers import ForeignJob, Gone, Job, Present, Unproven
 from evalstop_client.receivers.kubernetes.kinds import (
     EVENT,
     JOB,
@@ -29,7 +29,7 @@ from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import find_job, make_stop_request, wait_until_parked
 from tests.clients.receivers.kubernetes.admin import Json
-from tests.clients.receivers.kubernetes.cluster import NAMESPACE, KubernetesCluster, load_pod_environment
+from tests.clients.receivers.kubernetes.cluster import NAMESPACE, FoundJob, KubernetesCluster, load_pod_environment
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
 
 KUBERNETES_1_20 = pytest.mark.parametrize("cluster", [False], indirect=True, ids=["1.20"])
@@ -215,9 +215,51 @@ def test_kind_without_the_suspend_field_is_refused(kubernetes: KubernetesCluster
         job.cancel()
 
 
+def test_job_with_a_selector_of_its_own_has_pods(kubernetes: KubernetesCluster) -> None:
+    """The pods of a Job with `manualSelector` lack the usual label; they are waited for, and counted."""
+    kubernetes.create_workload(
+        "train-1", ["sleep", "60"], manualSelector=True, selector={"matchLabels": {"app": "train-1"}}, parallelism=2
+    )
+    wait_until(lambda: kubernetes.is_running("train-1"))
+    (item,) = kubernetes.admin.list(JOB, NAMESPACE)
+    labels = {"kubernetes_namespace": NAMESPACE, "kubernetes_kind": "Job", "kubernetes_name": "train-1"}
+    labels["kubernetes_uid"] = item["metadata"]["uid"]
+    job_control = kubernetes.job_control()
+    job = FoundJob(item, labels, job_control, find_job(job_control, labels))
+    job.cancel()
+    assert isinstance(job.check(), Present)
+    end = job.wait_until_gone()
+    assert (end.details["pods_total"], end.details["gpus_freed"], kubernetes.node.count_running()) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("is_same_owner", [True, False])
+def test_job_that_its_owner_creates_again_is_not_gone(kubernetes: KubernetesCluster, is_same_owner: bool) -> None:
+    """A controller that this receiver does not know starts the job again under another name: the stop is not over."""
+
+    def create(name: str, owner: Json) -> Json:
+        item = kubernetes.create_workload(name, ["sleep", "60"], suspend=True)
+        reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "controller": True}
+        reference |= {name: owner["metadata"][name] for name in ("name", "uid")}
+        kubernetes.admin.patch(JOB, item, {"metadata": {"ownerReferences": [reference]}})
+        kubernetes.admin.patch(JOB, item, {"spec": {"suspend": False}})
+        wait_until(lambda: kubernetes.is_running(name))
+        return item
+
+    # To the receiver this kind is no workload; it stands for one that it does not know.
+    owners = [kubernetes.admin.create(EVENT, NAMESPACE, {"metadata": {"name": name}}) for name in ("flow", "other")]
+    job = kubernetes.find_job(create("train-1", owners[0]))
+    job.cancel()
+    wait_until(lambda: kubernetes.list_pods("train-1") == [])
+    create("train-2", owners[0 if is_same_owner else 1])
+    if is_same_owner:
+        wait_until(lambda: job.check() == Present("started again by Event flow, as Job train-2"))
+    else:
+        job.wait_until_gone()
+
+
 @pytest.mark.slow
 def test_pods_of_a_lost_node_are_deleted_after_their_grace(kubernetes: KubernetesCluster) -> None:
-    """Pods of a lost node are force-deleted only after their grace period, and reported without an exit code."""
+    """Pods of a lost node are force-deleted only after their grace period, and do not prove that they have ended."""
     job = kubernetes.find_job(kubernetes.start_workload())
     kubernetes.node.lost = True
     job.cancel()
@@ -233,8 +275,10 @@ def test_pods_of_a_lost_node_are_deleted_after_their_grace(kubernetes: Kubernete
         return kubernetes.list_pods("train-1") == []
 
     wait_until(is_deleted_by_kill)
-    end = job.wait_until_gone()
-    assert (end.state, end.details["exit_code"]) == ("Suspended", None)
+    end = wait_until(lambda: None if isinstance(state := job.check(), Present) else state)
+    assert isinstance(end, Unproven)
+    assert "the GPUs are not proven free" in end.reason
+    assert end.details["gpus_freed"] == 0
 
 
 def test_kill_deletes_pods_that_their_controller_left(kubernetes: KubernetesCluster) -> None:

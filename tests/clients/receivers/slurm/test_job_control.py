@@ -8,12 +8,13 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers import ForeignJob, Gone, Job, Present
+from evalstop_client.receivers import ForeignJob, Job, Present, Unproven
 from evalstop_client.receivers.slurm.commands import Programs
 from evalstop_client.receivers.slurm.job_control import Cluster, SlurmJobControl
 from evalstop_client.receivers.slurm.rest import Rest, has_expired
@@ -132,15 +133,18 @@ def test_job_outside_the_allow_list_is_refused(
     ],
 )
 def test_labels_that_contradict_slurm_are_refused(launcher: SlurmLauncher, labels: dict[str, str]) -> None:
-    """A label that contradicts Slurm is refused; a job id that Slurm does not know is gone."""
+    """A label that contradicts Slurm is refused, and a job id that Slurm does not know: it may never have existed."""
     started = launcher.start()
-    try:
-        job = started.job_control.find_job(make_stop_request({**started.labels, **labels}))
-    except RequestRefused:
-        return
-    assert labels.get("slurm_job_id") == "999999"
-    assert isinstance(job, Job)
-    assert isinstance(started.job_control.check_job(job), Gone)
+    with pytest.raises(RequestRefused):
+        started.job_control.find_job(make_stop_request({**started.labels, **labels}))
+
+
+def test_job_that_slurm_forgets_is_not_proven_gone(launcher: SlurmLauncher) -> None:
+    """A job that was found, and that neither the controller nor the accounting knows any more, is not confirmed."""
+    started = launcher.start()
+    job = started.find()
+    state = started.job_control.check_job(replace(job, facts={**job.facts, "job_id": "999999"}))
+    assert isinstance(state, Unproven)
 
 
 def test_job_of_another_cluster_is_foreign(launcher: SlurmLauncher) -> None:
@@ -150,18 +154,16 @@ def test_job_of_another_cluster_is_foreign(launcher: SlurmLauncher) -> None:
         assert isinstance(started.job_control.find_job(make_stop_request(labels)), ForeignJob)
 
 
-def test_requeued_job_is_not_stopped_for_its_earlier_run(launcher: SlurmLauncher) -> None:
-    """A stop requested before a requeue finds its job gone, and leaves the requeued one alone."""
+def test_requeue_during_a_stop_does_not_end_the_job(launcher: SlurmLauncher) -> None:
+    """A job requeued since its stop found it is there again and is cancelled; a stop of its earlier run is refused."""
     started = launcher.start_script("", "--gres=gpu:1", "--requeue")
     job = started.find()
     launcher.cluster.run_command("scontrol", "requeue", job.id)
-    wait_until(lambda: launcher.cluster.get_job_state(job.id) == "PENDING")
-    state = started.job_control.check_job(job)
-    assert isinstance(state, Gone)
-    assert state.state == "REQUEUED"
-    requeued = started.job_control.find_job(make_stop_request(started.labels))  # its labels say restart 0
-    assert isinstance(requeued, Job)
-    assert isinstance(started.job_control.check_job(requeued), Gone)
+    wait_until(lambda: started.job_control.check_job(job) == Present("PENDING", again=True))
+    with pytest.raises(RequestRefused, match="was requeued since its run was judged"):
+        started.job_control.find_job(make_stop_request(started.labels))  # its labels say restart 0
+    started.cancel(job)
+    assert wait_until_gone(started.job_control, job).state == "CANCELLED"
 
 
 def test_resume_of_a_cancelled_job_is_refused(launcher: SlurmLauncher) -> None:
