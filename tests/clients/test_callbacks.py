@@ -15,7 +15,11 @@ import pytest
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.runs import FAST_LIMITS, METRICS, list_messages, list_posts, open_run
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("ended_runs")]  # importing a framework takes up to 30 s
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.usefixtures("ended_runs"),
+    pytest.mark.nightly,
+]  # importing a framework takes up to 30 s
 
 MakeCallback = Callable[..., Any]
 

@@ -19,7 +19,7 @@ from evalstop_service.store.database import Database
 
 from tests.fixtures.http_server import start_server
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 # The generator does not support these content types; it treats them as bytes.
 CONFIG = {

@@ -162,6 +162,23 @@ def serialize_lines(_context: object, document: Any) -> bytes:
 REPEATABLE = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.fixture
+def small_schema(schemathesis_schema: Any) -> Any:
+    """The document, from which only random requests are generated."""
+    schemathesis_schema.config.phases.coverage.enabled = False
+    return schemathesis_schema
+
+
+@schemathesis.pytest.from_fixture("small_schema").parametrize()
+@settings(REPEATABLE, max_examples=1)
+def test_random_requests_and_answers_conform(
+    case: Any, server: tuple[str, Database], session: requests.Session, keys: Keys, ids: dict[str, str]
+) -> None:
+    """A random request for each operation gets an answer that conforms."""
+    check_case(case, server[0], session, keys, ids)
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @schema.parametrize()
 @settings(REPEATABLE, max_examples=2)

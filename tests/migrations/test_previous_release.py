@@ -28,7 +28,7 @@ from tests.acceptance.fake_receiver import start_fake_receiver
 from tests.acceptance.programs import Program
 from tests.fixtures.paging import read_pages
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 ROOT = Path(__file__).parents[2]
 RELEASE_FOLDERS = ("detectors", "service", "migrations")

@@ -49,7 +49,9 @@ def _write_step(block: Block) -> str:
     return f"python - <<'END_OF_BLOCK'\n{block.text}END_OF_BLOCK\n" if block.language == "python" else block.text
 
 
-@pytest.mark.parametrize("has_demo_data", [False, True], ids=["empty", "demo data"])
+@pytest.mark.parametrize(
+    "has_demo_data", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["empty", "demo data"]
+)
 def test_quickstart_ends_with_two_stops(tmp_path: Path, has_demo_data: bool) -> None:
     """Following the quickstart gives an obeyed and a confirmed stop, and GPU-hours saved, beside example runs too."""
     listen = find_free_address()

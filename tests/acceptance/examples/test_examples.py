@@ -273,6 +273,7 @@ def test_improving_losses_of_several_eval_sets_stop_nothing(service: Service, ou
     assert run["best_checkpoint"]["step"] > 20
 
 
+@pytest.mark.nightly
 def test_one_trial_of_ray_tune_is_stopped(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
     """The trial whose eval falls is stopped, and the one whose eval rises is not."""
     output = run_example([sys.executable, str(EXAMPLES / "ray_tune.py")], environment, tmp_path)

@@ -136,6 +136,7 @@ def test_dockerfile_copies_enough_to_build(tmp_path: Path) -> None:
         assert list_migrations("service") <= set(archive.namelist())
 
 
+@pytest.mark.nightly
 def test_public_names_exist(bin_folder: Path, tmp_path: Path) -> None:
     """Every name in `__all__` of each installed package exists; the lab is a command line, without public names."""
     script = """
@@ -155,6 +156,7 @@ print(json.dumps(names))
         assert api["all"] or package == "evalstop_lab", f"{package} names no public API"
 
 
+@pytest.mark.nightly
 def test_installed_service_migrates_and_starts(bin_folder: Path, tmp_path: Path) -> None:
     """From its wheel the service creates its schema, starts with a key, is ready and serves its pages."""
     migrated = json.loads(run_command(bin_folder / "evalstop", "migrate", "--json", cwd=tmp_path))
@@ -169,6 +171,7 @@ def test_installed_service_migrates_and_starts(bin_folder: Path, tmp_path: Path)
             assert "text/html" in page.headers["content-type"]
 
 
+@pytest.mark.nightly
 def test_installed_commands_start(bin_folder: Path, tmp_path: Path) -> None:
     """The commands of receiver and lab start, and `evalstop` lists those of client and service."""
     assert all(word in run_command(bin_folder / "evalstop", "--help", cwd=tmp_path) for word in ("doctor", "demo-data"))
