@@ -26,9 +26,8 @@ from evalstop_client.config import (
     replace_controls,
 )
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.job_identity import identify_job, name_process
+from evalstop_client.job_identity import identify_job, name_process, scheduler_labels
 from evalstop_client.metric_roles import Metrics, check_metrics
-from evalstop_client.scheduler_labels import scheduler_labels
 
 MODES = ("shadow", "enforce")
 RESUMES = ("must", "allow")

@@ -21,8 +21,14 @@ import pytest
 from evalstop_client import Run, Summary
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.eval_request import answer_requests, compare_scores
-from evalstop_client.receivers.evaluator.command import evaluate, fill_command
-from evalstop_client.receivers.evaluator.evaluation import EvaluationFailed, check_places, check_uri, read_scores
+from evalstop_client.receivers.evaluator.evaluation import (
+    EvaluationFailed,
+    check_places,
+    check_uri,
+    evaluate,
+    fill_command,
+    read_scores,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from evalstop_client import Run
-from evalstop_client.scheduler_labels import KUBERNETES_LABELS, SLURM_LABELS, scheduler_labels
+from evalstop_client.job_identity import KUBERNETES_LABELS, SLURM_LABELS, scheduler_labels
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import wait_until

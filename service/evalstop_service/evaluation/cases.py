@@ -71,7 +71,7 @@ def remove_case(tx: Transaction, run: Run) -> None:
 
 def estimate_hours_left(tx: Transaction, run: Run, decision: Decision) -> float | None:
     """The GPU-hours of the steps after a decision, at the pace until then; None: not known."""
-    gpus = read_gpus(run.labels)
+    gpus = _read_share_of_gpus(tx, run, decision, decision.created_at)
     if gpus is None or run.total_steps is None:
         return None
     start = runs.get_attempt(tx, run.id, decision.attempt)

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from evalstop_client.receivers.command.job_control import CommandJobControl, Commands
-from evalstop_client.receivers.command.template import parse_template
+from evalstop_client.receivers.command import CommandJobControl, Commands, parse_template
 from evalstop_client.receivers.process.job_control import LABEL, ChildJob, ProcessJobControl
-from evalstop_client.receivers.stop.subprocesses import copy_environment
+from evalstop_client.receivers.stop.processes import copy_environment
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import Conformance, StartedJob

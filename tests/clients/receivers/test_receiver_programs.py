@@ -14,7 +14,7 @@ import httpx
 import pytest
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.cli import main
-from evalstop_client.receivers.kubernetes.kubeconfig import find_kubeconfig
+from evalstop_client.receivers.kubernetes.access import find_kubeconfig
 from evalstop_client.receivers.stop.options import choose_state_folder
 from evalstop_client.receivers.stop.report import ReportClient
 

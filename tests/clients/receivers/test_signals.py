@@ -10,7 +10,7 @@ from tests.clients.programs import running_script
 
 WAITS = """
 import random, signal
-from evalstop_client.receivers.stop.signals import ShutdownSignal
+from evalstop_client.receivers.stop.processes import ShutdownSignal
 chance = random.Random(1)
 for _ in range(300):
     ending = ShutdownSignal()

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers import ForeignJob, Gone, Job, Present
-from evalstop_client.receivers.command.job_control import CommandJobControl, Commands
-from evalstop_client.receivers.command.template import parse_template
+from evalstop_client.receivers.command import CommandJobControl, Commands, parse_template
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from evalstop_client.errors import ConfigurationError, KeyRefused
-from evalstop_client.receivers.cli import command, evaluator, kubernetes, process, slurm, tensorboard
+from evalstop_client.receivers import command
+from evalstop_client.receivers.cli import evaluator, kubernetes, process, slurm, tensorboard
 from evalstop_client.version import __version__
 
 FAILED, USAGE = 1, 2

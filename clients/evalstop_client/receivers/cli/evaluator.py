@@ -8,14 +8,13 @@ import threading
 from pathlib import Path
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.cli.kubernetes_access import add_access_options, load_access
-from evalstop_client.receivers.evaluator.command import CommandEvaluation
-from evalstop_client.receivers.evaluator.evaluation import check_places
+from evalstop_client.receivers.evaluator.evaluation import CommandEvaluation, check_places
 from evalstop_client.receivers.evaluator.evaluator import Evaluation, Evaluator
 from evalstop_client.receivers.evaluator.kubernetes_job import JobEvaluation, load_job_manifest
+from evalstop_client.receivers.kubernetes.access import add_access_options, load_access
 from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.stop.options import add_seconds, add_url_options, require_service
-from evalstop_client.receivers.stop.subprocesses import copy_environment
+from evalstop_client.receivers.stop.processes import copy_environment
 from evalstop_client.service import Service
 
 EXAMPLES = """\

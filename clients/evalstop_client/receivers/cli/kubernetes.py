@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from evalstop_client.receivers.cli.kubernetes_access import add_access_options, load_access
+from evalstop_client.receivers.kubernetes.access import add_access_options, load_access
 from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.job_control import KubernetesJobControl
 from evalstop_client.receivers.kubernetes.suspension import FALLBACKS, STOP_METHODS
 from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options
+from evalstop_client.receivers.stop.processes import copy_environment
 from evalstop_client.receivers.stop.receiver import run_receiver
-from evalstop_client.receivers.stop.subprocesses import copy_environment
 
 EXAMPLES = """\
 examples:

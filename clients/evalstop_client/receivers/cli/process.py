@@ -30,11 +30,9 @@ from evalstop_client.receivers.stop.options import (
     parse_service,
     write_atomically,
 )
+from evalstop_client.receivers.stop.processes import POLL_SECONDS, copy_environment, forbid_tracing
 from evalstop_client.receivers.stop.report import ReportClient, start_key_check
-from evalstop_client.receivers.stop.signals import POLL_SECONDS
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
-from evalstop_client.receivers.stop.subprocesses import copy_environment
-from evalstop_client.receivers.stop.tracing import forbid_tracing
 from evalstop_client.receivers.stop.webhook_handler import Receiver
 
 logger = logging.getLogger("evalstop_client.receivers")

@@ -15,8 +15,8 @@ from evalstop_client.receivers.slurm.job_control import Cluster, SlurmJobControl
 from evalstop_client.receivers.slurm.rest import Rest, parse_token, validate_rest_url
 from evalstop_client.receivers.stop.checkpoint_signal import parse_checkpoint_signal
 from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options
+from evalstop_client.receivers.stop.processes import copy_environment, run
 from evalstop_client.receivers.stop.receiver import run_receiver
-from evalstop_client.receivers.stop.subprocesses import copy_environment, run
 
 TOKEN_SECONDS = 30.0
 

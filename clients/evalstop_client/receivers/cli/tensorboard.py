@@ -20,7 +20,7 @@ from evalstop_client.receivers.stop.options import (
     parse_pairs,
     require_service,
 )
-from evalstop_client.receivers.stop.signals import ShutdownSignal
+from evalstop_client.receivers.stop.processes import ShutdownSignal
 from evalstop_client.service import Service
 from evalstop_client.settings import MODES, parse_labels
 from evalstop_client.tensorboard.report import Watch

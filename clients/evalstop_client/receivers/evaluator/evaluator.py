@@ -14,8 +14,7 @@ from urllib.parse import quote
 from evalstop_client.backoff import seconds_after
 from evalstop_client.errors import SchedulerError
 from evalstop_client.eval_request import Difference
-from evalstop_client.receivers.evaluator.command import CommandEvaluation
-from evalstop_client.receivers.evaluator.evaluation import EvaluationFailed, PairedRequest
+from evalstop_client.receivers.evaluator.evaluation import CommandEvaluation, EvaluationFailed, PairedRequest
 from evalstop_client.receivers.evaluator.kubernetes_job import JobEvaluation
 from evalstop_client.service import Accepted, Json, Refused, Service
 

@@ -26,9 +26,9 @@ from evalstop_client.receivers.evaluator.evaluation import (
     fill_places,
     read_logged_scores,
 )
+from evalstop_client.receivers.kubernetes.access import read_yaml
 from evalstop_client.receivers.kubernetes.api import Api, Missing
 from evalstop_client.receivers.kubernetes.kinds import JOB, POD, Object, at
-from evalstop_client.receivers.kubernetes.kubeconfig import read_yaml
 
 logger = logging.getLogger("evalstop_client.receivers")
 

@@ -29,8 +29,7 @@ from evalstop_client.receivers.kubernetes.kinds import (
     find_kind,
     find_kind_of,
 )
-from evalstop_client.receivers.kubernetes.pod_watch import PodWatch
-from evalstop_client.receivers.kubernetes.pods import parse_pod, parse_time, summarize_pods
+from evalstop_client.receivers.kubernetes.pods import PodWatch, parse_pod, parse_time, summarize_pods
 from evalstop_client.receivers.kubernetes.suspension import TRIES, Suspension
 from evalstop_client.receivers.stop.checkpoint_signal import LABEL as CHECKPOINT_LABEL
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest, Unproven

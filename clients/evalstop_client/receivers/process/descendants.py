@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from evalstop_client.receivers.stop.tracing import set_process_attribute
+from evalstop_client.receivers.stop.processes import set_process_attribute
 
 PR_SET_CHILD_SUBREAPER = 36
 DEAD_STATES = ("Z", "X", "x")

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
+from evalstop_client.job_identity import scheduler_labels
 from evalstop_client.receivers.process.descendants import Process, find_family, find_living_processes, reap_orphans
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
-from evalstop_client.scheduler_labels import scheduler_labels
 from evalstop_client.settings import format_labels, parse_labels
 
 logger = logging.getLogger("evalstop_client.receivers")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.slurm.job_record import SQUEUE_FORMAT, Record, parse_exit_code, parse_squeue
-from evalstop_client.receivers.stop.subprocesses import Done, run
+from evalstop_client.receivers.stop.processes import Done, run
 
 TIMEOUT_SECONDS = 30.0
 REQUIRED = ("squeue", "scancel", "scontrol")

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import yaml
 from evalstop_client.errors import ConfigurationError, SchedulerUnavailable
-from evalstop_client.receivers.kubernetes.access import load_in_cluster_access
+from evalstop_client.receivers.kubernetes.access import PluginToken, load_in_cluster_access, load_kubeconfig
 from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.kinds import JOB
-from evalstop_client.receivers.kubernetes.kubeconfig import PluginToken, load_kubeconfig
 
 from tests.clients.fake_service import FakeServer, FakeService
 from tests.clients.programs import wait_until

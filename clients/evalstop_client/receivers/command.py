@@ -1,0 +1,321 @@
+"""`evalstop-receiver command`: cancels and checks jobs of any other scheduler with the operator's commands, filled in
+with labels of the run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
+from evalstop_client.receivers.stop.options import add_receiver_options, add_seconds, add_service_options, parse_pairs
+from evalstop_client.receivers.stop.processes import Done, copy_environment, run
+from evalstop_client.receivers.stop.receiver import run_receiver
+
+PLACE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_.-]*)\}|[{}]")
+ALLOWED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%+,=/\[\]-]{0,255}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Template:
+    """A command as arguments that may contain `{label}`; `{{` and `}}` are literal braces."""
+
+    arguments: tuple[str, ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(
+            match[1] for argument in self.arguments for match in PLACE.finditer(argument) if match[1] is not None
+        )
+
+    def filled(self, values: Mapping[str, str]) -> list[str]:
+        """The command for these labels; raises RequestRefused if one is missing or not allowed."""
+        checked = {name: allowed(name, values.get(name, "")) for name in self.names}
+
+        def fill(match: re.Match[str]) -> str:
+            return checked[match[1]] if match[1] is not None else match[0][0]
+
+        return [PLACE.sub(fill, argument) for argument in self.arguments]
+
+
+def parse_template(text: str) -> Template:
+    """Split a command as a shell does; raises ConfigurationError."""
+    try:
+        arguments = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigurationError(f"command {text!r}: {error}.") from None
+    if not arguments:
+        raise ConfigurationError("command: it is empty; write one such as 'my-cancel {job_id}'.")
+    for argument in arguments:
+        stray = [match[0] for match in PLACE.finditer(argument) if match[0] in ("{", "}")]
+        if stray:
+            raise ConfigurationError(
+                f"command {text!r}: {argument!r} has a brace that is not a {{label}}; write a literal one twice."
+            )
+    if "{" in arguments[0]:
+        raise ConfigurationError(f"command {text!r}: the program itself cannot come from a label.")
+    return Template(arguments)
+
+
+def allowed(name: str, value: str) -> str:
+    """Return the value if it is safe: not an option, not a path upwards, no character that is expanded."""
+    if not value:
+        raise RequestRefused(f"the run has no label {name}, which the command needs")
+    if not ALLOWED.fullmatch(value) or ".." in value:
+        raise RequestRefused(
+            f"label {name} is {value[:80]!r}: letters, digits and _.:@%+,=/[]- are allowed, "
+            "the first one a letter, a digit or _, no two dots in a row, 256 at most"
+        )
+    return value
+
+
+logger = logging.getLogger("evalstop_client.receivers")
+
+GONE_EXIT_CODE = 3  # as init scripts and `systemctl` report a service that does not run
+
+
+@dataclass(frozen=True)
+class Commands:
+    """The command for each operation. `signal`, `park` and `resume` may be None: not possible; `force` None: cancel
+    again."""
+
+    cancel: Template
+    check: Template
+    signal: Template | None = None
+    force: Template | None = None
+    park: Template | None = None
+    resume: Template | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        commands = (self.cancel, self.check, self.signal, self.force, self.park, self.resume)
+        return frozenset().union(*(command.names for command in commands if command is not None))
+
+
+class CommandJobControl:
+    """Ends jobs with commands.
+
+    `own_labels`: the labels of runs that this receiver handles. `allow`: the allowed values of labels; other values are
+    refused. `patterns`: patterns for the whole value of a label. A harmless text may still mean all jobs to a command,
+    as 0 does to LSF's bkill.
+    """
+
+    name = "evalstop-receiver command"
+    part = None
+
+    def __init__(
+        self,
+        commands: Commands,
+        environment: Mapping[str, str],
+        *,
+        own_labels: Mapping[str, str] | None = None,
+        allow: Mapping[str, frozenset[str]] | None = None,
+        patterns: Mapping[str, re.Pattern[str]] | None = None,
+        command_seconds: float = 60.0,
+        gone_exit_code: int = GONE_EXIT_CODE,
+    ) -> None:
+        self._commands = commands
+        self._environment = environment
+        self._own_labels = own_labels or {}
+        self._allow = allow or {}
+        self._patterns = patterns or {}
+        self._command_seconds = command_seconds
+        self._gone_exit_code = gone_exit_code
+
+    def find_job(self, request: StopRequest) -> Job | ForeignJob:
+        """Check the labels that the commands need; runs nothing."""
+        if any(request.labels.get(name) != value for name, value in self._own_labels.items()):
+            return ForeignJob()
+        for name, values in self._allow.items():
+            if request.labels.get(name) not in values:
+                raise RequestRefused(f"label {name} is {request.labels.get(name)!r}, which is not on the allow-list")
+        for name, pattern in self._patterns.items():
+            if not pattern.fullmatch(request.labels.get(name, "")):
+                raise RequestRefused(f"label {name} is {request.labels.get(name)!r}, which does not match its pattern")
+        known_values = {**request.labels, "run_id": request.run_id, "decision_id": request.decision_id}
+        facts = {name: allowed(name, known_values.get(name, "")) for name in sorted(self._commands.names)}
+        return Job(facts.get("job_id") or " ".join(facts.values()), facts)
+
+    def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
+        """Run the signal command, if any."""
+        return self._commands.signal is not None and self._run_on_present(self._commands.signal, job)
+
+    def cancel_job(self, job: Job, request: StopRequest) -> None:
+        """Run the cancel command; it may fail if the job is gone."""
+        self._run_on_present(self._commands.cancel, job)
+
+    def kill_job(self, job: Job) -> None:
+        """Run the force command, or cancel again; it may fail if the job is gone."""
+        self._run_on_present(self._commands.force or self._commands.cancel, job)
+
+    def check_job(self, job: Job) -> Present | Gone:
+        """Run the check command: exit 0, the job exists; `gone_exit_code`, it is gone; any other, unknown."""
+        result = self._run_template(self._commands.check, job)
+        if result.exit_code == 0:
+            return Present(_first_line(result) or "there")
+        if result.exit_code == self._gone_exit_code:
+            return Gone("gone", _read_details(result))
+        raise SchedulerUnavailable(
+            f"{self._commands.check.arguments[0]}: exit code {result.exit_code}: {result.last_line}"
+        )
+
+    def park_job(self, job: Job, request: StopRequest) -> None:
+        """Run the park command; RequestRefused without commands that park and resume."""
+        if self._commands.park is None or self._commands.resume is None:
+            raise RequestRefused("this receiver was given no commands that park and resume a job (--park, --resume)")
+        self._run_or_raise(self._commands.park, job)
+
+    def check_parked(self, job: Job) -> Present | Parked | Gone:
+        """The same check: after a park command, a job that is gone is parked."""
+        state = self.check_job(job)
+        return Parked(state.state, state.details) if isinstance(state, Gone) else state
+
+    def resume_job(self, job: Job) -> None:
+        """Run the resume command; RequestRefused without one."""
+        if self._commands.resume is None:
+            raise RequestRefused("this receiver was given no command that resumes a job (--resume)")
+        self._run_or_raise(self._commands.resume, job)
+
+    def _run_template(self, command: Template, job: Job) -> Done:
+        return run(command.filled(job.facts), self._environment, self._command_seconds)
+
+    def _run_on_present(self, command: Template, job: Job) -> bool:
+        """Run a command; False if it failed because the job is gone: schedulers refuse to cancel such a job."""
+        try:
+            self._run_or_raise(command, job)
+        except SchedulerUnavailable:
+            if isinstance(self.check_job(job), Gone):
+                return False
+            raise
+        return True
+
+    def _run_or_raise(self, command: Template, job: Job) -> None:
+        result = self._run_template(command, job)
+        if result.exit_code != 0:
+            raise SchedulerUnavailable(f"{command.arguments[0]}: exit code {result.exit_code}: {result.last_line}")
+
+
+def _first_line(result: Done) -> str:
+    return next((line.strip()[:100] for line in result.output.splitlines() if line.strip()), "")
+
+
+def _read_details(result: Done) -> dict[str, Any]:
+    """The check's output for the report: a JSON object as it is, text as one line."""
+    try:
+        document = json.loads(result.output)
+    except (ValueError, RecursionError):
+        document = None
+    if isinstance(document, dict) and len(document) <= 50 and len(result.output) <= 10_000:
+        return {str(name): value for name, value in document.items()}
+    line = _first_line(result)
+    return {"said": line} if line else {}
+
+
+IDS = frozenset({"run_id", "decision_id"})
+"""Placeholders that the receiver fills itself."""
+
+EXAMPLES = """\
+examples:
+  # cancel and check with your own commands; {job_id} is a label of the run
+  evalstop-receiver command --run 'my-cancel {job_id}' --check 'my-status {job_id}' --pattern 'job_id=[1-9][0-9]*'
+
+  # only runs of one scheduler, only jobs of two users, a signal before the cancel
+  evalstop-receiver command --mine scheduler=lsf --allow user=ann --allow user=ben \\
+    --pattern 'job_id=[1-9][0-9]*(\\[[1-9][0-9]*\\])?' \\
+    --signal 'bkill -s USR1 {job_id}' --run 'bkill {job_id}' --force 'bkill -s KILL {job_id}' \\
+    --check 'lsf-gone {job_id}'
+
+The exit code of --check: 0, the job exists; 3 (--gone-exit-code), it is gone; any other, unknown, and the check is
+repeated. Its output when the job is gone goes into the report; a JSON object is included as it is.
+--pattern is a regular expression for the whole value of a label in a command: some values may mean all jobs of a user,
+as 0 does for LSF.
+The commands are split as by a shell but not run by one; each label value stays one argument.
+"""
+
+
+def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = kinds.add_parser(
+        "command",
+        help="end jobs of any scheduler with your own commands",
+        description="End jobs of any scheduler with commands, into which labels of the run are filled.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--run", dest="cancel", required=True, metavar="COMMAND", help="cancels the job")
+    add("--check", required=True, metavar="COMMAND", help="whether the job exists (0) or is gone (3)")
+    add("--signal", metavar="COMMAND", help="makes the job save a checkpoint")
+    add("--force", metavar="COMMAND", help="ends a job that survives the cancel (default: --run again)")
+    add(
+        "--park",
+        metavar="COMMAND",
+        help="sets the job aside so that --resume can resume it; --check then reports it as gone",
+    )
+    add("--resume", metavar="COMMAND", help="resumes a parked or stopped job; must be safe to run on a running job")
+    add("--mine", action="append", default=[], metavar="LABEL=VALUE", help="handle only runs with this label")
+    add("--allow", action="append", default=[], metavar="LABEL=VALUE", help="allowed value of this label")
+    add(
+        "--pattern",
+        action="append",
+        default=[],
+        metavar="LABEL=REGEX",
+        help="pattern for the whole value of a label; required for each label in a command",
+    )
+    add(
+        "--gone-exit-code",
+        type=int,
+        default=GONE_EXIT_CODE,
+        metavar="N",
+        help="exit code of --check for a gone job (default: %(default)s)",
+    )
+    add_seconds(parser, "--command-seconds", 60.0, "timeout of each command")
+    add_service_options(parser)
+    add_receiver_options(parser)
+    parser.set_defaults(run=run_command_receiver)
+
+
+def run_command_receiver(options: argparse.Namespace) -> int:
+    """Run the receiver for a scheduler that is controlled by commands."""
+    if options.gone_exit_code == 0:
+        raise ConfigurationError("gone-exit-code: 0 means that the job exists; choose another.")
+    own_labels = {name: values[-1] for name, values in parse_pairs(options.mine, "--mine").items()}
+    allow = {name: frozenset(values) for name, values in parse_pairs(options.allow, "--allow").items()}
+    commands = Commands(
+        cancel=parse_template(options.cancel),
+        check=parse_template(options.check),
+        signal=_parse_optional(options.signal),
+        force=_parse_optional(options.force),
+        park=_parse_optional(options.park),
+        resume=_parse_optional(options.resume),
+    )
+    action = CommandJobControl(
+        commands,
+        copy_environment(options.secret_env, options.key_env),
+        own_labels=own_labels,
+        allow=allow,
+        patterns=_parse_patterns(options.pattern, commands.names - IDS),
+        command_seconds=options.command_seconds,
+        gone_exit_code=options.gone_exit_code,
+    )
+    return run_receiver(action, options, "command")
+
+
+def _parse_patterns(texts: Sequence[str], labels: frozenset[str]) -> dict[str, re.Pattern[str]]:
+    """The patterns by label; each label must have one."""
+    try:
+        patterns = {name: re.compile(values[-1]) for name, values in parse_pairs(texts, "--pattern").items()}
+    except re.error as error:
+        raise ConfigurationError(f"--pattern: {error}.") from None
+    for name in sorted(labels - patterns.keys()):
+        raise ConfigurationError(f"--pattern: set a pattern for {{{name}}}, as in --pattern '{name}=[1-9][0-9]*'.")
+    return patterns
+
+
+def _parse_optional(text: str | None) -> Template | None:
+    return None if text is None else parse_template(text)

@@ -1,1 +1,0 @@
-"""Jobs of any other scheduler, controlled by the operator's commands."""
