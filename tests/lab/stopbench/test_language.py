@@ -83,6 +83,7 @@ def start_training(file: Path, seeds: Sequence[int] = (1,)) -> Training:
     return Training(file, settings, SIZES, processes=1)
 
 
+@pytest.mark.nightly
 def test_runs_together_equal_each_run_alone(file: Path) -> None:
     """A run's outputs depend on its own changes only, and a run without changes is the initial model."""
     import torch
@@ -106,6 +107,7 @@ def test_runs_together_equal_each_run_alone(file: Path) -> None:
     assert not torch.allclose(expected.flatten(0, 1), compute_logprobs(model, texts), atol=1e-2)
 
 
+@pytest.mark.nightly
 def test_tokens_count_up_to_the_end_of_a_text(file: Path) -> None:
     """The token that ends a text counts, those after it don't."""
     import torch
@@ -177,6 +179,7 @@ def test_recorded_runs_can_be_judged(file: Path, tmp_path: Path) -> None:
         assert run.prompt_scores.means.shape == (3, 32)
 
 
+@pytest.mark.nightly
 def test_interrupted_recording_leaves_the_runs_so_far(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +201,7 @@ def test_interrupted_recording_leaves_the_runs_so_far(
         assert [json.loads(line)["log"]["step"] for line in lines] == [[0, 2]]
 
 
+@pytest.mark.nightly
 def test_interrupt_is_handled_by_the_trainer_alone(file: Path) -> None:
     """Ctrl-C reaches the processes that score texts, too, which leave it to the trainer and print nothing."""
     with start_training(file).pool as pool:
