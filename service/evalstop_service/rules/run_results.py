@@ -54,6 +54,14 @@ class Verdict(Struct, frozen=True):
         return self.verdict is Call.STOP
 
     @property
+    def reason_in_words(self) -> str:
+        """The reason without the names of detectors, for messages to people."""
+        words = self.reason
+        for item in self.evidence:
+            words = words.replace(f"{item.detector}: {item.note}", item.note) if item.note else words
+        return words
+
+    @property
     def for_json(self) -> Verdict:
         """The verdict for JSON encoding, with its evidence as already encoded text.
 

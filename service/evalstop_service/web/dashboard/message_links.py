@@ -40,7 +40,7 @@ def show_link(delivery_id: UUID, token: str, site: SiteOf) -> Response:
         decision=link.decision,
         choices=link.choices,
         curves=curves,
-        evidence=formatting.merge_alike(link.decision.verdict.evidence),
+        reason=link.decision.verdict.reason_in_words,
         summary=formatting.describe_run(link.run, link.decision, now),
     )
     response.headers["X-Robots-Tag"] = "noindex"

@@ -95,7 +95,7 @@ def _list_details(event: _Event) -> list[tuple[str, str]]:
     details = {
         "Owner": run and run.owner,
         "When": _describe_end(event),
-        "Reason": cause and cause.reason,
+        "Reason": data.verdict.reason_in_words if data.verdict else cause and cause.reason,
         "Guards": "; ".join(guard.reason for guard in data.guards),
         "Step": run and _describe_progress(run),
         "Best checkpoint": best and f"step {best.step:,}, score {best.score:.4g}, {best.uri}",

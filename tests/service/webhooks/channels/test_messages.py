@@ -44,6 +44,15 @@ def test_every_event_has_a_card_and_a_mail(event_type: EventType) -> None:
     assert page in render_body(Format.EMAIL, sent).splitlines()
 
 
+def test_message_names_no_detector() -> None:
+    """The reason is in words: names of detectors are for programs."""
+    event = build_example(EventType.STOP_PENDING)
+    evidence = event["data"]["verdict"]["evidence"][0] | {"note": "3 evals in a row fell"}
+    verdict = event["data"]["verdict"] | {"reason": "k_decline: 3 evals in a row fell", "evidence": [evidence]}
+    mail = render_body(Format.EMAIL, json.dumps(event | {"data": event["data"] | {"verdict": verdict}}))
+    assert "Reason: 3 evals in a row fell" in mail.splitlines()
+
+
 def test_message_says_what_a_person_needs_to_decide() -> None:
     """A message begins with the owner, and says when the stop goes out, how far the run is, and what the stop saves."""
     mail = render_body(Format.EMAIL, json.dumps(build_example(EventType.STOP_PENDING)))
