@@ -125,7 +125,7 @@ def create_app(
     service_metrics = service_metrics or create_service_metrics(database, clock)
     tracer = tracer or tracing.create_tracer(os.environ)
     committer = Committer(
-        *(database, RunCache(settings.cached_runs), clock, service_metrics, _limits(settings), tracer),
+        *(database, RunCache(settings.cache_mib * 2**20), clock, service_metrics, _limits(settings), tracer),
         read_time=partial(read_now, here=clock),
     )
     key_cache = KeyCache(database, settings.key_cache_seconds, clock)

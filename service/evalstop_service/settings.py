@@ -109,8 +109,9 @@ class HttpSettings(_Group):
 class IngestionSettings(_Group):
     """Ingestion"""
 
-    cached_runs: Count = 10_000
-    """Runs that a process keeps in memory."""
+    cache_mib: Count = 256
+    """Memory for runs that a process keeps, in MiB: about 25 kB for a run with 400 evals, 32 bytes for each further
+    eval."""
 
     parallel_commits: Count = 4
     """Concurrent commits of observations, not counting those that take longer than 50 ms; the embedded database has

@@ -12,9 +12,7 @@ import pytest
 from evalstop_detectors import Evidence, Kind, Member, Observation, Policy, start
 from evalstop_service.errors import TooOften
 from evalstop_service.ingest import Committer, Limits, Message, Observations, RunCache, running_in_thread
-from evalstop_service.ingest.costs import REPLAYS, CostlyRuns, ReplayShares
-from evalstop_service.ingest.facts import Needs
-from evalstop_service.ingest.run_state import Trail
+from evalstop_service.ingest.costs import REPLAYS, CostlyRuns, EditCosts
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.security.rate_limits import Rate
@@ -34,22 +32,20 @@ def project(database: Database) -> ProjectFixture:
 
 
 OBSERVATION = PostedObservation("eval", 1, 0.5)
-NEEDS_REPLAY = Needs(series=(("eval", 0),))
 OWED_SECONDS = 2 * REPLAYS.burst / 1000
 
 
-def test_key_over_its_replay_share_waits_with_late_observations() -> None:
-    """Its observations in order, other keys and requests without a key are not delayed."""
-    shares, sender, other = ReplayShares(), uuid4(), uuid4()
+def test_key_over_its_replay_share_waits_with_replays() -> None:
+    """Other keys and requests without a key do not wait."""
+    costs, sender, other = EditCosts(Limits()), uuid4(), uuid4()
     message = Message(uuid4(), uuid4(), Observations((OBSERVATION,)), sender)
-    assert shares.find_objection(message, NEEDS_REPLAY) is None
-    shares.charge(message, OWED_SECONDS)
-    objection = shares.find_objection(message, NEEDS_REPLAY)
-    assert isinstance(objection, TooOften)
-    assert objection.seconds > 0
-    assert shares.find_objection(message, Needs(decision=True)) is None
-    assert shares.find_objection(Message(uuid4(), uuid4(), message.content, other), NEEDS_REPLAY) is None
-    assert shares.find_objection(Message(uuid4(), uuid4(), message.content), NEEDS_REPLAY) is None
+    costs.require_share(message)
+    costs.charge(message, OWED_SECONDS)
+    with pytest.raises(TooOften) as refused:
+        costs.require_share(message)
+    assert refused.value.seconds > 0
+    costs.require_share(Message(uuid4(), uuid4(), message.content, other))
+    costs.require_share(Message(uuid4(), uuid4(), message.content))
 
 
 def test_late_observation_over_the_share_is_refused(project: ProjectFixture) -> None:
@@ -66,7 +62,7 @@ def test_late_observation_over_the_share_is_refused(project: ProjectFixture) -> 
     with running_in_thread(committer):
         assert post(10) == 1
         assert post(20) == 1
-        committer.replays.charge(Message(project.id, run.id, Observations((OBSERVATION,)), sender), OWED_SECONDS)
+        committer.costs.charge(Message(project.id, run.id, Observations((OBSERVATION,)), sender), OWED_SECONDS)
         with pytest.raises(TooOften, match="late"):
             post(5)
         assert post(30) == 1
@@ -173,7 +169,7 @@ def test_run_is_not_costly_for_the_time_that_its_replay_rests(project: ProjectFi
     state = project.cached_state(run)
     policy = Policy("resting", (Member(RestingDetector(), RestingDetector.thresholds),))
     watch, monitor = WatchedMetrics(state.run, policy), replace(start(policy), last=state.monitor.last)
-    project.cache.put_states([replace(state, policy=policy, watch=watch, monitor=monitor, trail=Trail())])
+    project.cache.put_states([replace(state, watch=watch, monitor=monitor)])
     metrics, limits = ServiceMetrics(), Limits(step_seconds=0.2)
     committer = Committer(project.database, project.cache, lambda: NOW, metrics, limits)
     with running_in_thread(committer):

@@ -149,7 +149,7 @@ def measure_many_runs(environment: Environment, counts: Sequence[int], seconds: 
     """
     rows: list[Row] = []
     for count, cached in [*((count, max(counts)) for count in counts), (max(counts), None)]:
-        memory = {"EVALSTOP_CACHED_RUNS": str(cached + WARM_UP_RUNS)} if cached else {}
+        memory = {"EVALSTOP_CACHE_MIB": "8192"} if cached else {}
         name = f"{count}-{cached}"
         with run_service(environment.folder / name, environment.key, {**environment.variables, **memory}) as server:
             environment.warm_up(server, f"warm-{name}")

@@ -1,6 +1,7 @@
 """Group commit: messages that arrive during a commit share the next one.
 
     submit ──> waiting, by run ──> group ──> commit (`group_commit`) ──> answer
+                                     │         └──> an edit: alone, before the other messages of its run
                                      └───── all waiting messages of runs that are in no commit
 
 Requests are not delayed to build larger batches: a single message is committed at once. Everything runs on one event
@@ -10,8 +11,9 @@ loop. A run is in at most one commit at a time, so that two commits of this proc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from uuid import UUID
 
@@ -19,12 +21,10 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, get_current_span
 
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Closed, Overloaded
-from evalstop_service.ingest.costs import CostlyRuns, ReplayShares
-from evalstop_service.ingest.group_commit import GroupCommit
-from evalstop_service.ingest.limits import Limits
+from evalstop_service.ingest.costs import CostlyRuns, EditCosts, Limits
+from evalstop_service.ingest.group_commit import Entry, Group, GroupCommit
+from evalstop_service.ingest.load import RunCache
 from evalstop_service.ingest.messages import Message, Receipt
-from evalstop_service.ingest.run_cache import RunCache
-from evalstop_service.ingest.waiting import Entry, Group, take_group
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
 from evalstop_service.store.database import Database, Transaction
@@ -32,7 +32,7 @@ from evalstop_service.store.ingest import IngestStore
 from evalstop_service.store.ingest_postgres import PostgresIngest
 from evalstop_service.store.ingest_sqlite import SqliteIngest
 
-MOST_LONG = 4
+MAX_SLOW_COMMITS = 4
 """Commits under way that others do not wait for."""
 
 LARGE_GROUP = 300
@@ -71,8 +71,10 @@ class Committer:
         self._costly = CostlyRuns(self._limits.step_seconds)
         self._apart: asyncio.Task[None] | None = None  # the commit of one costly run
         self._long: set[asyncio.Task[None]] = set()  # commits that others do not wait for, with that one
-        self.replays = ReplayShares(self._limits.replays)
+        self._edits: set[asyncio.Task[None]] = set()
+        self.costs = EditCosts(self._limits)
         metrics.waiting_observations.set_function(lambda: self._size)
+        metrics.cached_bytes.set_function(lambda: cache.bytes)
 
     @property
     def waiting(self) -> int:
@@ -89,6 +91,7 @@ class Committer:
         self._loop = asyncio.get_running_loop()
         store: IngestStore = (SqliteIngest if self._database.embedded else PostgresIngest)(self._database)
         self._group_commit = GroupCommit(
+            self._database,
             store,
             self._cache,
             self._clock,
@@ -96,7 +99,8 @@ class Committer:
             self._metrics,
             self._tracer,
             self._costly,
-            self.replays,
+            self.costs,
+            self._limits,
             self._let_others_start,
         )
         self._is_closed = False
@@ -104,10 +108,10 @@ class Committer:
             yield
         finally:
             self._is_closed = True
-            while self._waiting or self._commits:
+            while self._waiting or self._commits or self._edits:
                 self._start_commits()
-                await asyncio.wait(list(self._commits))
-            await store.close()
+                await asyncio.wait([*self._commits, *self._edits], return_when=asyncio.FIRST_COMPLETED)
+            await self._group_commit.close()
 
     def submit(self, message: Message) -> asyncio.Future[Receipt]:
         """Commit a message; call on the event loop. Fails with NotFound, Conflict, Overloaded, and DBAPIError."""
@@ -149,7 +153,7 @@ class Committer:
     def _let_others_start(self) -> None:
         """Let other commits start before the current one ends, because it will take long."""
         task = asyncio.current_task()
-        if task is not None and task not in self._long and len(self._long) < MOST_LONG:
+        if task is not None and task not in self._long and len(self._long) < MAX_SLOW_COMMITS:
             self._long.add(task)
             self._start_commits()
 
@@ -199,6 +203,7 @@ class Committer:
         return group
 
     async def _commit_group(self, group: Group) -> None:
+        """Commit a group. A run whose next message is an edit stays busy until that is made."""
         entries = [entry for run_entries in group.values() for entry in run_entries]
         try:
             await self._group_commit.commit(group)
@@ -208,5 +213,66 @@ class Committer:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._size -= sum([entry.size for entry in entries])
-            self._busy -= group.keys()
+            self._size -= sum([entry.size for entry in entries if entry.is_answered])
+            left = {
+                run_id: unanswered
+                for run_id, run_entries in group.items()
+                if (unanswered := [entry for entry in run_entries if not entry.is_answered])
+            }
+            self._busy -= group.keys() - left.keys()
+            for run_id, run_entries in left.items():
+                task = self._loop.create_task(self._edit_run(run_id, run_entries))
+                self._edits.add(task)
+                task.add_done_callback(self._end_edit)
+
+    async def _edit_run(self, run_id: UUID, entries: list[Entry]) -> None:
+        """Make the edit that the first of these messages asks for; the others wait for a commit again."""
+        edit, *rest = entries
+        try:
+            await self._group_commit.edit(edit)
+        finally:
+            edit.answer(Closed())  # unless it was answered
+            self._size -= edit.size
+            self._busy.discard(run_id)
+            if rest:
+                self._waiting[run_id] = rest + self._waiting.get(run_id, [])
+                self._waiting_size += sum([entry.size for entry in rest])
+
+    def _end_edit(self, edit: asyncio.Task[None]) -> None:
+        self._edits.discard(edit)
+        self._start_commits()
+
+
+def take_group(waiting: Group, run_ids: Iterable[UUID], requests: int, observations: int) -> Group:
+    """Take from the waiting messages of these runs as many as one commit may hold, at least one."""
+    group: Group = {}
+    for run_id in run_ids:
+        entries = waiting[run_id]
+        for count, entry in enumerate(entries):
+            requests, observations = requests - 1, observations - entry.size
+            if group and (requests < 0 or observations < 0):
+                if count:
+                    waiting[run_id] = entries[count:]
+                return group
+            group.setdefault(run_id, []).append(entry)
+        del waiting[run_id]
+    return group
+
+
+@contextmanager
+def running_in_thread(committer: Committer) -> Iterator[Committer]:
+    """Run a committer on its own event loop in another thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="committer", daemon=True)
+    thread.start()
+    running = committer.run()
+    try:
+        asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result()
+        try:
+            yield committer
+        finally:
+            asyncio.run_coroutine_threadsafe(running.__aexit__(None, None, None), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from evalstop_detectors import Verdict, state_to_json
+from evalstop_detectors import Kind, MonitorState, Verdict, find_request, state_to_json
 from msgspec.structs import replace
 
 from evalstop_service.decisions import attempts, commands, transitions
 from evalstop_service.evaluation import cases
-from evalstop_service.ingest.applied import Applied, place_of
-from evalstop_service.ingest.eval_requests import keep_open_request, raise_request, save_answer
+from evalstop_service.ingest.changes import Changes, place_of
 from evalstop_service.ingest.messages import (
     CheckpointSaved,
     EvalAnswered,
@@ -21,8 +20,7 @@ from evalstop_service.ingest.messages import (
     Resumed,
     RolesCorrected,
 )
-from evalstop_service.ingest.row_changes import is_same_stop
-from evalstop_service.ingest.run_state import RunState, with_decision
+from evalstop_service.ingest.run_state import RunState, is_same_stop
 from evalstop_service.rules.decision_lifecycle import DecisionState, Recovered
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.role_recognition import COMBINED_METRIC
@@ -33,6 +31,7 @@ from evalstop_service.store import (
     audit,
     checkpoints,
     decisions,
+    eval_requests,
     monitor_states,
     observations,
     projects,
@@ -45,17 +44,21 @@ from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.eval_requests import EvalRequest
+from evalstop_service.store.ids import new_id
 from evalstop_service.store.monitor_states import StoredMonitorState
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
 
+OPEN_FOR = timedelta(hours=6)
+"""After this nobody is asked for a paired evaluation any more. A later answer is still accepted."""
+
 
 def carry_out(
-    tx: Transaction, applied: Applied, now: datetime, read_time: Callable[[Transaction], datetime]
-) -> Applied:
+    tx: Transaction, changes: Changes, now: datetime, read_time: Callable[[Transaction], datetime]
+) -> Changes:
     """Write the consequences of a run's messages, whose observations were saved in this transaction.
 
-    1. The rows of the message itself: a checkpoint, an attempt, an entry in the audit log, a stored monitor.
+    1. The rows of an edit itself: a checkpoint, an attempt, an entry in the audit log; and a stored monitor.
     2. If the run was not running, its liveness is checked again. If it was lost and its stop has become moot, it can be
        stopped again.
     3. A first call for a stop becomes a decision; the guards of a stop on hold are rechecked on a new eval. A run that
@@ -64,19 +67,18 @@ def carry_out(
     5. What the monitor asks to evaluate now becomes a request.
     6. Changes of the verdict and the best checkpoint are recorded and announced.
 
-    `read_time`: the time of decisions. Returns `applied` with the results: the decision in the last receipt, and the
+    `read_time`: the time of decisions. Returns the changes with the results: the decision in the last receipt, and the
     state to cache.
     """
-    before, state, decision = applied.before, applied.state, applied.decision
+    before, state, decision = changes.before, changes.state, changes.before.decision
     run, superseded = state.run, 0
     runs.save_changes(tx, before.run, run)
-    if isinstance(applied.content, Resumed):
-        superseded = _begin_attempt(tx, before.run, run, applied.content.step, now)
+    if isinstance(changes.content, Resumed):
+        superseded = _begin_attempt(tx, before.run, run, changes.content.step, now)
         decision = attempts.carry_decision(tx, run)
-        state = replace(state, has_decision=decision is not None)
-    _save_content(tx, applied, now)
-    _save_scores(tx, applied, now)
-    state = _keep_monitor(tx, state)
+    _save_content(tx, changes, now)
+    _save_scores(tx, changes, now)
+    state = _keep_monitor(tx, changes.kept, state)
 
     if run.status == RunStatus.RUNNING != before.run.status:
         run_health.start_checks(tx, run.id, run.project_id, now, now)
@@ -84,41 +86,40 @@ def carry_out(
             run = attempts.continue_lost_run(tx, run, now)
             if run.attempt != before.run.attempt:
                 runs.save_run(tx, run)
-                state, decision = replace(state, run=run, has_decision=False), None
+                state, decision = replace(state, run=run), None
     if decision is not None and decision.is_recovered(run.verdict):
         decision = decisions.lock_decision(tx, run.id, decision.id)  # a person may have vetoed it since it was read
         if decision.is_recovered(run.verdict):
             run, decision = _return_run(tx, run, decision, now), None
-            state = replace(state, run=run, has_decision=False)
+            state = replace(state, run=run)
     if state.monitor.verdict.stops and run.status == RunStatus.RUNNING:
-        if not state.has_decision:
+        if decision is None:
             assert state.monitor.verdict.step is not None, "a stop verdict has a step"
             decision = transitions.create_decision(tx, run, state.monitor.verdict.step, read_time(tx))
-        elif decision is not None and decision.state == DecisionState.ON_HOLD:
+        elif decision.state == DecisionState.ON_HOLD:
             locked = decisions.lock_decision(tx, run.id, decision.id)
             decision = transitions.recheck_guards(tx, run, locked, read_time(tx))
-    if applied.settles_case and run.ended_at is not None:
+    if changes.settles_case and run.ended_at is not None:
         cases.record_case(tx, run, now)
-    raised = raise_request(tx, before, state, now)
-    state = replace(state, eval_request=keep_open_request(state, raised))
-    _announce_changes(tx, before.run, run, state.unrecorded, raised, now)
+    raised = _raise_request(tx, before, state, now)
+    request = _find_open_request(state, raised or changes.request)
+    _announce_changes(tx, before.run, run, changes.reached, raised, now)
 
-    answers = applied.answers
+    answers = changes.answers
     if isinstance(answers[-1], Receipt):
-        outcome = {"decision": decision, "superseded": superseded, "eval_request": state.eval_request}
+        outcome = {"decision": decision, "superseded": superseded, "eval_request": request}
         answers = [*answers[:-1], replace(answers[-1], **outcome)]
-    state = with_decision(replace(state, unrecorded=()), decision)
-    return replace(applied, state=state, answers=answers, decision=decision)
+    return replace(changes, state=replace(state, decision=decision), answers=answers)
 
 
-def _save_content(tx: Transaction, applied: Applied, now: datetime) -> None:
+def _save_content(tx: Transaction, changes: Changes, now: datetime) -> None:
     """Write the rows of the message itself, and to the audit log who changed the run."""
-    before, run = applied.before.run, applied.state.run
+    before, run = changes.before.run, changes.state.run
 
     def audit_change(actor: str, action: str, details: dict[str, Any]) -> None:
         audit.record_action(tx, run.project_id, actor, action, f"run {run.name}", details, now)
 
-    match applied.content:
+    match changes.content:
         case CheckpointSaved(step, uri):
             checkpoints.add_checkpoint(tx, run.id, Checkpoint(step, uri, run.attempt, now))
         case Resumed(step, actor):
@@ -128,25 +129,27 @@ def _save_content(tx: Transaction, applied: Applied, now: datetime) -> None:
         case EvalChanged(step, reason, version, actor):
             audit_change(actor, "run.eval_changed", {"step": step, "reason": reason, "version": version})
         case EvalAnswered() as answer:
-            save_answer(tx, applied.state, answer, now)
+            _save_answer(tx, changes.state, answer, now)
 
 
-def _save_scores(tx: Transaction, applied: Applied, now: datetime) -> None:
+def _save_scores(tx: Transaction, changes: Changes, now: datetime) -> None:
     """Replace stored scores of several combined evals, and drop the summaries of series that changed in the past."""
-    run, first_step = applied.state.run, applied.scores.first_step
-    changed = [(run.id, point.metric, point.step) for point in applied.late]
+    run, first_step = changes.state.run, changes.scores.first_step
+    changed = [(run.id, point.metric, point.step) for point in changes.late]
     if first_step is not None:
         changed.append((run.id, COMBINED_METRIC, first_step))
-        observations.replace_series(tx, run, COMBINED_METRIC, first_step, applied.scores.points, now)
+        observations.replace_series(tx, run, COMBINED_METRIC, first_step, changes.scores.points, now)
     series.forget_summaries(tx, changed)
 
 
-def _keep_monitor(tx: Transaction, state: RunState) -> RunState:
-    if not state.keeps_monitor:
+def _keep_monitor(tx: Transaction, kept: MonitorState | None, state: RunState) -> RunState:
+    """Store the monitor that an edit kept, or that of the state if the stored one lacks too much."""
+    monitor = kept or (state.monitor if state.keeps_monitor else None)
+    if monitor is None:
         return state
-    stored = StoredMonitorState(state.run.version, state_to_json(state.policy, state.monitor).decode())
+    stored = StoredMonitorState(state.run.version, state_to_json(state.policy, monitor).decode())
     monitor_states.save_state(tx, state.run.id, stored)
-    return replace(state, unkept=0)
+    return state if kept is not None else replace(state, unsaved=0)
 
 
 def _begin_attempt(tx: Transaction, before: Run, run: Run, step: int, now: datetime) -> int:
@@ -201,3 +204,64 @@ def _announce_changes(
                 events.announce_run_event(tx, event_type, project, run, now, request=raised)
             else:
                 events.announce_run_event(tx, event_type, project, run, now)
+
+
+def _save_answer(tx: Transaction, state: RunState, content: EvalAnswered, now: datetime) -> None:
+    """Write the answer, which has become an observation, to its request."""
+    request = eval_requests.find_request(tx, state.run.id, content.request_id)
+    if request is None:
+        return
+    request = replace(
+        request,
+        answered_at=now,
+        actor=content.actor,
+        difference=content.point.value,
+        stderr=content.point.stderr,
+        prompts=content.prompts,
+        probability_after=_find_probability(state),
+    )
+    eval_requests.save_answer(tx, request)
+
+
+def _raise_request(tx: Transaction, before: RunState, state: RunState, now: datetime) -> EvalRequest | None:
+    """Store what the monitor newly asks for; None: nothing, or there is no checkpoint to compare.
+
+    A replay may ask at another step than the first time: the latest request counts. A new attempt asks again for what
+    an earlier one has left unanswered, since an answer counts for its attempt alone.
+    """
+    policy_request, run = find_request(state.policy, state.monitor), state.run
+    if policy_request is None or run.status != RunStatus.RUNNING:
+        return None
+    if policy_request == find_request(before.policy, before.monitor) and run.attempt == before.run.attempt:
+        return None
+    best = run.best_checkpoint
+    if best is None or best.step >= policy_request.step:
+        return None
+    request = EvalRequest(
+        id=new_id(),
+        run_id=run.id,
+        project_id=run.project_id,
+        attempt=run.attempt,
+        step=policy_request.step,
+        number=policy_request.number,
+        multiplier=policy_request.multiplier,
+        best_step=best.step,
+        best_uri=best.uri,
+        probability=_find_probability(state),
+        created_at=now,
+        deadline_at=now + OPEN_FOR,
+    )
+    return request if eval_requests.add_request(tx, request) else None
+
+
+def _find_open_request(state: RunState, request: EvalRequest | None) -> EvalRequest | None:
+    """The request that awaits its answer, if it is still the one that the monitor asks for."""
+    asked, attempt = find_request(state.policy, state.monitor), state.run.attempt
+    is_open = asked is not None and request is not None and (request.attempt, request.step) == (attempt, asked.step)
+    return request if is_open else None
+
+
+def _find_probability(state: RunState) -> float | None:
+    """The probability that the run has turned, from the detector that reports one."""
+    posteriors = (item.value for item in state.monitor.evidence if item is not None and item.kind is Kind.POSTERIOR)
+    return max(posteriors, default=None)

@@ -1,25 +1,41 @@
-"""The cost of messages: detector steps over budget, and replays of runs."""
+"""What messages may cost, and how much of it is committed together."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Sequence
-from datetime import datetime
+from collections.abc import Collection
+from dataclasses import dataclass
 from uuid import UUID
 
 from evalstop_service.errors import TooOften
-from evalstop_service.ingest.applied import Applied
-from evalstop_service.ingest.apply import apply
-from evalstop_service.ingest.facts import Facts, Needs
 from evalstop_service.ingest.messages import Message
-from evalstop_service.ingest.run_state import RunState
 from evalstop_service.security.rate_limits import Rate, RateLimit
 
 REPLAYS = Rate(burst=500, per_second=100)
-"""CPU milliseconds that a key's late observations may spend on replays: a tenth of one CPU.
+"""CPU milliseconds that a key's edits may spend on replays: a tenth of one CPU.
 
 Time is measured, because a stored observation costs one policy many times what it costs another.
 """
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on what is committed together and on what may wait.
+
+    `commits`: concurrent commits, started when earlier ones are slow; the embedded database has one writer.
+    `slow_seconds`: a commit that takes longer no longer blocks others, since it may wait for a lock that they do not
+    need. `edits`: concurrent edits, each in a thread. `requests`, `observations`: in one commit. `waiting`:
+    observations waiting or in a commit. `step_seconds`: a run whose detectors took longer in one commit is committed
+    separately. `replays`: per key.
+    """
+
+    commits: int = 4
+    edits: int = 2
+    requests: int = 1000
+    observations: int = 20_000
+    waiting: int = 200_000
+    step_seconds: float = 0.2
+    slow_seconds: float = 0.05
+    replays: Rate = REPLAYS
 
 
 class CostlyRuns(dict[UUID, float]):
@@ -43,40 +59,22 @@ class CostlyRuns(dict[UUID, float]):
         return {run_id: seconds for run_id, seconds in self.items() if run_id in run_ids}
 
 
-class ReplayShares:
-    """The share of CPU time that each key may spend on replays caused by late observations."""
+class EditCosts:
+    """The share of processor time that the edits of each key may spend on replays. Thread-safe.
 
-    def __init__(self, rate: Rate = REPLAYS) -> None:
-        self._limit = RateLimit(rate)
+    `step_seconds`: see `Limits`.
+    """
 
-    def find_objection(self, message: Message, needs: Needs) -> TooOften | None:
-        """Why a message has to wait: it would replay its run, and its key has used up its share."""
-        if not needs.series or message.sender is None:
-            return None
-        if wait := self._limit.find_wait(message.sender):
-            return TooOften("late observations of this key caused too many replays; retry later", wait)
-        return None
+    def __init__(self, limits: Limits) -> None:
+        self._limit = RateLimit(limits.replays)
+        self.step_seconds = limits.step_seconds
 
-    def apply(
-        self,
-        state: RunState,
-        messages: Sequence[Message],
-        facts: Facts,
-        now: datetime,
-        clock: Callable[[], float] = time.thread_time,
-    ) -> tuple[Applied | Needs, float]:
-        """The result of `ingest.apply`, and its seconds, by default of CPU time, without its pauses. Thread-safe.
-
-        If it replays a run, the first message's key is charged.
-        """
-        started = clock()
-        result = apply(state, messages, facts, now)
-        seconds = clock() - started
-        if facts.points:
-            self.charge(messages[0], seconds)
-        return result, seconds
+    def require_share(self, message: Message) -> None:
+        """Raise TooOften when a message would replay its run, and its key has used up its share."""
+        if message.sender is not None and (wait := self._limit.find_wait(message.sender)):
+            raise TooOften("edits of this key, such as late observations, caused too many replays; retry later", wait)
 
     def charge(self, message: Message, seconds: float) -> None:
-        """Charge a key for the CPU time of a replay caused by its message."""
+        """Charge a key for the processor time of the replay that its message caused."""
         if message.sender is not None:
             self._limit.charge(message.sender, seconds * 1000)

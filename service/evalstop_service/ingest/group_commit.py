@@ -1,9 +1,9 @@
-"""Commits one group of messages: load, apply, save, answer.
+"""Commits groups of messages: load, append, save, answer; and edits, one by one.
 
-load ──> apply ──> save ──> answer
- ^         ^         └─ another process saved the run: load it, apply again
- │         └─────────── Needs: load facts, apply again
- └───────────────────── failed: retry, then each message alone
+load ──> append ──> save ──> answer
+ ^          │         └─ another process saved the run: load it, append again
+ │          └─────────── not an append: an edit, in a thread
+ └────────────────────── failed: retry, then each message alone
 """
 
 from __future__ import annotations
@@ -12,31 +12,35 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from uuid import UUID
 
 import sqlalchemy as sa
-from evalstop_detectors import Policy
+from evalstop_detectors import Policy, find_request
+from msgspec.structs import replace
+from opentelemetry.trace import SpanContext
 
 from evalstop_service.clock import Clock
-from evalstop_service.ingest.applied import Applied
-from evalstop_service.ingest.apply import not_found
+from evalstop_service.errors import ServiceError, TooOften
+from evalstop_service.ingest.append import append
+from evalstop_service.ingest.changes import Changes
 from evalstop_service.ingest.consequences import carry_out
-from evalstop_service.ingest.costs import CostlyRuns, ReplayShares
-from evalstop_service.ingest.facts import NO_FACTS, Facts, Needs, load_facts
-from evalstop_service.ingest.load import Loaded, load_runs
-from evalstop_service.ingest.messages import Message, Receipt
-from evalstop_service.ingest.run_cache import RunCache
-from evalstop_service.ingest.run_state import RunState, with_decision
-from evalstop_service.ingest.waiting import Group
+from evalstop_service.ingest.costs import CostlyRuns, EditCosts, Limits
+from evalstop_service.ingest.edits import Edit
+from evalstop_service.ingest.load import RunCache, load_followed, load_runs
+from evalstop_service.ingest.messages import Answer, Message, Receipt, not_found
+from evalstop_service.ingest.run_state import RunState
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
-from evalstop_service.store import run_health
-from evalstop_service.store.database import Transaction, is_disk_full, is_transient
-from evalstop_service.store.ingest import IngestStore, RunChange
-from evalstop_service.store.runs import Run
+from evalstop_service.runs.retention import refuse_pruned_run
+from evalstop_service.store import run_health, runs
+from evalstop_service.store.database import Database, Transaction, is_disk_full, is_transient
+from evalstop_service.store.eval_requests import EvalRequest
+from evalstop_service.store.ingest import IngestStore, RunChange, save_edit
 
 _log = logging.getLogger(__name__)
 
@@ -47,14 +51,41 @@ LARGE = 1_000
 """From this many observations on, they are applied in a thread, so that the event loop is not blocked."""
 
 
-class GroupCommit:
-    """Commits groups of messages, several at a time if they share no run.
+class Entry:
+    """A message that waits for its answer."""
 
-    `let_others_start` is called in a commit that will take long. `costly` and `replays` are weighed and charged.
+    __slots__ = ("future", "is_answered", "message", "size", "span_context")
+
+    def __init__(self, message: Message, future: asyncio.Future[Receipt], size: int, context: SpanContext) -> None:
+        self.message, self.future, self.size, self.span_context = message, future, size, context
+        self.is_answered = False
+
+    def answer(self, answer: Answer | Exception) -> None:
+        """Answer the message; only the first answer counts."""
+        if self.is_answered:
+            return
+        self.is_answered = True
+        if self.future.done():  # the client disconnected
+            return
+        if isinstance(answer, Exception):
+            self.future.set_exception(answer)
+        else:
+            self.future.set_result(answer)
+
+
+Group = dict[UUID, list[Entry]]
+"""Messages by run, in order of arrival."""
+
+
+class GroupCommit:
+    """Commits groups of messages, several at a time if they share no run, and makes edits.
+
+    `let_others_start` is called in a commit that will take long. `costly` is weighed, `costs` are charged.
     """
 
     def __init__(
         self,
+        database: Database,
         store: IngestStore,
         cache: RunCache,
         clock: Clock,
@@ -62,38 +93,60 @@ class GroupCommit:
         metrics: ServiceMetrics,
         tracer: Tracer,
         costly: CostlyRuns,
-        replays: ReplayShares,
+        costs: EditCosts,
+        limits: Limits,
         let_others_start: Callable[[], object],
     ) -> None:
         self._store, self._cache, self._clock, self._read_time = store, cache, clock, read_time
         self._metrics, self._tracer = metrics, tracer
-        self._costly, self._replays = costly, replays
+        self._costly = costly
         self._let_others_start = let_others_start
         self._policies: dict[UUID, Policy] = {}
+        self._editor = Editor(database, self._policies, costs, read_time)
+        self._edit_threads = ThreadPoolExecutor(limits.edits, "edit")
+
+    async def close(self) -> None:
+        """Close all connections, once nothing is committed any more."""
+        self._edit_threads.shutdown()
+        await self._store.close()
 
     async def commit(self, group: Group) -> None:
-        """Commit a group. If it fails for a non-transient reason, retry each message alone: only the bad one fails."""
+        """Append the messages of a group; for each run, up to the first that is an edit, which stays unanswered.
+
+        If that fails for a non-transient reason, retry each message alone: only the bad one fails.
+        """
         try:
-            await self._commit_with_retries(group)
+            await self._retry(group, partial(self._commit_rounds, group))
         except Exception as error:
             self._cache.drop_states(group)
             unanswered = [entry for entries in group.values() for entry in entries if not entry.is_answered]
-            is_away = isinstance(error, sa.exc.DBAPIError) and (is_transient(error) or is_disk_full(error))
-            if is_away or len(unanswered) <= 1:
+            if _is_away(error) or len(unanswered) <= 1:
                 for entry in unanswered:
                     entry.answer(error)
                 return
             _log.error("commit of %d requests failed; retrying each request alone", len(unanswered), exc_info=error)
-            for entry in unanswered:
-                await self.commit({entry.message.run_id: [entry]})
+            for run_id, entries in group.items():
+                for entry in entries:
+                    if not entry.is_answered:
+                        await self.commit({run_id: [entry]})
+                    if not entry.is_answered:  # an edit, which the later ones wait for
+                        break
 
-    async def _commit_with_retries(self, group: Group) -> None:
+    async def edit(self, entry: Entry) -> None:
+        """Make the edit that a message asks for, in a thread, and answer it."""
+        try:
+            await self._retry({entry.message.run_id: [entry]}, partial(self._edit_once, entry))
+        except Exception as error:
+            self._cache.drop_states([entry.message.run_id])
+            entry.answer(error)
+
+    async def _retry(self, group: Group, attempt: Callable[[], Awaitable[None]]) -> None:
+        links = [entry.span_context for entries in group.values() for entry in entries]
         for pause_seconds in (*PAUSES_SECONDS, None):
             started = time.perf_counter()
-            links = [entry.span_context for entries in group.values() for entry in entries]
             try:
                 with self._tracer.span("commit", links=links, requests=len(links)):
-                    await self._commit_rounds(group)
+                    await attempt()
             except sa.exc.DBAPIError as error:
                 if pause_seconds is None or not is_transient(error):
                     raise
@@ -109,145 +162,145 @@ class GroupCommit:
         """Commit a group, in as many rounds as its messages need, usually one.
 
         1. Load the runs that are not cached, or that another process has or may have saved.
-        2. Apply each run's messages, as many as the state and the facts permit.
+        2. Append each run's messages, as far as they are appends and have no consequences.
         3. Save the changes of each run whose version is unchanged. A state is cached after it is saved, never before: a
            failed save leaves the cache as it was.
-        4. Answer. Everything in an answer is durable. If nothing is saved, no version was compared: unless the run was
-           read in this commit, it is read first, since another process may have changed it.
-        5. Load the missing facts, and continue with the remaining messages. Other commits may start meanwhile.
+        4. Answer. Everything in an answer is durable.
         """
-        unanswered = {
-            run: open_entries
-            for run, entries in group.items()
-            if (open_entries := [e for e in entries if not e.is_answered])
+        waiting = {
+            run_id: unanswered
+            for run_id, entries in group.items()
+            if (unanswered := [entry for entry in entries if not entry.is_answered])
         }
-        facts: dict[UUID, Facts] = {}
-        changed_elsewhere: set[UUID] = set()
-        doubted: set[UUID] = set()
-        while unanswered:
+        while waiting:
             now = self._clock()
-            self._count_loaded("mistaken", len(changed_elsewhere))
-            states, read = await self._load_states(unanswered, changed_elsewhere | doubted)
+            states = await self._load_states(waiting)
             with self._tracer.span("step detectors", runs=len(states)):
-                applied, needs = await self._apply_messages(unanswered, states, facts, now)
-            doubted = {result.state.run.id for result in applied if not result.is_changed} - read - facts.keys()
-            if doubted:
-                applied = [result for result in applied if result.state.run.id not in doubted]
+                appended = await self._append(waiting, states, now)
             with self._tracer.span("write"):
-                saved = await self._save_results(applied, now)
-            changed_elsewhere = {result.state.run.id for result in applied} - {result.state.run.id for result in saved}
-            for result in saved:
-                entries = unanswered[result.state.run.id]
-                for entry, answer in zip(entries, result.answers, strict=False):
+                saved = await self._save(appended, now)
+            for changes in saved:
+                entries = waiting[changes.state.run.id]
+                for entry, answer in zip(entries, changes.answers, strict=False):
                     entry.answer(answer)
-                del entries[: len(result.answers)]
+                del entries[: len(changes.answers)]
             self._record_metrics(saved)
-            self._refuse_replays(unanswered, needs)
-            if needs:
-                self._let_others_start()
-            facts = await self._store.read(partial(load_facts, needs_by_run=needs)) if needs else {}
-            changed_elsewhere |= {
-                run_id for run_id, run_facts in facts.items() if run_facts.version != needs[run_id][0].version
-            }
-            unanswered = {run_id: entries for run_id, entries in unanswered.items() if entries}
+            unsaved = {changes.state.run.id for changes in appended} - {changes.state.run.id for changes in saved}
+            self._cache.shared |= unsaved
+            self._count_loaded("mistaken", len(unsaved))
+            appended_ids = {changes.state.run.id for changes in appended}
+            waiting = {run_id: entries for run_id, entries in waiting.items() if entries and run_id in appended_ids}
 
-    def _refuse_replays(self, unanswered: Group, needs: dict[UUID, tuple[Run, Needs]]) -> None:
-        """Answer the messages that would replay their run, of keys that have used up their share."""
-        for run_id, (_, needed) in list(needs.items()):
-            if objection := self._replays.find_objection(unanswered[run_id][0].message, needed):
-                self._metrics.refused.labels("replays").inc()
-                unanswered[run_id].pop(0).answer(objection)
-                del needs[run_id]
-
-    async def _load_states(self, unanswered: Group, doubted: Collection[UUID]) -> tuple[Loaded, Set[UUID]]:
-        """The states of these runs, and which were read: cached states are used unless they are in `doubted`."""
-        loaded: Loaded = {}
+    async def _load_states(self, waiting: Group) -> dict[UUID, RunState]:
+        """The states of these runs, from the cache unless others saved them; those without one are answered."""
+        loaded: dict[UUID, RunState] = {}
         cached: dict[UUID, RunState] = {}
-        messages_to_load: dict[UUID, list[Message]] = {}
-        for run_id, entries in unanswered.items():
+        missing: dict[UUID, set[UUID]] = {}
+        for run_id, entries in waiting.items():
             state = self._cache.find_state(run_id)
             # Another project's run is looked up as a missing one is, so that the response time reveals nothing.
             is_own = state is not None and state.run.project_id in [entry.message.project_id for entry in entries]
-            if state is not None and is_own and not state.shared and not (doubted and run_id in doubted):
+            if state is not None and is_own and run_id not in self._cache.shared:
                 loaded[run_id] = state
                 continue
-            messages_to_load[run_id] = [entry.message for entry in entries]
+            missing[run_id] = {entry.message.project_id for entry in entries}
             if state is not None:
                 cached[run_id] = state
         counts = Counter(hit=len(loaded))
-        if messages_to_load:
-            query = partial(load_runs, messages=messages_to_load, cached=cached, used=self._policies, counts=counts)
+        if missing:
+            query = partial(load_runs, projects_by_run=missing, cached=cached, used=self._policies, counts=counts)
             read = await self._store.read(query)
+            for run_id in missing:
+                found = read.get(run_id)
+                if isinstance(found, RunState):
+                    loaded[run_id] = found
+                    if found is cached.get(run_id):
+                        self._cache.shared.discard(run_id)
+                    continue
+                for entry in waiting[run_id]:  # there is no such run, or this release cannot read it
+                    entry.answer(found or not_found(entry.message))
             self._cache.put_states(state for state in read.values() if isinstance(state, RunState))
-            loaded |= read
         for source, count in counts.items():
             self._count_loaded(source, count)
-        return loaded, messages_to_load.keys()
+        return loaded
 
     def _count_loaded(self, source: str, count: int) -> None:
         if count:
             self._metrics.loaded_runs.labels(source).inc(count)
 
-    async def _apply_messages(
-        self, unanswered: Group, states: Loaded, facts: Mapping[UUID, Facts], now: datetime
-    ) -> tuple[list[Applied], dict[UUID, tuple[Run, Needs]]]:
-        """Each run's messages applied, and the needs of those that could not be. Those without a state are answered."""
+    async def _append(self, waiting: Group, states: dict[UUID, RunState], now: datetime) -> list[Changes]:
+        """Each run's messages, as far as they are appends."""
+        followed = [state for state in states.values() if state.awaits_decision or _asks(state)]
+        requests: dict[UUID, EvalRequest] = {}
+        if followed:
+            decided, requests = await self._store.read(partial(load_followed, states=followed))
+            for run_id, decision in decided.items():
+                states[run_id] = replace(states[run_id], decision=decision)
         started_at = time.perf_counter()
-        applied: list[Applied] = []
-        needs: dict[UUID, tuple[Run, Needs]] = {}
-        for run_id, entries in unanswered.items():
-            state = states.get(run_id)
-            if not isinstance(state, RunState):  # there is no such run, or this release cannot read it
-                for entry in entries:
-                    entry.answer(state or not_found(entry.message))
-                entries.clear()
-                continue
-            run_facts = facts.get(run_id, NO_FACTS) if facts else NO_FACTS
-            run_facts = run_facts if run_facts.version == state.run.version else NO_FACTS
+        appended: list[Changes] = []
+        for run_id, state in states.items():
+            entries = waiting[run_id]
             messages = [entry.message for entry in entries]
-            size = len(run_facts.points) + sum([entry.size for entry in entries])
-            if size > LARGE or (self._costly and run_id in self._costly):
+            arguments = (state, messages, requests.get(run_id), now)
+            if sum([entry.size for entry in entries]) > LARGE or (self._costly and run_id in self._costly):
                 self._let_others_start()
-                result, seconds = await asyncio.to_thread(self._replays.apply, state, messages, run_facts, now)
+                changes, seconds = await asyncio.to_thread(_measure, time.thread_time, arguments)
             else:
                 # Nothing pauses here, and the wall clock is read in a tenth of the time.
-                clock = time.thread_time if run_facts.points else time.perf_counter
-                result, seconds = self._replays.apply(state, messages, run_facts, now, clock)
-            if self._costly.weigh_step(run_id, seconds):
-                self._metrics.costly_steps.inc()
-            if isinstance(result, Needs):
-                needs[run_id] = state.run, result
-            else:
-                applied.append(result)
-        if applied:
+                changes, seconds = _measure(time.perf_counter, arguments)
+            self._weigh(run_id, seconds)
+            if changes.answers:
+                appended.append(changes)
+        if appended:
             self._metrics.detector_seconds.observe(time.perf_counter() - started_at)
-        return applied, needs
+        return appended
 
-    async def _save_results(self, applied: Sequence[Applied], now: datetime) -> list[Applied]:
-        """Save the changes; returns those that are durable, with their consequences."""
-        changed = [result for result in applied if result.is_changed]
-        if not changed:
-            return list(applied)
-        following: dict[UUID, Applied] = {}
-        costly = self._costly.find_among({result.state.run.id for result in changed}) if self._costly else {}
+    def _weigh(self, run_id: UUID, seconds: float) -> None:
+        if self._costly.weigh_step(run_id, seconds):
+            self._metrics.costly_steps.inc()
+
+    async def _save(self, appended: Sequence[Changes], now: datetime) -> list[Changes]:
+        """Save what was appended; returns what is durable, with its consequences."""
+        if not appended:
+            return []
+        following: dict[UUID, Changes] = {}
+        costly = self._costly.find_among({changes.state.run.id for changes in appended}) if self._costly else {}
 
         def follow_up(tx: Transaction, saved: Collection[UUID]) -> None:
-            for result in changed:
-                if result.content is not None and result.state.run.id in saved:
-                    following[result.state.run.id] = carry_out(tx, result, now, self._read_time)
+            for changes in appended:
+                if changes.follows and changes.state.run.id in saved:
+                    following[changes.state.run.id] = carry_out(tx, changes, now, self._read_time)
             for run_id in costly.keys() & saved:
                 run_health.record_costly_step(tx, run_id, costly[run_id])
 
-        changes = [RunChange(result.before.run, result.state.run, result.points) for result in changed]
-        has_consequences = bool(costly) or any(result.content is not None for result in changed)
-        saved_ids = await self._store.save(changes, now, follow_up if has_consequences else None)
-        saved = [following.get(result.state.run.id, result) for result in changed if result.state.run.id in saved_ids]
-        self._cache.put_states([with_decision(result.state, result.decision) for result in saved])
-        return saved if len(changed) == len(applied) else saved + [item for item in applied if not item.is_changed]
+        rows = [RunChange(changes.before.run, changes.state.run, changes.points) for changes in appended]
+        has_consequences = bool(costly) or any(changes.follows for changes in appended)
+        saved_ids = await self._store.save(rows, now, follow_up if has_consequences else None)
+        saved = [following.get(item.state.run.id, item) for item in appended if item.state.run.id in saved_ids]
+        self._cache.put_states(changes.state for changes in saved)
+        return saved
 
-    def _record_metrics(self, saved: Sequence[Applied]) -> None:
-        self._metrics.unjudged_runs.inc(sum([result.fails for result in saved]))
-        receipts = [answer for result in saved for answer in result.answers if isinstance(answer, Receipt)]
+    async def _edit_once(self, entry: Entry) -> None:
+        message, counts = entry.message, Counter[str]()
+        run_id, now = message.run_id, self._clock()
+        edit = partial(self._editor.edit_run, message, self._cache.find_state(run_id), now, counts)
+        try:
+            changes = await asyncio.get_running_loop().run_in_executor(self._edit_threads, edit)
+        except ServiceError as error:
+            if isinstance(error, TooOften):
+                self._metrics.refused.labels("replays").inc()
+            entry.answer(error)
+            return
+        for source, count in counts.items():
+            self._count_loaded(source, count)
+        self._weigh(run_id, changes.seconds)
+        self._cache.put_states([changes.state])
+        entry.answer(changes.answers[0])
+        self._record_metrics([changes])
+
+    def _record_metrics(self, saved: Iterable[Changes]) -> None:
+        self._metrics.unjudged_runs.inc(sum([changes.fails for changes in saved]))
+        receipts = [answer for changes in saved for answer in changes.answers if isinstance(answer, Receipt)]
         if not receipts:
             return
         self._metrics.commit_requests.observe(len(receipts))
@@ -260,3 +313,71 @@ class GroupCommit:
         for result, count in counts.items():
             if count:
                 self._metrics.observations.labels(result).inc(count)
+
+
+@dataclass(frozen=True)
+class Editor:
+    """Makes edits, in any thread.
+
+    read the run and its rows ──> change them, judge anew ──> lock the run, save, write the consequences
+             ^                                                  │
+             └── it changed meanwhile: once more, locked ───────┘
+
+    The run is judged before it is locked, so that neither a decision nor a post waits for a replay.
+    """
+
+    database: Database
+    policies: dict[UUID, Policy]
+    costs: EditCosts
+    read_time: Callable[[Transaction], datetime]
+
+    def edit_run(self, message: Message, cached: RunState | None, now: datetime, counts: Counter[str]) -> Changes:
+        """Carry out a message; raises ServiceError if it is refused. What is returned is durable."""
+        with self.database.reading() as tx:
+            changes = self._judge(tx, message, cached, now, counts)
+        run = changes.before.run
+        if not changes.is_changed:
+            return changes
+        with self.database.transaction() as tx:
+            if runs.lock_runs(tx, [run.id]).get(run.id) != run.version:
+                changes = self._judge(tx, message, None, now, counts)
+                if not changes.is_changed:
+                    return changes
+            save_edit(tx, RunChange(changes.before.run, changes.state.run, changes.points), now)
+            if changes.seconds > self.costs.step_seconds:
+                run_health.record_costly_step(tx, run.id, changes.seconds)
+            return carry_out(tx, changes, now, self.read_time)
+
+    def _judge(
+        self, tx: Transaction, message: Message, cached: RunState | None, now: datetime, counts: Counter[str]
+    ) -> Changes:
+        run_id, known = message.run_id, {} if cached is None else {message.run_id: cached}
+        state = load_runs(tx, {run_id: {message.project_id}}, known, self.policies, counts).get(run_id)
+        if not isinstance(state, RunState):
+            raise state or not_found(message)
+        refuse_pruned_run(state.run)
+        decided, requests = load_followed(tx, [state])
+        state = replace(state, decision=decided.get(run_id, state.decision))
+        edit = Edit(tx, state, requests.get(run_id), now, lambda: self.costs.require_share(message))
+        started = time.thread_time()
+        changes = edit.apply(message.content)
+        changes.seconds = time.thread_time() - started
+        if edit.has_replayed:
+            self.costs.charge(message, changes.seconds)
+        return changes
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether no message can be committed for now."""
+    return isinstance(error, sa.exc.DBAPIError) and (is_transient(error) or is_disk_full(error))
+
+
+def _asks(state: RunState) -> bool:
+    return bool(state.policy.asking) and find_request(state.policy, state.monitor) is not None
+
+
+def _measure(
+    clock: Callable[[], float], arguments: tuple[RunState, Sequence[Message], EvalRequest | None, datetime]
+) -> tuple[Changes, float]:
+    started = clock()
+    return append(*arguments), clock() - started

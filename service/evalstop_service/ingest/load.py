@@ -2,68 +2,122 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Set
 from uuid import UUID
 
 from evalstop_detectors import MonitorState, Policy, StaleState, advance, find_request, start, state_from_json
 from msgspec.structs import replace
 
 from evalstop_service.errors import ServiceError, UnreadableRow
-from evalstop_service.ingest.messages import CheckpointSaved, Message, Observations
-from evalstop_service.ingest.monitor_moves import move_monitor, observations_past
-from evalstop_service.ingest.run_state import (
-    CHOICE_FAILED,
-    KEEP_EVERY,
-    RunState,
-    Scores,
-    describe_failure,
-    with_decision,
-)
+from evalstop_service.ingest.run_state import SAVE_EVERY, RunState, is_same_stop, move_monitor, observations_past
 from evalstop_service.projects import policies
 from evalstop_service.rules.run_results import Call
-from evalstop_service.runs import watched_metrics
-from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
+from evalstop_service.runs.recorded_verdict import record_verdict
+from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy, select_scores
 from evalstop_service.store import checkpoints, decisions, eval_requests, monitor_states, observations, runs
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.monitor_states import StoredMonitorState
 from evalstop_service.store.runs import Run, RunWithCounts
 
 TOGETHER = 64
-"""Runs read at once: with `KEEP_EVERY` values of each metric they take less than a hundred megabytes."""
+"""Runs read at once: with `SAVE_EVERY` values of each metric they take less than a hundred megabytes."""
 
 REPLAY_WEIGHT = 8
 """The weight of an observation replayed to restore a run, towards storing its monitor: it would be replayed again."""
 
-SHARED_FOR = 16
-"""After this many consecutive messages without outside changes a run counts as this process's alone."""
-
 Loaded = dict[UUID, RunState | ServiceError]
+
+
+class RunCache:
+    """The states of recently used runs, up to `max_bytes`: only what was saved or loaded is put here.
+
+    A state is valid while its version is that of the run's row. `shared`: runs that another process saved since this
+    one did: their versions are compared before use, so that no commit is made in vain.
+    """
+
+    def __init__(self, max_bytes: int = 256 * 2**20) -> None:
+        self._max_bytes = max_bytes
+        self._states: OrderedDict[UUID, tuple[RunState, int]] = OrderedDict()
+        self.bytes = 0
+        self.shared: set[UUID] = set()
+
+    def find_state(self, run_id: UUID) -> RunState | None:
+        """The cached state of a run; its row may be newer."""
+        entry = self._states.get(run_id)
+        return entry[0] if entry is not None else None
+
+    def put_states(self, states: Iterable[RunState]) -> None:
+        """Cache these states; the least recently used ones are evicted."""
+        for state in states:
+            size, (_, before) = state.size_bytes, self._states.pop(state.run.id, (None, 0))
+            self._states[state.run.id] = (state, size)
+            self.bytes += size - before
+        while self.bytes > self._max_bytes and len(self._states) > 1:
+            self.drop_states([next(iter(self._states))])
+
+    def drop_states(self, run_ids: Iterable[UUID]) -> None:
+        """Evict these runs."""
+        for run_id in run_ids:
+            _, size = self._states.pop(run_id, (None, 0))
+            self.bytes -= size
+            self.shared.discard(run_id)
+
+    def __len__(self) -> int:
+        return len(self._states)
 
 
 def load_runs(
     tx: Transaction,
-    messages: Mapping[UUID, Sequence[Message]],
+    projects_by_run: Mapping[UUID, Set[UUID]],
     cached: Mapping[UUID, RunState],
     used: dict[UUID, Policy],
     counts: Counter[str],
 ) -> Loaded:
-    """The current states of these messages' runs; runs that their projects do not have are left out.
+    """The current states of these runs; those that belong to none of the projects given are left out.
 
     `cached`: their cached states. `used`: cache of policies, which never change; policies read are added. `counts`: the
     number of runs loaded each way (hit, moved_on, restored, rebuilt).
     """
     loaded: Loaded = {}
-    run_ids = list(messages)
+    run_ids = list(projects_by_run)
     for at in range(0, len(run_ids), TOGETHER):
-        loaded |= _load_some(tx, run_ids[at : at + TOGETHER], messages, cached, used, counts)
+        some = {run_id: projects_by_run[run_id] for run_id in run_ids[at : at + TOGETHER]}
+        loaded |= _load_some(tx, some, cached, used, counts)
     return loaded
+
+
+def load_followed(tx: Transaction, states: Iterable[RunState]) -> tuple[dict[UUID, Decision], dict[UUID, EvalRequest]]:
+    """The decisions of these runs, and the paired evaluations that await their answers."""
+    states = list(states)
+    requests = {state.run.id: find_request(state.policy, state.monitor) for state in states if state.policy.asking}
+    places = {
+        state.run.id: (state.run.attempt, request.step)
+        for state in states
+        if (request := requests.get(state.run.id)) is not None
+    }
+    deciding = [state.run.id for state in states if state.awaits_decision]
+    return (
+        decisions.load_decisions(tx, deciding) if deciding else {},
+        eval_requests.load_unanswered(tx, places) if places else {},
+    )
+
+
+def find_stored_monitor(policy: Policy, run: Run, stored: StoredMonitorState | None) -> MonitorState | None:
+    """The stored monitor, unless the run's past was changed since, or it is of another policy or release."""
+    if run.last_step is None or stored is None or stored.version < run.rewritten_version:
+        return None
+    try:
+        return state_from_json(policy, stored.state)
+    except StaleState:
+        return None
 
 
 def _load_some(
     tx: Transaction,
-    run_ids: Sequence[UUID],
-    messages: Mapping[UUID, Sequence[Message]],
+    projects_by_run: Mapping[UUID, Set[UUID]],
     cached: Mapping[UUID, RunState],
     used: dict[UUID, Policy],
     counts: Counter[str],
@@ -73,39 +127,25 @@ def _load_some(
     1. Read the rows first. Later reads may be newer; then the save fails, and the run is loaded again.
     2. A run that equals its cached state needs nothing else.
     3. The monitor of any other continues from the cached one, the stored one, or the beginning.
-    4. All catch up on new observations, with their scores if a message brings an eval or a checkpoint.
+    4. All catch up on new observations and checkpoints.
     """
     rows = {
         run_id: row
-        for run_id, row in runs.load_runs_with_counts(tx, run_ids).items()
-        if any(message.project_id == row.run.project_id for message in messages[run_id])
+        for run_id, row in runs.load_runs_with_counts(tx, list(projects_by_run)).items()
+        if row.run.project_id in projects_by_run[run_id]
     }
     loaded: Loaded = {}
     for run_id, (run, _, _) in rows.items():
         state = cached.get(run_id)
         if state is not None and state.run.version == run.version:
-            loaded[run_id] = replace(state, shared=max(0, state.shared - 1))
+            loaded[run_id] = state
     counts["hit"] += len(loaded)
     changed = {run_id: row for run_id, row in rows.items() if run_id not in loaded}
-    if not changed:
-        return loaded
-    restored = _restore_states(tx, changed, cached, used, counts)
-    loaded |= restored
-    states = {run_id: state for run_id, state in restored.items() if isinstance(state, RunState)}
-    scored = {run_id for run_id, state in states.items() if _brings_score(state, messages[run_id])}
-    caught_up = _catch_up(tx, states, scored, {run_id: row.checkpoints for run_id, row in changed.items()})
-    policy_requests = {run_id: find_request(state.policy, state.monitor) for run_id, state in caught_up.items()}
-    places = {
-        run_id: (caught_up[run_id].run.attempt, request.step)
-        for run_id, request in policy_requests.items()
-        if request is not None
-    }
-    unanswered = eval_requests.load_unanswered(tx, places) if places else {}
-    for run_id, state in caught_up.items():
-        state = replace(state, eval_request=unanswered.get(run_id))
-        # Another policy or release may reach another verdict, which the next message records.
-        differs = Call(state.monitor.verdict.verdict) is not state.run.verdict.verdict
-        loaded[run_id] = replace(state, unrecorded=(state.monitor.verdict,)) if differs else state
+    if changed:
+        restored = _restore_states(tx, changed, cached, used, counts)
+        states = {run_id: state for run_id, state in restored.items() if isinstance(state, RunState)}
+        loaded |= restored
+        loaded |= _catch_up(tx, states, {run_id: row.checkpoints for run_id, row in changed.items()})
     return loaded
 
 
@@ -117,7 +157,8 @@ def _restore_states(
     counts: Counter[str],
 ) -> Loaded:
     """The runs of these rows with a monitor to continue from and their decision."""
-    cold = [run_id for run_id, row in rows.items() if not _was_only_added_to(row.run, cached.get(run_id))]
+    appended = {run_id for run_id, row in rows.items() if _was_only_added_to(row.run, cached.get(run_id))}
+    cold = [run_id for run_id in rows if run_id not in appended]
     stored = monitor_states.load_states(tx, cold) if cold else {}
     deciding = [run_id for run_id, row in rows.items() if row.has_decision]
     decided = decisions.load_decisions(tx, deciding) if deciding else {}
@@ -127,10 +168,16 @@ def _restore_states(
         if policy is None:
             restored[run_id] = UnreadableRow("a later release stored the run's policy, or it is damaged")
             continue
-        state, source = _restore_state(run, policy, cached.get(run_id), stored.get(run_id))
-        counts[source] += 1
-        state = replace(state, has_decision=False, final_decision=None)
-        restored[run_id] = with_decision(state, decided.get(run_id))
+        decision = decided.get(run_id)
+        if run_id in appended:
+            counts["moved_on"] += 1
+            restored[run_id] = replace(cached[run_id], run=run, decision=decision, combined=None)
+            continue
+        policy = restrict_policy(policy, run)
+        monitor = find_stored_monitor(policy, run, stored.get(run_id))
+        counts["rebuilt" if monitor is None else "restored"] += 1
+        watch = WatchedMetrics(run, policy)
+        restored[run_id] = RunState(run, watch, monitor or start(policy), {}, decision=decision)
     return restored
 
 
@@ -144,102 +191,63 @@ def _find_policy(tx: Transaction, policy_id: UUID, used: dict[UUID, Policy]) -> 
     return used[policy_id]
 
 
-def _restore_state(
-    run: Run, policy: Policy, cached: RunState | None, stored: StoredMonitorState | None
-) -> tuple[RunState, str]:
-    """The run with a monitor to continue from, and where that came from."""
-    if cached is not None and _was_only_added_to(run, cached):
-        scores = cached.usable_scores
-        state = replace(cached, run=run, recorded=None, unrecorded=(), shared=SHARED_FOR, scores=scores, combined=None)
-        return state, "moved_on"
-    policy = restrict_policy(policy, run)
-    shared = SHARED_FOR if cached is not None else 0
-    monitor = None
-    if run.last_step is not None and stored is not None and stored.version >= run.rewritten_version:
-        monitor = _decode_monitor(policy, stored)
-    source = "rebuilt" if monitor is None else "restored"
-    return RunState(run, policy, WatchedMetrics(run, policy), monitor or start(policy), {}, shared=shared), source
-
-
 def _was_only_added_to(run: Run, cached: RunState | None) -> bool:
     """Whether other processes have only appended to a run since it was cached."""
     return cached is not None and cached.run.version >= run.rewritten_version
 
 
-def _decode_monitor(policy: Policy, stored: StoredMonitorState) -> MonitorState | None:
-    try:
-        return state_from_json(policy, stored.state)
-    except StaleState:
-        return None
-
-
-def _brings_score(state: RunState, messages: Iterable[Message]) -> bool:
-    """Whether these messages bring an eval or a checkpoint, so that the best one has to be chosen."""
-    for message in messages:
-        match message.content:
-            case CheckpointSaved():
-                return True
-            case Observations(points) if any(state.watch.is_eval(point.metric) for point in points):
-                return True
-    return False
-
-
 def _catch_up(
-    tx: Transaction, states: Mapping[UUID, RunState], scored: Collection[UUID], checkpoint_counts: Mapping[UUID, int]
+    tx: Transaction, states: Mapping[UUID, RunState], checkpoint_counts: Mapping[UUID, int]
 ) -> dict[UUID, RunState]:
-    """Catch the states up on what they have not seen; those in `scored` get their scores.
+    """Catch the states up on what they have not seen.
 
-    Checkpoints are only ever added while scores are kept, so an equal count means that they are the same.
+    Checkpoints are only ever added to a cached run, so an equal count means that they are the same.
     """
-    scores = {
-        run_id: state.scores or Scores()
-        for run_id, state in states.items()
-        if state.scores is not None or run_id in scored or state.run.last_step is None
-    }
-    grown = [run_id for run_id, scores_of_run in scores.items() if len(scores_of_run.uris) != checkpoint_counts[run_id]]
+    grown = [run_id for run_id, state in states.items() if len(state.scores.addresses) != checkpoint_counts[run_id]]
     saved = checkpoints.load_checkpoints(tx, grown) if grown else {}
-    scoreless = {
-        (run_id, metric): step
-        for run_id, state in states.items()
-        for metric, step in _find_unseen_steps(state, scores.get(run_id)).items()
-    }
-    last_steps, series = observations.load_last_steps_and_series(tx, list(states), scoreless, KEEP_EVERY)
+    unseen = {run_id: _find_unseen_steps(state) for run_id, state in states.items()}
+    series_steps = {(run_id, metric): step for run_id, steps in unseen.items() for metric, step in steps.items()}
+    last_steps, series = observations.load_last_steps_and_series(tx, list(states), series_steps, SAVE_EVERY)
     caught_up = {}
     for run_id, state in states.items():
         points = series.get(run_id, [])
-        if points is None:  # too many to read together: read alone, and its scores on demand
-            first = 0 if state.monitor.last is None else state.monitor.last[0]
-            points = observations.load_observations_after(tx, run_id, state.watch.metrics, first)
-            scores.pop(run_id, None)
-        unseen = observations_past(state.monitor, state.watch.observations(points))
+        if points is None:  # too many to read together
+            points = observations.load_each_after(tx, run_id, unseen[run_id])
+        past = observations_past(state.monitor, state.watch.observations(points))
         # Without pauses: on the embedded database all commits wait for the thread that loads.
-        moved, _ = move_monitor(state, unseen, advance) if unseen else (state, [])
-        run_scores = scores.get(run_id)
-        if run_scores is not None:
-            evals = watched_metrics.select_scores(state.run, points)
-            try:
-                run_scores.add_scores([score for score in evals if score.step > run_scores.last_step])
-                run_scores.add_checkpoints(saved.get(run_id, ()))
-            except Exception as error:  # the message that needs them builds them again, and records a failure
-                describe_failure(state.run, CHOICE_FAILED, error)
-                run_scores = None
+        moved, _ = move_monitor(state, past, advance)
+        last_score = int(state.scores.steps[-1]) if len(state.scores.steps) else -1
+        evals = [score for score in select_scores(state.run, points) if score.step > last_score]
+        scores = state.scores.add_scores(evals)
+        if run_id in saved:
+            scores = scores.add_checkpoints({item.step: item.uri for item in saved[run_id]})
+        weight = 1 if state.last_steps else REPLAY_WEIGHT  # only a cached state has seen steps
         caught_up[run_id] = replace(
             moved,
+            run=_correct_evidence(moved),
             last_steps=last_steps[run_id],
-            scores=run_scores,
-            scores_count=run_scores.count if run_scores is not None else 0,
-            unkept=state.unkept + (1 if state.count else REPLAY_WEIGHT) * (moved.unkept - state.unkept),
+            scores=scores,
+            unsaved=state.unsaved + weight * (moved.unsaved - state.unsaved),
         )
     return caught_up
 
 
-def _find_unseen_steps(state: RunState, scores: Scores | None) -> dict[str, int]:
+def _find_unseen_steps(state: RunState) -> dict[str, int]:
     """The step from which each metric has to be read; empty if nothing was observed."""
     if state.run.last_step is None:
         return {}
-    last_step, eval_metric = state.monitor.last, state.watch.eval_metric
-    steps = dict.fromkeys(state.watch.metrics, 0 if last_step is None else last_step[0])
-    if eval_metric is not None and scores is not None:
-        after_scores = scores.last_step + 1
+    last, eval_metric = state.monitor.last, state.watch.eval_metric
+    steps = dict.fromkeys(state.watch.metrics, 0 if last is None else last[0])
+    if eval_metric is not None:
+        after_scores = int(state.scores.steps[-1]) + 1 if len(state.scores.steps) else 0
         steps[eval_metric] = min(after_scores, steps.get(eval_metric, after_scores))
     return steps
+
+
+def _correct_evidence(state: RunState) -> Run:
+    """The row with the verdict of the monitor, if both call for the same: its evidence may be of another plan."""
+    run, verdict = state.run, state.monitor.verdict
+    if Call(verdict.verdict) is not run.verdict.verdict or is_same_stop(verdict, run.verdict):
+        return run
+    recorded = record_verdict(verdict)
+    return run if recorded == run.verdict else replace(run, verdict=recorded)

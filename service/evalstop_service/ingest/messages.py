@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from evalstop_service.errors import ServiceError
+from evalstop_service.errors import NotFound, ServiceError
 from evalstop_service.rules.decision_lifecycle import SERVICE
 from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.store.decisions import Decision
@@ -82,6 +82,11 @@ class Message(msgspec.Struct, frozen=True):
     def size(self) -> int:
         """The number of observations, at least 1."""
         return max(1, len(self.content.points)) if isinstance(self.content, Observations) else 1
+
+
+def not_found(message: Message) -> NotFound:
+    """The error for a project that has no such run."""
+    return NotFound(f"there is no run {message.run_id} in this project; create one with POST /api/v1/runs")
 
 
 class ValueConflict(msgspec.Struct, frozen=True):

@@ -1,147 +1,107 @@
-"""The state of a run in memory: its row, and what its next message needs. Immutable: a message yields a new state."""
+"""The state of a run in memory, and how its monitor moves. Immutable: a message yields a new state.
+
+An exception in a detector must not keep the run's observations from being stored. It ends the judgment of the run, at
+the observation that caused it, until the run is judged anew by an edit or by a process that does not have it in memory.
+So does one in the combination of evals or in the choice of the best checkpoint.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterator, Sequence
 
-import evalstop_detectors
 import msgspec
 from evalstop_detectors import (
     CombinedState,
     MonitorState,
     Observation,
     Policy,
-    Score,
+    Scores,
     Verdict,
-    is_late,
+    advance,
+    advance_parts,
+    step,
 )
 from msgspec.structs import replace
 
+from evalstop_service.rules import run_results
 from evalstop_service.rules.decision_lifecycle import OBSERVED
 from evalstop_service.rules.eval_changes import EvalChange
+from evalstop_service.rules.run_results import Call
 from evalstop_service.runs.metric_roles import RoleAssignment
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
-from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.runs import Run
 
 _log = logging.getLogger(__name__)
 
-CHOICE_FAILED = "the choice of the best checkpoint failed"
+SAVE_EVERY = 2048
+"""Observations after which a run's monitor is stored: at most as many are replayed to restore it."""
 
-KEEP_EVERY = 2048
-"""Observations after which a monitor's state is stored: at most as many are replayed to restore it."""
+SLICE = 16
+"""Observations in a thread after which other threads run."""
 
+PAUSE_SECONDS = 0.0002
+"""The shortest pause after a slice: longer than a thread takes to wake up."""
 
-class Trail(msgspec.Struct, frozen=True):
-    """Earlier states of a monitor, from which late observations are replayed instead of from the beginning.
+Advance = Callable[[Policy, MonitorState, Sequence[Observation]], tuple[MonitorState, list[Verdict]]]
+"""`advance`, or the same with pauses."""
 
-    For each gap the last two states at multiples of it are kept: one of them is at least that many observations back,
-    and not more than twice as many. Each is (count of observations, state).
-    """
-
-    near: tuple[tuple[int, MonitorState], ...] = ()
-    far: tuple[tuple[int, MonitorState], ...] = ()
-
-    def extended(self, count: int, state: MonitorState) -> Trail:
-        """The trail with the state after `count` observations."""
-        near = _extend_states(self.near, 16, count, state)
-        # Whenever a multiple of 128 is passed, so is one of 16.
-        return self if near is self.near else Trail(near, _extend_states(self.far, 128, count, state))
-
-    def before(self, observation: Observation) -> Trail:
-        """The trail without the states for which this observation is late."""
-        return Trail(*(tuple(s for s in states if not is_late(s[1], observation)) for states in (self.near, self.far)))
-
-    @property
-    def last(self) -> tuple[int, MonitorState] | None:
-        """The latest state and its count."""
-        return max((states[-1] for states in (self.near, self.far) if states), key=lambda item: item[0], default=None)
-
-
-def _extend_states(
-    states: tuple[tuple[int, MonitorState], ...], gap: int, count: int, state: MonitorState
-) -> tuple[tuple[int, MonitorState], ...]:
-    return states if states and count // gap <= states[-1][0] // gap else (*states[-1:], (count, state))
-
-
-class Scores:
-    """The scores and checkpoints of a run, from which the best one is chosen.
-
-    `count` counts what was added, so that a state recognizes scores
-    that have advanced past it, for example by a message whose commit failed: see `RunState.usable_scores`.
-    """
-
-    __slots__ = ("all", "count", "last_step", "uris")
-
-    def __init__(self, scores: Iterable[Score] = (), checkpoints: Iterable[Checkpoint] = ()) -> None:
-        self.all = evalstop_detectors.Scores()
-        self.last_step = -1
-        self.uris: dict[int, str] = {}
-        self.count = 0
-        self.add_scores(scores)
-        self.add_checkpoints(checkpoints)
-
-    def add_scores(self, scores: Iterable[Score]) -> None:
-        """Add scores by ascending step, all past the last one."""
-        added = list(scores)
-        if added:
-            self.all = self.all.add_scores(added)
-            self.last_step = added[-1].step
-            self.count += len(added)
-
-    def add_checkpoints(self, checkpoints: Iterable[Checkpoint]) -> None:
-        """Add checkpoints; known ones are skipped."""
-        added = {item.step: item.uri for item in checkpoints if item.step not in self.uris}
-        if added:
-            self.uris |= added
-            self.all = self.all.add_checkpoints(added)
-            self.count += len(added)
+_STATE_BYTES, _METRIC_BYTES, _CHECKPOINT_BYTES = 12_000, 250, 250
 
 
 class RunState(msgspec.Struct, frozen=True):
-    """A run with everything its next message needs.
+    """A run with everything its next observations need.
 
-    `last_steps`: the highest live step of each metric: a later observation is new. `has_decision`: whether the current
-    attempt has one; `final_decision`: that one, if it is in shadow or held out, so that only a person changes it and
-    with it the run's version. `eval_request`: the paired evaluation awaiting its answer. `recorded`: the verdict in the
-    run's row; None if the row was read. `unrecorded`: verdicts reached since the row was written. `combined`: for a run
-    with several evals, the state of their combination; None: it has to be computed again. `count`: observations since
-    the monitor was restored; `unkept`: those that its stored state lacks. `failure`: why the run is no longer judged;
-    the detectors see nothing more until the monitor is replayed. `shared`: another process recently saved the run: for
-    this many more messages its version is checked before use.
+    `watch`: its metrics and policy. `last_steps`: the highest live step of each metric: a later observation is new.
+    `scores`: its finite evals and its checkpoints. `combined`: for a run with several evals, the state of their
+    combination; None: it has to be computed from the rows. `decision`: on the current attempt, as last read. `unsaved`:
+    observations that the stored monitor lacks. `failure`: why the run is no longer judged; the detectors see nothing
+    more.
     """
 
     run: Run
-    policy: Policy
     watch: WatchedMetrics
     monitor: MonitorState
     last_steps: dict[str, int]
-    has_decision: bool = False
-    final_decision: Decision | None = None
-    eval_request: EvalRequest | None = None
-    scores: Scores | None = None
-    scores_count: int = 0
+    scores: Scores = Scores()
     combined: CombinedState | None = None
-    recorded: Verdict | None = None
-    unrecorded: tuple[Verdict, ...] = ()
-    trail: Trail = Trail()
-    count: int = 0
-    unkept: int = 0
+    decision: Decision | None = None
+    unsaved: int = 0
     failure: str | None = None
-    shared: int = 0
 
     @property
-    def usable_scores(self) -> Scores | None:
-        """The scores, unless they have advanced past this state."""
-        return self.scores if self.scores is not None and self.scores.count == self.scores_count else None
+    def policy(self) -> Policy:
+        """The policy as it judges this run."""
+        return self.watch.policy
+
+    @property
+    def agrees_with_row(self) -> bool:
+        """Whether the row says what the rows of the run's observations lead to: another policy or release may differ,
+        and so may a process whose detectors do not fail."""
+        run = self.run
+        return Call(self.monitor.verdict.verdict) is run.verdict.verdict and self.failure == run.detector_failure
 
     @property
     def keeps_monitor(self) -> bool:
         """Whether the monitor is to be stored: the stored one lacks many observations, this one passed over none."""
-        return self.unkept >= KEEP_EVERY and self.failure is None
+        return self.unsaved >= SAVE_EVERY and self.failure is None
+
+    @property
+    def awaits_decision(self) -> bool:
+        """Whether the decision may have changed since it was read. In shadow or held out only a person changes it, and
+        with it the run's version."""
+        return self.decision is not None and self.decision.state not in OBSERVED
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory the state takes."""
+        scores = self.scores
+        arrays = (scores.steps, scores.values, scores.stderrs, scores.versions, scores.saved)
+        size = sum([array.nbytes for array in arrays]) + _CHECKPOINT_BYTES * len(scores.addresses)
+        return _STATE_BYTES + _METRIC_BYTES * len(self.last_steps) + size
 
 
 def describe_failure(run: Run, what: str, error: Exception) -> str:
@@ -158,18 +118,96 @@ def with_eval_changes(state: RunState, changes: tuple[EvalChange, ...]) -> RunSt
     return replace(state, run=run, watch=WatchedMetrics(run, state.policy))
 
 
-def with_roles(state: RunState, roles: RoleAssignment, *, anew: bool = False) -> RunState:
-    """The state with these roles; the run is judged again if its metrics or its policy change, or `anew`."""
+def with_roles(state: RunState, roles: RoleAssignment) -> RunState:
+    """The state with these roles; `watch` stays the same unless they change how the run is judged."""
     run = replace(state.run, metrics=roles.metrics, recognition=roles.recognition)
     policy = restrict_policy(state.policy, run)
-    if roles.metrics != state.run.metrics or policy is not state.policy or anew:
-        return replace(state, run=run, policy=policy, watch=WatchedMetrics(run, policy))
-    return replace(state, run=run) if roles.recognition != state.run.recognition else state
+    if roles.metrics == state.run.metrics and policy is state.policy:
+        return replace(state, run=run) if roles.recognition != state.run.recognition else state
+    return replace(state, run=run, watch=WatchedMetrics(run, policy))
 
 
-def with_decision(state: RunState, decision: Decision | None) -> RunState:
-    """The state with the decision on its attempt."""
-    final = decision if decision is not None and decision.state in OBSERVED else None
-    if decision is None or (state.has_decision and state.final_decision is final):
-        return state
-    return replace(state, has_decision=True, final_decision=final)
+def advance_in_slices(
+    policy: Policy, monitor: MonitorState, observations: Sequence[Observation]
+) -> tuple[MonitorState, list[Verdict]]:
+    """Like `advance`; outside the event loop's thread, pauses after each slice for as long as the slice took.
+
+    Late observations and long batches are less urgent than what others wait for, who get at least half of the time.
+    numpy releases the interpreter's lock for microseconds several times in each step. Each release wakes the threads
+    that wait for the lock, too late, and their wait, after which the interpreter would hand it over, begins anew: in
+    the middle of a long replay or batch the event loop could wait for 0.1 s.
+    """
+    if len(observations) <= SLICE or _runs_event_loop():
+        return advance(policy, monitor, observations)
+    return advance_parts(policy, monitor, _pause_between_slices(observations))
+
+
+def move_monitor(
+    state: RunState, observations: Sequence[Observation], advance_by: Advance = advance_in_slices
+) -> tuple[RunState, list[Verdict]]:
+    """The state after its monitor has seen these observations, which follow its last; and the verdicts at which its
+    call changed.
+
+    If a detector fails, the monitor is as before the observation at which it did, and passes over the others.
+    """
+    monitor, failure = state.monitor, state.failure
+    if not observations:
+        return state, []
+    if failure is None:
+        try:
+            monitor, verdicts = advance_by(state.policy, monitor, observations)
+        except Exception:
+            monitor, verdicts, failure = _advance_until_failure(state, observations)
+    else:
+        verdicts = [monitor.verdict]
+    changed = len(verdicts) > 1 or monitor.verdict.verdict is not state.monitor.verdict.verdict
+    if failure is not None:
+        monitor = replace(monitor, last=observations[-1].order)
+    unsaved = state.unsaved + len(observations)
+    return replace(state, monitor=monitor, unsaved=unsaved, failure=failure), verdicts if changed else []
+
+
+def _advance_until_failure(
+    state: RunState, observations: Sequence[Observation]
+) -> tuple[MonitorState, list[Verdict], str | None]:
+    """Like `advance`, one observation at a time, so that a failure has the same effect however they arrive."""
+    monitor, verdicts = state.monitor, list[Verdict]()
+    for observation in observations:
+        call = monitor.verdict.verdict
+        try:
+            monitor, verdict = step(state.policy, monitor, observation)
+        except Exception as error:
+            failure = describe_failure(state.run, f"a detector failed at step {observation.step}", error)
+            return monitor, [*verdicts, monitor.verdict], failure
+        if verdict.verdict is not call:
+            verdicts.append(verdict)
+    return monitor, [*verdicts, monitor.verdict], None
+
+
+def observations_past(monitor: MonitorState, observations: list[Observation]) -> list[Observation]:
+    """The observations that the monitor has not seen yet."""
+    last = monitor.last
+    return observations if last is None else [item for item in observations if item.order > last]
+
+
+def is_same_stop(verdict: Verdict, recorded: run_results.Verdict) -> bool:
+    """Whether this is the recorded stop, whose reason may have been extended."""
+    is_stop = verdict.stops and recorded.verdict is Call.STOP
+    return is_stop and recorded.step == verdict.step and recorded.reason.startswith(verdict.reason)
+
+
+def _pause_between_slices(observations: Sequence[Observation]) -> Iterator[Sequence[Observation]]:
+    began_at = time.monotonic()
+    for first in range(0, len(observations), SLICE):
+        if first:
+            time.sleep(max(PAUSE_SECONDS, time.monotonic() - began_at))
+            began_at = time.monotonic()
+        yield observations[first : first + SLICE]
+
+
+def _runs_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -34,7 +34,8 @@ class ServiceMetrics:
     `observations`: by result (accepted, duplicate, conflict). `refused`: refused requests, by reason.
     `delayed`: requests that waited for their key's share of the event loop.
     `commit_observations`, `commit_requests`, `commit_seconds`: of each group commit. `waiting_observations`: queued for
-    one. `loaded_runs`: how a run's monitor was loaded before a batch (hit, moved_on, restored, rebuilt), and how often
+    one. `cached_bytes`: of the run cache.
+    `loaded_runs`: how a run's monitor was loaded before a batch (hit, moved_on, restored, rebuilt), and how often
     the cache was stale, so that a batch was applied twice.
     `detector_seconds`: of each group. `costly_steps`: of one run, over the budget.
     `unjudged_runs`: no longer judged, after an error.
@@ -66,6 +67,9 @@ class ServiceMetrics:
         )
         self.waiting_observations = Gauge(
             "evalstop_waiting_observations", "Observations waiting for a commit.", registry=self.registry
+        )
+        self.cached_bytes = Gauge(
+            "evalstop_cached_bytes", "Memory of the runs in the cache, about.", registry=self.registry
         )
         self.loaded_runs = self._counter(
             "evalstop_loaded_runs",

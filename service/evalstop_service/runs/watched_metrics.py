@@ -35,14 +35,24 @@ OWN_METRICS = frozenset({PAIRED_METRIC, COMBINED_METRIC})
 class WatchedMetrics:
     """The metrics of a run that the detectors of a policy see, with their roles and directions.
 
+    `policy`: as it judges this run.
     `eval_metric`: the eval metric of the run, whether or not the policy watches it; `eval_sign` turns it so that
     higher is better. `combined`: if there are several evals, their names and weights.
     """
 
-    __slots__ = ("_critical", "_eval_changes", "_roles", "_total_steps", "combined", "eval_metric", "eval_sign")
+    __slots__ = (
+        "_critical",
+        "_eval_changes",
+        "_roles",
+        "_total_steps",
+        "combined",
+        "eval_metric",
+        "eval_sign",
+        "policy",
+    )
 
     def __init__(self, run: Run, policy: Policy) -> None:
-        self.combined = find_combined_evals(run)
+        self.policy, self.combined = policy, find_combined_evals(run)
         self._roles = {
             metric: (MetricRole(role["role"]), find_sign(run, metric))
             for metric, role in run.metrics.items()

@@ -13,6 +13,7 @@ from evalstop_service.rules.run_results import Verdict
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
+from evalstop_service.store.tables import LIVE, observations, runs
 
 T = TypeVar("T")
 
@@ -29,6 +30,29 @@ class RunChange(msgspec.Struct, frozen=True):
     before: Run
     run: Run
     points: Sequence[PostedObservation]
+
+
+def save_edit(tx: Transaction, change: RunChange, now: datetime) -> None:
+    """Save a run that is locked, all columns in which it differs, with its new observations."""
+    before, run = change.before, change.run
+    columns = [column.name for column in runs.c if getattr(run, column.name) != getattr(before, column.name)]
+    tx.execute(runs.update().where(runs.c.id == run.id).values({name: getattr(run, name) for name in columns}))
+    rows = [
+        {
+            "run_id": run.id,
+            "metric": point.metric,
+            "step": point.step,
+            "superseded_by": LIVE,
+            "value": point.value,
+            "stderr": point.stderr,
+            "attempt": run.attempt,
+            "observed_at": point.time,
+            "received_at": now,
+        }
+        for point in change.points
+    ]
+    if rows:
+        tx.execute(observations.insert(), rows)
 
 
 class IngestStore(Protocol):

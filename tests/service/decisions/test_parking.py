@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from evalstop_service.ingest import (
 )
 from evalstop_service.ingest.open_run import Resume
 from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.observability.tracing import Tracer
 from evalstop_service.rules.decision_lifecycle import Action, DecisionState, StopOrdered, Undone, Vetoed
 from evalstop_service.rules.statuses import RunStatus, Treatment
 from evalstop_service.store import endpoints, tables
@@ -28,6 +30,7 @@ from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
+from opentelemetry.trace import Span
 
 from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.event_check import check_events
@@ -306,21 +309,27 @@ def test_park_can_be_vetoed(database: Database) -> None:
     assert project.load_decision_states(run) == ["pending", "vetoed"]
 
 
+class VetoingTracer(Tracer):
+    """Calls a function when what was computed is about to be saved."""
+
+    def __init__(self, veto: Callable[[], object]) -> None:
+        super().__init__()
+        self._veto = veto
+
+    def span(self, name: str, **attributes: Any) -> AbstractContextManager[Span]:
+        if name == "write":
+            self._veto()
+        return super().span(name, **attributes)
+
+
 def test_veto_during_the_recovery_counts(database: Database) -> None:
     """A park that is vetoed after its run's recovery was computed, and before it is saved, stays vetoed."""
     project = set_up_parking(database, veto_window_seconds=60.0)
     run, decision = project.open_declining_run(policy="set-aside")
-    readings = iter(range(10))
-
-    def read_clock() -> datetime:
-        if next(readings) == 1:  # the decision has been read; the result is about to be saved
-            project.apply_command(decision, Vetoed(NOW, "dana", "a known dip"))
-        return NOW
-
-    committer = Committer(database, RunCache(), read_clock, ServiceMetrics())
+    tracer = VetoingTracer(lambda: project.apply_command(decision, Vetoed(NOW, "dana", "a known dip")))
+    committer = Committer(database, RunCache(), lambda: NOW, ServiceMetrics(), tracer=tracer)
     with running_in_thread(committer):
         committer.submit_and_wait(Message(project.id, run.id, Observations(tuple(RISING))))
-    assert next(readings) > 1
     assert project.load_decision_states(run) == ["pending", "vetoed"]
     assert project.load_run(run).attempt == 1
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, EvalAnswered, Receipt, Resumed
-from evalstop_service.ingest.eval_requests import OPEN_FOR
+from evalstop_service.ingest.consequences import OPEN_FOR
 from evalstop_service.runs.watched_metrics import PAIRED_METRIC
 from evalstop_service.store import eval_requests, tables
 from evalstop_service.store.eval_requests import EvalRequest

@@ -8,11 +8,8 @@ import pytest
 from evalstop_detectors import DetectorError, Evidence, Kind, Member, Observation, Policy, start
 from evalstop_service.evaluation.replays import replay_run
 from evalstop_service.ingest import CheckpointSaved, Message, Observations, Receipt, Resumed
-from evalstop_service.ingest.applied import Applied
-from evalstop_service.ingest.apply import apply
-from evalstop_service.ingest.facts import NO_FACTS
-from evalstop_service.ingest.monitor_moves import LATE_WEIGHT
-from evalstop_service.ingest.run_state import KEEP_EVERY
+from evalstop_service.ingest.append import append
+from evalstop_service.ingest.run_state import SAVE_EVERY
 from evalstop_service.rules.run_results import Call
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store.runs import Run
@@ -45,7 +42,7 @@ def open_failing_run(project: ProjectFixture, *, calls_at: int = 1_000_000) -> R
     detector = FailingDetector(calls_at)
     policy = Policy("failing", (Member(detector, detector.thresholds),))
     watch = WatchedMetrics(state.run, policy)
-    project.cache.put_states([replace(state, policy=policy, watch=watch, monitor=start(policy))])
+    project.cache.put_states([replace(state, watch=watch, monitor=start(policy))])
     return run
 
 
@@ -104,18 +101,16 @@ def test_run_is_judged_again_by_a_process_whose_detectors_do_not_fail(project: P
     assert project.load_run(run).detector_failure is None
 
 
-def test_posts_of_a_failing_run_have_no_consequences_after_many_late_ones(project: ProjectFixture) -> None:
+def test_posts_of_a_failing_run_have_no_consequences(project: ProjectFixture) -> None:
     """They are saved by the hot statement alone: a monitor that passed over observations is never stored."""
     run = open_failing_run(project)
-    project.post_observations(run, evals(0.5, start=100))
-    for step in range(4, 4 + KEEP_EVERY // LATE_WEIGHT):
-        project.post_observations(run, evals(0.5, start=step))
+    project.post_observations(run, evals(*[0.5] * SAVE_EVERY, start=1))
+    project.post_observations(run, evals(0.5, start=SAVE_EVERY + 1))
     state = project.cached_state(run)
-    assert (state.failure is not None, state.unkept >= KEEP_EVERY) == (True, True)
-    (point,) = evals(0.5, start=101)
-    applied = apply(state, [Message(project.id, run.id, Observations((point,)))], NO_FACTS, NOW)
-    assert isinstance(applied, Applied)
-    assert applied.content is None
+    assert (state.failure is not None, state.unsaved >= SAVE_EVERY) == (True, True)
+    (point,) = evals(0.5, start=SAVE_EVERY + 2)
+    changes = append(state, [Message(project.id, run.id, Observations((point,)))], None, NOW)
+    assert (len(changes.answers), changes.follows) == (1, False)
 
 
 def test_replay_names_the_failure_of_a_detector(project: ProjectFixture) -> None:

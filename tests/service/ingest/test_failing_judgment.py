@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
-from evalstop_detectors import CombinedState, Score
 from evalstop_service.ingest import CheckpointSaved, Observations, Resumed
-from evalstop_service.ingest.run_state import Scores
 from evalstop_service.rules.role_recognition import COMBINED_METRIC, MetricFields
-from evalstop_service.store.checkpoints import Checkpoint
+from evalstop_service.runs.watched_metrics import WatchedMetrics
+from evalstop_service.store import observations
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from msgspec.structs import replace
@@ -16,22 +15,22 @@ from msgspec.structs import replace
 from tests.service.project_fixture import ProjectFixture, evals
 
 
-class FailingScores(Scores):
-    """Scores to which nothing can be added."""
+class FailingFits(dict[tuple[int, int], Any]):
+    """Fits without which no checkpoint can be chosen."""
 
-    def add_scores(self, scores: Iterable[Score]) -> None:
-        if list(scores):
-            raise ZeroDivisionError("scores")
+    def get(self, *_: object) -> Any:
+        raise ZeroDivisionError("fits")
 
-    def add_checkpoints(self, checkpoints: Iterable[Checkpoint]) -> None:
-        if list(checkpoints):
-            raise ZeroDivisionError("checkpoints")
+    def copy(self) -> FailingFits:
+        return self
 
 
 def open_run_with_failing_choice(project: ProjectFixture) -> Run:
     run = project.open_run(policy="paper")
+    project.submit(run, CheckpointSaved(0, "s3://bucket/0"))
     project.post_observations(run, evals(0.5))
-    project.cache.put_states([replace(project.cached_state(run), scores=FailingScores(), scores_count=0)])
+    state = project.cached_state(run)
+    project.cache.put_states([replace(state, scores=replace(state.scores, fits=FailingFits()))])
     return run
 
 
@@ -41,7 +40,7 @@ def test_evals_are_stored_although_the_choice_of_the_checkpoint_fails(project: P
     unjudged = project.read_counter("evalstop_unjudged_runs_total")
     assert project.post_observations(run, evals(0.9, start=1)).accepted == 1
     failure = project.load_run(run).detector_failure
-    assert failure == "the choice of the best checkpoint failed: ZeroDivisionError('scores')"
+    assert failure == "the choice of the best checkpoint failed: ZeroDivisionError('fits')"
     assert project.post_observations(run, evals(0.8, 0.7, 0.6, start=2)).accepted == 3
     assert project.load_run(run).detector_failure == failure
     assert project.load_run(run).last_step == 4
@@ -50,14 +49,17 @@ def test_evals_are_stored_although_the_choice_of_the_checkpoint_fails(project: P
 
 
 def test_checkpoint_is_stored_although_the_choice_fails(project: ProjectFixture) -> None:
-    """The choice is attempted again with the next one, from everything that is stored."""
+    """Another process chooses again with the next one, from everything that is stored."""
     run = open_run_with_failing_choice(project)
-    project.submit(run, CheckpointSaved(0, "s3://bucket/0"))
-    assert project.load_run(run).detector_failure is not None
+    project.post_observations(run, evals(0.4, start=1))
     project.submit(run, CheckpointSaved(1, "s3://bucket/1"))
-    best = project.load_run(run).best_checkpoint
-    assert best is not None
-    assert best.step == 0
+    assert project.load_run(run).detector_failure is not None
+    project.evict_run(run)
+    project.submit(run, CheckpointSaved(2, "s3://bucket/2"))
+    row = project.load_run(run)
+    assert row.detector_failure is None
+    assert row.best_checkpoint is not None
+    assert row.best_checkpoint.step == 0
 
 
 def test_run_whose_choice_failed_is_judged_again_in_a_new_attempt(project: ProjectFixture) -> None:
@@ -68,21 +70,21 @@ def test_run_whose_choice_failed_is_judged_again_in_a_new_attempt(project: Proje
     assert project.load_run(run).detector_failure is None
 
 
-def test_run_whose_choice_failed_stays_marked_until_a_choice_succeeds(project: ProjectFixture) -> None:
-    """Another process that loads the run chooses again only with an eval or a checkpoint."""
+def test_run_whose_choice_failed_is_judged_again_by_another_process(project: ProjectFixture) -> None:
+    """It stays marked until a process that does not have it in memory brings its row up to date."""
     run = open_run_with_failing_choice(project)
     project.post_observations(run, evals(0.9, start=1))
     failure = project.load_run(run).detector_failure
     assert failure is not None
-    project.evict_run(run)
     project.post_observations(run, [PostedObservation("kl", 1, 0.1)])
     assert project.load_run(run).detector_failure == failure
-    project.post_observations(run, evals(0.8, start=2))
+    project.evict_run(run)
+    project.post_observations(run, [PostedObservation("kl", 2, 0.1)])
     assert project.load_run(run).detector_failure is None
 
 
 def test_evals_are_stored_although_they_cannot_be_combined(project: ProjectFixture) -> None:
-    """Scores that are missing follow with the next evals."""
+    """Scores that are missing follow with the next evals, in a process that can combine them."""
     roles: MetricFields = {"role": "eval", "direction": "maximize"}
     run = project.open_run(metrics={"a": roles, "b": roles})
 
@@ -91,25 +93,16 @@ def test_evals_are_stored_although_they_cannot_be_combined(project: ProjectFixtu
 
     project.post_observations(run, make_evals(0))
     state = project.cached_state(run)
-    assert state.combined is not None
-    broken = CombinedState(state.combined.evals[:1], last=0)  # two weights, but one eval
-    project.cache.put_states([replace(state, combined=broken)])
+    weightless: Any = {metric: {**roles, "weight": None} for metric in ("a", "b")}
+    watch = WatchedMetrics(replace(state.run, metrics=weightless), state.policy)
+    project.cache.put_states([replace(state, watch=watch, combined=None)])
     assert project.submit(run, Observations((*make_evals(1), *make_evals(2)))).accepted == 4
     failure = project.load_run(run).detector_failure
     assert failure is not None
-    assert failure.startswith("the combination of the evals failed: ValueError")
-    project.submit(run, Observations(tuple(make_evals(3))))
-    assert project.cached_state(run).last_steps[COMBINED_METRIC] == 3
-
-
-def test_run_is_loaded_although_its_scores_cannot_be_caught_up(project: ProjectFixture) -> None:
-    """They are built again by the message that needs them."""
-    run = open_run_with_failing_choice(project)
-    state = project.cached_state(run)
+    assert failure.startswith("the combination of the evals failed: TypeError")
     project.evict_run(run)
-    project.post_observations(run, evals(0.6, start=1))  # as another process would
-    project.cache.put_states([replace(state, shared=1)])
-    assert project.post_observations(run, evals(0.7, start=2)).accepted == 1
-    maximum = project.load_run(run).raw_maximum
-    assert maximum is not None
-    assert maximum.score == 0.7
+    project.submit(run, Observations(tuple(make_evals(3))))
+    assert project.load_run(run).detector_failure is None
+    with project.database.reading() as tx:
+        scores = observations.load_series(tx, run.id, [COMBINED_METRIC])
+    assert [score.step for score in scores] == [0, 1, 2, 3]

@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from evalstop_detectors import POLICIES, MetricRole, Observation, advance, replay, start
+from evalstop_detectors import state_from_json
 from evalstop_service.ingest import CheckpointSaved, Message, Observations, Resumed, RunCache
 from evalstop_service.ingest.load import REPLAY_WEIGHT
-from evalstop_service.ingest.run_state import KEEP_EVERY, Trail
+from evalstop_service.ingest.run_state import SAVE_EVERY
 from evalstop_service.store import monitor_states
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.fixtures.statements import record_statements
 from tests.service.project_fixture import ProjectFixture, evals, set_up_project
@@ -70,32 +68,32 @@ def test_rest_of_a_step_is_added(project: ProjectFixture) -> None:
     assert project.cached_monitor(run) == cold.cached_monitor(run)
 
 
-def test_run_is_rebuilt_when_the_past_changed(project: ProjectFixture) -> None:
-    """A late observation or a resume in another process invalidates the cached state."""
+def test_run_is_restored_when_the_past_changed(project: ProjectFixture) -> None:
+    """A late observation or a resume in another process invalidates the cached state, and stores one before it."""
     run, other = project.open_run(), replace(project, cache=RunCache())
     post_and_read_result(project, run, [PostedObservation("eval", 0, 0.1), PostedObservation("eval", 5, 0.2)])
     assert post_and_read_result(other, run, [PostedObservation("eval", 3, 0.9)]) == "rebuilt"
-    assert post_and_read_result(project, run, [PostedObservation("eval", 6, 0.3)]) == "rebuilt"
+    assert post_and_read_result(project, run, [PostedObservation("eval", 6, 0.3)]) == "restored"
     other.submit(run, Resumed(3))
-    assert post_and_read_result(project, run, [PostedObservation("eval", 4, 0.3)]) == "rebuilt"
+    assert post_and_read_result(project, run, [PostedObservation("eval", 4, 0.3)]) == "restored"
 
 
 def test_new_process_restores_the_saved_state(project: ProjectFixture) -> None:
     """A long run is replayed from its last saved state, not from the beginning."""
     run = project.open_run(policy="default")
-    for start_step in range(0, 3 * KEEP_EVERY, 64):
+    for start_step in range(0, 3 * SAVE_EVERY, 64):
         project.post_observations(run, evals(*(step % 7 / 7 for step in range(64)), start=start_step))
     with project.database.reading() as tx:
         assert run.id in monitor_states.load_states(tx, [run.id])
     cold = replace(project, cache=RunCache())
-    assert post_and_read_result(cold, run, evals(0.5, start=3 * KEEP_EVERY)) == "restored"
+    assert post_and_read_result(cold, run, evals(0.5, start=3 * SAVE_EVERY)) == "restored"
     project.evict_run(run)
     everything = replace(project, cache=RunCache())
     project.drop_monitor_state(run)
-    assert post_and_read_result(everything, run, evals(0.6, start=3 * KEEP_EVERY + 1)) == "rebuilt"
-    post_and_read_result(cold, run, evals(0.7, start=3 * KEEP_EVERY + 2))
-    post_and_read_result(everything, run, evals(0.8, start=3 * KEEP_EVERY + 3))
-    post_and_read_result(cold, run, evals(0.9, start=3 * KEEP_EVERY + 4))
+    assert post_and_read_result(everything, run, evals(0.6, start=3 * SAVE_EVERY + 1)) == "rebuilt"
+    post_and_read_result(cold, run, evals(0.7, start=3 * SAVE_EVERY + 2))
+    post_and_read_result(everything, run, evals(0.8, start=3 * SAVE_EVERY + 3))
+    post_and_read_result(cold, run, evals(0.9, start=3 * SAVE_EVERY + 4))
     post_and_read_result(everything, run, [])
     assert cold.cached_monitor(run) == everything.cached_monitor(run)
 
@@ -103,7 +101,7 @@ def test_new_process_restores_the_saved_state(project: ProjectFixture) -> None:
 def test_replayed_state_is_saved(project: ProjectFixture) -> None:
     """A process that replayed much of a run saves its state with the next message; a short replay is not saved."""
     long_run, short_run = project.open_run(), project.open_run()
-    worth_saving = KEEP_EVERY // REPLAY_WEIGHT
+    worth_saving = SAVE_EVERY // REPLAY_WEIGHT
     project.post_observations(long_run, evals(*(step % 7 / 7 for step in range(worth_saving))))
     project.post_observations(short_run, evals(*(step % 7 / 7 for step in range(worth_saving // 2))))
     for run, expected in ((long_run, "restored"), (short_run, "rebuilt")):
@@ -179,7 +177,7 @@ def test_updates_of_many_runs_are_read_together(database: Database) -> None:
 def test_long_run_is_loaded_beside_a_short_one(project: ProjectFixture) -> None:
     """A run with more evals than are read together is loaded correctly, and so is a short run with it."""
     long_run, short_run = project.open_run(), project.open_run()
-    for run, length in ((long_run, KEEP_EVERY + 100), (short_run, 20)):
+    for run, length in ((long_run, SAVE_EVERY + 100), (short_run, 20)):
         project.submit(run, CheckpointSaved(3, "file:///3"))
         project.post_observations(run, evals(*(step % 7 / 7 + step % 5 / 50 for step in range(length))))
     project.drop_monitor_state(long_run)
@@ -187,7 +185,7 @@ def test_long_run_is_loaded_beside_a_short_one(project: ProjectFixture) -> None:
     cold = replace(project, cache=RunCache())
     last = Observations(tuple(evals(0.9, start=10_000)))
     cold.submit_all([Message(project.id, run.id, last) for run in (long_run, short_run)])
-    for run, length in ((long_run, KEEP_EVERY + 100), (short_run, 20)):
+    for run, length in ((long_run, SAVE_EVERY + 100), (short_run, 20)):
         reference = project.open_run()
         project.submit(reference, CheckpointSaved(3, "file:///3"))
         project.post_observations(reference, evals(*(step % 7 / 7 + step % 5 / 50 for step in range(length))))
@@ -199,11 +197,11 @@ def test_long_run_is_loaded_beside_a_short_one(project: ProjectFixture) -> None:
 def test_state_shared_by_processes_is_saved(project: ProjectFixture) -> None:
     """A run whose posts are spread over two processes has its state saved as often as in one process."""
     run, other = project.open_run(), replace(project, cache=RunCache())
-    for step in range(0, 2 * KEEP_EVERY, 256):
+    for step in range(0, 2 * SAVE_EVERY, 256):
         (other if step % 512 else project).post_observations(
             run, evals(*(index % 7 / 7 for index in range(256)), start=step)
         )
-    assert post_and_read_result(replace(project, cache=RunCache()), run, evals(0.5, start=2 * KEEP_EVERY)) == "restored"
+    assert post_and_read_result(replace(project, cache=RunCache()), run, evals(0.5, start=2 * SAVE_EVERY)) == "restored"
 
 
 def test_failed_commit_leaves_no_trace_in_the_cache(project: ProjectFixture) -> None:
@@ -221,23 +219,33 @@ def test_failed_commit_leaves_no_trace_in_the_cache(project: ProjectFixture) -> 
 
 def test_cache_evicts_the_least_recently_used_run(project: ProjectFixture) -> None:
     """A full cache drops the runs that were used longest ago."""
-    project = replace(project, cache=RunCache(most=2))
     runs = [project.open_run() for _ in range(3)]
-    assert [post_and_read_result(project, run, evals(0.1)) for run in runs] == ["rebuilt"] * 3
-    assert [post_and_read_result(project, run, evals(0.2, start=1)) for run in runs[1:]] == ["hit"] * 2
-    assert post_and_read_result(project, runs[0], evals(0.2, start=1)) == "rebuilt"
+    post_and_read_result(project, runs[0], evals(0.1))
+    size = project.cached_state(runs[0]).size_bytes
+    project = replace(project, cache=RunCache(max_bytes=2 * size + size // 2))
+    assert [post_and_read_result(project, run, evals(0.1, start=1)) for run in runs] == ["rebuilt"] * 3
+    assert 2 * size <= project.cache.bytes < 3 * size
+    assert [post_and_read_result(project, run, evals(0.2, start=2)) for run in runs[1:]] == ["hit"] * 2
+    assert post_and_read_result(project, runs[0], evals(0.2, start=2)) == "rebuilt"
+    project.evict_run(runs[0])
+    project.evict_run(runs[2])
+    assert (len(project.cache), project.cache.bytes) == (0, 0)
 
 
-@given(st.lists(st.integers(0, 400), min_size=1, max_size=60, unique=True), st.integers(0, 400))
-def test_trail_goes_back_before_a_late_observation(steps: list[int], late: int) -> None:
-    """Replaying from the state that the trail goes back to, with the late observation, equals a full replay."""
-    policy = POLICIES["paper"]
-    observations = [Observation(MetricRole.EVAL, 2 * step, step % 5) for step in sorted(steps)]
-    trail, state = Trail(), start(policy)
-    for count, observation in enumerate(observations, 1):
-        state, _ = advance(policy, state, [observation])
-        trail = trail.extended(count, state)
-    late_observation = Observation(MetricRole.EVAL, 2 * late + 1, 0.5)
-    count, earlier_state = trail.before(late_observation).last or (0, start(policy))
-    remaining = sorted([*observations, late_observation], key=lambda item: item.order)[count:]
-    assert advance(policy, earlier_state, remaining)[0] == replay(policy, [*observations, late_observation])
+def test_late_observation_is_replayed_from_a_monitor_before_it(project: ProjectFixture) -> None:
+    """What an edit replays begins at the stored monitor; the next late observation finds one just before the last."""
+    run = project.open_run(policy="default")
+    project.post_observations(run, evals(*(step % 7 / 7 for step in range(500))))
+    orders = []
+    for late in (480, 490, 470):
+        project.post_observations(run, [PostedObservation("proxy", late, 0.5)])
+        with project.database.reading() as tx:
+            stored = monitor_states.load_states(tx, [run.id])[run.id]
+        monitor = state_from_json(project.cached_state(run).policy, stored.state)
+        orders.append(monitor.last)
+    assert [order and order[0] for order in orders] == [479, 489, 469]
+    monitor_after = project.cached_monitor(run)
+    rebuilt = replace(project, cache=RunCache())
+    project.drop_monitor_state(run)
+    post_and_read_result(rebuilt, run, [])
+    assert rebuilt.cached_monitor(run) == monitor_after

@@ -37,6 +37,7 @@ from tests.service.running_service import RunningService, run_service
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 UNITS = (
+    "bytes",
     "ratio",
     "seconds",
     "steps",
