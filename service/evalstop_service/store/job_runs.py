@@ -64,6 +64,27 @@ def list_endangered_runs(tx: Transaction, run: Run, action: Action) -> list[JobR
     return [other for other in spared if other.part is None or other.part == own]
 
 
+def has_open_window(tx: Transaction, run: Run, action: Action, heard_until: datetime) -> bool:
+    """Whether the stop of another live run of a run's job can still be vetoed, which a stop of the job would ignore."""
+    if run.job_key is None:
+        return False
+    own = None if action is Action.PARK else find_job_part(run.labels)
+    query = (
+        sa.select(runs.c.labels)
+        .join(decisions, (decisions.c.run_id == runs.c.id) & (decisions.c.attempt == runs.c.attempt))
+        .where(
+            runs.c.project_id == run.project_id,
+            runs.c.job_key == run.job_key,
+            runs.c.id != run.id,
+            runs.c.status.in_(OPEN),
+            decisions.c.state == DecisionState.PENDING,
+            decisions.c.due_at > heard_until,
+        )
+    )
+    parts = [find_job_part(row.labels) for row in tx.execute(query)]
+    return any(own is None or not own.can_be_ended or part in (None, own) for part in parts)
+
+
 def count_runs_alive(tx: Transaction, run: Run, at: datetime) -> int:
     """How many runs of a run's job, itself included, ran at this time."""
     if run.job_key is None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from evalstop_service.decisions import deadlines, transitions
+from evalstop_service.decisions import deadlines, transitions, veto_windows
 from evalstop_service.rules.decision_lifecycle import DecisionState, Released, Vetoed
 from evalstop_service.store import tables
-from evalstop_service.store.database import Database
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.runs import Run
 
 from tests.service.decisions.test_parking import PARKING_POLICY
@@ -186,3 +186,21 @@ def test_gpus_of_a_job_count_once(project: ProjectFixture) -> None:
         saved.append(sum(project.load_case(run).gpu_hours_saved or 0.0 for run in runs))
     assert saved[0] > 0
     assert saved[1] == pytest.approx(saved[0])
+
+
+def test_stop_waits_for_the_longest_veto_window_of_its_job(project: ProjectFixture) -> None:
+    """A person has one of two stops of a job wait: the other one, which would end both runs, waits as well."""
+    first, second = open_in_job(project, "a"), open_in_job(project, "b")
+    for run in (first, second):
+        project.post_observations(run, DECLINING_EVALS)
+    deadlines.process_overdue(project.database, NOW)
+    with project.database.transaction() as tx:
+        longer = tables.decisions.update().where(tables.decisions.c.run_id == second.id)
+        tx.execute(longer.values(due_at=ONE_HOUR_LATER + timedelta(hours=1)))
+    for heard_until, state in ((ONE_HOUR_LATER, "pending"), (ONE_HOUR_LATER + timedelta(hours=1), "requested")):
+
+        def read_time(_: Transaction, now: datetime = heard_until) -> datetime:
+            return now
+
+        veto_windows.request_stops(project.database, heard_until, read_time)
+        assert [read_state(project, run)[0] for run in (first, second)] == [state, state]
