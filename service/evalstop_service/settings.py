@@ -145,7 +145,7 @@ class MlflowSettings(_Group):
     """Folder of the artifacts that this service stores. None is `artifacts` in the data folder."""
 
     mlflow_artifact_bytes: Count = 4 * 2**30
-    """Largest artifact in bytes; a larger one is not stored, and logged as a warning."""
+    """Largest artifact in bytes; a larger one is refused."""
 
     mlflow_forward_url: Annotated[str, AfterValidator(_check_server_url)] | None = None
     """MLflow server that receives a copy of everything logged with MLflow's API. None forwards nothing."""

@@ -42,7 +42,7 @@ class ServiceMetrics:
     `deliveries`: attempts by result (delivered, retry, dead, cancelled).
     `delivery_seconds`: of an attempt. `delivery_lag_seconds`: from being due to being sent. `request_seconds`: HTTP
     answers by method, route template and class of status. `mlflow_left_out`: metrics, labels, params, checkpoints and
-    artifacts of MLflow clients that were not stored. `mlflow_forwarded`: requests to forward to an MLflow server, by
+    lengths of MLflow clients that were not stored. `mlflow_forwarded`: requests to forward to an MLflow server, by
     result. `pruned_runs`, `pruned_rows`: removed by retention.
     """
 
@@ -104,7 +104,7 @@ class ServiceMetrics:
         self.mlflow_left_out = self._counter(
             "evalstop_mlflow_left_out_items",
             "Data logged by MLflow clients that was not stored, by kind.",
-            ("what", "step", "label", "param", "checkpoint", "artifact"),
+            ("what", "step", "label", "param", "checkpoint", "total_steps"),
         )
         self.mlflow_forwarded = self._counter(
             "evalstop_mlflow_forwarded_requests",

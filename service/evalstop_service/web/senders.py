@@ -15,7 +15,7 @@ from evalstop_service.web.context import read_address
 from evalstop_service.web.dashboard.cookies import SESSION, read_cookie
 from evalstop_service.web.dashboard.visitor import Site, identify_visitor
 from evalstop_service.web.limits import LIMITS, is_decision_path
-from evalstop_service.web.mlflow.authentication import read_secret
+from evalstop_service.web.mlflow.protocol import read_secret
 
 
 def create_identify(site: Site) -> Callable[[Scope], Awaitable[Sender]]:

@@ -29,11 +29,25 @@ from evalstop_service.store.ids import new_id
 from evalstop_service.web.context import Caller, Db
 from evalstop_service.web.limits import in_thread
 from evalstop_service.web.mlflow import requests
-from evalstop_service.web.mlflow.authentication import Ingest, MlflowRoute, ReadOrIngest
-from evalstop_service.web.mlflow.errors import MlflowError, invalid_parameter, not_found
 from evalstop_service.web.mlflow.experiments import Root, load_experiment
+from evalstop_service.web.mlflow.protocol import (
+    Ingest,
+    MlflowError,
+    MlflowRoute,
+    ReadOrIngest,
+    invalid_parameter,
+    not_found,
+)
 from evalstop_service.web.mlflow.requests import Document, is_uuid
-from evalstop_service.web.mlflow.run_logger import Logger, QueriedRun, RunLogger, load_recorded, load_run, parse_run_id
+from evalstop_service.web.mlflow.run_logger import (
+    Logger,
+    QueriedRun,
+    RunLogger,
+    find_checkpoint,
+    load_recorded,
+    load_run,
+    parse_run_id,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -43,57 +57,10 @@ SCHEME = "mlflow-artifacts:"
 
 _OF_RUN = re.compile(r"(?P<root>(?:.*?/)?(?P<run>[0-9a-f]{32})/artifacts)/(?P<path>.+)")
 
-MIN_FREE_BYTES = 1 << 30
-"""Minimum free space on the folder's disk, which may also hold the embedded database."""
-MIN_FILE_BYTES = 4096
-"""What a file counts for at least, so that empty files use up the quota too."""
+MIN_FREE_BYTES, MIN_FILE_BYTES = 1 << 30, 4096
+"""Free space that stays on the disk, which may also hold the database; and what an empty file counts for."""
 MEASURED_SECONDS = 600.0
 """How long the measured size of a project's folder is relied upon; other replicas, and people, may change it."""
-
-
-class Artifact(NamedTuple):
-    """A file or folder by its name; folders have no size."""
-
-    name: str
-    is_folder: bool
-    size_bytes: int | None
-
-
-class Checkpoint(NamedTuple):
-    """The step of a checkpoint, and its path below the artifacts of its run. `by_epoch`: the step is an epoch."""
-
-    step: int
-    path: str
-    by_epoch: bool = False
-
-
-_NUMBERED = re.compile(r"(?:checkpoint|ckpt|(?:global_?)?step)[-_]?(\d{1,15})(?:\.\w+)*", re.IGNORECASE)
-"""`checkpoint-500` of transformers, `global_step_500` of MLflow's autologging, `step-500.pt`."""
-_LIGHTNING = re.compile(r"(?:.*[-_.])?step=(\d{1,15})(?:[-_.].*)?", re.IGNORECASE)
-"""`epoch=2-step=500`, after 500 steps, whose metrics Lightning logs at step 499, as it counts these from 0."""
-_EPOCH = re.compile(r"epoch_(\d{1,15})")
-"""`checkpoints/epoch_2` of MLflow's autologging, which logs metrics by epoch too."""
-_NOTES = re.compile(
-    r"\.(?:csv|gif|html?|jpe?g|jsonl?|log|md|mp4|parquet|pdf|png|svg|tsv|txt|wav|webp|ya?ml)", re.IGNORECASE
-)
-"""Endings of files that people log for a step and that are no checkpoint of it, such as `step-500/samples.json`."""
-
-
-def find_checkpoint(path: str) -> Checkpoint | None:
-    """The checkpoint that an artifact is, or belongs to, by the names in its path; the outermost counts."""
-    parts = path.split("/")
-    for depth, part in enumerate(parts, 1):
-        is_named = part.lower().startswith(("checkpoint", "ckpt")) and depth < len(parts)
-        if not is_named and _NOTES.fullmatch(Path(parts[-1]).suffix):
-            continue
-        below = "/".join(parts[:depth])
-        if (numbered := _NUMBERED.fullmatch(part)) is not None:
-            return Checkpoint(int(numbered[1]), below)
-        if (saved := _LIGHTNING.fullmatch(part)) is not None:
-            return Checkpoint(max(0, int(saved[1]) - 1), below)
-        if parts[0] == "checkpoints" and (epoch := _EPOCH.fullmatch(part)) is not None:
-            return Checkpoint(int(epoch[1]), below, by_epoch=True)
-    return None
 
 
 class ArtifactFolder:
@@ -104,15 +71,15 @@ class ArtifactFolder:
         self._lock = threading.Lock()
         self._used: dict[UUID, tuple[int, float]] = {}
 
-    def list_artifacts(self, project_id: UUID, path: str) -> list[Artifact]:
-        """The contents of a folder, by name; empty if there is no such folder. Raises MlflowError."""
+    def list_artifacts(self, project_id: UUID, path: str, prefix: str = "") -> list[Document]:
+        """The contents of a folder, by name, with `prefix` before each; empty if there is none. Raises MlflowError."""
         folder = Path(self.folder, project_id.hex, *split_path(path))
-        if not folder.is_dir():
-            return []
-        return sorted(
-            Artifact(entry.name, entry.is_dir(), None if entry.is_dir() else entry.stat().st_size)
-            for entry in folder.iterdir()
-        )
+        entries = sorted(folder.iterdir(), key=lambda entry: entry.name) if folder.is_dir() else []
+        return [
+            {"path": prefix + entry.name, "is_dir": entry.is_dir()}
+            | ({} if entry.is_dir() else {"file_size": entry.stat().st_size})
+            for entry in entries
+        ]
 
     def find_file(self, project_id: UUID, path: str) -> Path | None:
         """Find a file; None if there is none. Raises MlflowError."""
@@ -153,7 +120,7 @@ class ArtifactFolder:
 
 
 def split_path(path: str) -> list[str]:
-    """The parts of a path, which must stay below its folder. Raises MlflowError."""
+    """The parts of a path, which stays below its folder. Raises MlflowError."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if any(part == ".." or "\\" in part or not part.isprintable() for part in parts):
         raise invalid_parameter("Invalid path")
@@ -243,7 +210,6 @@ async def _find_artifacts(request: Request) -> ArtifactFolder:
 
 Artifacts = Annotated[ArtifactFolder, Depends(_find_artifacts)]
 
-
 router = APIRouter(prefix=PREFIX, route_class=MlflowRoute)
 tracking_router = APIRouter(route_class=MlflowRoute)
 
@@ -251,7 +217,7 @@ tracking_router = APIRouter(route_class=MlflowRoute)
 @router.get("")
 def list_artifacts(caller: ReadOrIngest, artifacts: Artifacts, path: str = "") -> Document:
     """The files and folders in a folder."""
-    return {"files": _file_documents(artifacts, caller, path)}
+    return {"files": artifacts.list_artifacts(caller.project_id, path)}
 
 
 @router.get("/{path:path}")
@@ -286,17 +252,9 @@ def list_artifacts_of_run(
     with database.reading() as tx:
         uri = load_recorded(tx, [load_run(tx, caller.project_id, run_id)], root)[0].artifact_uri
     folder = path.strip("/")
-    files = _file_documents(artifacts, caller, f"{uri.removeprefix(SCHEME)}/{folder}", f"{folder}/" if folder else "")
-    return {"root_uri": uri, "files": files if uri.startswith(SCHEME) else []}
-
-
-def _file_documents(artifacts: ArtifactFolder, caller: Caller, folder: str, prefix: str = "") -> list[Document]:
-    """The contents of a folder, in MLflow's format; `prefix` precedes each name."""
-    return [
-        {"path": prefix + item.name, "is_dir": item.is_folder}
-        | ({} if item.size_bytes is None else {"file_size": item.size_bytes})
-        for item in artifacts.list_artifacts(caller.project_id, folder)
-    ]
+    stored_at, prefix = f"{uri.removeprefix(SCHEME)}/{folder}", f"{folder}/" if folder else ""
+    files = artifacts.list_artifacts(caller.project_id, stored_at, prefix) if uri.startswith(SCHEME) else []
+    return {"root_uri": uri, "files": files}
 
 
 def _start_upload(database: Database, artifacts: ArtifactFolder, project_id: UUID, path: str) -> Upload:
@@ -407,17 +365,12 @@ def finalize_model(model_id: str, body: requests.FinalizeModel, logger: Logger, 
 
 
 @tracking_router.delete("/logged-models/{model_id}")
+@tracking_router.patch("/logged-models/{model_id}/tags")
 @tracking_router.delete("/logged-models/{model_id}/tags/{tag_key:path}")
 @tracking_router.post("/logged-models/{model_id}/params")
 def accept_change(model_id: str, caller: Ingest) -> Document:
     """Accept a change of a model, which is not kept."""
     return {}
-
-
-@tracking_router.patch("/logged-models/{model_id}/tags")
-def set_model_tags(model_id: str, caller: Ingest, database: Db, root: Root) -> Document:
-    """Accept tags of a model, which are not kept."""
-    return _find_model(model_id, caller, database, root).document
 
 
 @tracking_router.post("/runs/outputs")

@@ -19,9 +19,16 @@ from evalstop_service.store.experiments import DEFAULT_NAME, DEFAULT_NUMBER, Exp
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.mlflow_runs import Clause, Order, Search
 from evalstop_service.web.context import Caller, Ctx, Db, Now
-from evalstop_service.web.mlflow import labels, search
-from evalstop_service.web.mlflow.authentication import Ingest, MlflowRoute, ReadOrIngest
-from evalstop_service.web.mlflow.errors import MlflowError, already_exists, invalid_parameter, not_found
+from evalstop_service.web.mlflow import requests, search
+from evalstop_service.web.mlflow.protocol import (
+    Ingest,
+    MlflowError,
+    MlflowRoute,
+    ReadOrIngest,
+    already_exists,
+    invalid_parameter,
+    not_found,
+)
 from evalstop_service.web.mlflow.requests import (
     CreateExperiment,
     DeleteExperimentTag,
@@ -86,7 +93,7 @@ def get_experiment(caller: ReadOrIngest, database: Db, root: Root, experiment_id
 def get_experiment_by_name(caller: ReadOrIngest, database: Db, root: Root, experiment_name: str) -> Document:
     """An experiment by its name."""
     with database.reading() as tx:
-        experiment = experiments.find_experiment_by_name(tx, caller.project_id, labels.clean_text(experiment_name))
+        experiment = experiments.find_experiment_by_name(tx, caller.project_id, requests.clean_text(experiment_name))
     if experiment is None and experiment_name == DEFAULT_NAME:
         experiment = default_experiment(caller.project_id, root)
     if experiment is None:
@@ -269,15 +276,15 @@ def _set_deleted(
 
 
 def _check_name(name: str) -> str:
-    if labels.clean_text(name) != name:
+    if requests.clean_text(name) != name:
         raise invalid_parameter(f"experiment {name!r:.100}: a name has no control characters")
     return name
 
 
 def _to_tags(current: dict[str, str], tags: Sequence[ItemIn]) -> dict[str, str]:
-    merged = labels.merge_items(current, [tag.to_item() for tag in tags])
+    merged = requests.merge_items(current, [tag.to_item() for tag in tags])
     if merged.dropped:
-        raise invalid_parameter(f"an experiment has at most {labels.MOST_LABELS} tags")
+        raise invalid_parameter(f"an experiment has at most {requests.MOST_LABELS} tags")
     return merged.labels
 
 

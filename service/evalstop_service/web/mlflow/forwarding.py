@@ -29,9 +29,8 @@ from evalstop_service.rules.decision_lifecycle import SERVICE
 from evalstop_service.store import runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
-from evalstop_service.web.mlflow import labels
-from evalstop_service.web.mlflow.labels import FORWARDED_RUN
-from evalstop_service.web.mlflow.requests import Document, to_milliseconds
+from evalstop_service.web.mlflow import requests
+from evalstop_service.web.mlflow.requests import FORWARDED_RUN, Document, to_milliseconds
 
 _log = logging.getLogger(__name__)
 
@@ -204,9 +203,9 @@ class Forwarder:
             "POST",
             "runs/create",
             {
-                "experiment_id": self._find_experiment(run.labels.get(labels.EXPERIMENT)),
-                "user_id": run.labels.get(labels.USER, ""),
-                "run_name": run.labels.get(labels.RUN_NAME, run.name),
+                "experiment_id": self._find_experiment(run.labels.get(requests.EXPERIMENT)),
+                "user_id": run.labels.get(requests.USER, ""),
+                "run_name": run.labels.get(requests.RUN_NAME, run.name),
                 "start_time": to_milliseconds(run.created_at),
                 "tags": [*tags, {"key": _ORIGINAL_RUN, "value": str(run.id)}],
             },

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
+from pathlib import PurePosixPath
+from typing import Annotated, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -27,13 +29,48 @@ from evalstop_service.store.mlflow_runs import MlflowRun
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import MAX_STEP
 from evalstop_service.web.context import Caller, Commit, Context, Ctx, Db, Now
-from evalstop_service.web.mlflow import labels
-from evalstop_service.web.mlflow.authentication import Ingest
-from evalstop_service.web.mlflow.errors import invalid_parameter, not_found
+from evalstop_service.web.mlflow import requests
 from evalstop_service.web.mlflow.experiments import default_experiment
 from evalstop_service.web.mlflow.forwarding import ForwardedRequest, Forwarder
-from evalstop_service.web.mlflow.labels import CHECKPOINT, Item
-from evalstop_service.web.mlflow.requests import Document, MetricIn, is_uuid
+from evalstop_service.web.mlflow.protocol import Ingest, invalid_parameter, not_found
+from evalstop_service.web.mlflow.requests import CHECKPOINT, Document, Item, MetricIn, is_uuid
+
+
+class Checkpoint(NamedTuple):
+    """The step of a checkpoint, and its path below the artifacts of its run. `by_epoch`: the step is an epoch."""
+
+    step: int
+    path: str
+    by_epoch: bool = False
+
+
+_NUMBERED = re.compile(r"(?:checkpoint|ckpt|(?:global_?)?step)[-_]?(\d{1,15})(?:\.\w+)*", re.IGNORECASE)
+"""`checkpoint-500` of transformers, `global_step_500` of MLflow's autologging, `step-500.pt`."""
+_LIGHTNING = re.compile(r"(?:.*[-_.])?step=(\d{1,15})(?:[-_.].*)?", re.IGNORECASE)
+"""`epoch=2-step=500`, after 500 steps, whose metrics Lightning logs at step 499, as it counts these from 0."""
+_EPOCH = re.compile(r"epoch_(\d{1,15})")
+"""`checkpoints/epoch_2` of MLflow's autologging, which logs metrics by epoch too."""
+_NOTES = re.compile(
+    r"\.(?:csv|gif|html?|jpe?g|jsonl?|log|md|mp4|parquet|pdf|png|svg|tsv|txt|wav|webp|ya?ml)", re.IGNORECASE
+)
+"""Endings of files that people log for a step and that are no checkpoint of it, such as `step-500/samples.json`."""
+
+
+def find_checkpoint(path: str) -> Checkpoint | None:
+    """The checkpoint that an artifact is, or belongs to, by the names in its path; the outermost counts."""
+    parts = path.split("/")
+    for depth, part in enumerate(parts, 1):
+        is_named = part.lower().startswith(("checkpoint", "ckpt")) and depth < len(parts)
+        if not is_named and _NOTES.fullmatch(PurePosixPath(parts[-1]).suffix):
+            continue
+        below = "/".join(parts[:depth])
+        if (numbered := _NUMBERED.fullmatch(part)) is not None:
+            return Checkpoint(int(numbered[1]), below)
+        if (saved := _LIGHTNING.fullmatch(part)) is not None:
+            return Checkpoint(max(0, int(saved[1]) - 1), below)
+        if parts[0] == "checkpoints" and (epoch := _EPOCH.fullmatch(part)) is not None:
+            return Checkpoint(int(epoch[1]), below, by_epoch=True)
+    return None
 
 
 class RunLogger:
@@ -58,7 +95,7 @@ class RunLogger:
         """End a run; if a tag names the decision because of which the trainer ended it, the decision becomes
         `obeyed`."""
         with self.database.reading() as tx:
-            tag = load_run(tx, self.project_id, run_id).labels.get(labels.OBEYED, "")
+            tag = load_run(tx, self.project_id, run_id).labels.get(requests.OBEYED, "")
         obeyed = UUID(tag) if status is RunStatus.COMPLETED and is_uuid(tag) else None
         commands.finish_run(self.database, self.project_id, run_id, status, self.now, obeyed=obeyed, actor=self.actor)
 
@@ -68,7 +105,7 @@ class RunLogger:
 
         def merge(current: dict[str, str]) -> dict[str, str]:
             nonlocal dropped
-            merged, dropped = labels.merge_tags(current, tags)
+            merged, dropped = requests.merge_tags(current, tags)
             return merged
 
         open_run.relabel_run(self.database, self.project_id, run_id, merge, self.actor, self.now, self.key)
@@ -81,7 +118,7 @@ class RunLogger:
 
         def merge(current: MlflowRun) -> MlflowRun:
             nonlocal dropped
-            merged, dropped = labels.merge_params(current.params, params)
+            merged, dropped = requests.merge_params(current.params, params)
             return replace(current, params=merged)
 
         self.change_mlflow_run(run_id, merge)
@@ -98,14 +135,14 @@ class RunLogger:
     def register_checkpoints(self, run_id: UUID, tags: list[Item]) -> None:
         """Register the checkpoints that tags name."""
         for key, value in tags:
-            step, uri = key.removeprefix(CHECKPOINT), labels.clean_text(value)
+            step, uri = key.removeprefix(CHECKPOINT), requests.clean_text(value)
             if step == key or not step.isdecimal() or len(step) > 15 or not uri:
                 continue
             self.register_checkpoint(run_id, int(step), uri)
 
     def register_checkpoint(self, run_id: UUID, step: int, uri: str) -> None:
         """Register a checkpoint. The first URI of a step stands, as the first of all logged values."""
-        if len(uri) > labels.LONGEST_VALUE or step > MAX_STEP:  # truncated, it would be another URI
+        if len(uri) > requests.LONGEST_VALUE or step > MAX_STEP:  # truncated, it would be another URI
             self._count_dropped("checkpoint")
             return
         try:

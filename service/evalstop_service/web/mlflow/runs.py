@@ -20,9 +20,7 @@ from evalstop_service.store.mlflow_runs import STATUSES, MlflowRun, Order
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.context import Context, Ctx, Db
-from evalstop_service.web.mlflow import labels, requests, search
-from evalstop_service.web.mlflow.authentication import MlflowRoute, Read, ReadOrIngest
-from evalstop_service.web.mlflow.errors import invalid_parameter, not_found
+from evalstop_service.web.mlflow import requests, search
 from evalstop_service.web.mlflow.experiments import (
     Root,
     fill_page,
@@ -31,8 +29,8 @@ from evalstop_service.web.mlflow.experiments import (
     make_search,
     pair_documents,
 )
-from evalstop_service.web.mlflow.labels import Item
-from evalstop_service.web.mlflow.requests import Document, to_milliseconds
+from evalstop_service.web.mlflow.protocol import MlflowRoute, Read, ReadOrIngest, invalid_parameter, not_found
+from evalstop_service.web.mlflow.requests import Document, Item, to_milliseconds
 from evalstop_service.web.mlflow.run_logger import (
     Logger,
     QueriedRun,
@@ -52,15 +50,15 @@ router = APIRouter(route_class=MlflowRoute)
 def create_run(body: requests.CreateRun, logger: Logger, root: Root) -> Document:
     """Create a run; always a new one, as in MLflow."""
     tags = [tag.to_item() for tag in body.tags]
-    sent_name = body.run_name or dict(tags).get(labels.RUN_NAME, "")
-    name = labels.clean_text(sent_name).strip() or "run"
-    tags += [Item(labels.RUN_NAME, name), *([Item(labels.USER, body.user_id)] if body.user_id else [])]
-    run_labels, _ = labels.merge_tags({}, tags)
+    sent_name = body.run_name or dict(tags).get(requests.RUN_NAME, "")
+    name = requests.clean_text(sent_name).strip() or "run"
+    tags += [Item(requests.RUN_NAME, name), *([Item(requests.USER, body.user_id)] if body.user_id else [])]
+    run_labels, _ = requests.merge_tags({}, tags)
     with logger.database.transaction() as tx:
         experiment = load_experiment(tx, logger.project_id, body.experiment_id, root)
         if experiment.reference is not None:
             name = f"{experiment.name}/{name}"
-            run_labels |= {labels.EXPERIMENT: experiment.name}
+            run_labels |= {requests.EXPERIMENT: experiment.name}
         request = open_run.OpenRequest(name, recognise=True, labels=run_labels, actor=logger.actor, key=logger.key)
         run = open_run.create_run(tx, logger.project_id, request, logger.now)
         mlflow_runs.add_mlflow_run(tx, MlflowRun(run.id, experiment.reference, start_time=body.start_time))
@@ -97,7 +95,7 @@ def update_run(body: requests.UpdateRun, logger: Logger, root: Root) -> Document
         case _:
             raise invalid_parameter(f"status {body.status!r:.100}: one of RUNNING, SCHEDULED, FINISHED, FAILED, KILLED")
     if body.run_name:
-        logger.store_tags(run_id, [Item(labels.RUN_NAME, body.run_name)])
+        logger.store_tags(run_id, [Item(requests.RUN_NAME, body.run_name)])
     logger.forward(run_id, "runs/update", _dump_request(body))
     with logger.database.reading() as tx:
         run = load_run(tx, logger.project_id, run_id)
@@ -163,7 +161,7 @@ def set_tag(body: requests.LogItem, logger: Logger) -> Document:
 def delete_tag(body: requests.DeleteTag, logger: Logger) -> Document:
     """Remove a tag."""
     run_id = parse_run_id(body.run_id, body.run_uuid)
-    if not labels.is_client_tag(body.key):
+    if not requests.is_client_tag(body.key):
         raise invalid_parameter(f"the tag {body.key!r} cannot be deleted")
 
     def remove(current: dict[str, str]) -> dict[str, str]:
@@ -233,9 +231,9 @@ def _run_info(recorded: RecordedRun) -> Document:
     info = {
         "run_id": run.id.hex,
         "run_uuid": run.id.hex,
-        "run_name": run.labels.get(labels.RUN_NAME, run.name),
+        "run_name": run.labels.get(requests.RUN_NAME, run.name),
         "experiment_id": str(recorded.experiment.number),
-        "user_id": run.labels.get(labels.USER, mlflow_runs.NO_USER),
+        "user_id": run.labels.get(requests.USER, mlflow_runs.NO_USER),
         "status": STATUSES[run.status],
         "start_time": to_milliseconds(run.created_at) if start_time is None else start_time,
         "artifact_uri": recorded.artifact_uri,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evalstop_service.store.mlflow_runs import Clause, Order
-from evalstop_service.web.mlflow.errors import invalid_parameter
-from evalstop_service.web.mlflow.labels import clean_text
+from evalstop_service.web.mlflow.protocol import invalid_parameter
+from evalstop_service.web.mlflow.requests import clean_text
 
 LONGEST_PATTERN = 500
 """Characters of a LIKE pattern."""

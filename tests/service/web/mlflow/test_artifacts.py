@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from evalstop_service.web.mlflow.artifacts import Artifact, ArtifactFolder, Checkpoint, find_checkpoint
-from evalstop_service.web.mlflow.errors import MlflowError
+from evalstop_service.web.mlflow.artifacts import ArtifactFolder
+from evalstop_service.web.mlflow.protocol import MlflowError
+from evalstop_service.web.mlflow.run_logger import Checkpoint, find_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,8 +41,8 @@ def test_uploaded_file_is_listed_and_found(folder: ArtifactFolder) -> None:
     upload(folder, f"{ARTIFACTS}/model/weights.bin", b"second")
     upload(folder, f"{ARTIFACTS}/empty")
     assert folder.list_artifacts(PROJECT, f"{ARTIFACTS}/.") == [
-        Artifact("empty", False, 0),
-        Artifact("model", True, None),
+        {"path": "empty", "is_dir": False, "file_size": 0},
+        {"path": "model", "is_dir": True},
     ]
     file = folder.find_file(PROJECT, f"/{ARTIFACTS}/model/weights.bin")
     assert file is not None
@@ -81,7 +82,7 @@ def test_file_that_cannot_be_stored_is_an_error(folder: ArtifactFolder, caplog: 
         upload(folder, f"{ARTIFACTS}/small1", b"x", quota_bytes=10_000)
     for _ in range(5):
         upload(folder, f"{ARTIFACTS}/small0", b"y", quota_bytes=12_288)  # replaced, not added
-    assert [item.name for item in folder.list_artifacts(PROJECT, ARTIFACTS)] == ["a", "small0"]
+    assert [item["path"] for item in folder.list_artifacts(PROJECT, ARTIFACTS)] == ["a", "small0"]
     assert list((folder.folder / "uploads").iterdir()) == []
     assert "larger than 100 bytes" in caplog.text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 from evalstop_service.errors import Closed, Conflict, Invalid, NotFound, Overloaded
-from evalstop_service.web.mlflow.errors import convert_problem
+from evalstop_service.web.mlflow.protocol import convert_problem
 from evalstop_service.web.problems import problem_of
 
 RETRIED_STATUSES = {408, 429, 500, 502, 503, 504}

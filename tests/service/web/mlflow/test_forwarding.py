@@ -18,7 +18,7 @@ from evalstop_service.store import runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
 from evalstop_service.web.mlflow.forwarding import ForwardedRequest, Forwarder
-from evalstop_service.web.mlflow.labels import FORWARDED_RUN
+from evalstop_service.web.mlflow.requests import FORWARDED_RUN
 from pydantic import SecretStr, ValidationError
 
 from tests.fixtures.http_server import start_server

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from evalstop_service.rules.fields import check_text
 from evalstop_service.web.api.schemas import MAX_STEP, encode_number
-from evalstop_service.web.mlflow import labels, search
-from evalstop_service.web.mlflow.errors import MlflowError
-from evalstop_service.web.mlflow.labels import Item, merge_params, merge_tags
-from evalstop_service.web.mlflow.requests import LogBatch, MetricIn
+from evalstop_service.web.mlflow import requests, search
+from evalstop_service.web.mlflow.protocol import MlflowError
+from evalstop_service.web.mlflow.requests import Item, LogBatch, MetricIn, merge_params, merge_tags
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -90,15 +89,15 @@ def test_merged_items_are_valid_and_idempotent(params: list[Item], tags: list[It
     for merge, items in ((merge_params, params), (merge_tags, tags)):
         merged = merge({}, items).labels
         assert all(check_text(name) == name and check_text(value) == value for name, value in merged.items())
-        assert all(len(value) <= labels.LONGEST_VALUE for value in merged.values())
+        assert all(len(value) <= requests.LONGEST_VALUE for value in merged.values())
         assert merge(merged, items).labels == merged
 
 
 def test_items_over_the_limit_are_dropped_and_counted() -> None:
     """Existing labels can still be changed, and labels of the service cannot be set."""
-    too_many = [Item(f"p{number}", "v") for number in range(labels.MOST_LABELS + 10)]
+    too_many = [Item(f"p{number}", "v") for number in range(requests.MOST_LABELS + 10)]
     merged, dropped = merge_tags({}, too_many)
-    assert (len(merged), dropped) == (labels.MOST_LABELS, 10)
+    assert (len(merged), dropped) == (requests.MOST_LABELS, 10)
     assert merge_params({}, too_many).dropped == 0
     assert merge_tags(merged, [Item("p0", "w")]).labels["p0"] == "w"
     assert merge_tags({}, [Item("x" * 257, "v")]).dropped == 1
