@@ -140,6 +140,7 @@ def test_quota_use_is_counted_per_project(database: Database) -> None:
         Quota.KEYS: 0,
         Quota.ENDPOINTS: 0,
         Quota.POLICIES: 2,
+        Quota.EXPERIMENTS: 0,
     }
     with database.transaction() as tx:
         project_row = projects.get_project(tx, project.id)
