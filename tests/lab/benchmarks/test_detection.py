@@ -57,6 +57,7 @@ def test_shorter_delays_cost_more_false_stops() -> None:
     assert ratios == sorted(ratios, reverse=True)
 
 
+@pytest.mark.nightly
 def test_tables_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The tables are printed without recorded runs, too."""
     arguments = ["--quick", "--jobs", "1", "--folder", str(tmp_path), "--recorded", str(tmp_path / "none")]

@@ -188,6 +188,7 @@ def test_figure_too_small_to_measure_gives_no_ratio() -> None:
     assert names == {"1 x 64: rate, EvalStop to bound", "1 x 64: CPU time of the service, EvalStop to bound"}
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_benchmark_measures_service_bound_and_another_checkout(
     postgres_url: str, capsys: pytest.CaptureFixture[str]
