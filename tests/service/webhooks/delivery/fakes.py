@@ -20,11 +20,11 @@ from uuid import UUID
 import sqlalchemy as sa
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import DecisionState, Mode
 from evalstop_service.rules.run_results import Call, Verdict
 from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
-from evalstop_service.store import endpoints, tables
+from evalstop_service.store import endpoints, projects, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.endpoints import Endpoint
@@ -33,7 +33,7 @@ from evalstop_service.store.queue import deliveries, leases, outbox
 from evalstop_service.store.queue.attempts import ClaimedDelivery, FinishedAttempt, Result
 from evalstop_service.store.queue.breakers import BreakerLimits
 from evalstop_service.store.queue.deliveries import Delivery
-from evalstop_service.store.tables import decisions, policies, projects, runs
+from evalstop_service.store.tables import decisions, policies, runs
 from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
@@ -230,16 +230,8 @@ def seed_project(database: Database) -> SeededProject:
     """Insert a project with a policy and one run."""
     project = SeededProject(new_id(), new_id(), new_id())
     with database.transaction() as tx:
-        tx.execute(
-            sa.insert(projects).values(
-                id=project.id,
-                name=str(project.id),
-                default_policy="paper",
-                default_mode="enforce",
-                veto_window_seconds=0,
-                created_at=EPOCH,
-            )
-        )
+        settings = {"default_policy": "paper", "default_mode": Mode.ENFORCE, "veto_window_seconds": 0.0}
+        projects.add_project(tx, projects.Project(id=project.id, name=str(project.id), created_at=EPOCH, **settings))
         tx.execute(
             sa.insert(policies).values(
                 id=project.policy_id,
