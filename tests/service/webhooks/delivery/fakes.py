@@ -230,7 +230,7 @@ def seed_project(database: Database) -> SeededProject:
     """Insert a project with a policy and one run."""
     project = SeededProject(new_id(), new_id(), new_id())
     with database.transaction() as tx:
-        settings = {"default_policy": "paper", "default_mode": Mode.ENFORCE, "veto_window_seconds": 0.0}
+        settings: dict[str, Any] = {"default_policy": "paper", "default_mode": Mode.ENFORCE, "veto_window_seconds": 0.0}
         projects.add_project(tx, projects.Project(id=project.id, name=str(project.id), created_at=EPOCH, **settings))
         tx.execute(
             sa.insert(policies).values(
