@@ -152,10 +152,6 @@ bench-growth: $(READY)  ## Measure ingestion and reading with many runs, long ru
 bench-stop: $(READY)  ## Measure how soon SIGTERM reaches a trainer after the eval that decides
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.stop $(BENCH)
 
-.PHONY: bench-fair-shares
-bench-fair-shares: $(READY)  ## Measure what a key notices of another one that floods the service
-	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.fair_shares $(BENCH)
-
 .PHONY: bench-veto
 bench-veto: $(READY)  ## Repeat vetoes that faults refused (BENCH="cycles --help"), or send them during floods (BENCH=floods)
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.veto $(BENCH)
