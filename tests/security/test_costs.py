@@ -16,7 +16,7 @@ from evalstop_service.ingest.costs import REPLAYS, CostlyRuns, EditCosts
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.security.rate_limits import Rate
-from evalstop_service.store import run_health
+from evalstop_service.store import run_health, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
@@ -84,6 +84,28 @@ def test_replay_is_charged_by_its_cpu_time(project: ProjectFixture) -> None:
         assert [post(step) for step in (10, 20, 5, 30)] == [1, 1, 1, 1]
         with pytest.raises(TooOften, match="late"):
             post(4)
+
+
+def test_rebuilding_after_a_changed_plan_is_charged(project: ProjectFixture) -> None:
+    """With a minimal share, the key may not change another plan."""
+    limits = Limits(replays=Rate(burst=1.0, per_second=1e-9))
+    committer, sender = Committer(project.database, RunCache(), lambda: NOW, ServiceMetrics(), limits), uuid4()
+    run = project.open_run()
+
+    def post(first: int, count: int = 1) -> int:
+        content = Observations(tuple(evals(*[0.5] * count, start=first)))
+        return committer.submit_and_wait(Message(project.id, run.id, content, sender)).accepted
+
+    with running_in_thread(committer):
+        assert post(0, 2000) == 2000
+        committer.costs.require_room(sender, project.id)
+        with project.database.transaction() as tx:
+            locked = runs.lock_run(tx, project.id, run.id)
+            version = locked.version + 1
+            runs.save_run(tx, replace(locked, total_steps=10**6, version=version, rewritten_version=version))
+        assert post(2000) == 1
+        with pytest.raises(TooOften, match="plans"):
+            committer.costs.require_room(sender, project.id)
 
 
 def test_replay_does_not_delay_other_runs(project: ProjectFixture) -> None:

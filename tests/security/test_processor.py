@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 from uuid import uuid4
 
@@ -171,7 +171,7 @@ def test_other_request_of_a_heavy_key_waits_but_a_decision_does_not() -> None:
         assert not begun.done()
         loop.now += QUIET_SECONDS
         await begun
-        await asyncio.wait_for(loop.processor.begin(replace(BUSY, is_decision=True)), 1.0)
+        await asyncio.wait_for(loop.processor.begin(BUSY._replace(is_decision=True)), 1.0)
 
     asyncio.run(begin())
     assert loop.delayed == 1
@@ -180,12 +180,12 @@ def test_other_request_of_a_heavy_key_waits_but_a_decision_does_not() -> None:
 def test_decisions_and_projects_have_accounts_of_their_own() -> None:
     """A key in debt for its posts may veto at once; one that floods with vetoes waits; and so does each other key of a
     project that has used more than half, while a key of another project does not."""
-    loop, veto = Loop(), replace(BUSY, is_decision=True)
+    loop, veto = Loop(), BUSY._replace(is_decision=True)
     loop.send_other(OTHER)
     loop.processor.charge(BUSY, 100.0)
     loop.send_other(OTHER)
     assert loop.processor.find_wait(BUSY) > 0
-    assert loop.processor.find_wait(replace(BUSY, key="colleague")) > 0
+    assert loop.processor.find_wait(BUSY._replace(key="colleague")) > 0
     assert loop.processor.find_wait(OTHER) == 0
     assert loop.processor.find_wait(veto) == 0
     loop.processor.charge(veto, 100.0)

@@ -11,7 +11,7 @@ from evalstop_service.ingest.messages import Message
 from evalstop_service.security.rate_limits import Rate, RateLimit
 
 REPLAYS = Rate(burst=500, per_second=100)
-"""CPU milliseconds that a key's edits may spend on replays: a tenth of one CPU.
+"""CPU milliseconds that a key's edits may spend on replays: a tenth of one CPU. Its project may spend twice that.
 
 Time is measured, because a stored observation costs one policy many times what it costs another.
 """
@@ -60,21 +60,29 @@ class CostlyRuns(dict[UUID, float]):
 
 
 class EditCosts:
-    """The share of processor time that the edits of each key may spend on replays. Thread-safe.
+    """The share of processor time that the edits of each key, and of each project, may spend on replays. Thread-safe.
 
     `step_seconds`: see `Limits`.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limit = RateLimit(limits.replays)
+        self._limit_of_project = RateLimit(Rate(2 * limits.replays.burst, 2 * limits.replays.per_second))
         self.step_seconds = limits.step_seconds
 
     def require_share(self, message: Message) -> None:
-        """Raise TooOften when a message would replay its run, and its key has used up its share."""
-        if message.sender is not None and (wait := self._limit.find_wait(message.sender)):
-            raise TooOften("edits of this key, such as late observations, caused too many replays; retry later", wait)
+        """Raise TooOften when a message would replay its run, and its key or project has used up its share."""
+        if message.sender is not None:
+            self.require_room(message.sender, message.project_id)
+
+    def require_room(self, key_id: UUID, project_id: UUID) -> None:
+        """Raise TooOften when a key or its project has used up its share, as before it changes the plan of a run."""
+        if wait := max(self._limit.find_wait(key_id), self._limit_of_project.find_wait(project_id)):
+            detail = "edits of this key or project, such as late observations or changed plans, caused too many replays"
+            raise TooOften(f"{detail}; retry later", wait)
 
     def charge(self, message: Message, seconds: float) -> None:
-        """Charge a key for the processor time of the replay that its message caused."""
+        """Charge a key and its project for the processor time of the replay that its message caused."""
         if message.sender is not None:
             self._limit.charge(message.sender, seconds * 1000)
+            self._limit_of_project.charge(message.project_id, seconds * 1000)

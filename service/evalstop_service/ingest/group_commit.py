@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -41,6 +42,8 @@ from evalstop_service.store import run_health, runs
 from evalstop_service.store.database import Database, Transaction, is_disk_full, is_transient
 from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.ingest import IngestStore, RunChange, save_edit
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -209,7 +212,10 @@ class GroupCommit:
         counts = Counter(hit=len(loaded))
         if missing:
             query = partial(load_runs, projects_by_run=missing, cached=cached, used=self._policies, counts=counts)
-            read = await self._store.read(query)
+            read, seconds = await self._store.read(lambda tx: _measure(query, tx))
+            begun = [run_id for run_id, state in read.items() if isinstance(state, RunState) and state.run.last_step]
+            for run_id in begun if counts["rebuilt"] else ():  # after a changed plan, which cost nothing then
+                self._editor.costs.charge(waiting[run_id][0].message, seconds / len(begun))
             for run_id in missing:
                 found = read.get(run_id)
                 if isinstance(found, RunState):
@@ -381,3 +387,10 @@ def _measure(
 ) -> tuple[Changes, float]:
     started = clock()
     return append(*arguments), clock() - started
+
+
+def _measure(query: Callable[[Transaction], T], tx: Transaction) -> tuple[T, float]:
+    """The result of a query, and the seconds of processor time that it took, with the detectors that it stepped."""
+    started = time.thread_time()
+    result = query(tx)
+    return result, time.thread_time() - started

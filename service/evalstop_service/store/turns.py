@@ -7,11 +7,10 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What is being worked on: a request of this key (or session) of this project, which may be a decision.
 
     `key` and `project` are None for the service's own work. A decision is a veto, a pause, a report and the like.
@@ -22,7 +21,7 @@ class Work:
     is_decision: bool = False
 
 
-WORK: ContextVar[Work] = ContextVar("work", default=Work())  # noqa: B039 - frozen
+WORK: ContextVar[Work] = ContextVar("work", default=Work())  # noqa: B039 - a tuple
 """The work of the current task; threads that are started with its context inherit it."""
 
 

@@ -26,7 +26,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -266,8 +266,11 @@ def _digest(cookie: str) -> bytes:
 LIMITS: ContextVar[Limits] = ContextVar("limits")
 """The limits of the app that answers the current request."""
 
-HELD: ContextVar[ExitStack] = ContextVar("held")
-"""What the current request holds until it is answered; a FastAPI dependency that yields costs more."""
+KNOWN_KEY = "evalstop_key"
+"""The name in a request's scope of the cached key of its last header `Authorization`."""
+
+HELD: ContextVar[list[tuple[Places, Work]]] = ContextVar("held")
+"""The places that the current request holds until it is answered; a FastAPI dependency that yields costs more."""
 
 
 class Entrance:
@@ -286,17 +289,23 @@ class Entrance:
             return
         path, client = scope["path"], scope.get("client")
         sender = self._find_sender(scope) or Work(client[0] if client else "")
-        WORK.set(Work(sender.key, sender.project, path == SIGN_IN or is_decision_path(path)))
+        if path == SIGN_IN or is_decision_path(path):
+            sender = sender._replace(is_decision=True)
+        WORK.set(sender)
         LIMITS.set(self._limits)
-        with ExitStack() as held:
-            HELD.set(held)
+        held: list[tuple[Places, Work]] = []
+        HELD.set(held)
+        try:
             await self._app(scope, receive, send)
+        finally:
+            for places, holder in held:
+                places.release(holder)
 
     def _find_sender(self, scope: Scope) -> Work | None:
         sender = None
         for name, value in scope["headers"]:
             if name == b"authorization":
-                key = self._key_cache.get(value.partition(b" ")[2].decode("latin-1"))
+                key = scope[KNOWN_KEY] = self._key_cache.get(value.partition(b" ")[2].decode("latin-1"))
                 sender = sender if key is None else Work(key.id, key.project_id)
             elif name == b"cookie" and sender is None:
                 sender = self._limits.sessions.find(value)
@@ -310,7 +319,9 @@ def set_sender(key: Hashable, project: Hashable) -> None:
 
 def hold_place(places: Places) -> None:
     """Hold a place for the current request until it is answered; raises TooOften."""
-    HELD.get().enter_context(places.hold(WORK.get()))
+    sender = WORK.get()
+    places.take(sender)
+    HELD.get().append((places, sender))
 
 
 def in_thread(function: Callable[P, T]) -> Callable[P, Awaitable[T]]:

@@ -107,21 +107,24 @@ class Processor:
         now = self._monotonic()
         self._keys.note(sender.key, now)
         self._projects.note(sender.project, now)
+        if is_post and not self._keys.has_others(sender.key, now):
+            return None
+        is_heavy = self._is_heavy(sender)
         wait = self.find_wait(sender)
-        if wait or self._must_wait_for_turn(sender):
+        if wait or (is_heavy and self._must_wait_for_turn(sender)):
             self._delayed()
-        while wait:
-            await asyncio.sleep(min(wait, ACTIVE_SECONDS))  # the others may be silent then
-            wait = self.find_wait(sender)
-        if self._must_wait_for_turn(sender):
-            await self._wait_for_turn()
-        is_shared = is_post and self._keys.has_others(sender.key, self._monotonic())
-        if is_shared:
+            while wait:
+                await asyncio.sleep(min(wait, ACTIVE_SECONDS))  # the others may be silent then
+                wait = self.find_wait(sender)
+            if self._must_wait_for_turn(sender):
+                await self._wait_for_turn()
+            is_heavy, now = self._is_heavy(sender), self._monotonic()
+        if is_post:
             self._advance()
             self._in_progress += 1
-        request = Request(sender, is_post, self._shared_ms if is_shared else None)
-        if not self._is_heavy(sender):
-            self._light[request] = self._monotonic()
+        request = Request(sender, is_post, self._shared_ms if is_post else None)
+        if not is_heavy:
+            self._light[request] = now
         return request
 
     def end(self, request: Request | None) -> None:

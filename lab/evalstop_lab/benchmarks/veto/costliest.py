@@ -19,13 +19,12 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.routing import Mount
 
+from evalstop_lab.benchmarks.veto.flood import BATCH, COUNT
+
 Route = tuple[str, str]
 """A method, and the template of a path."""
 
 API, MLFLOW = "/api/v1", "/mlflow/api/2.0/mlflow"
-
-COUNT, BATCH, LATE = "@count@", "@batch@", "@late@"
-"""Replaced in each request by its number, by 2,000 new evals, and by one of an earlier step."""
 
 _WHO = {"actor": "dana", "reason": "r" * 1900}
 _LABELS = {f"label-{index}": "v" * 200 for index in range(400)}

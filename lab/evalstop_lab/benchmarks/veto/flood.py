@@ -15,7 +15,8 @@ from collections import Counter
 
 import msgspec
 
-from evalstop_lab.benchmarks.veto.costliest import BATCH, COUNT, LATE
+COUNT, BATCH = "@count@", "@batch@"
+"""Replaced in each request by its number, and by 2,000 new evals."""
 
 BATCH_SIZE = 2_000
 STREAM_SECONDS = 5.0
@@ -42,7 +43,6 @@ def _fill(flood: Flood, number: int) -> tuple[str, bytes]:
         start = number * BATCH_SIZE
         points = [{"metric": "eval", "step": start + index, "value": 0.5} for index in range(BATCH_SIZE)]
         body = body.replace(f'"{BATCH}"', json.dumps(points))
-    body = body.replace(LATE, str(number % BATCH_SIZE))
     body = body.replace(f'"step": "{COUNT}"', f'"step": {number}').replace(COUNT, str(number))
     return flood.path.replace(COUNT, str(number)), body.encode()
 

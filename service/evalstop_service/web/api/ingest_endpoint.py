@@ -33,7 +33,7 @@ from evalstop_service.web import problems
 from evalstop_service.web.api.observation_results import receipt_json
 from evalstop_service.web.api.reading.batch import UNREADABLE
 from evalstop_service.web.api.schemas import MAX_POINTS
-from evalstop_service.web.limits import Places, in_thread, set_sender
+from evalstop_service.web.limits import KNOWN_KEY, Places, in_thread, set_sender
 from evalstop_service.web.processor import Processor
 from evalstop_service.web.request_log import HEADERS
 
@@ -90,7 +90,7 @@ class IngestEndpoint:
             return
         try:
             client = scope.get("client")
-            key = self._key_cache.get(secret) or await self._key_cache.authenticate_together(
+            key = scope.get(KNOWN_KEY) or await self._key_cache.authenticate_together(
                 secret, client[0] if client else ""
             )
         except Exception as error:
@@ -104,7 +104,8 @@ class IngestEndpoint:
         ):
             await self._app(scope, receive, send)
             return
-        set_sender(key.id, key.project_id)
+        if scope.get(KNOWN_KEY) is None:
+            set_sender(key.id, key.project_id)
         request = await self._processor.begin(WORK.get(), is_post=True)
         try:
             await self._answer_request(scope, receive, send, key, key.project_id, path[1])

@@ -78,6 +78,7 @@ def post_kubeflow_report(
         terms = open_run.OpenRequest(name, recognise=True, total_steps=total_steps, actor=caller.actor, key=caller.key)
         run, _ = open_run.open_run(database, caller.project_id, terms, now)
     elif total_steps not in (None, run.total_steps):
+        committer.costs.require_room(caller.key.id, caller.project_id)
         open_run.tell_total_steps(database, caller.project_id, run.id, total_steps, caller.actor, now, caller.key)
     points = _select_new(run, reported, database)
     accepted, decision = 0, None

@@ -146,6 +146,8 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
     """
     if body.key_hash is not None:
         api_keys.refuse_key_of_another_project(database, caller.project_id, body.key_hash)
+    if body.total_steps is not None or body.resume is not None:
+        context.committer.costs.require_room(caller.key.id, caller.project_id)
     metrics = body.metrics
     request = run_opening.OpenRequest(
         body.name,
