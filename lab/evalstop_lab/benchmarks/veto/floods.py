@@ -29,7 +29,7 @@ import numpy as np
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.benchmarks.machine import describe_machine, format_machine
+from evalstop_lab.benchmarks.processes import describe_machine, format_machine
 from evalstop_lab.benchmarks.veto.costliest import REASONS, Route, list_routes, write_request
 from evalstop_lab.benchmarks.veto.flood import Flood
 from evalstop_lab.report import new_table
