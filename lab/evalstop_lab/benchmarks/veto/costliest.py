@@ -27,7 +27,7 @@ Route = tuple[str, str]
 API, MLFLOW = "/api/v1", "/mlflow/api/2.0/mlflow"
 
 _WHO = {"actor": "dana", "reason": "r" * 1900}
-_LABELS = {f"label-{index}": "v" * 200 for index in range(400)}
+_LABELS = {f"label-{index}": "v" * 200 for index in range(100)}
 _MEMBERS = [{"detector": "bocpd", "params": {"run_lengths": 500}, "stop_at": 0.9, "id": f"m{i}"} for i in range(3)]
 _EVENTS = ["run.stop_requested", "run.stop_failed", "run.lost"]
 _OUTCOME = {"outcome": "right", "note": "n" * 1900, "turn_step": 1, "actor": "dana"}
@@ -129,6 +129,8 @@ BODIES: dict[Route, Any] = {
 
 FORMS: dict[Route, Mapping[str, str]] = {
     ("POST", "/login"): {"key": "esk_wrong"},
+    ("POST", "/act/{delivery_id}/{token}/veto"): {"reason": "r" * 1900},
+    ("POST", "/act/{delivery_id}/{token}/wait"): {"until": "1h"},
     ("POST", "/settings/pause"): {"reason": "r" * 1900},
     ("POST", "/settings/resume"): {},
     ("POST", "/settings"): {"veto_window_seconds": "3600"},

@@ -224,7 +224,7 @@ def _prepare_place(service: Service, keys: list[str]) -> Place:
         ids["decision_id"] = _post(admin, f"/runs/{stop}/observations", {"observations": points})["decision"]["id"]
         deliveries = admin.get("/deliveries").raise_for_status().json()["items"]
         ids["delivery_id"] = deliveries[0]["id"] if deliveries else NOWHERE
-        missing = ("request_id", "proposal_id", "session_id", "project_id", "model_id", "digest", "tag_key")
+        missing = ("token", "request_id", "proposal_id", "session_id", "project_id", "model_id", "digest", "tag_key")
         ids |= dict.fromkeys(missing, NOWHERE)
         ids["run_hex"] = ids["run_id"].replace("-", "")
     visitors, form_tokens = [], []
