@@ -212,7 +212,7 @@ class GroupCommit:
         counts = Counter(hit=len(loaded))
         if missing:
             query = partial(load_runs, projects_by_run=missing, cached=cached, used=self._policies, counts=counts)
-            read, seconds = await self._store.read(lambda tx: _measure(query, tx))
+            read, seconds = await self._store.read(lambda tx: _measure_query(query, tx))
             begun = [run_id for run_id, state in read.items() if isinstance(state, RunState) and state.run.last_step]
             for run_id in begun if counts["rebuilt"] else ():  # after a changed plan, which cost nothing then
                 self._editor.costs.charge(waiting[run_id][0].message, seconds / len(begun))
@@ -389,7 +389,7 @@ def _measure(
     return append(*arguments), clock() - started
 
 
-def _measure(query: Callable[[Transaction], T], tx: Transaction) -> tuple[T, float]:
+def _measure_query(query: Callable[[Transaction], T], tx: Transaction) -> tuple[T, float]:
     """The result of a query, and the seconds of processor time that it took, with the detectors that it stepped."""
     started = time.thread_time()
     result = query(tx)

@@ -173,6 +173,7 @@ class RunLogger:
             self._forwarder.enqueue(ForwardedRequest(self.project_id, run_id, path, msgspec.json.encode(body)))
 
     def _tell_total_steps(self, run_id: UUID, total_steps: int) -> None:
+        self._committer.costs.require_room(self.key.id, self.project_id)  # clients retry a 429
         try:
             open_run.tell_total_steps(
                 self.database, self.project_id, run_id, total_steps, self.actor, self.now, self.key
