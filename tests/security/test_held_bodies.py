@@ -101,7 +101,7 @@ def test_reserved_memory_covers_all_decision_routes(embedded_database: Database)
     document = create_app(Settings(), embedded_database, session_secret="none").openapi()
     posted = {path for path, methods in document["paths"].items() if "post" in methods}
     posted |= {route.path for part in PAGES for route in part.router.routes if isinstance(route, PageRoute)}
-    endings = ("/veto", "/undo", "/release", "/report", "/pause", "/stop", "/claim", "/settle")
+    endings = ("/veto", "/undo", "/release", "/report", "/pause", "/stop", "/claim", "/settle", "/wait")
     decision_paths = {path for path in posted if path.endswith(endings)} | {
         "/api/v1/project/resume",
         "/settings/resume",
@@ -110,5 +110,5 @@ def test_reserved_memory_covers_all_decision_routes(embedded_database: Database)
     assert {path for path in posted if is_decision_path(path)} == decision_paths
     assert {path for path in posted if is_veto_path(path)} == {
         *("/api/v1/decisions/{decision_id}/veto", "/decisions/{decision_id}/veto"),
-        *("/api/v1/project/pause", "/settings/pause", "/login"),
+        *("/api/v1/project/pause", "/settings/pause", "/login", "/act/{delivery_id}/{token}/veto"),
     }
