@@ -32,8 +32,8 @@ FLUENT = "tests/tracking/fluent/test_fluent.py"
 TRACKING = "tests/tracking/test_tracking.py"
 
 REST_TESTS = Path(__file__).with_name("rest_tests.txt")
-"""The tests of `test_rest_tracking.py` on experiments, runs, metrics, params, tags, search, artifacts and inputs; the
-others are on models, traces, the gateway and other parts that this service does not have."""
+"""The tests of `test_rest_tracking.py` on experiments, runs, metrics, params, tags, search and artifacts; the others
+are on models and inputs, which are accepted and not kept, and on traces, the gateway and others that are not here."""
 
 
 def run_tests(checkout: Path, arguments: list[str]) -> int:

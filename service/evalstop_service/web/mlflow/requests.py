@@ -135,7 +135,8 @@ def _check_nesting(value: Any, most: int = MOST_NESTED) -> Any:
         if most == 0:
             raise ValueError(f"nested in more than {MOST_NESTED} levels")
         for item in value.values() if isinstance(value, dict) else value:
-            _check_nesting(item, most - 1)
+            if isinstance(item, (dict, list)):  # not a call for each of a million numbers
+                _check_nesting(item, most - 1)
     return value
 
 
