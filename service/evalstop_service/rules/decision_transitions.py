@@ -75,6 +75,10 @@ def apply_event(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> Trans
         case WindowEnded(at, heard_until):
             if lifecycle.state is not DecisionState.PENDING or heard_until < lifecycle.due_at:
                 return lifecycle, []
+            # The window ended while no process ran, or the hours were changed since it opened.
+            if (opening := timeouts.find_opening(at)) > at:
+                reason = f"stops go out within the project's hours only, next at {opening:%Y-%m-%d %H:%M} UTC"
+                return replace(lifecycle, due_at=opening), [Record(lifecycle.state, SERVICE, reason)]
             requested = _await_report(lifecycle, DecisionState.REQUESTED, at, timeouts)
             record = Record(requested.state, SERVICE, "the veto window is over")
             return requested, [record, Announce(_request_type(lifecycle))]

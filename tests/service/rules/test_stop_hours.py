@@ -7,6 +7,8 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
+from evalstop_service.rules.decision_lifecycle import DecisionState, Lifecycle, Record, Timeouts, WindowEnded
+from evalstop_service.rules.decision_transitions import apply_event
 from evalstop_service.rules.durations import UNITS, format_duration, parse_duration
 from evalstop_service.rules.stop_hours import DAYS, StopHours, find_morning, parse_stop_hours
 from hypothesis import given
@@ -103,3 +105,16 @@ def test_wrong_durations_are_refused(text: str) -> None:
     """A duration names each unit once, the largest first."""
     with pytest.raises(ValueError, match="a duration such as"):
         parse_duration(text)
+
+
+@given(hours=HOURS, at=TIMES)
+def test_stop_goes_out_within_the_hours_only(hours: StopHours, at: datetime) -> None:
+    """A window that ended while the service was away, or under other hours, stays open until the hours begin."""
+    pending = Lifecycle(DecisionState.PENDING, due_at=at - timedelta(hours=3))
+    after, instructions = apply_event(pending, WindowEnded(at, at), Timeouts(900.0, 300.0, hours))
+    opening = hours.find_opening(at)
+    if opening > at:
+        assert (after.state, after.due_at) == (DecisionState.PENDING, opening)
+        assert [type(instruction) for instruction in instructions] == [Record]
+    else:
+        assert after.state is DecisionState.REQUESTED
