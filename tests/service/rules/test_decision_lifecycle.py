@@ -57,6 +57,17 @@ REPORTS = st.sampled_from(
     [DecisionState.ACKNOWLEDGED, DecisionState.CONFIRMED, DecisionState.PARKED, DecisionState.FAILED]
 )
 
+REPEATED = {
+    DecisionState.ON_HOLD,
+    DecisionState.PENDING,
+    DecisionState.ESCALATED,
+    DecisionState.UNDONE,
+    DecisionState.PARKED,
+    DecisionState.FAILED,
+}
+"""States of which the history may hold several records in a row: for other guards, a later end of the window, another
+escalation, a late report, a reminder, and the end of the run that a failed stop left running."""
+
 FINAL_STATES = (
     OBSERVED
     | STOPPED
@@ -262,11 +273,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         states = [record.state for record in self.history]
         assert states[-1] is self.lifecycle.state
         for state, following in pairwise(states):
-            assert following in NEXT_STATES[state] or (
-                state is following
-                and state
-                in (DecisionState.ON_HOLD, DecisionState.ESCALATED, DecisionState.UNDONE, DecisionState.PARKED)
-            )
+            assert following in NEXT_STATES[state] or (state is following and state in REPEATED)
         since_order = states[self._find_stop_order() :]
         assert since_order.count(DecisionState.ESCALATED) == self.lifecycle.escalations
         undone = [record.details for record in self.history if record.state is DecisionState.UNDONE]
