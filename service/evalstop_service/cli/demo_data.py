@@ -252,6 +252,10 @@ class Script:
         commands.apply_command(self.database, self.project.id, decision.id, command)
 
     def _report_state(self, decision: Decision, state: DecisionState, reason: str, at: datetime) -> None:
+        # Its veto window ended between two ticks of the worker.
+        veto_windows.request_stops(self.database, at, lambda _: at)
+        with self.database.transaction() as tx:
+            decisions.hand_over(tx, {(decision.run_id, decision.id): RECEIVER}, at)
         report = Reported(at, state, RECEIVER, reason, {"job": str(4000 + decision.step)})
         commands.record_report(self.database, self.project.id, decision.id, report)
 
