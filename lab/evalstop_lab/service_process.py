@@ -23,6 +23,7 @@ SETTINGS = {
     "EVALSTOP_WEBHOOK_NETWORKS": "127.0.0.0/8,::1/128",
     "EVALSTOP_MAX_MODE": "enforce",
     "EVALSTOP_HELD_OUT_SHARE": "0",  # every stop is carried out
+    "EVALSTOP_VETO_WINDOW_SECONDS": "0",  # and at once: nobody is there to veto it
 }
 
 

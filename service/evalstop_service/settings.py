@@ -160,6 +160,9 @@ class ProjectSettings(_Group):
     max_mode: Literal["shadow", "enforce"] = "shadow"
     """Highest mode that runs may request in the project that the first start creates: `shadow` or `enforce`."""
 
+    veto_window_seconds: Annotated[float, Field(ge=0)] = 900.0
+    """Seconds in which people can veto a stop in the project that the first start creates; 0: stops go out at once."""
+
     held_out_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Share of stops that a project created from the command line holds out, to measure whether they were right."""
 

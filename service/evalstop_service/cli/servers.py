@@ -36,6 +36,7 @@ from evalstop_service.errors import ServiceError
 from evalstop_service.observability import tracing
 from evalstop_service.projects import api_keys
 from evalstop_service.projects.key_cache import KeyCache
+from evalstop_service.projects.project_settings import NewProject
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.security.private_files import create_private_folder, keep_secret, lock_folder
 from evalstop_service.settings import Settings
@@ -87,7 +88,16 @@ def _set_up_and_serve(settings: Settings, options: argparse.Namespace, listening
 
     def ready(address: str) -> None:
         # Created only now that it is shown: a start that fails before must not use up the first key.
-        first = api_keys.create_first_key(database, utc_now(), settings.held_out_share, Mode(settings.max_mode))
+        first = api_keys.create_first_key(
+            database,
+            utc_now(),
+            NewProject(
+                name=api_keys.FIRST_PROJECT,
+                held_out_share=settings.held_out_share,
+                max_mode=Mode(settings.max_mode),
+                veto_window_seconds=settings.veto_window_seconds,
+            ),
+        )
         key = api_keys.find_reading_key(database, utc_now())
         link = f"{address}/login?token={dashboard.sign_in_token(secret, key.id)}" if key else None
         if options.json:

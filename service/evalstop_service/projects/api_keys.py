@@ -11,7 +11,6 @@ from evalstop_service.clock import rfc3339
 from evalstop_service.errors import Invalid, NotFound, OtherProject, require
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.projects.project_settings import NewProject, find_project, insert_project
-from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.quotas import Quota
 from evalstop_service.security.address_policy import check_network
 from evalstop_service.store import audit, endpoints, keys, projects, quota_use
@@ -58,16 +57,14 @@ def create_named_key(
     return create_key(database, project_id, COMMAND_LINE, name, scopes, now, limits)
 
 
-def create_first_key(
-    database: Database, now: datetime, held_out_share: float = 0.0, max_mode: Mode = Mode.SHADOW
-) -> str | None:
+def create_first_key(database: Database, now: datetime, project_settings: NewProject | None = None) -> str | None:
     """The secret of a key with all scopes in the project `default`, which is created too; None if any key exists."""
     with database.transaction() as tx:
         keys.lock_keys(tx)  # of two processes that start together, one creates the key
         if keys.has_any_key(tx):
             return None
         project = projects.find_project_by_name(tx, FIRST_PROJECT) or insert_project(
-            tx, NewProject(name=FIRST_PROJECT, held_out_share=held_out_share, max_mode=max_mode), COMMAND_LINE, now
+            tx, project_settings or NewProject(name=FIRST_PROJECT, held_out_share=0.0), COMMAND_LINE, now
         )
         return _insert_key(tx, project.id, COMMAND_LINE, "first", SCOPES, now)[1]
 

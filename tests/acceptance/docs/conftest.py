@@ -22,6 +22,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
             "EVALSTOP_WEBHOOK_NETWORKS": "127.0.0.0/8",  # as set by `make run`
             "EVALSTOP_HELD_OUT_SHARE": "0",  # examples that show a stop need one every time
             "EVALSTOP_MAX_MODE": "enforce",
+            "EVALSTOP_VETO_WINDOW_SECONDS": "0",
             "EVALSTOP_URL": up.url,
             "EVALSTOP_KEY": up.key,
             "EVALSTOP_SPOOL": str(folder / "spool"),

@@ -40,7 +40,7 @@ def import_all_modules() -> None:
 def test_the_application_prepares_each_struct_that_can_be_decoded() -> None:
     """Two threads that decode an unprepared struct at the same time can end the process with a segmentation fault."""
     result = subprocess.run([sys.executable, "-c", PRINT_UNPREPARED], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["Message", "Applied"]  # have unions that msgspec does not decode
+    assert result.stdout.split() == ["Message", "Changes"]  # have unions that msgspec does not decode
 
 
 def test_a_struct_is_prepared_once_it_is_defined() -> None:

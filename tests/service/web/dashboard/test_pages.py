@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
-from evalstop_service.decisions import commands, deadlines, stale_runs
+from evalstop_service.decisions import commands, deadlines, stale_runs, veto_windows
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.ingest import EvalChanged, Resumed
 from evalstop_service.rules.decision_lifecycle import DecisionState, Reported, Undone, Vetoed
@@ -133,6 +133,7 @@ def test_every_decision_state_has_its_text(visitor: httpx.Client, database: Data
     assert "Stop on hold: the project was paused by &lt;ada&gt;. Called at step 280" in html
     tenant.change_settings(paused_at=None, paused_by=None)
     late, decision = tenant.open_stopped_run("late", HACKING[:29], now - timedelta(hours=2))
+    veto_windows.request_stops(database, now, lambda _: now)
     assert "No scheduler has confirmed yet" in get_html(visitor, f"/runs/{late.id}")
     report = Reported(now, DecisionState.ACKNOWLEDGED, "receiver", "found", {"guards": "worn", "job": "4711"}, 60.0)
     commands.record_report(database, tenant.id, decision.id, report)

