@@ -57,7 +57,7 @@ FIELD_TERMS = re.compile(
     r"(choose|checkpoint|shutdown|handle|send|after_a|the)_?signals?|^(test_)?signals?$"  # of operating systems,
     r"|signals?_(are|each|handler|name|number|target)"
     r"|(change|operating|entry|check)_?points?"  # of statistics and software,
-    r"|computed_by_hand",  # and of everyday English
+    r"|computed_by_hand|hand_over",  # and of everyday English
     re.IGNORECASE,
 )
 

@@ -55,7 +55,9 @@ def test_settings_are_read_from_the_environment(
     monkeypatch.setenv("EVALSTOP_LABELS", "receiver=abc, seed=1")
     with Run(labels={"seed": "2"}) as run:
         assert run.name == "from outside"
-    assert service.find_run("from outside").opening["labels"] == {"receiver": "abc", "seed": "2"}
+    labels = service.find_run("from outside").opening["labels"]
+    assert labels.pop("process_id").startswith(f"{os.getpid()}:"), "a part of its job that can be ended alone"
+    assert labels == {"receiver": "abc", "seed": "2"}
 
 
 def test_odd_descriptions_do_not_keep_a_run_from_being_watched(server: FakeServer, service: FakeService) -> None:

@@ -47,7 +47,7 @@ def explain_shortfalls(project: ProjectFixture) -> set[str]:
 @pytest.mark.parametrize(
     ("values", "shortfall", "expected_explanation"),
     [
-        ({"seconds": 40.0}, Shortfall.DURATION, "lasted 40 s of the 10 min needed"),
+        ({"seconds": 40.0}, Shortfall.DURATION, "lasted 40s of the 10m needed"),
         ({"evals": 7}, Shortfall.EVALS, "has 7 of the 8 finite evals needed"),
         ({"gpu_hours": 0.02}, Shortfall.GPU_HOURS, "used 0.02 of the 0.1 GPU-hours needed"),
     ],
@@ -79,7 +79,7 @@ def test_cases_per_key_and_day_are_limited(project: ProjectFixture) -> None:
     assert stage_cases.of_version.value == (PER_DAY - 1) / PER_DAY
     assert explain_shortfalls(project) == {
         f"its key already has the {PER_DAY} cases that count in a day",
-        "lasted 1 s of the 10 min needed",
+        "lasted 1s of the 10m needed",
     }
     insert_cases(project.database, run, 60, NOW + timedelta(days=1), key_id=key)
     insert_cases(project.database, run, 1, NOW, key_id=new_id())
@@ -98,4 +98,4 @@ def test_case_records_duration_and_number_of_finite_evals(project: ProjectFixtur
 def test_required_duration_is_configurable() -> None:
     """The explanation of a shortfall states the configured minimum."""
     needed = CaseRequirements(7200.0, 0, 0.0, 1)
-    assert needed.explain(Shortfall.DURATION, 150.0, 0, None) == "lasted 2 min of the 2.0 h needed"
+    assert needed.explain(Shortfall.DURATION, 150.0, 0, None) == "lasted 2m30s of the 2h needed"

@@ -39,12 +39,12 @@ def append(before: RunState, messages: Sequence[Message], request: EvalRequest |
         content = message.content
         if not isinstance(content, Observations) or message.project_id != run.project_id:
             break
-        if not _append_points(changes, content.points, now) or changes.follows:
+        if not _append_observations(changes, content.points, now) or changes.follows:
             break
     return changes
 
 
-def _append_points(changes: Changes, points: Sequence[PostedObservation], now: datetime) -> bool:
+def _append_observations(changes: Changes, points: Sequence[PostedObservation], now: datetime) -> bool:
     """Add a batch to the changes; False, and nothing added, if it is an edit.
 
     1. Each observation is past the last step of its metric, and no metric's name may change the roles.

@@ -217,7 +217,7 @@ class Edit:
         if since == BEGINNING or (last is not None and since <= last):
             state = self._replay(state, since, scores.points, scores, rescored=True)
         elif state.watch.eval_metric is not None:  # the policy does not watch it, or has not seen it yet
-            points = self._load_points({state.watch.eval_metric: 0})
+            points = self._load_observations({state.watch.eval_metric: 0})
             state = _collect_scores(state, [*_keep_valid(points, scores), *scores.points])
         state = replace(state, failure=state.failure or scores.failure)
         self._changes.scores = scores
@@ -290,9 +290,9 @@ class Edit:
 
     def _load_evals(self, state: RunState, until: int | None = None) -> list[PostedObservation]:
         """The stored values of all evals that are combined."""
-        return self._load_points(dict.fromkeys(state.watch.combined, 0), until)
+        return self._load_observations(dict.fromkeys(state.watch.combined, 0), until)
 
-    def _load_points(self, first_steps: dict[str, int], until: int | None = None) -> list[PostedObservation]:
+    def _load_observations(self, first_steps: dict[str, int], until: int | None = None) -> list[PostedObservation]:
         if not first_steps:
             return []
         points = observations.load_each_after(self._tx, self._before.run.id, first_steps)
@@ -331,7 +331,7 @@ class Edit:
         first_steps = dict.fromkeys(state.watch.metrics, 0 if last is None else last[0])
         if rescored and state.watch.eval_metric is not None:
             first_steps[state.watch.eval_metric] = 0
-        points = [*_keep_valid(self._load_points(first_steps, until), scores), *added]
+        points = [*_keep_valid(self._load_observations(first_steps, until), scores), *added]
         seen = observations_past(state.monitor, state.watch.observations(points))
         earlier = [item for item in seen if item.order < since]
         state, _ = move_monitor(state, earlier)

@@ -75,7 +75,7 @@ def test_stop_on_hold_is_checked_every_minute(veto_project: ProjectFixture) -> N
     assert (decision.state, decision.due_at, decision.deadline_at) == (DecisionState.PENDING, NOW + 4 * MINUTE, None)
 
 
-def test_people_are_told_of_each_veto_window_once(veto_project: ProjectFixture) -> None:
+def test_each_veto_window_is_announced_once(veto_project: ProjectFixture) -> None:
     """Each window that opens is announced at once, with what the stop saves, and not when it is only extended; the
     announcement of a window that closes is no longer sent."""
     chat = veto_project.add_endpoint(["run.stop_pending"], url="http://127.0.0.1:9/chat")

@@ -151,7 +151,7 @@ class ProcessJobControl:
         if self._checkpoint_signal is None:
             return False
         if "pid" in job.facts:
-            self._signal_part(job, self._checkpoint_signal, only_first=True)
+            self._notify_part(job, self._checkpoint_signal, only_first=True)
             return True
         with contextlib.suppress(ProcessLookupError):
             if self._job.exit_status is None:
@@ -162,7 +162,7 @@ class ProcessJobControl:
         """Send SIGTERM to the whole group; if only a part may end, to its process and that one's descendants."""
         if "pid" in job.facts:
             logger.info("SIGTERM to process %s and its descendants", job.facts["pid"])
-            self._signal_part(job, signal.SIGTERM)
+            self._notify_part(job, signal.SIGTERM)
             return
         logger.info("SIGTERM to process group %d", self._job.pid)
         if any(process.group == self._job.pid for process in self._list_living()):
@@ -173,7 +173,7 @@ class ProcessJobControl:
     def kill_job(self, job: Job) -> None:
         """Send SIGKILL to every remaining process, repeatedly: they may be forking."""
         if "pid" in job.facts:
-            self._signal_part(job, signal.SIGKILL)
+            self._notify_part(job, signal.SIGKILL)
             return
         until = time.monotonic() + FORCE_SECONDS
         while not self._is_gone() and time.monotonic() < until:
@@ -256,7 +256,7 @@ class ProcessJobControl:
             members |= {(process.pid, process.started) for process in find_family(living, pid, started)}
         return [process for process in living if (process.pid, process.started) in members]
 
-    def _signal_part(self, job: Job, number: int, *, only_first: bool = False) -> None:
+    def _notify_part(self, job: Job, number: int, *, only_first: bool = False) -> None:
         for process in self._list_part(job):
             if not only_first or str(process.pid) == job.facts["pid"]:
                 with contextlib.suppress(ProcessLookupError):
