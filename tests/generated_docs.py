@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evalstop_service.rules.event_types import EventType
-from evalstop_service.rules.project_settings import format_value, list_settings
+from evalstop_service.domain.event_types import EventType
+from evalstop_service.domain.project_settings import format_value, list_settings
 from evalstop_service.settings import GROUPS
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.webhooks.events import DECLARATIONS, build_example

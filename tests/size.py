@@ -47,7 +47,7 @@ ROOMS_OF_THE_SERVICE = (
     Room("webhooks", 2_200, 18, (f"{SERVICE}/webhooks",)),
     Room("store", 5_700, 36, (f"{SERVICE}/store",)),
     Room("security, observability", 1_100, None, (f"{SERVICE}/security", f"{SERVICE}/observability")),
-    Room("domain", 2_300, 14, (f"{SERVICE}/domain", f"{SERVICE}/rules")),
+    Room("domain", 2_300, 14, (f"{SERVICE}/domain",)),
 )
 
 

@@ -6,9 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from evalstop_service.domain.case_requirements import CaseRequirements, Shortfall
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageCases
-from evalstop_service.rules.case_requirements import CaseRequirements, Shortfall
 from evalstop_service.store import case_counts, rollout_stages, tables
 from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Database

@@ -11,9 +11,9 @@ from uuid import UUID
 import httpx
 import pytest
 from evalstop_service.clock import utc_now
+from evalstop_service.domain.quotas import Quota, Quotas, first_id, seconds_to_wait
 from evalstop_service.errors import QuotaReached
 from evalstop_service.projects import api_keys
-from evalstop_service.rules.quotas import Quota, Quotas, first_id, seconds_to_wait
 from evalstop_service.store import projects, quota_use
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id

@@ -7,13 +7,13 @@ from datetime import timedelta
 import pytest
 from evalstop_detectors import Policy, policy_from_document, policy_to_document
 from evalstop_service.decisions import pause, second_person
+from evalstop_service.domain.decision_lifecycle import Mode, Released, StopOrdered
+from evalstop_service.domain.proposals import OPEN_FOR, ProposalKind, ProposalState
+from evalstop_service.domain.statuses import Stage
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageTerms
 from evalstop_service.projects.project_settings import ProjectChange
-from evalstop_service.rules.decision_lifecycle import Mode, Released, StopOrdered
-from evalstop_service.rules.proposals import OPEN_FOR, ProposalKind, ProposalState
-from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import audit, projects, proposals, rollout_stages
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database

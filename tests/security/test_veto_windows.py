@@ -10,8 +10,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.projects import api_keys
-from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import jsonschema_rs
 import sqlalchemy as sa
-from evalstop_service.rules.event_types import EventType
+from evalstop_service.domain.event_types import EventType
 from evalstop_service.store.database import Database
 from evalstop_service.store.tables import events
 from evalstop_service.webhooks.events import build_schema

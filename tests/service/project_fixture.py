@@ -12,10 +12,10 @@ from uuid import UUID
 import sqlalchemy as sa
 from evalstop_detectors import MonitorState
 from evalstop_service.decisions import commands, veto_windows
+from evalstop_service.domain.decision_lifecycle import DecisionState, Released, Reported, StopOrdered, Undone, Vetoed
 from evalstop_service.errors import ServiceError
 from evalstop_service.ingest import Content, Message, Observations, Receipt, RunCache, open_run
 from evalstop_service.ingest.run_state import RunState
-from evalstop_service.rules.decision_lifecycle import DecisionState, Released, Reported, StopOrdered, Undone, Vetoed
 from evalstop_service.store import cases, decisions, endpoints, policies, projects, runs, tables
 from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Database, Transaction

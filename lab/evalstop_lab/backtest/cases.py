@@ -1,7 +1,7 @@
 """What a policy would have done to each past run, and whether the run's later evals show that it was right.
 
-The outcome of a run is determined as in the service (`evalstop_service.rules.outcome`): from all of its evals, the best
-mean of neighbors against the last. A stop is judged only if enough evals came after it.
+The outcome of a run is determined as in the service (`evalstop_service.domain.outcome`): from all of its evals, the
+best mean of neighbors against the last. A stop is judged only if enough evals came after it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from functools import partial
 
 import numpy as np
 from evalstop_detectors import Ground, Policy, Score, select_version
-from evalstop_service.rules.outcome import assess_run, judge_decision, judge_levelled_off, locate_turn
-from evalstop_service.rules.run_results import RunAssessment
-from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
+from evalstop_service.domain.outcome import assess_run, judge_decision, judge_levelled_off, locate_turn
+from evalstop_service.domain.run_results import RunAssessment
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 
 from evalstop_lab.replay.command import CHUNK, choose_jobs
 from evalstop_lab.replay.judged import Judged, judge_runs

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evalstop_detectors import MetricRole, Policy
-from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 from rich.console import Console
 from rich.table import Table
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from evalstop_detectors import MetricRole
-from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 from plotly.offline import get_plotlyjs
 
 from evalstop_lab.backtest.cases import Case, PolicyOutcome

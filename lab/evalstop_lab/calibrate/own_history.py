@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 from evalstop_detectors import Detector, policy_from_document, policy_to_document
-from evalstop_service.rules.outcome import Turn, judge_decision, locate_turn
-from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
+from evalstop_service.domain.outcome import Turn, judge_decision, locate_turn
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 from rich.console import Console
 
 from evalstop_lab.backtest.cases import assess_outcome

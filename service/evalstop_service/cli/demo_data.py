@@ -42,6 +42,9 @@ from evalstop_service.cli.demo_runs import (
 )
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, deadlines, second_person, stale_runs, veto_windows
+from evalstop_service.domain.decision_lifecycle import SERVICE, DecisionState, Mode, Reported, Vetoed
+from evalstop_service.domain.role_recognition import MetricFields
+from evalstop_service.domain.statuses import DecisionOutcome, Stage
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.ingest import (
@@ -57,9 +60,6 @@ from evalstop_service.ingest import (
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import api_keys, policies, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange
-from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState, Mode, Reported, Vetoed
-from evalstop_service.rules.role_recognition import MetricFields
-from evalstop_service.rules.statuses import DecisionOutcome, Stage
 from evalstop_service.settings import Settings
 from evalstop_service.store import audit, decisions, projects, proposals, run_lists, runs, schema
 from evalstop_service.store.audit import Author

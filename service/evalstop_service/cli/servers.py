@@ -32,12 +32,12 @@ from evalstop_service.cli.connections import (
 )
 from evalstop_service.cli.installation import open_database
 from evalstop_service.clock import utc_now
+from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.errors import ServiceError
 from evalstop_service.observability import tracing
 from evalstop_service.projects import api_keys
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.projects.project_settings import NewProject
-from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.security.private_files import create_private_folder, keep_secret, lock_folder
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema

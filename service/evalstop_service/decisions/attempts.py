@@ -7,8 +7,8 @@ from datetime import datetime
 from msgspec import structs
 
 from evalstop_service.decisions import transitions
+from evalstop_service.domain.decision_lifecycle import STOPPING, DecisionState, RunResumed
 from evalstop_service.evaluation.cases import record_case
-from evalstop_service.rules.decision_lifecycle import STOPPING, DecisionState, RunResumed
 from evalstop_service.store import cases, decisions, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision

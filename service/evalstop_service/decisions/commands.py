@@ -17,9 +17,7 @@ from msgspec import structs
 
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import attempts, guards, transitions
-from evalstop_service.errors import Conflict, Invalid
-from evalstop_service.evaluation import cases, change_point
-from evalstop_service.rules.decision_lifecycle import (
+from evalstop_service.domain.decision_lifecycle import (
     SERVICE,
     STOPPED,
     DecisionState,
@@ -32,8 +30,10 @@ from evalstop_service.rules.decision_lifecycle import (
     Undone,
     Vetoed,
 )
-from evalstop_service.rules.event_types import EventType
-from evalstop_service.rules.statuses import UNENDED, DecisionOutcome, RunStatus
+from evalstop_service.domain.event_types import EventType
+from evalstop_service.domain.statuses import UNENDED, DecisionOutcome, RunStatus
+from evalstop_service.errors import Conflict, Invalid
+from evalstop_service.evaluation import cases, change_point
 from evalstop_service.store import audit, decisions, outcomes, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction, read_now
 from evalstop_service.store.decisions import Decision

@@ -18,7 +18,7 @@ from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import guards, transitions
 from evalstop_service.decisions import pause as pausing
-from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState, GuardKind, TimePassed
+from evalstop_service.domain.decision_lifecycle import SERVICE, DecisionState, GuardKind, TimePassed
 from evalstop_service.store import decisions, due_decisions, projects, runs
 from evalstop_service.store.database import Database, read_now
 from evalstop_service.store.due_decisions import OverdueDecision

@@ -30,10 +30,10 @@ from evalstop_detectors import Policy
 from evalstop_detectors.wording import format_count, format_percent
 
 from evalstop_service.clock import rfc3339
+from evalstop_service.domain.decision_lifecycle import Action, Guard, GuardKind
+from evalstop_service.domain.event_types import EventType
+from evalstop_service.domain.liveness import Liveness
 from evalstop_service.projects import policies
-from evalstop_service.rules.decision_lifecycle import Action, Guard, GuardKind
-from evalstop_service.rules.event_types import EventType
-from evalstop_service.rules.liveness import Liveness
 from evalstop_service.runs import health
 from evalstop_service.store import decisions, endpoints, job_runs, run_health, runs
 from evalstop_service.store.database import Transaction

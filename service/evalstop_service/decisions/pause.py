@@ -9,8 +9,8 @@ from uuid import UUID
 
 from evalstop_service.clock import in_utc, rfc3339
 from evalstop_service.decisions import guards, transitions
+from evalstop_service.domain import durations
 from evalstop_service.errors import Invalid
-from evalstop_service.rules import durations
 from evalstop_service.store import audit, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.projects import Project

@@ -17,14 +17,14 @@ import msgspec
 from evalstop_detectors import Policy, policy_from_document, policy_to_document
 
 from evalstop_service.decisions import commands
+from evalstop_service.domain.decision_lifecycle import Released, StopOrdered
+from evalstop_service.domain.proposals import Approval, ProposalKind, ProposalState, has_enough_approvals
+from evalstop_service.domain.statuses import Stage
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageTerms
 from evalstop_service.projects import policies, project_settings
 from evalstop_service.projects.project_settings import ProjectChange
-from evalstop_service.rules.decision_lifecycle import Released, StopOrdered
-from evalstop_service.rules.proposals import Approval, ProposalKind, ProposalState, has_enough_approvals
-from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import decisions, projects, proposals, rollout_stages, runs
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction

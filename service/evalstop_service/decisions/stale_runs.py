@@ -20,14 +20,14 @@ from evalstop_detectors import Policy
 from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import commands, guards, transitions
+from evalstop_service.domain import liveness, metric_health
+from evalstop_service.domain.decision_lifecycle import DecisionState, GuardKind
+from evalstop_service.domain.event_types import EventType
+from evalstop_service.domain.liveness import Liveness
+from evalstop_service.domain.metric_health import MetricFault
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import UnreadableRow
 from evalstop_service.projects import policies
-from evalstop_service.rules import liveness, metric_health
-from evalstop_service.rules.decision_lifecycle import DecisionState, GuardKind
-from evalstop_service.rules.event_types import EventType
-from evalstop_service.rules.liveness import Liveness
-from evalstop_service.rules.metric_health import MetricFault
-from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import health
 from evalstop_service.store import decisions, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction

@@ -13,11 +13,8 @@ from uuid import UUID
 
 from evalstop_service.background import handle_each
 from evalstop_service.decisions import guards
-from evalstop_service.errors import Conflict
-from evalstop_service.evaluation import cases, rollout_stage
-from evalstop_service.projects import policies
-from evalstop_service.rules import decision_lifecycle, decision_transitions, random_assignment
-from evalstop_service.rules.decision_lifecycle import (
+from evalstop_service.domain import decision_lifecycle, decision_transitions, random_assignment
+from evalstop_service.domain.decision_lifecycle import (
     Action,
     DecisionState,
     Event,
@@ -34,10 +31,13 @@ from evalstop_service.rules.decision_lifecycle import (
     StopOrdered,
     Timeouts,
 )
-from evalstop_service.rules.event_types import PENDING_EVENTS, REQUEST_EVENTS
-from evalstop_service.rules.labels import find_job_part
-from evalstop_service.rules.run_results import Call, Verdict
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.domain.event_types import PENDING_EVENTS, REQUEST_EVENTS
+from evalstop_service.domain.labels import find_job_part
+from evalstop_service.domain.run_results import Call, Verdict
+from evalstop_service.domain.statuses import RunStatus
+from evalstop_service.errors import Conflict
+from evalstop_service.evaluation import cases, rollout_stage
+from evalstop_service.projects import policies
 from evalstop_service.store import decisions, job_runs, projects, rollout_stages, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision

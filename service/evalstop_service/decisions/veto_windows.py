@@ -29,7 +29,7 @@ from anyio import to_thread
 from evalstop_service.background import handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import transitions
-from evalstop_service.rules.decision_lifecycle import GuardsRaised, WindowEnded
+from evalstop_service.domain.decision_lifecycle import GuardsRaised, WindowEnded
 from evalstop_service.store import decisions, due_decisions, job_runs, runs
 from evalstop_service.store.database import Database, Transaction, read_now
 from evalstop_service.store.due_decisions import PendingDecision

@@ -21,11 +21,11 @@ from msgspec import structs
 
 from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
+from evalstop_service.domain.outcome import Turn, assess_run, judge_decision, judge_levelled_off, locate_turn
+from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.evaluation.replays import Replay, replay_run
 from evalstop_service.projects.policies import require_bounded_cost
-from evalstop_service.rules.outcome import Turn, assess_run, judge_decision, judge_levelled_off, locate_turn
-from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome
 from evalstop_service.runs.watched_metrics import select_evals
 from evalstop_service.store import audit, backtests, projects
 from evalstop_service.store.backtests import Backtest, BacktestFinding, PastRun

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+from evalstop_service.domain import outcome
+from evalstop_service.domain.outcome import Turn
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid
-from evalstop_service.rules import outcome
-from evalstop_service.rules.outcome import Turn
-from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import case_counts, decisions, outcomes, runs
 from evalstop_service.store.case_counts import CaseFilter

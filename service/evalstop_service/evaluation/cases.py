@@ -24,14 +24,14 @@ from evalstop_detectors import Ground
 from evalstop_detectors.policy.calibration import compute_stated_risk
 from msgspec import structs
 
+from evalstop_service.domain import decision_lifecycle, outcome
+from evalstop_service.domain.decision_lifecycle import SERVICE, STOPPED, STOPPING, DecisionState
+from evalstop_service.domain.eval_changes import find_version
+from evalstop_service.domain.outcome import Turn
+from evalstop_service.domain.run_results import RunAssessment, Verdict
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies
-from evalstop_service.rules import decision_lifecycle, outcome
-from evalstop_service.rules.decision_lifecycle import SERVICE, STOPPED, STOPPING, DecisionState
-from evalstop_service.rules.eval_changes import find_version
-from evalstop_service.rules.outcome import Turn
-from evalstop_service.rules.run_results import RunAssessment, Verdict
-from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import cases, decisions, job_runs, observations, outcomes, runs
 from evalstop_service.store.cases import Case

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.rules import confidence_sequences
-from evalstop_service.rules.confidence_sequences import Estimate, Stratum
-from evalstop_service.rules.statuses import DecisionOutcome, Treatment
+from evalstop_service.domain import confidence_sequences
+from evalstop_service.domain.confidence_sequences import Estimate, Stratum
+from evalstop_service.domain.statuses import DecisionOutcome, Treatment
 from evalstop_service.store import case_counts
 from evalstop_service.store.case_counts import CaseCount, CaseFilter, Delay, Grouping, Key
 from evalstop_service.store.database import Transaction

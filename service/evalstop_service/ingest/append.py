@@ -12,13 +12,13 @@ from datetime import datetime
 from evalstop_detectors import is_late
 from msgspec.structs import replace
 
+from evalstop_service.domain.quotas import LEAST_METRICS
+from evalstop_service.domain.role_recognition import COMBINED_METRIC
+from evalstop_service.domain.statuses import OPEN
 from evalstop_service.ingest.changes import Changes, choose_checkpoint, has_consequences, settle_row, write_receipt
 from evalstop_service.ingest.combined_evals import NO_SCORES, append_values
 from evalstop_service.ingest.messages import Message, Observations
 from evalstop_service.ingest.run_state import RunState, move_monitor
-from evalstop_service.rules.quotas import LEAST_METRICS
-from evalstop_service.rules.role_recognition import COMBINED_METRIC
-from evalstop_service.rules.statuses import OPEN
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.watched_metrics import OWN_METRICS, select_scores
 from evalstop_service.store.eval_requests import EvalRequest

@@ -9,13 +9,13 @@ import msgspec
 from evalstop_detectors import MonitorState, Verdict, choose_best, find_highest, find_request
 from msgspec.structs import replace
 
+from evalstop_service.domain import run_results
+from evalstop_service.domain.decision_lifecycle import DecisionState
+from evalstop_service.domain.run_results import BestCheckpoint, RawMaximum
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.ingest.combined_evals import NO_SCORES, NewScores
 from evalstop_service.ingest.messages import Answer, Content, Receipt, ValueConflict
 from evalstop_service.ingest.run_state import RunState, describe_failure, is_same_stop
-from evalstop_service.rules import run_results
-from evalstop_service.rules.decision_lifecycle import DecisionState
-from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
-from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.runs.watched_metrics import OWN_METRICS
 from evalstop_service.store.eval_requests import EvalRequest

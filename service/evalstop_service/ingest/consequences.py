@@ -10,6 +10,11 @@ from evalstop_detectors import Kind, MonitorState, Verdict, find_request, state_
 from msgspec.structs import replace
 
 from evalstop_service.decisions import attempts, commands, transitions
+from evalstop_service.domain.decision_lifecycle import DecisionState, Recovered
+from evalstop_service.domain.event_types import EventType
+from evalstop_service.domain.role_recognition import COMBINED_METRIC
+from evalstop_service.domain.run_results import Call
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest.changes import Changes, place_of
 from evalstop_service.ingest.messages import (
@@ -21,11 +26,6 @@ from evalstop_service.ingest.messages import (
     RolesCorrected,
 )
 from evalstop_service.ingest.run_state import RunState, is_same_stop
-from evalstop_service.rules.decision_lifecycle import DecisionState, Recovered
-from evalstop_service.rules.event_types import EventType
-from evalstop_service.rules.role_recognition import COMBINED_METRIC
-from evalstop_service.rules.run_results import Call
-from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.store import (
     audit,

@@ -11,6 +11,10 @@ from datetime import datetime
 from evalstop_detectors import Scores, is_late, start
 from msgspec.structs import replace
 
+from evalstop_service.domain.eval_changes import MOST_CHANGES, EvalChange, add_change, carry_into_attempt
+from evalstop_service.domain.quotas import LEAST_METRICS, Quota
+from evalstop_service.domain.role_recognition import COMBINED_METRIC
+from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import Conflict, QuotaReached
 from evalstop_service.evaluation import change_point
 from evalstop_service.ingest.changes import Changes, choose_checkpoint, settle_row, write_receipt
@@ -42,10 +46,6 @@ from evalstop_service.ingest.run_state import (
     with_eval_changes,
     with_roles,
 )
-from evalstop_service.rules.eval_changes import MOST_CHANGES, EvalChange, add_change, carry_into_attempt
-from evalstop_service.rules.quotas import LEAST_METRICS, Quota
-from evalstop_service.rules.role_recognition import COMBINED_METRIC
-from evalstop_service.rules.statuses import OPEN, RunStatus
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.watched_metrics import OWN_METRICS, select_scores
 from evalstop_service.store import checkpoints, monitor_states, observations, projects, runs

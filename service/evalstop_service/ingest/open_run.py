@@ -18,6 +18,10 @@ from evalstop_detectors import NOTHING_SEEN, find_total_steps
 from msgspec.structs import replace
 
 from evalstop_service.decisions import attempts
+from evalstop_service.domain.eval_changes import MOST_CHANGES, EvalChange
+from evalstop_service.domain.labels import find_job_key, find_objection, list_job_changes
+from evalstop_service.domain.quotas import Quota
+from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest.open_request import OpenRequest as OpenRequest
@@ -25,10 +29,6 @@ from evalstop_service.ingest.open_request import Resume as Resume
 from evalstop_service.ingest.open_request import apply_limits
 from evalstop_service.ingest.run_terms import list_other_terms, refuse_other_key, refuse_other_terms
 from evalstop_service.projects import policies
-from evalstop_service.rules.eval_changes import MOST_CHANGES, EvalChange
-from evalstop_service.rules.labels import find_job_key, find_objection, list_job_changes
-from evalstop_service.rules.quotas import Quota
-from evalstop_service.rules.statuses import OPEN, RunStatus
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.descriptions import fill_description
 from evalstop_service.runs.recorded_verdict import record_verdict

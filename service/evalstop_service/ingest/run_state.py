@@ -26,10 +26,10 @@ from evalstop_detectors import (
 )
 from msgspec.structs import replace
 
-from evalstop_service.rules import run_results
-from evalstop_service.rules.decision_lifecycle import OBSERVED
-from evalstop_service.rules.eval_changes import EvalChange
-from evalstop_service.rules.run_results import Call
+from evalstop_service.domain import run_results
+from evalstop_service.domain.decision_lifecycle import OBSERVED
+from evalstop_service.domain.eval_changes import EvalChange
+from evalstop_service.domain.run_results import Call
 from evalstop_service.runs.metric_roles import RoleAssignment
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
 from evalstop_service.store.decisions import Decision

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from datetime import datetime
 from uuid import UUID
 
+from evalstop_service.domain.statuses import OPEN
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest.open_request import OpenRequest
-from evalstop_service.rules.statuses import OPEN
 from evalstop_service.store import keys
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.keys import Key

@@ -8,10 +8,10 @@ from typing import Any
 from uuid import UUID
 
 from evalstop_service.clock import rfc3339
+from evalstop_service.domain.quotas import Quota
 from evalstop_service.errors import Invalid, NotFound, OtherProject, require
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.projects.project_settings import NewProject, find_project, insert_project
-from evalstop_service.rules.quotas import Quota
 from evalstop_service.security.address_policy import check_network
 from evalstop_service.store import audit, endpoints, keys, projects, quota_use
 from evalstop_service.store.audit import Author

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from evalstop_detectors import POLICIES, InvalidPolicy, Policy, policy_from_document, policy_to_document
 
+from evalstop_service.domain.quotas import Quota
 from evalstop_service.errors import Invalid, NotFound
-from evalstop_service.rules.quotas import Quota
 from evalstop_service.store import policies, projects, quota_use
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Transaction

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from pydantic import AfterValidator, Field, ValidationError, create_model
 
+from evalstop_service.domain import decision_lifecycle
+from evalstop_service.domain.fields import Body, Integral, Name, Role
+from evalstop_service.domain.project_settings import format_value, list_settings, list_widened
+from evalstop_service.domain.quotas import LEAST_METRICS, Quotas
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.projects import policies
-from evalstop_service.rules import decision_lifecycle
-from evalstop_service.rules.fields import Body, Integral, Name, Role
-from evalstop_service.rules.project_settings import format_value, list_settings, list_widened
-from evalstop_service.rules.quotas import LEAST_METRICS, Quotas
 from evalstop_service.store import audit, projects
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction

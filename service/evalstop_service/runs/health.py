@@ -8,10 +8,10 @@ from uuid import UUID
 
 from evalstop_detectors import MetricRole, Policy
 
-from evalstop_service.rules import liveness, metric_health
-from evalstop_service.rules.liveness import Liveness
-from evalstop_service.rules.metric_health import MetricFault, MetricReadings, RunProgress
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.domain import liveness, metric_health
+from evalstop_service.domain.liveness import Liveness
+from evalstop_service.domain.metric_health import MetricFault, MetricReadings, RunProgress
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
 from evalstop_service.store import run_health, runs
 from evalstop_service.store.database import Transaction

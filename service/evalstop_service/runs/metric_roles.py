@@ -16,8 +16,8 @@ from evalstop_detectors import MetricRole, Role, RoleOrigin, match_role, recogni
 from evalstop_detectors.roles.recognition import NO_EVAL
 from msgspec.structs import replace
 
-from evalstop_service.rules import role_recognition
-from evalstop_service.rules.role_recognition import MetricFields, Recognition
+from evalstop_service.domain import role_recognition
+from evalstop_service.domain.role_recognition import MetricFields, Recognition
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
 from evalstop_service.store.runs import Run
 

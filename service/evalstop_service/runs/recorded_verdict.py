@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from evalstop_detectors import Verdict
 
-from evalstop_service.rules import run_results
+from evalstop_service.domain import run_results
 
 
 def record_verdict(verdict: Verdict) -> run_results.Verdict:

@@ -15,9 +15,9 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
 
+from evalstop_service.domain.decision_lifecycle import DecisionState
+from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome, RunStatus
 from evalstop_service.errors import require
-from evalstop_service.rules.decision_lifecycle import DecisionState
-from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome, RunStatus
 from evalstop_service.store.database import Transaction, match_given
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import attempts, backtests, cases, decisions, policies, runs

@@ -13,9 +13,9 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.domain.case_requirements import CaseRequirements, Shortfall
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid
-from evalstop_service.rules.case_requirements import CaseRequirements, Shortfall
-from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Transaction, match_given
 from evalstop_service.store.runs import POLICY_COLUMNS

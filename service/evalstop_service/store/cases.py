@@ -8,7 +8,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store.database import Transaction, find_one
 from evalstop_service.store.tables import cases
 

@@ -10,8 +10,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.errors import NotFound
-from evalstop_service.rules.decision_lifecycle import (
+from evalstop_service.domain.decision_lifecycle import (
     AWAITING_CONFIRMATION,
     RETURNING,
     STOPPING,
@@ -20,8 +19,9 @@ from evalstop_service.rules.decision_lifecycle import (
     Lifecycle,
     Record,
 )
-from evalstop_service.rules.run_results import BestCheckpoint, Call, Verdict
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.domain.run_results import BestCheckpoint, Call, Verdict
+from evalstop_service.domain.statuses import RunStatus
+from evalstop_service.errors import NotFound
 from evalstop_service.store.database import Transaction, read_columns, read_page, read_rows
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import POLICY_COLUMNS, Run

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState, Record
-from evalstop_service.rules.event_types import REQUEST_EVENTS
-from evalstop_service.rules.statuses import DeliveryState
+from evalstop_service.domain.decision_lifecycle import SERVICE, DecisionState, Record
+from evalstop_service.domain.event_types import REQUEST_EVENTS
+from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.store import runs
 from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.decisions import PENDING, add_change

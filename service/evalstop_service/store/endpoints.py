@@ -13,9 +13,9 @@ from uuid import UUID
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from evalstop_service.domain.event_types import URGENT_EVENTS
+from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import NotFound, require
-from evalstop_service.rules.event_types import URGENT_EVENTS
-from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.security.encryption import PREFIX, SETTING, Encryption, UnreadableSecret
 from evalstop_service.store import wakeup
 from evalstop_service.store.database import Transaction, find_one

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.tables import eval_requests, runs
 

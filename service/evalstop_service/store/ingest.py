@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from evalstop_service.rules.run_results import Verdict
+from evalstop_service.domain.run_results import Verdict
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run

@@ -9,9 +9,9 @@ from itertools import chain
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.decision_lifecycle import AWAITING_CONFIRMATION, DecisionState, GuardKind
-from evalstop_service.rules.liveness import Liveness
-from evalstop_service.rules.quotas import Quota
+from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, DecisionState, GuardKind
+from evalstop_service.domain.liveness import Liveness
+from evalstop_service.domain.quotas import Quota
 from evalstop_service.store import quota_use
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decisions, deliveries, endpoints, projects, run_health, runs

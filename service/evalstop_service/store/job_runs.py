@@ -8,9 +8,9 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.decision_lifecycle import STOPPING, Action, DecisionState, GuardKind
-from evalstop_service.rules.labels import JobPart, find_job_part
-from evalstop_service.rules.statuses import OPEN
+from evalstop_service.domain.decision_lifecycle import STOPPING, Action, DecisionState, GuardKind
+from evalstop_service.domain.labels import JobPart, find_job_part
+from evalstop_service.domain.statuses import OPEN
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import decisions, runs

@@ -11,8 +11,8 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Invalid
-from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.tables import experiments, mlflow_runs, observations, runs
 from evalstop_service.store.tables.runs import LIVE

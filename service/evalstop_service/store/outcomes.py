@@ -10,8 +10,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.run_results import RunAssessment
-from evalstop_service.rules.statuses import DecisionOutcome
+from evalstop_service.domain.run_results import RunAssessment
+from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import outcomes
 

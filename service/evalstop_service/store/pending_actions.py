@@ -10,11 +10,11 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.decision_lifecycle import Action, DecisionState
-from evalstop_service.rules.liveness import Liveness
-from evalstop_service.rules.metric_health import MetricFault
-from evalstop_service.rules.run_results import Call
-from evalstop_service.rules.statuses import OPEN, RunStatus
+from evalstop_service.domain.decision_lifecycle import Action, DecisionState
+from evalstop_service.domain.liveness import Liveness
+from evalstop_service.domain.metric_health import MetricFault
+from evalstop_service.domain.run_results import Call
+from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.store.database import Transaction, read_page
 from evalstop_service.store.tables import decisions, run_health, runs
 

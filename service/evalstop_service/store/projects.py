@@ -8,9 +8,9 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.case_requirements import CaseRequirements
-from evalstop_service.rules.project_settings import ProjectSettings
-from evalstop_service.rules.quotas import Quotas
+from evalstop_service.domain.case_requirements import CaseRequirements
+from evalstop_service.domain.project_settings import ProjectSettings
+from evalstop_service.domain.quotas import Quotas
 from evalstop_service.store.database import Transaction, find_one, insert_if_new
 from evalstop_service.store.tables import projects
 

@@ -11,8 +11,8 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
+from evalstop_service.domain.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
 from evalstop_service.errors import require
-from evalstop_service.rules.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
 from evalstop_service.store.database import Transaction, find_one, insert_if_new, match_given, read_page, read_rows
 from evalstop_service.store.tables import proposals
 

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.domain.quotas import Quota, begin_day, first_id, seconds_to_wait
 from evalstop_service.errors import QuotaReached
-from evalstop_service.rules.quotas import Quota, begin_day, first_id, seconds_to_wait
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.keys import is_in_use
 from evalstop_service.store.projects import Project

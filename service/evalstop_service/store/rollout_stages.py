@@ -8,8 +8,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.confidence_sequences import StageNumbers
-from evalstop_service.rules.statuses import Stage
+from evalstop_service.domain.confidence_sequences import StageNumbers
+from evalstop_service.domain.statuses import Stage
 from evalstop_service.store.database import Transaction, find_one
 from evalstop_service.store.tables import policies, rollout_stages, runs
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.rules.run_descriptions import NOTHING_SAID, RunDescription
+from evalstop_service.domain.run_descriptions import NOTHING_SAID, RunDescription
 from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.tables import run_descriptions
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.run_descriptions import NOTHING_SAID, RunDescription
+from evalstop_service.domain.run_descriptions import NOTHING_SAID, RunDescription
 from evalstop_service.store.database import Transaction, read_columns
 from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import POLICY_COLUMNS, Run

@@ -10,9 +10,9 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.rules.run_results import Call, Verdict
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.domain.decision_lifecycle import Mode
+from evalstop_service.domain.run_results import Call, Verdict
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.store.database import Transaction, contains_text, match_given, read_page
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import decision_changes, outcomes, policies, run_descriptions, run_health, runs

@@ -11,12 +11,12 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
+from evalstop_service.domain.decision_lifecycle import Mode
+from evalstop_service.domain.eval_changes import EvalChange, find_version
+from evalstop_service.domain.role_recognition import MetricFields, Recognition
+from evalstop_service.domain.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
+from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import require
-from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.rules.eval_changes import EvalChange, find_version
-from evalstop_service.rules.role_recognition import MetricFields, Recognition
-from evalstop_service.rules.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
-from evalstop_service.rules.statuses import OPEN, RunStatus
 from evalstop_service.store.database import Transaction, find_one, insert_if_new, read_rows
 from evalstop_service.store.tables import LIVE, attempts, checkpoints, decisions, policies, runs
 

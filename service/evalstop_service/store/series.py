@@ -18,7 +18,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.store import runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.tables import runs as run_rows

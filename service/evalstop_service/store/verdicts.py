@@ -8,7 +8,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.run_results import Call, Verdict
+from evalstop_service.domain.run_results import Call, Verdict
 from evalstop_service.store.database import Transaction, match_given, read_page
 from evalstop_service.store.tables import verdicts
 

@@ -9,8 +9,8 @@ from uuid import UUID
 
 import msgspec
 
+from evalstop_service.domain.event_types import EventType
 from evalstop_service.errors import Conflict
-from evalstop_service.rules.event_types import EventType
 from evalstop_service.security.address_policy import AddressPolicy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints, projects

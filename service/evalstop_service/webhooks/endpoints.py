@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 from uuid import UUID
 
+from evalstop_service.domain.event_types import PRESETS, SUBSCRIBABLE
+from evalstop_service.domain.quotas import Quota
 from evalstop_service.errors import Conflict, Invalid
-from evalstop_service.rules.event_types import PRESETS, SUBSCRIBABLE
-from evalstop_service.rules.quotas import Quota
 from evalstop_service.security.address_policy import AddressPolicy, AddressRefused
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints, projects, quota_use

@@ -7,8 +7,8 @@ from datetime import datetime
 from uuid import UUID
 
 from evalstop_service.clock import rfc3339
+from evalstop_service.domain.event_types import SUBSCRIBABLE
 from evalstop_service.errors import Conflict, Invalid
-from evalstop_service.rules.event_types import SUBSCRIBABLE
 from evalstop_service.store import endpoints
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction

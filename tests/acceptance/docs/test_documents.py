@@ -16,7 +16,7 @@ from evalstop_client.cli import entry as client_cli
 from evalstop_client.receivers.cli import entry as receiver_cli
 from evalstop_lab import cli as lab_cli
 from evalstop_service.cli import entry as service_cli
-from evalstop_service.rules.decision_lifecycle import NEXT_STATES
+from evalstop_service.domain.decision_lifecycle import NEXT_STATES
 from evalstop_service.settings import Settings
 
 from tests.acceptance.docs.connect_pages import PAGES

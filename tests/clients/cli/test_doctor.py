@@ -12,7 +12,7 @@ import pytest
 from evalstop_client.cli import main
 from evalstop_client.cli.diagnosis import DECIDED, Check, EndpointFacts, Facts, Finding, diagnose
 from evalstop_client.cli.doctor import gather_facts
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.store.database import Database
 
 from tests.clients.real_service import Project, make_project

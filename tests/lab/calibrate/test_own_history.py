@@ -14,8 +14,8 @@ from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay import Run, load_policy, read_runs
 from evalstop_lab.replay.command import judge_all
 from evalstop_lab.worlds import draw_world
-from evalstop_service.rules.outcome import assess_run
-from evalstop_service.rules.statuses import RunOutcome
+from evalstop_service.domain.outcome import assess_run
+from evalstop_service.domain.statuses import RunOutcome
 
 from tests.lab.replay.conftest import write_jsonl
 

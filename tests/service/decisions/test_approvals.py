@@ -5,9 +5,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from evalstop_service.decisions import second_person
+from evalstop_service.domain.decision_lifecycle import DecisionState, StopOrdered
+from evalstop_service.domain.proposals import Approval, ProposalKind, ProposalState
 from evalstop_service.errors import Conflict
-from evalstop_service.rules.decision_lifecycle import DecisionState, StopOrdered
-from evalstop_service.rules.proposals import Approval, ProposalKind, ProposalState
 from evalstop_service.store import proposals
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database

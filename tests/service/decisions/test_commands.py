@@ -8,11 +8,11 @@ from uuid import UUID
 
 import pytest
 from evalstop_service.decisions import commands, pause
+from evalstop_service.domain.decision_lifecycle import DecisionState, Reported, StopOrdered, Undone, Vetoed
+from evalstop_service.domain.run_descriptions import RunDescription
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Resumed
 from evalstop_service.ingest.open_run import Resume
-from evalstop_service.rules.decision_lifecycle import DecisionState, Reported, StopOrdered, Undone, Vetoed
-from evalstop_service.rules.run_descriptions import RunDescription
 from evalstop_service.store import tables
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation

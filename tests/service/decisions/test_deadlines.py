@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from evalstop_service import background
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import deadlines, pause
+from evalstop_service.domain.decision_lifecycle import SERVICE, DecisionState
 from evalstop_service.errors import UnreadableRow
 from evalstop_service.ingest import Resumed
-from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState
 from evalstop_service.store import projects, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import leases

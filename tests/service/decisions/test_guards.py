@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from evalstop_service.decisions import guards
+from evalstop_service.domain.decision_lifecycle import Guard
 from evalstop_service.ingest import CheckpointSaved, Message, Observations
-from evalstop_service.rules.decision_lifecycle import Guard
 from evalstop_service.store import projects, run_health, runs, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id

@@ -9,9 +9,9 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.decisions import commands, deadlines, message_links, transitions
 from evalstop_service.decisions.message_links import Choice, MessageLink
+from evalstop_service.domain.decision_lifecycle import DecisionState, Guard, GuardKind, Vetoed
+from evalstop_service.domain.stop_hours import StopHours
 from evalstop_service.errors import Conflict
-from evalstop_service.rules.decision_lifecycle import DecisionState, Guard, GuardKind, Vetoed
-from evalstop_service.rules.stop_hours import StopHours
 from evalstop_service.store import endpoints, runs, tables
 from evalstop_service.store.endpoints import UNENCRYPTED, Endpoint
 from evalstop_service.store.runs import Run

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from evalstop_service.decisions import deadlines, stale_runs
+from evalstop_service.domain.decision_lifecycle import Action, DecisionState, StopOrdered, Undone, Vetoed
+from evalstop_service.domain.statuses import RunStatus, Treatment
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import figures
 from evalstop_service.ingest import (
@@ -23,8 +25,6 @@ from evalstop_service.ingest import (
 from evalstop_service.ingest.open_run import Resume
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
-from evalstop_service.rules.decision_lifecycle import Action, DecisionState, StopOrdered, Undone, Vetoed
-from evalstop_service.rules.statuses import RunStatus, Treatment
 from evalstop_service.store import endpoints, tables
 from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Database

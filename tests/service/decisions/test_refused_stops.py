@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 from evalstop_service.decisions import deadlines
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.store import decisions, tables
 from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import FinishedAttempt

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from evalstop_service.decisions import deadlines, transitions, veto_windows
-from evalstop_service.rules.decision_lifecycle import DecisionState, Released, Vetoed
+from evalstop_service.domain.decision_lifecycle import DecisionState, Released, Vetoed
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.runs import Run

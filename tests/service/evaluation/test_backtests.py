@@ -13,10 +13,10 @@ import pytest
 from evalstop_detectors import POLICIES, InvalidPolicy, policy_from_document, policy_to_document
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
+from evalstop_service.domain.role_recognition import MetricFields
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import policies
-from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store.audit import Author
 from evalstop_service.store.backtests import Backtest

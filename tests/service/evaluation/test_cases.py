@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 from evalstop_detectors import Ground
 from evalstop_service.decisions import commands, stale_runs
+from evalstop_service.domain.decision_lifecycle import DecisionState, Undone
+from evalstop_service.domain.statuses import DecisionOutcome, RunStatus
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
-from evalstop_service.rules.decision_lifecycle import DecisionState, Undone
-from evalstop_service.rules.statuses import DecisionOutcome, RunStatus
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run

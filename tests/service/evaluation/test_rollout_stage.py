@@ -12,12 +12,12 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from evalstop_service.decisions import second_person
+from evalstop_service.domain.confidence_sequences import ALPHA, Estimate, StageNumbers, Stratum, estimate_precision
+from evalstop_service.domain.event_types import EventType
+from evalstop_service.domain.statuses import Stage
 from evalstop_service.errors import Conflict, UnreadableRow
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import choose_move, get_enforced_share
-from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, StageNumbers, Stratum, estimate_precision
-from evalstop_service.rules.event_types import EventType
-from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import audit, proposals, rollout_stages
 from evalstop_service.store.audit import Author
 from evalstop_service.store.proposals import Proposal

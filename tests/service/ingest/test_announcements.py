@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import msgspec
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.ingest import CheckpointSaved, Resumed
-from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from evalstop_service.clock import utc_now
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.ingest import CheckpointSaved, Resumed
-from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import tables
 from evalstop_service.store.queue import leases
 from evalstop_service.store.runs import Run

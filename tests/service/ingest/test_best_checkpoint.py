@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from evalstop_service.domain.decision_lifecycle import DecisionState
+from evalstop_service.domain.run_results import RawMaximum
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Resumed
-from evalstop_service.rules.decision_lifecycle import DecisionState
-from evalstop_service.rules.run_results import RawMaximum
 from evalstop_service.store import decisions
 
 from tests.service.project_fixture import (

@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from evalstop_detectors import Score, Scores, choose_best, state_to_json
+from evalstop_service.domain.run_results import BestCheckpoint, RawMaximum
 from evalstop_service.ingest import (
     CheckpointSaved,
     Content,
@@ -22,7 +23,6 @@ from evalstop_service.ingest import (
     Resumed,
     RunCache,
 )
-from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
 from evalstop_service.store import checkpoints, monitor_states, observations, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.monitor_states import StoredMonitorState

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from evalstop_service.decisions import deadlines
+from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.ingest import Resumed, open_run
 from evalstop_service.ingest.open_run import Resume
 from evalstop_service.projects.project_settings import ProjectChange, apply_change
-from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.store import audit, tables
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database

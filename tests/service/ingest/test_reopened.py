@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from evalstop_service.rules.decision_lifecycle import DecisionState, Undone
+from evalstop_service.domain.decision_lifecycle import DecisionState, Undone
 from evalstop_service.store.observations import PostedObservation
 
 from tests.service.project_fixture import NOW, ProjectFixture, lift_stop_limits

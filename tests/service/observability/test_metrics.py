@@ -14,11 +14,11 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import pause, stale_runs
+from evalstop_service.domain.decision_lifecycle import DecisionState
+from evalstop_service.domain.event_types import EventType
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import api_keys
 from evalstop_service.projects.key_cache import KeyCache
-from evalstop_service.rules.decision_lifecycle import DecisionState
-from evalstop_service.rules.event_types import EventType
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import outbox

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 from evalstop_service import background
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.runs import retention
 from evalstop_service.runs.retention import Pace, PruneResult
 from evalstop_service.store import retention as rows

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.rules.confidence_sequences import StageNumbers
-from evalstop_service.rules.decision_lifecycle import DecisionState
-from evalstop_service.rules.statuses import Stage
+from evalstop_service.domain.confidence_sequences import StageNumbers
+from evalstop_service.domain.decision_lifecycle import DecisionState
+from evalstop_service.domain.statuses import Stage
 from evalstop_service.store import decisions, policies, projects, rollout_stages, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.rollout_stages import RolloutStage

@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from evalstop_service.domain.decision_lifecycle import Mode
+from evalstop_service.domain.run_descriptions import RunDescription
+from evalstop_service.domain.run_results import Call
 from evalstop_service.ingest import Resumed
-from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.rules.run_descriptions import RunDescription
-from evalstop_service.rules.run_results import Call
 from evalstop_service.store import monitor_states, observations, run_descriptions, run_lists, runs, sparklines, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id

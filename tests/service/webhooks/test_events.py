@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jsonschema_rs
 import pytest
-from evalstop_service.rules.event_types import EventType
+from evalstop_service.domain.event_types import EventType
 from evalstop_service.webhooks.events import DECLARATIONS, build_schema
 
 from tests.generated_docs import DOCS, GENERATED, replace_part

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.domain.event_types import PENDING_EVENTS, EventType
+from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import require
-from evalstop_service.rules.event_types import PENDING_EVENTS, EventType
-from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import wakeup
 from evalstop_service.store.database import Transaction, find_one, match_given
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints, events

@@ -17,7 +17,7 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.rules.event_types import REQUEST_EVENTS
+from evalstop_service.domain.event_types import REQUEST_EVENTS
 from evalstop_service.security.encryption import Encryption, UnreadableSecret
 from evalstop_service.store import decisions, endpoints
 from evalstop_service.store.database import Transaction, driver_connection

@@ -17,8 +17,8 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.rules.event_types import PENDING_EVENTS, REQUEST_EVENTS, URGENT_EVENTS, EventType
-from evalstop_service.rules.statuses import DeliveryState
+from evalstop_service.domain.event_types import PENDING_EVENTS, REQUEST_EVENTS, URGENT_EVENTS, EventType
+from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.store import endpoints, wakeup
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id

@@ -12,8 +12,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.domain.event_types import REQUEST_EVENTS
 from evalstop_service.errors import NotFound
-from evalstop_service.rules.event_types import REQUEST_EVENTS
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Transaction

@@ -15,8 +15,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.decision_lifecycle import STOPPING, DecisionState
-from evalstop_service.rules.event_types import PENDING_EVENTS, REQUEST_EVENTS, EventType
+from evalstop_service.domain.decision_lifecycle import STOPPING, DecisionState
+from evalstop_service.domain.event_types import PENDING_EVENTS, REQUEST_EVENTS, EventType
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.tables import decisions, events, runs

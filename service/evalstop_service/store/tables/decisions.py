@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.decision_lifecycle import Action, DecisionState
-from evalstop_service.rules.run_results import BestCheckpoint, RunAssessment, Verdict
-from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome, Treatment
+from evalstop_service.domain.decision_lifecycle import Action, DecisionState
+from evalstop_service.domain.run_results import BestCheckpoint, RunAssessment, Verdict
+from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables.columns import (
     EnumText,

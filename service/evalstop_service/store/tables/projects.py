@@ -8,13 +8,13 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.confidence_sequences import StageNumbers
-from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.rules.project_settings import Declared, list_settings
-from evalstop_service.rules.proposals import Approval, ProposalKind, ProposalState
-from evalstop_service.rules.quotas import Quotas
-from evalstop_service.rules.statuses import Stage
-from evalstop_service.rules.stop_hours import StopHours
+from evalstop_service.domain.confidence_sequences import StageNumbers
+from evalstop_service.domain.decision_lifecycle import Mode
+from evalstop_service.domain.project_settings import Declared, list_settings
+from evalstop_service.domain.proposals import Approval, ProposalKind, ProposalState
+from evalstop_service.domain.quotas import Quotas
+from evalstop_service.domain.statuses import Stage
+from evalstop_service.domain.stop_hours import StopHours
 from evalstop_service.store.tables.columns import EnumText, StructJson, UtcTime, metadata, own_id, partial_index
 
 _TYPES: dict[Any, sa.types.TypeEngine[Any]] = {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.rules.eval_changes import EvalChange
-from evalstop_service.rules.liveness import Liveness
-from evalstop_service.rules.metric_health import MetricFault
-from evalstop_service.rules.role_recognition import MetricFields, Recognition
-from evalstop_service.rules.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.domain.decision_lifecycle import Mode
+from evalstop_service.domain.eval_changes import EvalChange
+from evalstop_service.domain.liveness import Liveness
+from evalstop_service.domain.metric_health import MetricFault
+from evalstop_service.domain.role_recognition import MetricFields, Recognition
+from evalstop_service.domain.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.store.tables.columns import (
     EnumText,
     Real,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.statuses import DeliveryState
+from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.store.tables.columns import (
     EnumText,
     StructJson,

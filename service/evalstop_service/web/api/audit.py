@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from evalstop_service.rules.fields import Name
+from evalstop_service.domain.fields import Name
 from evalstop_service.store import audit, audit_chain
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor

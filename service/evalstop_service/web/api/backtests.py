@@ -8,11 +8,11 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
+from evalstop_service.domain.fields import Body, Integral, Plain
+from evalstop_service.domain.run_results import Call
+from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import policies
-from evalstop_service.rules.fields import Body, Integral, Plain
-from evalstop_service.rules.run_results import Call
-from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store.backtests import Backtest
 from evalstop_service.web.api.examples import POLICY_DOCUMENT

@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Response
 from pydantic import Field
 
+from evalstop_service.domain.fields import Body, Plain
 from evalstop_service.ingest import CheckpointSaved, Message
-from evalstop_service.rules.fields import Body, Plain
 from evalstop_service.store import checkpoints, runs
 from evalstop_service.store.queue import outbox
 from evalstop_service.web.api.reading.json_body import JsonRoute

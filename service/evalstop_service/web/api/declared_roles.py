@@ -9,8 +9,8 @@ from evalstop_detectors import MetricRole, choose_direction
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic.config import JsonDict
 
-from evalstop_service.rules.fields import Name, Plain, Role
-from evalstop_service.rules.role_recognition import MetricFields
+from evalstop_service.domain.fields import Name, Plain, Role
+from evalstop_service.domain.role_recognition import MetricFields
 
 AnyRole = TypeVar("AnyRole", bound=Role)
 

@@ -8,8 +8,8 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from evalstop_service.rules.event_types import EventType
-from evalstop_service.rules.statuses import DeliveryState
+from evalstop_service.domain.event_types import EventType
+from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.queue.deliveries import Delivery

@@ -8,8 +8,8 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import Field
 
-from evalstop_service.rules.event_types import PRESETS, SUBSCRIBABLE
-from evalstop_service.rules.fields import Body, Plain, Rule
+from evalstop_service.domain.event_types import PRESETS, SUBSCRIBABLE
+from evalstop_service.domain.fields import Body, Plain, Rule
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
 from evalstop_service.decisions.commands import tell_trainer
+from evalstop_service.domain.fields import Body, Integral
 from evalstop_service.errors import Conflict, require
 from evalstop_service.ingest import EvalAnswered, Message
-from evalstop_service.rules.fields import Body, Integral
 from evalstop_service.runs.watched_metrics import PAIRED_METRIC
 from evalstop_service.store import checkpoints, eval_requests, runs
 from evalstop_service.store.database import Transaction

@@ -20,11 +20,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as Event
 
 from evalstop_service.clock import Clock
+from evalstop_service.domain.fields import check_text
 from evalstop_service.errors import Overloaded, QuotaReached, TooOften
 from evalstop_service.ingest import Committer, Message, Observations
 from evalstop_service.observability import logs
 from evalstop_service.projects.key_cache import KeyCache
-from evalstop_service.rules.fields import check_text
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.keys import Key
 from evalstop_service.store.observations import PostedObservation

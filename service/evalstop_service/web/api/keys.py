@@ -8,8 +8,8 @@ from uuid import UUID
 from fastapi import APIRouter, Path
 from pydantic import Field
 
+from evalstop_service.domain.fields import Body, Name, Rule
 from evalstop_service.projects import api_keys
-from evalstop_service.rules.fields import Body, Name, Rule
 from evalstop_service.security.address_policy import check_network
 from evalstop_service.store import keys
 from evalstop_service.store.keys import KeyLimits

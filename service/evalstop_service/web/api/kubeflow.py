@@ -13,8 +13,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
 
+from evalstop_service.domain.fields import Name
 from evalstop_service.ingest import Message, Observations, open_run
-from evalstop_service.rules.fields import Name
 from evalstop_service.store import observations, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation

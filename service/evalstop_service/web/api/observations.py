@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from evalstop_service.decisions.commands import tell_trainer
+from evalstop_service.domain.fields import Name
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.ingest import MOST_UNWATCHED, Message, Observations
-from evalstop_service.rules.fields import Name
-from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import observations, runs, series
 from evalstop_service.web.api.observation_results import MOST_CONFLICTS, receipt_json
 from evalstop_service.web.api.reading.batch import UNREADABLE, BatchIn, decode_batch

@@ -9,10 +9,10 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from pydantic import Field
 
+from evalstop_service.domain.confidence_sequences import ALPHA
 from evalstop_service.errors import Invalid
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures
-from evalstop_service.rules.confidence_sequences import ALPHA
 from evalstop_service.store import case_counts
 from evalstop_service.store.case_counts import CaseFilter, Grouping
 from evalstop_service.web.api.list_filters import ChosenCases, ListedCases

@@ -10,9 +10,9 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from evalstop_service.decisions import pause, second_person
+from evalstop_service.domain.fields import Body, Line, Name
 from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange, QuotasIn
-from evalstop_service.rules.fields import Body, Line, Name
 from evalstop_service.store import projects
 from evalstop_service.store.audit import Author
 from evalstop_service.web.api.keys import KeyIn, NewKeyOut

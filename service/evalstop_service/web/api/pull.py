@@ -12,8 +12,8 @@ from uuid import UUID
 from fastapi import APIRouter, Request
 from pydantic import Field
 
+from evalstop_service.domain.fields import Body, Integral, Line
 from evalstop_service.errors import NotFound, Overloaded
-from evalstop_service.rules.fields import Body, Integral, Line
 from evalstop_service.store.database import read_now
 from evalstop_service.store.queue import pull
 from evalstop_service.store.queue.attempts import ClaimedDelivery

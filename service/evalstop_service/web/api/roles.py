@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import Field
 
+from evalstop_service.domain.fields import Body
 from evalstop_service.ingest import Message, RolesCorrected
 from evalstop_service.projects import project_settings
 from evalstop_service.projects.project_settings import RolePatterns
-from evalstop_service.rules.fields import Body
 from evalstop_service.runs.watched_metrics import list_watched
 from evalstop_service.store import observations, projects, runs
 from evalstop_service.web.api.declared_roles import Roles, complete_directions

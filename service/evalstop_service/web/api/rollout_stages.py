@@ -8,12 +8,12 @@ from fastapi import APIRouter, Path, Response
 from pydantic import Field
 
 from evalstop_service.decisions import second_person
+from evalstop_service.domain.fields import Body, Line
+from evalstop_service.domain.statuses import Stage
 from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageTerms
 from evalstop_service.projects import policies
-from evalstop_service.rules.fields import Body, Line
-from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import rollout_stages
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.rollout_stages import RolloutStage

@@ -11,13 +11,13 @@ from msgspec import structs
 from pydantic import Field
 
 from evalstop_service.decisions.commands import tell_trainer_of
+from evalstop_service.domain.decision_lifecycle import Action
+from evalstop_service.domain.fields import Mode
+from evalstop_service.domain.liveness import Liveness
+from evalstop_service.domain.metric_health import FaultKind
+from evalstop_service.domain.role_recognition import RoleOrigin
+from evalstop_service.domain.statuses import OPEN, UNENDED, DecisionOutcome, RunOutcome, RunStatus, Treatment
 from evalstop_service.ingest.open_request import LimitedField
-from evalstop_service.rules.decision_lifecycle import Action
-from evalstop_service.rules.fields import Mode
-from evalstop_service.rules.liveness import Liveness
-from evalstop_service.rules.metric_health import FaultKind
-from evalstop_service.rules.role_recognition import RoleOrigin
-from evalstop_service.rules.statuses import OPEN, UNENDED, DecisionOutcome, RunOutcome, RunStatus, Treatment
 from evalstop_service.runs import health
 from evalstop_service.runs import metric_roles as recognition
 from evalstop_service.store import (

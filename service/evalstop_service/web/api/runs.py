@@ -10,13 +10,13 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from evalstop_service.decisions import commands, second_person
+from evalstop_service.domain.decision_lifecycle import StopOrdered
+from evalstop_service.domain.fields import Body, Integral, Line, Mode, Name, Plain
+from evalstop_service.domain.run_descriptions import NOTHING_SAID, DescriptionIn
 from evalstop_service.ingest import EvalChanged, Message, Resumed
 from evalstop_service.ingest import open_run as run_opening
 from evalstop_service.ingest.open_request import describe_limits
 from evalstop_service.projects import api_keys
-from evalstop_service.rules.decision_lifecycle import StopOrdered
-from evalstop_service.rules.fields import Body, Integral, Line, Mode, Name, Plain
-from evalstop_service.rules.run_descriptions import NOTHING_SAID, DescriptionIn
 from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store import projects, run_lists, runs, verdicts
 from evalstop_service.web.api.decisions import read_label

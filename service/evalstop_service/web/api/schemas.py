@@ -23,11 +23,11 @@ from pydantic import (
 )
 
 from evalstop_service.clock import in_utc, rfc3339
+from evalstop_service.domain.decision_lifecycle import Action, DecisionState, GuardKind
+from evalstop_service.domain.fields import Body, Integral, Line, Name, Outcome
+from evalstop_service.domain.project_settings import list_settings
+from evalstop_service.domain.run_results import Call
 from evalstop_service.projects.project_settings import QuotasIn
-from evalstop_service.rules.decision_lifecycle import Action, DecisionState, GuardKind
-from evalstop_service.rules.fields import Body, Integral, Line, Name, Outcome
-from evalstop_service.rules.project_settings import list_settings
-from evalstop_service.rules.run_results import Call
 
 MAX_STEP = 2**53 - 1
 """The largest integer that every JSON parser represents exactly."""

@@ -8,9 +8,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from evalstop_service.decisions.commands import tell_trainer
+from evalstop_service.domain.fields import Name
 from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Message, Observations
-from evalstop_service.rules.fields import Name
 from evalstop_service.web.api.observation_results import receipt_json
 from evalstop_service.web.api.observations import ReceiptOut
 from evalstop_service.web.api.reading import openmetrics

@@ -16,7 +16,7 @@ from pydantic import Field
 from starlette.types import Receive
 
 from evalstop_service.decisions.commands import tell_trainer
-from evalstop_service.rules.run_results import Call
+from evalstop_service.domain.run_results import Call
 from evalstop_service.store.turns import WORK
 from evalstop_service.web.api.reading.decompression import WINDOW_LOG, Decompressor, create_decompressor
 from evalstop_service.web.api.reading.json_lines import LINE, MOST_LINE_BYTES

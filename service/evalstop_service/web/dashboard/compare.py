@@ -13,9 +13,9 @@ from evalstop_detectors import MetricRole
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
+from evalstop_service.domain.fields import Name
+from evalstop_service.domain.run_results import BestCheckpoint, RawMaximum
 from evalstop_service.errors import Invalid
-from evalstop_service.rules.fields import Name
-from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import decisions, mlflow_runs, observations, run_lists
 from evalstop_service.store.database import Transaction

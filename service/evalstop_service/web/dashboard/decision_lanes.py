@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from evalstop_service.rules.decision_lifecycle import AWAITING_CONFIRMATION, DecisionState
+from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, DecisionState
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.web.dashboard import formatting
 

@@ -14,8 +14,8 @@ from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.detectors.detector import Kind
 from fastapi import APIRouter, Query, Response
 
-from evalstop_service.rules.run_results import Call, Verdict
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.domain.run_results import Call, Verdict
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import run_lists
 from evalstop_service.store.run_lists import ListedVerdict, RunFilter

@@ -13,9 +13,9 @@ from evalstop_detectors.policy.policy import LEVELLED_OFF_AT
 from msgspec.structs import replace
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.rules.decision_lifecycle import Action, DecisionState, Mode
-from evalstop_service.rules.run_results import Call, Evidence
-from evalstop_service.rules.statuses import UNENDED, RunStatus
+from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Mode
+from evalstop_service.domain.run_results import Call, Evidence
+from evalstop_service.domain.statuses import UNENDED, RunStatus
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.runs import Run
 

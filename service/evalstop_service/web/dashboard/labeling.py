@@ -12,10 +12,10 @@ from pydantic import AfterValidator
 
 from evalstop_service.clock import in_utc
 from evalstop_service.decisions import commands
+from evalstop_service.domain.statuses import RunOutcome
 from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import blind_labels
 from evalstop_service.evaluation.blind_labels import MOST_CASES
-from evalstop_service.rules.statuses import RunOutcome
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import case_counts, decisions
 from evalstop_service.store.case_counts import CaseFilter

@@ -12,12 +12,12 @@ from uuid import UUID
 
 from fastapi import APIRouter, Response
 
+from evalstop_service.domain import decision_lifecycle
+from evalstop_service.domain.confidence_sequences import Estimate
+from evalstop_service.domain.proposals import ProposalState
+from evalstop_service.domain.statuses import Stage, Treatment
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures
-from evalstop_service.rules import decision_lifecycle
-from evalstop_service.rules.confidence_sequences import Estimate
-from evalstop_service.rules.proposals import ProposalState
-from evalstop_service.rules.statuses import Stage, Treatment
 from evalstop_service.store import (
     case_counts,
     decisions,

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import second_person
+from evalstop_service.domain.proposals import ProposalKind
+from evalstop_service.domain.statuses import Stage
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageCases, StageTerms
 from evalstop_service.projects import policies
-from evalstop_service.rules.proposals import ProposalKind
-from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import proposals, rollout_stages
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.proposals import Proposal

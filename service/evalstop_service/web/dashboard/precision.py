@@ -11,9 +11,9 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, Response
 from msgspec import structs
 
+from evalstop_service.domain.statuses import DecisionOutcome, Treatment
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures, regroup
-from evalstop_service.rules.statuses import DecisionOutcome, Treatment
 from evalstop_service.store import case_counts, policies, rollout_stages
 from evalstop_service.store.case_counts import CaseFilter, Delay, Grouping, Key
 from evalstop_service.web.api.list_filters import ListedCases

@@ -8,13 +8,13 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Form, Request, Response
 
 from evalstop_service.decisions import commands, second_person
+from evalstop_service.domain.decision_lifecycle import Released, StopOrdered, Undone, Vetoed
+from evalstop_service.domain.role_recognition import MetricFields
+from evalstop_service.domain.run_descriptions import DescriptionIn
+from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Message, RolesCorrected
 from evalstop_service.projects.project_settings import parse_form
-from evalstop_service.rules.decision_lifecycle import Released, StopOrdered, Undone, Vetoed
-from evalstop_service.rules.role_recognition import MetricFields
-from evalstop_service.rules.run_descriptions import DescriptionIn
-from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store import decisions
 from evalstop_service.web.dashboard import forms

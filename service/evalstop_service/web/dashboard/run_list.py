@@ -12,11 +12,11 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, model_validator
 
 from evalstop_service.clock import in_utc
+from evalstop_service.domain.liveness import Liveness
+from evalstop_service.domain.metric_health import MetricFault
+from evalstop_service.domain.run_descriptions import RunDescription
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Invalid
-from evalstop_service.rules.liveness import Liveness
-from evalstop_service.rules.metric_health import MetricFault
-from evalstop_service.rules.run_descriptions import RunDescription
-from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import health, watched_metrics
 from evalstop_service.store import decisions, policies, run_descriptions, run_health, run_lists, sparklines
 from evalstop_service.store.database import Transaction

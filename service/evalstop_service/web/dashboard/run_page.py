@@ -11,10 +11,8 @@ from uuid import UUID
 from fastapi import APIRouter, Response
 
 from evalstop_service.decisions import transitions
-from evalstop_service.errors import require
-from evalstop_service.projects import policies
-from evalstop_service.rules import liveness
-from evalstop_service.rules.decision_lifecycle import (
+from evalstop_service.domain import liveness
+from evalstop_service.domain.decision_lifecycle import (
     NEXT_STATES,
     Action,
     DecisionState,
@@ -23,9 +21,11 @@ from evalstop_service.rules.decision_lifecycle import (
     Undone,
     Vetoed,
 )
-from evalstop_service.rules.liveness import Liveness
-from evalstop_service.rules.role_recognition import COMBINED_METRIC, MetricFields
-from evalstop_service.rules.statuses import OPEN, UNENDED, RunStatus
+from evalstop_service.domain.liveness import Liveness
+from evalstop_service.domain.role_recognition import COMBINED_METRIC, MetricFields
+from evalstop_service.domain.statuses import OPEN, UNENDED, RunStatus
+from evalstop_service.errors import require
+from evalstop_service.projects import policies
 from evalstop_service.runs import health, metric_roles, watched_metrics
 from evalstop_service.runs.eval_shares import EvalShare, list_shares
 from evalstop_service.store import (

@@ -12,12 +12,12 @@ from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import pause as pausing
 from evalstop_service.decisions import second_person
+from evalstop_service.domain.decision_lifecycle import Mode
+from evalstop_service.domain.project_settings import Declared, Group, format_value, list_settings
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects import sessions as people
 from evalstop_service.projects.project_settings import ProjectChange, RolePatterns, parse_form
-from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.rules.project_settings import Declared, Group, format_value, list_settings
 from evalstop_service.security.scopes import EVERY
 from evalstop_service.store import audit, keys, quota_use
 from evalstop_service.store.database import Transaction

@@ -11,10 +11,10 @@ from fastapi import APIRouter, Form, Query, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.clock import in_utc
+from evalstop_service.domain.event_types import PRESETS, SUBSCRIBABLE
+from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import Invalid
 from evalstop_service.projects.project_settings import parse_form
-from evalstop_service.rules.event_types import PRESETS, SUBSCRIBABLE
-from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint

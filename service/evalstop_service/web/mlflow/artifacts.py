@@ -22,7 +22,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
 
-from evalstop_service.rules.quotas import Quota
+from evalstop_service.domain.quotas import Quota
 from evalstop_service.store import checkpoints, projects, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id

@@ -12,7 +12,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Request
 from msgspec.structs import replace
 
-from evalstop_service.rules.quotas import Quota
+from evalstop_service.domain.quotas import Quota
 from evalstop_service.store import experiments, projects, quota_use
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.experiments import DEFAULT_NAME, DEFAULT_NUMBER, Experiment

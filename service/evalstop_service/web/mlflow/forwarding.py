@@ -22,10 +22,10 @@ import httpx2
 import sqlalchemy as sa
 
 from evalstop_service.clock import Clock
+from evalstop_service.domain.decision_lifecycle import SERVICE
 from evalstop_service.errors import ServiceError
 from evalstop_service.ingest import open_run
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.rules.decision_lifecycle import SERVICE
 from evalstop_service.store import runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run

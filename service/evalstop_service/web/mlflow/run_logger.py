@@ -17,10 +17,10 @@ from fastapi import Depends, Request
 from msgspec.structs import replace
 
 from evalstop_service.decisions import commands
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Committer, Message, Observations, open_run
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.store import experiments, mlflow_runs, runs
 from evalstop_service.store.database import Database, Transaction

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Query
 from msgspec.structs import replace
 
 from evalstop_service.decisions.commands import tell_trainer_of
+from evalstop_service.domain.fields import Name
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.ingest import open_run
-from evalstop_service.rules.fields import Name
-from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import decisions, mlflow_runs, observations, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from evalstop_service.rules.statuses import DeliveryState
+from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.store import endpoints, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import leases, queues

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.rules.event_types import EventType
+from evalstop_service.domain.event_types import EventType
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import deliveries, leases, outbox

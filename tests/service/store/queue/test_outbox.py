@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
-from evalstop_service.rules.event_types import EventType
+from evalstop_service.domain.event_types import EventType
 from evalstop_service.store import endpoints, tables, wakeup
 from evalstop_service.store.database import Database, read_now
 from evalstop_service.store.queue import deliveries, outbox

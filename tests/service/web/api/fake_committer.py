@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
 
+from evalstop_service.domain.decision_lifecycle import Mode
+from evalstop_service.domain.run_results import Call, Verdict
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import NotFound
 from evalstop_service.ingest import Message, Observations, Receipt, ValueConflict
-from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.rules.run_results import Call, Verdict
-from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.runs import Run
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from evalstop_service.rules.event_types import EventType
+from evalstop_service.domain.event_types import EventType
 from standardwebhooks import Webhook
 
 from tests.fixtures.subscriptions import EVERY_EVENT

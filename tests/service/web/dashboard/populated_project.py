@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_service.clock import utc_now
+from evalstop_service.domain.role_recognition import MetricFields
+from evalstop_service.domain.run_descriptions import DescriptionIn
 from evalstop_service.evaluation import backtests, rollout_stage
-from evalstop_service.rules.role_recognition import MetricFields
-from evalstop_service.rules.run_descriptions import DescriptionIn
 from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store.audit import Author
 from evalstop_service.store.observations import PostedObservation

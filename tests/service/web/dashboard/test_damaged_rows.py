@@ -7,8 +7,8 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.errors import UnreadableRow
-from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import due_decisions
 from evalstop_service.store.database import Database
 

@@ -8,10 +8,10 @@ from html import unescape
 
 import httpx
 import pytest
+from evalstop_service.domain.statuses import RunOutcome
 from evalstop_service.errors import Invalid
 from evalstop_service.evaluation import blind_labels
 from evalstop_service.projects import api_keys
-from evalstop_service.rules.statuses import RunOutcome
 from evalstop_service.store import decisions, outcomes
 from evalstop_service.store.database import Database
 from playwright.sync_api import expect

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.store import decisions, endpoints, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_service.decisions import stale_runs
+from evalstop_service.domain.confidence_sequences import StageNumbers, Stratum, estimate_precision
+from evalstop_service.domain.decision_lifecycle import DecisionState
+from evalstop_service.domain.proposals import ProposalKind, ProposalState
+from evalstop_service.domain.statuses import Stage
 from evalstop_service.ingest import CheckpointSaved
-from evalstop_service.rules.confidence_sequences import StageNumbers, Stratum, estimate_precision
-from evalstop_service.rules.decision_lifecycle import DecisionState
-from evalstop_service.rules.proposals import ProposalKind, ProposalState
-from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import policies, proposals, rollout_stages, run_health
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id

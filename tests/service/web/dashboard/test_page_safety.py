@@ -6,9 +6,9 @@ import re
 
 import httpx
 import pytest
+from evalstop_service.domain.decision_lifecycle import Mode
+from evalstop_service.domain.role_recognition import MetricFields
 from evalstop_service.ingest import CheckpointSaved
-from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.store.observations import PostedObservation
 
 from tests.service.web.dashboard.recorded_runs import Tenant, load_recorded_evals

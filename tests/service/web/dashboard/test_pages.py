@@ -11,10 +11,10 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 from evalstop_service.decisions import commands, deadlines, stale_runs, veto_windows
+from evalstop_service.domain.decision_lifecycle import DecisionState, Reported, Undone, Vetoed
+from evalstop_service.domain.role_recognition import MetricFields
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.ingest import EvalChanged, Resumed
-from evalstop_service.rules.decision_lifecycle import DecisionState, Reported, Undone, Vetoed
-from evalstop_service.rules.role_recognition import MetricFields
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.dashboard.run_list import PAGE

@@ -11,9 +11,9 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from evalstop_service.decisions import second_person
+from evalstop_service.domain.decision_lifecycle import StopOrdered
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import api_keys
-from evalstop_service.rules.decision_lifecycle import StopOrdered
 from evalstop_service.store import keys, sessions
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database

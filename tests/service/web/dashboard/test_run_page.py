@@ -10,8 +10,8 @@ import httpx
 import pytest
 from evalstop_detectors import POLICIES, advance, policy_to_document, start
 from evalstop_service.decisions import stale_runs
-from evalstop_service.rules.decision_lifecycle import Mode, Undone, Vetoed
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.domain.decision_lifecycle import Mode, Undone, Vetoed
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import observations, policies, runs
 from evalstop_service.store.database import Database

@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
+from evalstop_service.domain.decision_lifecycle import SERVICE
+from evalstop_service.domain.event_types import PENDING_EVENTS, PRESETS
 from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects.project_settings import QuotasIn
-from evalstop_service.rules.decision_lifecycle import SERVICE
-from evalstop_service.rules.event_types import PENDING_EVENTS, PRESETS
 from evalstop_service.settings import Settings
 from evalstop_service.store import audit, endpoints, keys, projects
 from evalstop_service.store.audit import Author

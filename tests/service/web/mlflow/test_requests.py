@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 import pytest
-from evalstop_service.rules.fields import check_text
+from evalstop_service.domain.fields import check_text
 from evalstop_service.web.api.schemas import MAX_STEP, encode_number
 from evalstop_service.web.mlflow import requests, search
 from evalstop_service.web.mlflow.protocol import MlflowError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.store.mlflow_runs import STATUSES
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from evalstop_service.rules.event_types import PENDING_EVENTS, EventType
+from evalstop_service.domain.event_types import PENDING_EVENTS, EventType
 from evalstop_service.webhooks.channels import Format, render_body
 from evalstop_service.webhooks.delivery.mail import write_message
 from evalstop_service.webhooks.events import DECLARATIONS, build_example

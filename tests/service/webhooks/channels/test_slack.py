@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from evalstop_service.rules.event_types import EventType
+from evalstop_service.domain.event_types import EventType
 from evalstop_service.webhooks.channels.slack import render_message
 from evalstop_service.webhooks.events import DECLARATIONS, build_example
 from evalstop_service.webhooks.links import add_url

@@ -10,7 +10,7 @@ from msgspec import Meta
 from pydantic import BeforeValidator, Field
 
 from evalstop_service.clock import in_utc
-from evalstop_service.rules.fields import Body, Name
+from evalstop_service.domain.fields import Body, Name
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.schemas import MAX_POINTS, MAX_STEP, Measured, Step, Time
 

@@ -17,8 +17,8 @@ from prometheus_client import parser as prometheus
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.samples import Sample
 
+from evalstop_service.domain.fields import check_text
 from evalstop_service.errors import Invalid
-from evalstop_service.rules.fields import check_text
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.schemas import MAX_POINTS, MAX_STEP
 

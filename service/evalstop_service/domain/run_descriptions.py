@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from pydantic import Field
 
-from evalstop_service.rules.fields import Body, Name, Plain
+from evalstop_service.domain.fields import Body, Name, Plain
 
 MOST_TAGS = 50
 LONGEST_TAG = 100

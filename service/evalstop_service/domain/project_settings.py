@@ -15,11 +15,11 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from evalstop_service.rules import durations, stop_hours
-from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.rules.fields import Integral, Line
-from evalstop_service.rules.random_assignment import HELD_OUT_SHARE
-from evalstop_service.rules.stop_hours import StopHours
+from evalstop_service.domain import durations, stop_hours
+from evalstop_service.domain.decision_lifecycle import Mode
+from evalstop_service.domain.fields import Integral, Line
+from evalstop_service.domain.random_assignment import HELD_OUT_SHARE
+from evalstop_service.domain.stop_hours import StopHours
 
 
 class Group(StrEnum):

@@ -6,10 +6,10 @@ from itertools import product
 from uuid import UUID
 
 import pytest
-from evalstop_service.rules import random_assignment
-from evalstop_service.rules.confidence_sequences import StageNumbers
-from evalstop_service.rules.decision_lifecycle import DecisionState
-from evalstop_service.rules.statuses import Stage
+from evalstop_service.domain import random_assignment
+from evalstop_service.domain.confidence_sequences import StageNumbers
+from evalstop_service.domain.decision_lifecycle import DecisionState
+from evalstop_service.domain.statuses import Stage
 from evalstop_service.store import rollout_stages, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.rollout_stages import RolloutStage

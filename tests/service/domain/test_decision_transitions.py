@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from evalstop_service.rules import decision_transitions
-from evalstop_service.rules.decision_lifecycle import (
+from evalstop_service.domain import decision_transitions
+from evalstop_service.domain.decision_lifecycle import (
     Action,
     Announce,
     Cancel,
@@ -33,7 +33,7 @@ from evalstop_service.rules.decision_lifecycle import (
     Undone,
     Vetoed,
 )
-from evalstop_service.rules.event_types import EventType
+from evalstop_service.domain.event_types import EventType
 
 from tests.service.project_fixture import NOW
 

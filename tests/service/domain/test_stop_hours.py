@@ -7,10 +7,10 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
-from evalstop_service.rules.decision_lifecycle import DecisionState, Lifecycle, Record, Timeouts, WindowEnded
-from evalstop_service.rules.decision_transitions import apply_event
-from evalstop_service.rules.durations import UNITS, format_duration, parse_duration
-from evalstop_service.rules.stop_hours import DAYS, StopHours, find_morning, parse_stop_hours
+from evalstop_service.domain.decision_lifecycle import DecisionState, Lifecycle, Record, Timeouts, WindowEnded
+from evalstop_service.domain.decision_transitions import apply_event
+from evalstop_service.domain.durations import UNITS, format_duration, parse_duration
+from evalstop_service.domain.stop_hours import DAYS, StopHours, find_morning, parse_stop_hours
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from evalstop_service.rules.durations import format_duration
+from evalstop_service.domain.durations import format_duration
 
 
 class Shortfall(StrEnum):

@@ -11,8 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchem
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from evalstop_service.rules import decision_lifecycle
-from evalstop_service.rules.statuses import DecisionOutcome
+from evalstop_service.domain import decision_lifecycle
+from evalstop_service.domain.statuses import DecisionOutcome
 
 
 @dataclass(frozen=True, eq=False)

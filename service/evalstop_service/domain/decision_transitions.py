@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from evalstop_service.rules.decision_lifecycle import (
+from evalstop_service.domain.decision_lifecycle import (
     AWAITING_CONFIRMATION,
     NEXT_STATES,
     RETURNING,
@@ -43,7 +43,7 @@ from evalstop_service.rules.decision_lifecycle import (
     Vetoed,
     WindowEnded,
 )
-from evalstop_service.rules.event_types import EventType
+from evalstop_service.domain.event_types import EventType
 
 RECHECK_SECONDS = 60.0
 """The time between two checks of the guards of a decision on hold."""

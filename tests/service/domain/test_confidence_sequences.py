@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
-from evalstop_service.rules.confidence_sequences import (
+from evalstop_service.domain.confidence_sequences import (
     ALPHA,
     Bounds,
     Stratum,

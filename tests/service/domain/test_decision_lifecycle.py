@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 
-from evalstop_service.rules import decision_transitions
-from evalstop_service.rules.decision_lifecycle import (
+from evalstop_service.domain import decision_transitions
+from evalstop_service.domain.decision_lifecycle import (
     AWAITING_CONFIRMATION,
     NEXT_STATES,
     OBSERVED,
@@ -41,7 +41,7 @@ from evalstop_service.rules.decision_lifecycle import (
     Vetoed,
     WindowEnded,
 )
-from evalstop_service.rules.event_types import REQUEST_EVENTS, EventType
+from evalstop_service.domain.event_types import REQUEST_EVENTS, EventType
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule

@@ -27,8 +27,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from evalstop_service.rules.event_types import EventType
-from evalstop_service.rules.stop_hours import StopHours
+from evalstop_service.domain.event_types import EventType
+from evalstop_service.domain.stop_hours import StopHours
 
 SERVICE = "evalstop"
 """The actor of changes that the service makes itself."""

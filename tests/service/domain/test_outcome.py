@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 from evalstop_detectors import Score
-from evalstop_service.rules import outcome
-from evalstop_service.rules.run_results import RunAssessment
-from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
+from evalstop_service.domain import outcome
+from evalstop_service.domain.run_results import RunAssessment
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 from hypothesis import given
 from hypothesis import strategies as st
 

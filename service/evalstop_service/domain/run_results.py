@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from evalstop_service.rules.statuses import RunOutcome
+from evalstop_service.domain.statuses import RunOutcome
 
 
 class Call(StrEnum):
