@@ -71,8 +71,8 @@ def judge_outcome(run_outcome: RunOutcome, turn_step: int | None, decision: Deci
 def _list_curves(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> list[tuple[Run, Decision | None]]:
     """The runs of the newest cases that can show their whole last attempt, with its decision."""
     listed = case_counts.list_cases(tx, project_id, case_filter, limit=_EXAMINED)
-    present = runs.load_runs(tx, [case.run_id for case in listed], skip_unreadable=True)
-    decided = decisions.load_decisions(tx, present, skip_unreadable=True)
+    present = runs.load_runs(tx, [case.run_id for case in listed])
+    decided = decisions.load_decisions(tx, present)
     curves = []
     for case in listed:
         run, decision = present.get(case.run_id), decided.get(case.run_id)

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.store.database import Transaction, contains_text
+from evalstop_service.store.database import Transaction, contains_text, find_page
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import audit_log
 
@@ -103,9 +103,7 @@ def list_entries(
     if action is not None:
         kind = audit_log.c.action.startswith(f"{action}.", autoescape=True)
         query = query.where((audit_log.c.action == action) | kind)
-    if before is not None:
-        query = query.where(audit_log.c.id < before)
-    return [AuditEntry(*row) for row in tx.execute(query.order_by(audit_log.c.id.desc()).limit(limit))]
+    return find_page(tx, AuditEntry, query, audit_log.c.id, before, limit)
 
 
 _ADD_ENTRY = audit_log.insert()

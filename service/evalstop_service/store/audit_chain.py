@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.store.audit import COLUMNS, AuditEntry, record_action
-from evalstop_service.store.database import Transaction, insert_if_new
+from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new
 from evalstop_service.store.tables import audit_chains, audit_log
 
 PRUNED = "audit.pruned"
@@ -76,8 +76,8 @@ def chain_entries(tx: Transaction, project_id: UUID, limit: int = _ENTRIES_AT_A_
     end = _lock_end(tx, project_id)
     query = _select_entries(project_id).where(_WAITING).order_by(audit_log.c.id).limit(limit)
     chained = []
-    for row in tx.execute(query).all():
-        entry = replace(AuditEntry(*row), position=end.position + 1, previous_hash=end.hash)
+    for waiting in find_all(tx, AuditEntry, query):
+        entry = replace(waiting, position=end.position + 1, previous_hash=end.hash)
         end = _End(end.position + 1, compute_hash(project_id, entry))
         chained.append({"of": entry.id, "at_position": end.position, "after": entry.previous_hash, "own": end.hash})
     if chained:
@@ -99,7 +99,7 @@ def list_chained(
     query = _select_entries(project_id).where(audit_log.c.position > after)
     if since is not None:
         query = query.where(audit_log.c.at >= since)
-    return [AuditEntry(*row) for row in tx.execute(query.order_by(audit_log.c.position).limit(limit))]
+    return find_all(tx, AuditEntry, query.order_by(audit_log.c.position).limit(limit))
 
 
 def verify_chain(tx: Transaction, project_id: UUID, contains: str | None = None) -> ChainReport:
@@ -143,10 +143,9 @@ def remove_entries(tx: Transaction, project_id: UUID, before: datetime, actor: s
     chained = _select_entries(project_id).where(audit_log.c.position.is_not(None))
     if first_kept is not None:
         chained = chained.where(audit_log.c.position < first_kept)
-    row = tx.execute(chained.order_by(audit_log.c.position.desc()).limit(1)).one_or_none()
-    if row is None:
+    last = find_one(tx, AuditEntry, chained.order_by(audit_log.c.position.desc()).limit(1))
+    if last is None:
         return 0
-    last = AuditEntry(*row)
     details = {"position": last.position, "hash": last.hash}
     record_action(tx, project_id, actor, PRUNED, "audit log", details, now)
     while chain_entries(tx, project_id) == _ENTRIES_AT_A_TIME:

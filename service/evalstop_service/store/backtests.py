@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +19,7 @@ from msgspec import Struct
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome, RunStatus
 from evalstop_service.errors import require
-from evalstop_service.store.database import Transaction, match_given
+from evalstop_service.store.database import Transaction, find_page
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import attempts, backtests, cases, decisions, policies, runs
 
@@ -108,11 +109,8 @@ def read_revision(tx: Transaction, project_id: UUID, backtest_id: UUID) -> str |
 def list_backtests(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int) -> list[Backtest]:
     """A project's backtests, newest first, without their findings."""
     columns = [column for column in backtests.c if column.name != "findings"]
-    query = sa.select(*columns).where(
-        backtests.c.project_id == project_id, *match_given(before={backtests.c.id: before})
-    )
-    rows = tx.execute(query.order_by(backtests.c.id.desc()).limit(limit)).mappings()
-    return [Backtest(**row, findings=[]) for row in rows]
+    query = sa.select(*columns).where(backtests.c.project_id == project_id)
+    return find_page(tx, partial(Backtest, findings=[]), query, backtests.c.id, before, limit)
 
 
 def count_unfinished(tx: Transaction, project_id: UUID) -> int:

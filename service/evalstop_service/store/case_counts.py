@@ -17,7 +17,7 @@ from evalstop_service.domain.case_requirements import CaseRequirements, Shortfal
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid
 from evalstop_service.store.cases import Case
-from evalstop_service.store.database import Transaction, match_given
+from evalstop_service.store.database import Transaction, find_all, match_given
 from evalstop_service.store.runs import POLICY_COLUMNS
 from evalstop_service.store.tables import cases, policies, runs
 
@@ -240,8 +240,7 @@ def list_cases(
     query = _filter_cases(tx, sa.select(*columns), project_id, case_filter, ())
     query = query.join(runs, runs.c.id == cases.c.run_id).join(policies, policies.c.id == cases.c.policy_id)
     query = query.where(*match_given(before={sa.tuple_(*order): before}))
-    rows = tx.execute(query.order_by(*(column.desc() for column in order)).limit(limit)).mappings()
-    return [ListedCase(**row) for row in rows]
+    return find_all(tx, ListedCase, query.order_by(*(column.desc() for column in order)).limit(limit))
 
 
 def list_job_kinds(tx: Transaction, project_id: UUID) -> list[str]:

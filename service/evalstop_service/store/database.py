@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import operator
 import re
@@ -12,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import asyncpg
@@ -21,14 +19,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from evalstop_service.errors import UnreadableRow
 from evalstop_service.store.turns import WORK, Turns
 
 T = TypeVar("T")
 
 _ANY: Mapping[Any, Any] = {}
-
-_log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 1.0
 
@@ -66,9 +61,6 @@ _LIBPQ_ONLY = (
 
 Transaction = sa.Connection
 """The first argument of every query."""
-
-Row = sa.Row[*tuple[Any, ...]]
-"""A row of any columns."""
 
 
 class Database:
@@ -318,45 +310,19 @@ def find_one(
     return kind(**row) if row else None
 
 
-def read_rows(result: sa.Result[Any], *, skip_unreadable: bool = True) -> list[Row]:
-    """All rows; those that would raise UnreadableRow are left out and logged, each fault once in a process.
-
-    Without `skip_unreadable` they raise it.
-    """
-    rows, faults = _read_rows(result)
-    if faults and not skip_unreadable:
-        raise faults[0]
-    return rows
+def find_all(
+    tx: Transaction, kind: Callable[..., T], statement: sa.Executable, parameters: dict[str, Any] | None = None
+) -> list[T]:
+    """The rows that a statement returns, as objects of this kind."""
+    return [kind(**row) for row in tx.execute(statement, parameters).mappings()]
 
 
-def read_page(tx: Transaction, select: Callable[[int], sa.Select[Any]], limit: int) -> list[Row]:
-    """The first `limit` rows that can be read. `select`: the query for this many rows."""
-    unreadable = 0
-    while True:
-        rows, faults = _read_rows(tx.execute(select(limit + unreadable)))
-        if len(faults) == unreadable:
-            return rows
-        unreadable = len(faults)
-
-
-def _read_rows(result: sa.Result[Any]) -> tuple[list[Row], list[UnreadableRow]]:
-    rows: list[Row] = []
-    faults: list[UnreadableRow] = []
-    while True:
-        try:
-            row = result.fetchone()
-        except UnreadableRow as fault:
-            _log_once(str(fault))
-            faults.append(fault)
-        else:
-            if row is None:
-                return rows, faults
-            rows.append(row)
-
-
-@lru_cache(maxsize=1000)
-def _log_once(fault: str) -> None:
-    _log.warning("%s", fault)
+def find_page(
+    tx: Transaction, kind: Callable[..., T], query: sa.Select[Any], key: sa.ColumnElement[Any], before: Any, limit: int
+) -> list[T]:
+    """Up to `limit` rows of a query, the highest key first; `before`: only those with a lower key."""
+    query = query.where(*match_given(before={key: before}))
+    return find_all(tx, kind, query.order_by(key.desc()).limit(limit))
 
 
 def read_columns(row: sa.RowMapping, columns: Iterable[sa.ColumnElement[Any]]) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from evalstop_service.domain.decision_lifecycle import (
 )
 from evalstop_service.domain.run_results import BestCheckpoint, Call, Verdict
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.errors import NotFound
-from evalstop_service.store.database import Transaction, read_columns, read_page, read_rows
+from evalstop_service.errors import require
+from evalstop_service.store.database import Transaction, find_all, find_one, find_page, match_given, read_columns
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import UtcTime, decision_changes, decisions, policies, projects, runs
@@ -161,8 +161,7 @@ def lock_with_run(tx: Transaction, project_id: UUID, decision_id: UUID) -> Locke
     rows = tx.execute(_LOCK_WITH_RUN, parameters).mappings()
     # If the run's policy changed while PostgreSQL waited for the lock, the join has no row: see `runs.lock_run`.
     row = rows.one_or_none() or tx.execute(_LOCK_WITH_RUN, parameters).mappings().one_or_none()
-    if row is None:
-        raise _not_found(decision_id)
+    row = require(row, f"decision {decision_id} in this project")
     run_policy = {"policy_name": row[_RUN_POLICIES.c.name], "policy_version": row[_RUN_POLICIES.c.version]}
     run = Run(**read_columns(row, runs.c), **run_policy)
     names = {"run_name": run.name, "policy_name": row["policy_name"], "policy_version": row["policy_version"]}
@@ -227,24 +226,19 @@ def list_pending_runs(tx: Transaction, project_id: UUID) -> list[UUID]:
 
 def load_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision:
     """The project's decision with this id; raises NotFound."""
-    row = tx.execute(_LOAD, {"of_project": project_id, "of_id": decision_id}).mappings().one_or_none()
-    if row is None:
-        raise _not_found(decision_id)
-    return Decision(**row)
+    decision = find_one(tx, Decision, _LOAD, {"of_project": project_id, "of_id": decision_id})
+    return require(decision, f"decision {decision_id} in this project")
 
 
 def find_decision_of_attempt(tx: Transaction, run_id: UUID, attempt: int) -> Decision | None:
     """The decision on an attempt of a run."""
-    row = tx.execute(_FIND_OF_ATTEMPT, {"of_run": run_id, "of_attempt": attempt}).mappings().one_or_none()
-    return Decision(**row) if row else None
+    return find_one(tx, Decision, _FIND_OF_ATTEMPT, {"of_run": run_id, "of_attempt": attempt})
 
 
-def load_decisions(tx: Transaction, run_ids: Iterable[UUID], *, skip_unreadable: bool = False) -> dict[UUID, Decision]:
-    """The decision on the current attempt of each of these runs that has one; with `skip_unreadable`, that can be
-    read."""
+def load_decisions(tx: Transaction, run_ids: Iterable[UUID]) -> dict[UUID, Decision]:
+    """The decision on the current attempt of each of these runs that has one."""
     query = SELECT.where(decisions.c.run_id.in_(list(run_ids)), decisions.c.attempt == runs.c.attempt)
-    rows = read_rows(tx.execute(query), skip_unreadable=skip_unreadable)
-    return {row.run_id: Decision(**row._mapping) for row in rows}
+    return {decision.run_id: decision for decision in find_all(tx, Decision, query)}
 
 
 def count_issued_stops(
@@ -279,26 +273,15 @@ def list_decisions(
     before: UUID | None = None,
     limit: int = 50,
 ) -> list[Decision]:
-    """A project's decisions that can be read, newest first, older than the decision `before`.
+    """A project's decisions, newest first, older than the decision `before`.
 
-    `run_id`: on this run; raises UnreadableRow. `since`, `until`: created at or after, and before.
+    `since`, `until`: created at or after, and before.
     """
-    query = SELECT.where(decisions.c.project_id == project_id)
-    if state is not None:
-        query = query.where(decisions.c.state == state)
-    if run_id is not None:
-        query = query.where(decisions.c.run_id == run_id)
-    if policy is not None:
-        query = query.where(policies.c.name == policy)
-    if since is not None:
-        query = query.where(decisions.c.created_at >= since)
-    if until is not None:
-        query = query.where(decisions.c.created_at < until)
-    if before is not None:
-        query = query.where(decisions.c.id < before)
-    query = query.order_by(decisions.c.id.desc())
-    rows = read_page(tx, query.limit, limit) if run_id is None else tx.execute(query.limit(limit)).all()
-    return [Decision(**row._mapping) for row in rows]
+    table = decisions.c
+    exact = {table.state: state, table.run_id: run_id, policies.c.name: policy}
+    created = match_given(exact, since={table.created_at: since}, before={table.created_at: until})
+    query = SELECT.where(table.project_id == project_id, *created)
+    return find_page(tx, Decision, query, table.id, before, limit)
 
 
 def list_changes(tx: Transaction, decision: Decision) -> list[DecisionChange]:
@@ -306,16 +289,13 @@ def list_changes(tx: Transaction, decision: Decision) -> list[DecisionChange]:
     return load_changes(tx, [decision])[decision.id]
 
 
-def load_changes(
-    tx: Transaction, of_decisions: Sequence[Decision], *, skip_unreadable: bool = False
-) -> dict[UUID, list[DecisionChange]]:
-    """All changes of each of these decisions, oldest first; with `skip_unreadable`, those that can be read."""
+def load_changes(tx: Transaction, of_decisions: Sequence[Decision]) -> dict[UUID, list[DecisionChange]]:
+    """All changes of each of these decisions, oldest first."""
     changes: dict[UUID, list[DecisionChange]] = {decision.id: [] for decision in of_decisions}
     if not changes:
         return changes
     run_ids = list({decision.run_id for decision in of_decisions})
-    result = tx.execute(_LOAD_CHANGES, {"of_runs": run_ids, "of_ids": list(changes)})
-    for decision_id, *columns in read_rows(result, skip_unreadable=skip_unreadable):
+    for decision_id, *columns in tx.execute(_LOAD_CHANGES, {"of_runs": run_ids, "of_ids": list(changes)}):
         changes[decision_id].append(DecisionChange(*columns))
     return changes
 
@@ -389,7 +369,3 @@ _LOAD_CHANGES = (
 
 def _skip_locked(query: sa.Select[Any]) -> sa.Select[Any]:
     return query.order_by(decisions.c.run_id, decisions.c.id).with_for_update(key_share=True, skip_locked=True)
-
-
-def _not_found(decision_id: UUID) -> NotFound:
-    return NotFound(f"there is no decision {decision_id} in this project")

@@ -18,7 +18,7 @@ from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import NotFound, require
 from evalstop_service.security.encryption import PREFIX, SETTING, Encryption, UnreadableSecret
 from evalstop_service.store import wakeup
-from evalstop_service.store.database import Transaction, find_one
+from evalstop_service.store.database import Transaction, find_all, find_one
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints
 
@@ -127,7 +127,7 @@ def load_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpo
 
 def list_endpoints(tx: Transaction, project_id: UUID) -> list[Endpoint]:
     """The endpoints of a project, oldest first."""
-    return [Endpoint(**row) for row in tx.execute(_LIST, {"of_project": project_id}).mappings()]
+    return find_all(tx, Endpoint, _LIST, {"of_project": project_id})
 
 
 def update_endpoint(

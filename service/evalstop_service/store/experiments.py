@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.store.database import Transaction, find_one, insert_if_new
+from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new
 from evalstop_service.store.mlflow_runs import Search, find_ids, read_member, read_milliseconds
 from evalstop_service.store.tables import experiments
 
@@ -74,7 +74,7 @@ def find_experiment(tx: Transaction, project_id: UUID, number: int) -> Experimen
 def load_experiments(tx: Transaction, ids: Collection[UUID]) -> dict[UUID, Experiment]:
     """The experiments with these ids, by id; ids that do not exist are left out."""
     query = sa.select(experiments).where(experiments.c.id.in_(ids))
-    return {row["id"]: Experiment(**row) for row in tx.execute(query).mappings()}
+    return {experiment.id: experiment for experiment in find_all(tx, Experiment, query)}
 
 
 def lock_experiment(tx: Transaction, project_id: UUID, number: int) -> Experiment | None:
@@ -91,7 +91,7 @@ def find_experiment_by_name(tx: Transaction, project_id: UUID, name: str) -> Exp
 def find_experiments(tx: Transaction, project_id: UUID, numbers: Collection[int]) -> list[Experiment]:
     """Those of these experiments of a project that are stored."""
     query = _of_project(project_id).where(experiments.c.number.in_(numbers))
-    return [Experiment(**row) for row in tx.execute(query).mappings()]
+    return find_all(tx, Experiment, query)
 
 
 def search_experiments(tx: Transaction, default: Experiment, search: Search) -> list[UUID]:

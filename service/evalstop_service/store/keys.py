@@ -13,7 +13,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.store.database import Transaction, find_one, match_given
+from evalstop_service.store.database import Transaction, find_all, find_one, find_page
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import keys, retired_key_hashes
 
@@ -136,14 +136,14 @@ def rotate_key(
 
 def list_keys(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int) -> list[Key]:
     """The keys of a project, revoked ones included, newest first, before the key `before`."""
-    query = sa.select(*COLUMNS).where(keys.c.project_id == project_id, *match_given(before={keys.c.id: before}))
-    return [Key(**row) for row in tx.execute(query.order_by(keys.c.id.desc()).limit(limit)).mappings()]
+    query = sa.select(*COLUMNS).where(keys.c.project_id == project_id)
+    return find_page(tx, Key, query, keys.c.id, before, limit)
 
 
 def list_keys_in_use(tx: Transaction, project_id: UUID, now: datetime) -> list[Key]:
     """The valid keys of a project, whose number a quota limits, oldest first."""
     query = sa.select(*COLUMNS).where(keys.c.project_id == project_id, is_in_use(now)).order_by(keys.c.id)
-    return [Key(**row) for row in tx.execute(query).mappings()]
+    return find_all(tx, Key, query)
 
 
 def lock_keys(tx: Transaction) -> None:

@@ -15,7 +15,7 @@ from evalstop_service.domain.liveness import Liveness
 from evalstop_service.domain.metric_health import MetricFault
 from evalstop_service.domain.run_results import Call
 from evalstop_service.domain.statuses import OPEN, RunStatus
-from evalstop_service.store.database import Transaction, read_page
+from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decisions, run_health, runs
 
 TO_DECIDE = (
@@ -141,7 +141,7 @@ def _of_running_runs(query: sa.Select[Any], project_id: UUID, states: Sequence[D
 def _first(
     tx: Transaction, query: sa.Select[Any], order: Sequence[sa.ColumnElement[Any]], limit: int
 ) -> tuple[Sequence[Any], int]:
-    rows = read_page(tx, query.order_by(*order).limit, limit)
+    rows = tx.execute(query.order_by(*order).limit(limit)).all()
     if len(rows) < limit:
         return rows, len(rows)
     return rows, tx.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()

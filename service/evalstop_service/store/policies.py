@@ -10,7 +10,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.store import projects
-from evalstop_service.store.database import Transaction, find_one
+from evalstop_service.store.database import Transaction, find_all, find_one
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import policies, runs
@@ -81,4 +81,4 @@ def list_policies(tx: Transaction, project_id: UUID) -> list[StoredPolicy]:
     """A project's policies with all versions, by name, newest version first."""
     query = sa.select(policies).where(policies.c.project_id == project_id)
     query = query.order_by(policies.c.name, policies.c.version.desc())
-    return [StoredPolicy(**row) for row in tx.execute(query).mappings()]
+    return find_all(tx, StoredPolicy, query)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from evalstop_service.domain.case_requirements import CaseRequirements
 from evalstop_service.domain.project_settings import ProjectSettings
 from evalstop_service.domain.quotas import Quotas
-from evalstop_service.store.database import Transaction, find_one, insert_if_new
+from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new
 from evalstop_service.store.tables import projects
 
 
@@ -85,7 +85,7 @@ def find_project_by_name(tx: Transaction, name: str) -> Project | None:
 
 def list_projects(tx: Transaction) -> list[Project]:
     """All projects, by name."""
-    return [Project(**row) for row in tx.execute(sa.select(projects).order_by(projects.c.name)).mappings()]
+    return find_all(tx, Project, sa.select(projects).order_by(projects.c.name))
 
 
 def list_ended_pauses(tx: Transaction, now: datetime) -> list[UUID]:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
 from evalstop_service.errors import require
-from evalstop_service.store.database import Transaction, find_one, insert_if_new, match_given, read_page, read_rows
+from evalstop_service.store.database import Transaction, find_all, find_one, find_page, insert_if_new
 from evalstop_service.store.tables import proposals
 
 
@@ -106,18 +106,16 @@ def list_proposals(
     limit: int = 50,
 ) -> list[Proposal]:
     """The proposals of a project that are in this state now, newest first, before the proposal `before`."""
-    conditions = match_given(before={proposals.c.id: before})
+    query = sa.select(proposals).where(proposals.c.project_id == project_id)
     if state is not None:
-        conditions.append(_is_in_state(state, now - OPEN_FOR))
-    query = sa.select(proposals).where(proposals.c.project_id == project_id, *conditions)
-    rows = read_page(tx, query.order_by(proposals.c.id.desc()).limit, limit)
-    return [Proposal(**row._mapping) for row in rows]
+        query = query.where(_is_in_state(state, now - OPEN_FOR))
+    return find_page(tx, Proposal, query, proposals.c.id, before, limit)
 
 
 def list_open(tx: Transaction, project_id: UUID, now: datetime, subjects: Collection[str]) -> list[Proposal]:
     """The proposals about these subjects that can be confirmed, newest first: at most one of each kind."""
     about = {"of_project": project_id, "subjects": list(subjects), "expired_at": now - OPEN_FOR}
-    return [Proposal(**row._mapping) for row in read_rows(tx.execute(_LIST_OPEN, about))]
+    return find_all(tx, Proposal, _LIST_OPEN, about)
 
 
 def count_open(tx: Transaction, project_id: UUID, now: datetime) -> int:

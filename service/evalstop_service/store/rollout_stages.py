@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.confidence_sequences import StageNumbers
 from evalstop_service.domain.statuses import Stage
-from evalstop_service.store.database import Transaction, find_one
+from evalstop_service.store.database import Transaction, find_all, find_one
 from evalstop_service.store.tables import policies, rollout_stages, runs
 
 
@@ -48,7 +48,7 @@ def list_stages(tx: Transaction, project_id: UUID | None = None) -> list[Rollout
     query = sa.select(rollout_stages).order_by(rollout_stages.c.project_id, rollout_stages.c.policy_name)
     if project_id is not None:
         query = query.where(rollout_stages.c.project_id == project_id)
-    return [RolloutStage(**row) for row in tx.execute(query).mappings()]
+    return find_all(tx, RolloutStage, query)
 
 
 def save_stage(tx: Transaction, rollout_stage: RolloutStage) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql
 
 from evalstop_service.domain.liveness import Liveness
 from evalstop_service.domain.metric_health import NEWEST, MetricFault, Reading
-from evalstop_service.store.database import Transaction, insert_if_new, read_rows
+from evalstop_service.store.database import Transaction, find_all, insert_if_new
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import LIVE, observations, run_health
 
@@ -74,11 +74,10 @@ def record_costly_step(tx: Transaction, run_id: UUID, seconds: float) -> None:
     tx.execute(run_health.update().where(run_health.c.run_id == run_id).values(costly_step_seconds=seconds))
 
 
-def load_health(tx: Transaction, run_ids: Collection[UUID], *, skip_unreadable: bool = False) -> dict[UUID, RunHealth]:
-    """The health of those of these runs that have a row; with `skip_unreadable`, one that can be read."""
+def load_health(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, RunHealth]:
+    """The health of those of these runs that have a row."""
     query = sa.select(run_health).where(run_health.c.run_id.in_(list(run_ids)))
-    rows = read_rows(tx.execute(query), skip_unreadable=skip_unreadable)
-    return {row.run_id: RunHealth(**row._mapping) for row in rows}
+    return {health.run_id: health for health in find_all(tx, RunHealth, query)}
 
 
 _KEPT_BY_CHECKS = ("run_id", "heartbeat_at", "costly_step_seconds")

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.run_results import Call, Verdict
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.store.database import Transaction, contains_text, match_given, read_page
+from evalstop_service.store.database import Transaction, contains_text, find_all, match_given
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import decision_changes, outcomes, policies, run_descriptions, run_health, runs
 
@@ -59,18 +59,13 @@ class RunFilter:
 def list_runs(tx: Transaction, project_id: UUID, run_filter: RunFilter = RunFilter(), limit: int = 50) -> list[Run]:
     """A project's runs, newest first or in the requested order.
 
-    Without a matching index the newest 20,000 runs are searched: see `RunFilter.bounded`. Rows that cannot be read are
-    left out.
+    Without a matching index the newest 20,000 runs are searched: see `RunFilter.bounded`.
     """
-
     # The page comes first, from an index in its order: with the joins inside, a planner without statistics sorts all
     # runs.
-    def select(limit: int) -> sa.Select[Any]:
-        page = _select_page(tx, sa.select(*runs.c), project_id, run_filter, limit).subquery()
-        query = sa.select(page, *POLICY_COLUMNS).join(policies, policies.c.id == page.c.policy_id)
-        return query.order_by(*_list_order_columns(page.c, run_filter.order))
-
-    return [Run(**row._mapping) for row in read_page(tx, select, limit)]
+    page = _select_page(tx, sa.select(*runs.c), project_id, run_filter, limit).subquery()
+    query = sa.select(page, *POLICY_COLUMNS).join(policies, policies.c.id == page.c.policy_id)
+    return find_all(tx, Run, query.order_by(*_list_order_columns(page.c, run_filter.order)))
 
 
 class ListedVerdict(NamedTuple):
@@ -84,8 +79,7 @@ class ListedVerdict(NamedTuple):
 def list_verdicts(tx: Transaction, project_id: UUID, run_filter: RunFilter, limit: int) -> list[ListedVerdict]:
     """The verdicts of the runs that `list_runs` returns for the same arguments, without reading whole rows."""
     query = sa.select(runs.c.id, runs.c.name, runs.c.verdict)
-    rows = read_page(tx, lambda limit: _select_page(tx, query, project_id, run_filter, limit), limit)
-    return [ListedVerdict(*row) for row in rows]
+    return [ListedVerdict(*row) for row in tx.execute(_select_page(tx, query, project_id, run_filter, limit))]
 
 
 def read_run_revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:
@@ -102,14 +96,14 @@ _REVISION = sa.select(
     runs.c.id,
     runs.c.version,
     runs.c.updated_at,
-    sa.type_coerce(runs.c.status, sa.Text),  # which no value makes unreadable
+    runs.c.status,
     *(
         sa.select(sa.func.count()).where(table.c.run_id == runs.c.id).scalar_subquery()
         for table in (decision_changes, outcomes)
     ),
     *(
         sa.select(column).where(run_health.c.run_id == runs.c.id).scalar_subquery()
-        for column in (sa.type_coerce(run_health.c.state, sa.Text), sa.cast(run_health.c.metric_faults, sa.Text))
+        for column in (run_health.c.state, sa.cast(run_health.c.metric_faults, sa.Text))
     ),
     sa.select(run_descriptions.c.changed_at).where(run_descriptions.c.run_id == runs.c.id).scalar_subquery(),
 )

@@ -17,7 +17,7 @@ from evalstop_service.domain.role_recognition import MetricFields, Recognition
 from evalstop_service.domain.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import require
-from evalstop_service.store.database import Transaction, find_one, insert_if_new, read_rows
+from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new
 from evalstop_service.store.tables import LIVE, attempts, checkpoints, decisions, policies, runs
 
 
@@ -209,10 +209,9 @@ def load_versions(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:
     return {row.id: row.version for row in tx.execute(query)}
 
 
-def load_runs(tx: Transaction, run_ids: Sequence[UUID], *, skip_unreadable: bool = False) -> dict[UUID, Run]:
-    """Those of these runs that exist; with `skip_unreadable`, without those whose row cannot be read."""
-    rows = read_rows(tx.execute(_SELECT.where(runs.c.id.in_(run_ids))), skip_unreadable=skip_unreadable)
-    return {row.id: Run(**row._mapping) for row in rows}
+def load_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Run]:
+    """Those of these runs that exist."""
+    return {run.id: run for run in find_all(tx, Run, _SELECT.where(runs.c.id.in_(run_ids)))}
 
 
 class RunWithCounts(NamedTuple):

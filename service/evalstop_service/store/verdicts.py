@@ -9,7 +9,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.domain.run_results import Call, Verdict
-from evalstop_service.store.database import Transaction, match_given, read_page
+from evalstop_service.store.database import Transaction, find_page
 from evalstop_service.store.tables import verdicts
 
 
@@ -39,7 +39,6 @@ def has_reached(tx: Transaction, run_id: UUID, attempt: int, call: Call) -> bool
 
 
 def list_verdicts(tx: Transaction, run_id: UUID, before: int | None = None, limit: int = 100) -> list[VerdictChange]:
-    """A run's verdict changes that can be read, newest first, before the sequence number `before`."""
+    """A run's verdict changes, newest first, before the sequence number `before`."""
     query = sa.select(verdicts.c.sequence, verdicts.c.attempt, verdicts.c.verdict, verdicts.c.at)
-    query = query.where(verdicts.c.run_id == run_id, *match_given(before={verdicts.c.sequence: before}))
-    return [VerdictChange(*row) for row in read_page(tx, query.order_by(verdicts.c.sequence.desc()).limit, limit)]
+    return find_page(tx, VerdictChange, query.where(verdicts.c.run_id == run_id), verdicts.c.sequence, before, limit)

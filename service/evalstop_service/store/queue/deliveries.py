@@ -13,7 +13,7 @@ from evalstop_service.domain.event_types import PENDING_EVENTS, EventType
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import require
 from evalstop_service.store import wakeup
-from evalstop_service.store.database import Transaction, find_one, match_given
+from evalstop_service.store.database import Transaction, find_one, find_page, match_given
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints, events
 
 
@@ -108,9 +108,8 @@ def list_deliveries(
     """
     table = deliveries.c
     exact = {table.state: state, table.endpoint_id: endpoint_id, table.run_id: run_id, events.c.type: event_type}
-    until_then = {table.created_at: until, table.id: before}
-    query = _of(project_id).where(*match_given(exact, since={table.created_at: since}, before=until_then))
-    return [Delivery(**row) for row in tx.execute(query.order_by(deliveries.c.id.desc()).limit(limit)).mappings()]
+    created = match_given(exact, since={table.created_at: since}, before={table.created_at: until})
+    return find_page(tx, Delivery, _of(project_id).where(*created), table.id, before, limit)
 
 
 def list_attempts(tx: Transaction, delivery: Delivery) -> list[DeliveryAttempt]:

@@ -270,12 +270,12 @@ class RunOut(Answer):
 
 def view_decision(tx: Transaction, decision: Decision) -> DecisionOut:
     """A decision with its history and outcome."""
-    return view_decisions(tx, [decision], skip_unreadable=False)[0]
+    return view_decisions(tx, [decision])[0]
 
 
-def view_decisions(tx: Transaction, listed: Sequence[Decision], *, skip_unreadable: bool = True) -> list[DecisionOut]:
-    """Decisions with their histories and outcomes; with `skip_unreadable`, without changes that cannot be read."""
-    histories = decisions.load_changes(tx, listed, skip_unreadable=skip_unreadable)
+def view_decisions(tx: Transaction, listed: Sequence[Decision]) -> list[DecisionOut]:
+    """Decisions with their histories and outcomes."""
+    histories = decisions.load_changes(tx, listed)
     judged = outcomes.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in listed])
     return [
         DecisionOut.model_validate(
@@ -310,16 +310,11 @@ def answer_trainer(database: Database, run: Run, context: Context, now: datetime
         return view_run(tx, run, context, now)
 
 
-def view_runs(
-    tx: Transaction, listed: Sequence[Run], context: Context, now: datetime, *, skip_unreadable: bool = False
-) -> list[RunOut]:
-    """Runs of one project with the decisions on their current attempts; with `skip_unreadable`, without those decisions
-    and that health that cannot be read."""
-    health_by_run = _view_health(tx, listed, now, skip_unreadable=skip_unreadable)
-    on_record = decisions.load_decisions(tx, [run.id for run in listed], skip_unreadable=skip_unreadable)
-    decision_views = {
-        view.run_id: view for view in view_decisions(tx, list(on_record.values()), skip_unreadable=skip_unreadable)
-    }
+def view_runs(tx: Transaction, listed: Sequence[Run], context: Context, now: datetime) -> list[RunOut]:
+    """Runs of one project with the decisions on their current attempts."""
+    health_by_run = _view_health(tx, listed, now)
+    on_record = decisions.load_decisions(tx, [run.id for run in listed])
+    decision_views = {view.run_id: view for view in view_decisions(tx, list(on_record.values()))}
     descriptions = run_descriptions.load_descriptions(tx, [run.id for run in listed])
     return [
         RunOut.model_validate(
@@ -340,15 +335,13 @@ def view_runs(
     ]
 
 
-def _view_health(
-    tx: Transaction, listed: Sequence[Run], now: datetime, *, skip_unreadable: bool
-) -> dict[UUID, RunHealthOut]:
+def _view_health(tx: Transaction, listed: Sequence[Run], now: datetime) -> dict[UUID, RunHealthOut]:
     """The health of the runs that have not ended or may not have ended."""
     living = [run for run in listed if run.status in UNENDED]
     if not living:
         return {}
     stale_seconds = projects.get_project(tx, living[0].project_id).stale_seconds
-    stored = run_health.load_health(tx, [run.id for run in living], skip_unreadable=skip_unreadable)
+    stored = run_health.load_health(tx, [run.id for run in living])
     return {
         run.id: RunHealthOut(
             state=health.find_liveness(run, row := stored.get(run.id), stale_seconds, now).value,

@@ -183,7 +183,7 @@ def list_runs(
     """The project's runs, newest first. Most filters search only the newest 20,000."""
     with database.reading() as tx:
         listed = run_lists.list_runs(tx, caller.project_id, query.to_filter(query.cursor), query.limit)
-        items = view_runs(tx, listed, context, now, skip_unreadable=True)
+        items = view_runs(tx, listed, context, now)
     return Page[RunOut](items=items, next_cursor=make_cursor(listed, query.limit))
 
 

@@ -73,7 +73,7 @@ def show_fleet(
     with site.database.reading() as tx:
         running = run_lists.list_verdicts(tx, visitor.project.id, RunFilter(status=RunStatus.RUNNING), MOST_RUNS + 1)
         ranked = sorted(running[:MOST_RUNS], key=_rank_run)
-        loaded = load_runs(tx, [verdict.run_id for verdict in ranked[:shown]], skip_unreadable=True)
+        loaded = load_runs(tx, [verdict.run_id for verdict in ranked[:shown]])
         runs = [run for verdict in ranked if (run := loaded.get(verdict.run_id)) is not None]
         segments = load_eval_segments(tx, runs, CELLS)
     return render_page(

@@ -169,8 +169,8 @@ def _list_proposals(tx: Transaction, project_id: UUID, now: datetime) -> Excerpt
 
 
 def _draw_sparklines(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Sparkline | None]:
-    runs_by_id = runs.load_runs(tx, run_ids, skip_unreadable=True)
-    decided = decisions.load_decisions(tx, runs_by_id, skip_unreadable=True)
+    runs_by_id = runs.load_runs(tx, run_ids)
+    decided = decisions.load_decisions(tx, runs_by_id)
     segments = run_list.load_eval_segments(tx, list(runs_by_id.values()))
     return {
         run.id: sparkline.draw_sparkline(

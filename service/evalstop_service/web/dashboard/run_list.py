@@ -157,8 +157,8 @@ def load_eval_segments(
 
 
 def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
-    decided = decisions.load_decisions(tx, [run.id for run in page_of_runs], skip_unreadable=True)
-    stored = run_health.load_health(tx, [run.id for run in page_of_runs], skip_unreadable=True)
+    decided = decisions.load_decisions(tx, [run.id for run in page_of_runs])
+    stored = run_health.load_health(tx, [run.id for run in page_of_runs])
     descriptions = run_descriptions.load_descriptions(tx, [run.id for run in page_of_runs])
     segments = load_eval_segments(tx, page_of_runs)
     return [

@@ -195,7 +195,7 @@ def search_runs(body: requests.SearchRuns, caller: Read, context: Ctx, root: Roo
         ids = mlflow_runs.search_runs(tx, caller.project_id, experiment_ids, query)
 
         def load(ids: Sequence[UUID]) -> Iterator[Document]:
-            loaded = runs.load_runs(tx, ids, skip_unreadable=True)
+            loaded = runs.load_runs(tx, ids)
             return _run_documents(tx, [loaded[run_id] for run_id in ids if run_id in loaded], context, root)
 
         page, token = fill_page(ids, query, load)
@@ -208,7 +208,7 @@ def _run_document(tx: Transaction, run: Run, context: Context, root: str) -> Doc
 
 def _run_documents(tx: Transaction, page: Sequence[Run], context: Context, root: str) -> Iterator[Document]:
     """Runs with the newest value of each metric; verdict and best checkpoint are tags."""
-    on_record = decisions.load_decisions(tx, [run.id for run in page], skip_unreadable=True)
+    on_record = decisions.load_decisions(tx, [run.id for run in page])
     for recorded in load_recorded(tx, page, root):
         run = recorded.run
         updated = to_milliseconds(run.updated_at)
