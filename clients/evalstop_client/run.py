@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import time
 from collections import deque
@@ -283,7 +282,8 @@ class Run:
         return self._reporter.flush(min(LONGEST_WAIT_SECONDS, max(0.0, seconds)))  # 0 for NaN
 
     def finish(self, status: Literal["completed", "failed"] = "completed") -> None:
-        """Report how the run ended and wait up to `flush_seconds` for the service; later calls do nothing.
+        """Report how the run ended and wait for the service, up to `flush_seconds` or, while it accepts data, up to six
+        times as long; later calls do nothing.
 
         A `with` block does it by itself, with `failed` after an exception. A run whose trainer ends without it stays
         running: by default it becomes stale after 5 minutes of silence and lost after an hour.
@@ -354,11 +354,12 @@ class Run:
         elif self._reporter is not None:
             self._reporter.put(entry)
 
-    def _close_run(self, within_seconds: float = math.inf) -> None:
+    def _close_run(self, since: float | None = None) -> None:
         self._finished = True
         _open_runs.discard(self)
         if self._reporter is not None:
-            self._reporter.close(min(self._settings.limits.flush_seconds, within_seconds))
+            since = time.monotonic() if since is None else since
+            self._reporter.close(since, self._settings.limits.flush_seconds)
 
     def _after_fork_in_child(self) -> None:
         self._warnings.after_fork_in_child()
@@ -379,10 +380,9 @@ _open_runs: set[Run] = set()  # keeps a reference until the run is closed, so th
 
 def _close_all() -> None:
     """At exit: send what was logged, without ending the runs, since their status is unknown; they wait together."""
-    runs = list(_open_runs)
-    until = time.monotonic() + max((run._settings.limits.flush_seconds for run in runs), default=0.0)
-    for run in runs:
-        run._close_run(max(0.0, until - time.monotonic()))
+    since = time.monotonic()
+    for run in list(_open_runs):
+        run._close_run(since)
 
 
 def _restart_in_child() -> None:

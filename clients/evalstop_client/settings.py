@@ -47,8 +47,8 @@ LONGEST_PLAN = 2**53 - 1
 class Limits:
     """The limits of the reporter.
 
-    - `flush_seconds`: longest wait for the service in `finish`, at the end of the `with` block and at exit. A disk that
-      hangs takes up to 5 seconds more.
+    - `flush_seconds`: longest wait for the service in `finish`, at the end of the `with` block and at exit; while the
+      service accepts data, up to six times as long. A disk that hangs takes up to 5 seconds more.
     - `poll_seconds`: time between heartbeats of an idle run, which also return whether it should stop.
     - `timeout_seconds`: of each step of one request.
     - `queue_entries`: calls held in memory until they are on disk.

@@ -247,6 +247,33 @@ def test_run_that_does_not_wait_for_the_service_is_spooled(server: FakeServer, t
     assert run.dropped == 0
 
 
+@pytest.mark.parametrize(
+    ("flush_seconds", "answer_seconds", "evals", "all_sent"), [(1, 0.4, 2, True), (0.1, 0.05, 20, False)]
+)
+def test_end_waits_longer_while_the_service_accepts_data(
+    server: FakeServer,
+    service: FakeService,
+    caplog: pytest.LogCaptureFixture,
+    flush_seconds: float,
+    answer_seconds: float,
+    evals: int,
+    all_sent: bool,
+) -> None:
+    """A backlog that a slow service accepts is sent beyond `flush_seconds`, but not beyond six times as long."""
+
+    def answer_slowly(_path: str, _body: Any) -> None:
+        time.sleep(answer_seconds)
+
+    with open_run(server, limits=Limits(flush_seconds=flush_seconds)) as run:
+        assert run.flush(60)
+        service.intercept = answer_slowly
+        for step in range(evals):
+            run.log({"score": 1.0}, step=step)
+            run.checkpoint(f"file:///{step}", step=step)
+    assert ("finish" in [kind for kind, _ in list_posts(service)]) is all_sent
+    assert any("not everything was sent" in message for message in list_messages(caplog)) is not all_sent
+
+
 def test_finish_ends_although_the_disk_hangs(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
     """What a write holds up is said to be possibly lost; it is kept if the disk answers later."""
     hangs, goes_on = threading.Event(), threading.Event()

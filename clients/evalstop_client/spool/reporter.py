@@ -20,6 +20,9 @@ from evalstop_client.spool.warnings import WarningLog
 
 logger = logging.getLogger("evalstop_client")
 
+LONGEST_CLOSE = 6
+"""A backlog is worth a wait while the service accepts it, but the job's GPUs wait too."""
+
 
 class Reporter:
     """Accepts entries at any rate and sends them in order while the service is available.
@@ -57,21 +60,15 @@ class Reporter:
 
     def flush(self, timeout_seconds: float) -> bool:
         """Wait until the service has everything; False on timeout."""
-        if not self._started:
-            return True
-        deadline = time.monotonic() + timeout_seconds
-        self._sender.start_flush()
-        recorded = self._recorder.wait_idle(timeout_seconds)
-        self._spool.wait(lambda: self._sender.is_idle or self._sender.is_unauthorized, deadline - time.monotonic())
-        self._sender.end_flush()
-        return recorded and self._sender.is_idle
+        return self._flush(time.monotonic(), timeout_seconds, timeout_seconds)
 
-    def close(self, timeout_seconds: float) -> bool:
+    def close(self, since: float, quiet_seconds: float) -> bool:
         """Flush, then end the threads; what could not be sent stays in the spool for the next run of this name.
 
-        A disk that hangs is waited for up to `CLOSE_SECONDS`.
+        Waits from `since` on until the service has accepted nothing for `quiet_seconds`, and at most
+        `LONGEST_CLOSE` times as long in all. A disk that hangs is waited for up to `CLOSE_SECONDS`.
         """
-        flushed = self.flush(timeout_seconds)
+        flushed = self._flush(since, quiet_seconds, LONGEST_CLOSE * quiet_seconds)
         recorded = self._recorder.close()
         self._sender.close()
         self._spool.close(CLOSE_SECONDS if recorded else 0.0)
@@ -88,6 +85,22 @@ class Reporter:
         self._started = False
         self._build()
         self._sender.latest_answer = latest_answer
+
+    def _flush(self, since: float, quiet_seconds: float, longest_seconds: float) -> bool:
+        if not self._started:
+            return True
+        sender = self._sender
+        sender.start_flush()
+        recorded = self._recorder.wait_idle(since + quiet_seconds - time.monotonic())
+        remaining_seconds = 0.0
+        while not self._spool.wait(lambda: sender.is_idle or sender.is_unauthorized, remaining_seconds):
+            # An answer that came during the last wait extends the next one.
+            until = min(max(since, sender.accepted_at) + quiet_seconds, since + longest_seconds)
+            remaining_seconds = until - time.monotonic()
+            if remaining_seconds <= 0:
+                break
+        sender.end_flush()
+        return recorded and sender.is_idle
 
     def _build(self) -> None:
         settings, limits, warnings = self._settings, self._settings.limits, self._warnings

@@ -29,7 +29,8 @@ FLUSH_RETRY_SECONDS = 0.5
 class Sender:
     """The sending thread.
 
-    `latest_answer`: the service's latest answer. `is_unauthorized`: the key was refused, so that waiting is useless.
+    `latest_answer`: the service's latest answer. `accepted_at`: when it last accepted an entry, by the monotonic clock.
+    `is_unauthorized`: the key was refused, so that waiting is useless.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Sender:
         self._reopened = False  # because the service no longer knew the run
         self._failures = 0
         self._earlier_wait_until = -math.inf  # for what earlier runs left, while the service is busy for it
+        self.accepted_at = -math.inf
         self.is_unauthorized = False
         self._flush_started_at = -math.inf
         self._flushing = threading.Event()
@@ -169,6 +171,7 @@ class Sender:
             answer = self._service.post(f"/runs/{run_id}/{part.to}", dict(part.body))
             if isinstance(answer, Accepted):
                 self._reopened = False
+                self.accepted_at = time.monotonic()
                 self._update_latest_answer(answer.body)
                 if part.to != "finish":
                     self._say_if_ended()

@@ -23,8 +23,13 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TIMEOUT_SECONDS = 560.0  # importing a framework takes up to 30 s
 CALLBACK_EXAMPLES = ("transformers_trainer", "lightning_trainer", "keras_fit")
-EXPECTED_WARNINGS = ("this run is called", "without a value of its eval", "the stop is requested")
-"""Of scripts that start two runs with one name, that log no eval, and that are stopped."""
+EXPECTED_WARNINGS = (
+    "this run is called",
+    "without a value of its eval",
+    "the stop is requested",
+    "no endpoint subscribes",
+)
+"""Of scripts that start two runs with one name, that log no eval, that are stopped, and that nothing can park."""
 END_LINE = re.compile(r"ended at step (\d+) of (\d+)")
 
 
