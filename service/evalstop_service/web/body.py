@@ -187,6 +187,7 @@ class BodyLimit:
         pool = self._held_bodies.select_pool(sender, scope["path"], declared_bytes)
         parts: list[bytes] = []
         size = 0
+        problem: Problem | None = None
         try:
             arriving = True
             while arriving:
@@ -194,26 +195,23 @@ class BodyLimit:
                 if message["type"] != "http.request":  # the client has disconnected
                     return
                 part = message.get("body", b"")
-                if problem := self._find_objection(sender, size + len(part)):
-                    await self._refusal(problem, scope["path"])(scope, receive, send)
-                    return
-                try:
-                    pool.take(sender.work, len(part))
-                except (Overloaded, TooOften) as error:
-                    problem = _BUSY if isinstance(error, Overloaded) else _SHARE_USED
-                    await self._refusal(problem, scope["path"])(scope, receive, send)
-                    return
+                problem = self._find_objection(sender, size + len(part)) or _take_share(pool, sender, len(part))
+                if problem is not None:
+                    break
                 parts.append(part)
                 size += len(part)
                 arriving = message.get("more_body", False)
-            body = b"".join(parts)
-            parts.clear()
-            if (count := _count_parts(body)) > MOST_PARTS:
-                await self._refusal(_too_many_parts(count), scope["path"])(scope, receive, send)
             else:
-                await self._app(scope, _replay_body(body, receive), send)
+                body = b"".join(parts)
+                parts.clear()
+                if (count := _count_parts(body)) <= MOST_PARTS:
+                    await self._app(scope, _replay_body(body, receive), send)
+                    return
+                problem = _too_many_parts(count)
         finally:
             pool.release(sender.work, size)
+        # Only after the release: refusals are sent slowly, and bodies that still arrive need the room.
+        await self._refusal(problem, scope["path"])(scope, receive, send)
 
     def _find_objection(self, sender: Sender, size: int) -> Problem | None:
         if size > self._max_bytes:
@@ -227,6 +225,17 @@ class BodyLimit:
             f"the limit is {self._max_bytes} bytes; send the observations in smaller batches. Nothing was stored",
             headers={"Connection": "close"},
         )
+
+
+def _take_share(pool: Places, sender: Sender, size: int) -> Problem | None:
+    """Count so many bytes more in the pool, or say why there is no room."""
+    try:
+        pool.take(sender.work, size)
+    except Overloaded:
+        return _BUSY
+    except TooOften:
+        return _SHARE_USED
+    return None
 
 
 def _count_parts(body: bytes) -> int:

@@ -71,7 +71,7 @@ TESTED_BLOCKS = {
     "kubectl apply": BlockUnderTest("docs/kubernetes", "kubectl apply", DEPLOYMENT),
     "helm receiver": BlockUnderTest("docs/kubernetes", "--set receiver.enabled", DEPLOYMENT),
     "service in a cluster": BlockUnderTest("docs/kubernetes", "--set service.database", DEPLOYMENT),
-    "endpoint that parks": BlockUnderTest("docs/park", "--event run.park_requested", CONNECT_PAGES),
+    "endpoint that parks": BlockUnderTest("docs/park", "--preset parking_receiver", CONNECT_PAGES),
     "parks": BlockUnderTest("docs/park", '"action": "park"', CONNECT_PAGES),
 }
 

@@ -116,7 +116,8 @@ def project(service: dict[str, str], installation_key: str, tmp_path: Path) -> I
     base = f"{service['EVALSTOP_URL']}/api/v1"
     with httpx.Client(base_url=base, timeout=30, trust_env=False) as api:
         api.headers["Authorization"] = f"Bearer {installation_key}"
-        body = {"name": uuid.uuid4().hex, "default_mode": "enforce", "default_policy": "paper", "held_out_share": 0}
+        body: dict[str, object] = {"name": uuid.uuid4().hex, "default_mode": "enforce", "default_policy": "paper"}
+        body |= {"held_out_share": 0, "veto_window_seconds": 0}
         created = api.post("/projects", json=body).raise_for_status().json()
         scopes = {"name": "first", "scopes": ["ingest", "read", "report", "operate", "admin"]}
         key = api.post(f"/projects/{created['id']}/keys", json=scopes).raise_for_status().json()["key"]

@@ -74,7 +74,7 @@ def test_open_page_follows_a_run_to_its_stop(window: Window, tenant: Tenant) -> 
     expect(page.locator(".status-stopped")).to_be_visible()
     expect(page.locator("#chart .annotation-text", has_text="stop confirmed")).to_be_visible()
     expect(page.locator("#chart .annotation-text", has_text="320 steps not run")).to_be_visible()
-    expect(page.locator(".lanes li")).to_contain_text(["verdict", "stop requested 0 s", "stop confirmed"])
+    expect(page.locator(".lanes li")).to_contain_text(["verdict", "stop requested 0s", "stop confirmed"])
 
     page.select_option("#what-if-policy", "early@1")
     expect(page.locator("#what-if-answer")).to_contain_text("early would not have stopped this run up to step 280")
