@@ -71,7 +71,7 @@ def test_finished_example_can_be_started_again(environment: dict[str, str], tmp_
     folder.mkdir()
     (folder / "99950.json").write_text(json.dumps([0.0] * 40))
     command = [sys.executable, str(EXAMPLES / "park_and_resume.py")]
-    first, second = (run_example(command, environment | {"EXAMPLE_PAUSE": "0.02"}, tmp_path) for _ in range(2))
+    first, second = (run_example(command, environment | {"EXAMPLE_PAUSE": "0"}, tmp_path) for _ in range(2))
     assert "resumed" not in first
     assert "resumed at step 1500" in second
     assert first.splitlines()[-1] == second.splitlines()[-1]

@@ -138,7 +138,7 @@ def test_backtest_of_a_killed_process_is_continued(database: Database, tenant: T
     with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
         try:
             assert worker.stdout is not None
-            assert worker.stdout.readline() == b"saving the second step\n"
+            assert worker.stdout.readline() == b"the first step is saved\n"
         finally:
             worker.kill()
     interrupted = load_backtest(database, requested)
@@ -186,12 +186,8 @@ import sys, threading
 from evalstop_service.evaluation import backtests
 from evalstop_service.clock import utc_now
 from evalstop_service.store.database import Database
-calls = []
-def clock():
-    calls.append(utc_now())
-    if len(calls) == 3:  # the claim and the first step made the first two calls
-        print("saving the second step", flush=True)
-        threading.Event().wait()
-    return calls[-1]
-backtests.run_next_backtest(Database(sys.argv[1]), clock)
+def pause(seconds):
+    print("the first step is saved", flush=True)
+    threading.Event().wait()
+backtests.run_next_backtest(Database(sys.argv[1]), utc_now, pause)
 """

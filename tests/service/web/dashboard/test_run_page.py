@@ -114,7 +114,7 @@ def test_confirmed_stop_shows_steps_saved_and_durations(visitor: httpx.Client, t
     decision = get_html(visitor, f"/runs/{run.id}").split('data-part="decisions"')[1].split("</article>")[0]
     assert re.findall(r'<span class="figure">(.*?)</span>', decision) == ["verdict", "stop requested", "stop confirmed"]
     assert re.findall(r'<span class="lane-length">(.*?)</span>', decision) == ["", "4.2s", ""]
-    assert "4.2 s from “verdict” to “stop confirmed”." in decision
+    assert "4.2s from “verdict” to “stop confirmed”." in decision
 
 
 @SQLITE_ONLY
