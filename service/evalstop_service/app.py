@@ -57,6 +57,7 @@ from evalstop_service.web.api import (
     keys,
     kubeflow,
     observations,
+    openmetrics,
     policies,
     precision,
     projects,
@@ -66,14 +67,11 @@ from evalstop_service.web.api import (
     roles,
     rollout_stages,
     runs,
-    scrapes,
     sessions,
-    stream,
 )
 from evalstop_service.web.api import backtests as backtest_routes
 from evalstop_service.web.api import openapi as description
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
-from evalstop_service.web.api.reading.stream import StreamLimits
 from evalstop_service.web.body import BodyLimit, HearVetoes, HeldBodies
 from evalstop_service.web.context import Context
 from evalstop_service.web.limits import Entrance
@@ -92,20 +90,17 @@ _log = logging.getLogger(__name__)
 prepare_structs()  # here, because no thread can decode a struct before this module is imported
 
 RESOURCES = (
-    *(projects, keys, sessions, backtest_routes, policies, runs, roles, observations, scrapes, kubeflow),
+    *(projects, keys, sessions, backtest_routes, policies, runs, roles, observations, openmetrics, kubeflow),
     eval_requests,
     *(checkpoints, decisions, endpoints, deliveries, pull, events, audit, precision, rollout_stages, proposals),
 )
 
 API = "/api/v1"
 
-STREAMED = frozenset([f"{API}{stream.PATH}"])
-"""Paths whose routes read the body as it arrives."""
-
 MLFLOW = "/mlflow"
 
 UPLOADS = tuple(f"{MLFLOW}{path}" for path in mlflow.UPLOADS)
-"""Prefixes of further such paths."""
+"""Prefixes of the paths whose routes read the body as it arrives."""
 
 
 def create_app(
@@ -198,7 +193,6 @@ def _create_context(
         limits=WebLimits(
             # More would compete for the interpreter, and on SQLite for its one writer, without doing more.
             8 if database.embedded else database.ordinary_connections,
-            settings.streams,
             lambda limit: service_metrics.refused.labels(limit).inc(),
             service_metrics.delayed.inc,
         ),
@@ -211,8 +205,6 @@ def _add_routes(app: FastAPI, settings: Settings, service_metrics: ServiceMetric
     problems.install(app)
     description.install(app)
     app.router.routes.extend(_resource_routes())
-    streams = StreamLimits(stream_bytes=settings.max_stream_bytes, streams=settings.streams)
-    app.include_router(stream.routes(streams), prefix=API)
     app.include_router(health.router)
     app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
 
@@ -226,7 +218,7 @@ def _limit_bodies(app: _App, settings: Settings, report_refused_veto: Callable[[
         held_bodies=held_bodies,
         identify=create_identify(app.state.pages),
         report_refused_veto=report_refused_veto,
-        streamed=STREAMED,
+        compressible=[f"{API}{observations.PATH_OF_MANY}"],
         streamed_below=UPLOADS,
         refusal=_refusal,
     )

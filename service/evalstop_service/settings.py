@@ -126,12 +126,6 @@ class IngestionSettings(_Group):
     waiting_observations: Count = 200_000
     """Maximum number of observations that wait for a commit; requests beyond that are answered 503."""
 
-    streams: Count = 8
-    """Streams of JSON lines read concurrently; further ones wait."""
-
-    max_stream_bytes: Annotated[int, Field(ge=1024)] = 256 * 2**20
-    """Largest stream of JSON lines, compressed and uncompressed; a larger one is answered 413."""
-
 
 class MlflowSettings(_Group):
     """MLflow"""

@@ -119,20 +119,13 @@ def test_waiting_receivers_are_answered(installation: Installation) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "content_type", "detail"),
-    [
-        ("/api/v1/runs", "application/json", "nothing was stored"),
-        ("/api/v1/runs/01900000-0000-7000-8000-000000000000/observations", "application/json", "nothing was stored"),
-        ("/api/v1/observations", "application/x-ndjson", "The first 0 lines were processed"),
-    ],
+    "path", ["/api/v1/runs", "/api/v1/runs/01900000-0000-7000-8000-000000000000/observations", "/api/v1/observations"]
 )
-def test_bodies_that_stopped_arriving_are_refused(
-    installation: Installation, path: str, content_type: str, detail: str
-) -> None:
+def test_bodies_that_stopped_arriving_are_refused(installation: Installation, path: str) -> None:
     """A client that has sent half of a body at SIGTERM gets a retryable 503."""
     service = installation.service
     head = raw_sockets.build_request_head(
-        "POST", path, installation.key, Content_Type=content_type, Content_Length="99"
+        "POST", path, installation.key, Content_Type="application/json", Content_Length="99"
     )
     with (
         raw_sockets.connect(service.url) as sender,
@@ -145,7 +138,7 @@ def test_bodies_that_stopped_arriving_are_refused(
         status, problem = raw_sockets.read_answer(sender)
         program.wait(DEADLINE_SECONDS)
     assert status == 503
-    assert detail in problem["detail"]
+    assert "nothing was stored" in problem["detail"]
 
 
 def _has_claimed(project: ProjectFixture) -> bool:

@@ -165,11 +165,10 @@ def test_places_are_counted_by_key_by_project_and_in_all() -> None:
 
 
 def test_no_project_has_more_than_half_of_anything() -> None:
-    """Whatever the number of streams that may be configured."""
-    for streams in (2, 8, 9):
-        limits = Limits(streams=streams)
-        for places in (limits.requests, limits.pulls, limits.streams, limits.event_streams):
-            assert places.limit.of_key <= places.limit.of_project <= places.limit.most / 2
+    """A key has at most the share of its project, and that at most half."""
+    limits = Limits()
+    for places in (limits.requests, limits.pulls, limits.event_streams):
+        assert places.limit.of_key <= places.limit.of_project <= places.limit.most / 2
 
 
 def test_rate_limit_refills_at_its_rate() -> None:

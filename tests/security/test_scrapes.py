@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from evalstop_service.errors import Invalid
 from evalstop_service.store.database import Database
-from evalstop_service.web.api.reading.openmetrics import Stepping, read_observations
+from evalstop_service.web.api.openmetrics import Stepping, read_observations
 
 from tests.security.served_project import serve_project
 from tests.service.web.api.api_calls import expect_json, expect_problem

@@ -58,14 +58,12 @@ class ConnectionLimits:
 
     `request_seconds`: from a request's first byte, or the start of the connection, to its last byte. `answer_seconds`:
     for the client to read an answer. Both grow by a second for every 64 KiB. `connections`: the most open ones; beyond
-    that, those that have waited for their clients longest are closed. `streamed`: paths whose routes read requests
-    as they arrive, check the rate themselves, and answer with what was stored.
+    that, those that have waited for their clients longest are closed.
     """
 
     request_seconds: float = 20.0
     answer_seconds: float = 30.0
     connections: int = 10_000
-    streamed: frozenset[str] = frozenset()
 
 
 class CoalescingTransport:
@@ -190,7 +188,7 @@ class LimitedConnection(HttpToolsProtocol):
             self.drop()
         elif self.transport.is_closing() or self.request_since is None:
             return
-        elif self.flow.read_paused or self._is_streamed():  # the client waits for the server
+        elif self.flow.read_paused:  # the client waits for the server
             self.request_since, self._request_bytes = now, 0
         elif now - self.request_since > self.limits.request_seconds + self._request_bytes / MIN_BYTES_PER_SECOND:
             if self._request_bytes == 0:  # no request to answer
@@ -202,19 +200,9 @@ class LimitedConnection(HttpToolsProtocol):
                     "stored, send the same again",
                 )
 
-    def _is_streamed(self) -> bool:
-        cycle = self.cycle
-        if self._in_head or cycle is None or cycle.response_complete:
-            return False
-        return cycle.scope["path"] in self.limits.streamed
-
     def _refuse_incomplete_request(self) -> None:
         """Refuse a request whose body is still arriving when the server shuts down, which would wait for it."""
-        if self._in_head or self.pipeline:
-            return
-        if self._is_streamed():
-            self.cycle.message_event.set()  # its route answers with what was stored
-        elif self.cycle.more_body:
+        if not self._in_head and not self.pipeline and self.cycle.more_body:
             self._refuse(503, "the service is shutting down; nothing was stored. Send the same request again")
 
     def _is_read_too_slowly(self, now: float) -> bool:

@@ -184,7 +184,6 @@ def _serve(
         settings.request_seconds,
         settings.answer_seconds,
         allowed_connections(settings.connections, reserved=settings.database_connections),
-        app.STREAMED,
     )
     application = app.create_app(settings, database, session_secret=secret, deliver=deliver)
     config = uvicorn.Config(

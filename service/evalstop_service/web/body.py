@@ -1,4 +1,5 @@
-"""Limits the size of a request body and of all bodies together, while they arrive and before they fill the memory.
+"""Limits the size of a request body and of all bodies together, while they arrive and before they fill the memory;
+decompresses those that may be compressed.
 
 The sender is identified before any of the body is held. It has a share of each pool, and others cannot fill these:
 
@@ -13,6 +14,8 @@ The sender is identified before any of the body is held. It has a share of each 
 
 from __future__ import annotations
 
+import sys
+import zlib
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,9 +28,14 @@ from evalstop_service.decisions.veto_windows import HeardVeto
 from evalstop_service.errors import Overloaded, TooOften
 from evalstop_service.store.turns import Work
 from evalstop_service.web.context import UNAUTHORIZED
-from evalstop_service.web.limits import RECEIVED_AT, SIGN_IN, Limit, Places, is_decision_path, is_veto_path
+from evalstop_service.web.limits import RECEIVED_AT, SIGN_IN, Limit, Places, in_thread, is_decision_path, is_veto_path
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, answer, problem_of
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 SHORT_BYTES = 64 * 1024
 """Largest short body, and the most that is held without a valid key or session."""
@@ -37,6 +45,14 @@ _MIB = 2**20
 MOST_PARTS = 1_100_000
 """Limit on lists, objects, strings and commas in a body; a batch of 10,000 observations with all their fields has
 160,000."""
+
+ENCODINGS = "gzip, zstd, identity"
+
+WINDOW_LOG = 23
+"""Base-2 logarithm of zstd's largest window, 8 MiB: every decoder must support it, and it bounds the memory."""
+
+MOST_MEMBERS = 100
+"""Compressed files may be concatenated, including empty ones, and each costs a copy of those after it."""
 
 _BUSY = Problem(
     503,
@@ -101,8 +117,8 @@ class BodyLimit:
     A body is passed on when it has arrived completely.
     `identify`: identifies the sender of a request by its headers. `report_refused_veto` is called when an authorized
     veto or pause, or a sign-in, is answered with a server error, with the project if known.
-    `streamed`, and all paths below `streamed_below`: paths whose routes hold little of a body at a time and enforce
-    their own limits. `refusal`: makes a problem the response to a request for a path.
+    `compressible`: paths whose bodies may be compressed. `streamed_below`: prefixes of paths whose routes hold little
+    of a body at a time and enforce their own limits. `refusal`: makes a problem the response to a request for a path.
     """
 
     def __init__(
@@ -112,7 +128,7 @@ class BodyLimit:
         held_bodies: HeldBodies,
         identify: Callable[[Scope], Awaitable[Sender]],
         report_refused_veto: Callable[[UUID | None], None],
-        streamed: Collection[str] = (),
+        compressible: Collection[str] = (),
         streamed_below: tuple[str, ...] = (),
         refusal: Callable[[Problem, str], ASGIApp] = answer,
     ) -> None:
@@ -121,35 +137,42 @@ class BodyLimit:
         self._held_bodies = held_bodies
         self._identify = identify
         self._report_refused_veto = report_refused_veto
-        self._streamed = frozenset(streamed)
+        self._compressible = frozenset(compressible)
         self._streamed_below = streamed_below
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._streamed or scope["path"].startswith(self._streamed_below):
+        if scope["type"] != "http" or scope["path"].startswith(self._streamed_below):
             await self._app(scope, receive, send)
             return
-        if "\0" in scope["path"]:
-            problem = Problem(
-                404, ProblemKind.NOT_FOUND, "a path may not contain the character NUL; /docs lists all paths"
-            )
-            await self._refusal(problem, scope["path"])(scope, receive, send)
-            return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        if headers.get(b"content-encoding", "identity").lower() != "identity":
-            problem = Problem(415, ProblemKind.COMPRESSED_BODY, "send it as plain JSON, without Content-Encoding")
+        encoding = headers.get(b"content-encoding", "").strip().lower() or "identity"
+        problem = None
+        if "\0" in scope["path"]:
+            detail = "a path may not contain the character NUL; /docs lists all paths"
+            problem = Problem(404, ProblemKind.NOT_FOUND, detail)
+        elif scope["path"] not in self._compressible:
+            if encoding != "identity":
+                detail = "send it as plain JSON, without Content-Encoding"
+                problem = Problem(415, ProblemKind.COMPRESSED_BODY, detail)
+        elif encoding not in ENCODINGS.split(", "):
+            detail = f"Content-Encoding must be one of {ENCODINGS}; nothing was stored"
+            problem = Problem(415, ProblemKind.UNKNOWN_ENCODING, detail, headers={"Accept-Encoding": ENCODINGS})
+        if problem is not None:
             await self._refusal(problem, scope["path"])(scope, receive, send)
             return
         declared = headers.get(b"content-length", "")
         size = int(declared) if declared.isdecimal() else None
         if size is not None and size > self._max_bytes:
-            await self._refusal(self._too_large(), scope["path"])(scope, receive, send)
+            await self._refusal(_too_large(self._max_bytes), scope["path"])(scope, receive, send)
         elif declared in ("", "0") and b"transfer-encoding" not in headers:
             await self._app(scope, receive, send)
         else:
-            await self._answer_request(scope, receive, send, size)
+            await self._answer_request(scope, receive, send, size, encoding)
 
-    async def _answer_request(self, scope: Scope, receive: Receive, send: Send, declared_bytes: int | None) -> None:
+    async def _answer_request(
+        self, scope: Scope, receive: Receive, send: Send, declared_bytes: int | None, encoding: str
+    ) -> None:
         """Identify the sender, then hold the body; reports failures on veto paths."""
         path: str = scope["path"]
         sender: Sender | None = None
@@ -175,67 +198,111 @@ class BodyLimit:
             await self._refusal(_STRANGER, path)(scope, receive, watched)
             return
         try:
-            await self._hold_body(scope, receive, watched, sender, declared_bytes)
+            await self._hold_body(scope, receive, watched, sender, declared_bytes, encoding)
         except Exception:  # a bug, which an outer layer answers with 500
             report_failure()
             raise
 
     async def _hold_body(
-        self, scope: Scope, receive: Receive, send: Send, sender: Sender, declared_bytes: int | None
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        sender: Sender,
+        declared_bytes: int | None,
+        encoding: str,
     ) -> None:
-        """Receive the body, counting it in its pool, and pass it on."""
-        pool = self._held_bodies.select_pool(sender, scope["path"], declared_bytes)
+        """Receive the body, counting it in its pool, decompress it and pass it on."""
+        is_plain = encoding == "identity"
+        pool = self._held_bodies.select_pool(sender, scope["path"], declared_bytes if is_plain else None)
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            if size > self._max_bytes:
+                raise _too_large(self._max_bytes)
+            if size > SHORT_BYTES and not sender.known:
+                raise _STRANGER
+            try:
+                pool.take(sender.work, size - held)
+            except Overloaded:
+                raise _BUSY from None
+            except TooOften:
+                raise _SHARE_USED from None
+            held = size
+
         parts: list[bytes] = []
-        size = 0
-        problem: Problem | None = None
+        refusal: Problem | None = None
         try:
-            arriving = True
-            while arriving:
-                message = await receive()
-                if message["type"] != "http.request":  # the client has disconnected
-                    return
-                part = message.get("body", b"")
-                problem = self._find_objection(sender, size + len(part)) or _take_share(pool, sender, len(part))
-                if problem is not None:
-                    break
-                parts.append(part)
-                size += len(part)
-                arriving = message.get("more_body", False)
-            else:
+            try:
+                arriving = True
+                while arriving:
+                    message = await receive()
+                    if message["type"] != "http.request":  # the client has disconnected
+                        return
+                    parts.append(message.get("body", b""))
+                    hold(held + len(parts[-1]))
+                    arriving = message.get("more_body", False)
                 body = b"".join(parts)
                 parts.clear()
-                if (count := _count_parts(body)) <= MOST_PARTS:
-                    await self._app(scope, _replay_body(body, receive), send)
-                    return
-                problem = _too_many_parts(count)
+                if not is_plain:
+                    body = await in_thread(decompress)(body, encoding, self._max_bytes)
+                    hold(max(held, len(body)))
+                if (count := _count_parts(body)) > MOST_PARTS:
+                    raise _too_many_parts(count)
+            except Problem as problem:
+                refusal = problem
+            else:
+                await self._app(scope, _replay_body(body, receive), send)
         finally:
-            pool.release(sender.work, size)
-        # Only after the release: refusals are sent slowly, and bodies that still arrive need the room.
-        await self._refusal(problem, scope["path"])(scope, receive, send)
-
-    def _find_objection(self, sender: Sender, size: int) -> Problem | None:
-        if size > self._max_bytes:
-            return self._too_large()
-        return _STRANGER if size > SHORT_BYTES and not sender.known else None
-
-    def _too_large(self) -> Problem:
-        return Problem(
-            413,
-            ProblemKind.BODY_TOO_LARGE,
-            f"the limit is {self._max_bytes} bytes; send the observations in smaller batches. Nothing was stored",
-            headers={"Connection": "close"},
-        )
+            pool.release(sender.work, held)
+        if refusal is not None:
+            # Only after the release: refusals are sent slowly, and bodies that still arrive need the room.
+            await self._refusal(refusal, scope["path"])(scope, receive, send)
 
 
-def _take_share(pool: Places, sender: Sender, size: int) -> Problem | None:
-    """Count so many bytes more in the pool, or say why there is no room."""
-    try:
-        pool.take(sender.work, size)
-    except Overloaded:
-        return _BUSY
-    except TooOften:
-        return _SHARE_USED
-    return None
+def _too_large(max_bytes: int) -> Problem:
+    return Problem(
+        413,
+        ProblemKind.BODY_TOO_LARGE,
+        f"the limit is {max_bytes} bytes; send the observations in smaller batches. Nothing was stored",
+        headers={"Connection": "close"},
+    )
+
+
+def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
+    """Decompress a body of at most so many bytes, by `gzip` or `zstd`. Raises Problem."""
+    parts: list[bytes] = []
+    room = max_bytes
+    for _ in range(MOST_MEMBERS):
+        try:
+            if encoding == "gzip":
+                gzip = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+                part, is_complete, body = gzip.decompress(body, room + 1), gzip.eof, gzip.unused_data
+            else:
+                reader = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG})
+                part, is_complete, body = reader.decompress(body, room + 1), reader.eof, reader.unused_data
+        except (zlib.error, zstd.ZstdError) as error:
+            raise _cannot_decompress(_describe_error(error)) from error
+        if len(part) > room:
+            raise _too_large(max_bytes)
+        if not is_complete:
+            raise _cannot_decompress("it is truncated")
+        parts.append(part)
+        room -= len(part)
+        if not body:
+            return b"".join(parts)
+    raise _cannot_decompress(f"it is a concatenation of more than {MOST_MEMBERS} compressed files")
+
+
+def _cannot_decompress(reason: str) -> Problem:
+    return Problem(400, ProblemKind.UNREADABLE_ENCODING, f"{reason}; nothing was stored")
+
+
+def _describe_error(error: Exception) -> str:
+    if "too much memory" in str(error):
+        return f"its window is over {2 ** (WINDOW_LOG - 20)} MiB; compress it without `--long` and `--ultra`"
+    return str(error)
 
 
 def _count_parts(body: bytes) -> int:

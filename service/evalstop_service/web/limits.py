@@ -8,7 +8,6 @@ waits for a thread or for the processor. Decisions have a lane of their own: see
 |---|---|---|---|---|
 | `requests` | requests in progress | 400 | 32 | 200 |
 | `pulls` | receivers that wait for an event | 200 | 100 | 100 |
-| `streams` | streams of lines | `EVALSTOP_STREAMS` | half | half |
 | `event streams` | open pages | 200 | 20 | 100 |
 | `costly` | endpoint tests, replays, backtests, new policies, searches | | 30, then 1 in 2 s | 60, then 1 a second |
 | threads | of ordinary requests: 8, on PostgreSQL one a connection | | a quarter | half |
@@ -174,15 +173,12 @@ class Limits:
     def __init__(
         self,
         threads: int = 16,
-        streams: int = 8,
         refused: Callable[[str], object] = lambda _: None,
         delayed: Callable[[], object] = lambda: None,
     ) -> None:
         self.count_refused = refused
         self.requests = Places("requests", Limit(400, 32, 200), refused)
         self.pulls = Places("pulls", Limit(200, 100, 100), refused)
-        half = max(1, streams // 2)
-        self.streams = Places("streams", Limit(max(2, streams), half, half), refused)
         self.event_streams = Places("event streams", Limit(200, 20, 100), refused)
         self._costly, self._costly_of_project = RateLimit(COSTLY), RateLimit(COSTLY_OF_PROJECT)
         self.processor = Processor(delayed)

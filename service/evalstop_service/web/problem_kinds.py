@@ -29,15 +29,12 @@ class ProblemKind(Enum):
     INVALID_JSON = ("The body is not valid JSON", "`detail` says where parsing failed.")
     NOT_JSON = ("The body is not JSON", _JSON)
     COMPRESSED_BODY = ("The body is compressed", "Send it without `Content-Encoding`.")
-    NOT_JSON_LINES = ("The body is not lines of JSON", "Send it as the type that `detail` names.")
     UNKNOWN_ENCODING = ("The body has an unknown encoding", "Use an encoding that `Accept-Encoding` names.")
-    UNREADABLE_ENCODING = ("The body cannot be decompressed", "Compress it again and send the rest.")
+    UNREADABLE_ENCODING = ("The body cannot be decompressed", "Compress it again. Nothing was stored.")
     NOT_A_SCRAPE = ("The body is not a scrape", "Send it as a type that `detail` names.")
     UNREADABLE_TEXT = ("The body is not readable text", "Send UTF-8.")
     BODY_TOO_LARGE = ("The body is too large", _SMALLER)
     SCRAPE_TOO_LARGE = ("The scrape is too large", _SMALLER)
-    BODY_TOO_SLOW = ("The body arrives too slowly", "Continue after the first `lines_stored` lines.")
-    BODY_BROKE_OFF = ("The body is incomplete", "Continue after the first `lines_stored` lines.")
     NO_KEY = (
         "No valid key",
         "Send `Authorization: Bearer esk_...` with a valid key; `evalstop key create` creates one.",

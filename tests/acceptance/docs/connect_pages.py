@@ -83,7 +83,6 @@ UNTESTED_BLOCKS = {
     ("docs/quickstart", "source .venv"): "the tests set these variables, to another port",
     ("docs/ways-in", "KUBEFLOW_TRAINER"): "tests/acceptance/examples/kubeflow_reporter.py runs what reads it",
     ("docs/kubernetes", "volumes:"): "the tests' cluster writes it for its pods",
-    ("docs/http", '"error_count"'): "an example of an answer",
     ("docs/evaluate-now", "run.eval_requests()"): NEEDS_MODEL,
     ("docs/evaluate-now", "python eval.py {checkpoint} {n} {seed}"): NEEDS_MODEL,
     ("docs/evaluate-now", "--kubernetes-job"): NEEDS_CLUSTER,

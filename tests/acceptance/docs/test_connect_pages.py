@@ -214,15 +214,15 @@ def test_http_and_scrapes_end_with_a_stop(project: Project) -> None:
 
 
 @pytest.mark.real
-def test_streams_end_with_a_stop(project: Project) -> None:
-    """Of the two runs of the page's stream, one falls and is stopped."""
+def test_observations_of_many_runs_end_with_a_stop(project: Project) -> None:
+    """Of the two runs of the page's request, one falls and is stopped."""
     project.run_shell(write_script(ROOT / "docs/http.md"))
     falling_run = project.find_run("seed-1")
 
     def post(step: int, value: float) -> dict[str, Any]:
-        line = {"run_id": falling_run["id"], "metric": "eval", "step": step, "value": value}
-        headers = {"Content-Type": "application/x-ndjson"}
-        answer = project.api.post("/observations", content=json.dumps(line), headers=headers).raise_for_status()
+        points = [{"metric": "eval", "step": step, "value": value}]
+        body = {"runs": [{"run_id": falling_run["id"], "observations": points}]}
+        answer = project.api.post("/observations", json=body).raise_for_status()
         return dict(answer.json()["runs"][0])
 
     project.post_falling_evals(falling_run, post)

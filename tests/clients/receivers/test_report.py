@@ -9,7 +9,7 @@ import pytest
 from evalstop_client.receivers.stop.instructions import Report
 from evalstop_client.receivers.stop.report import ReportClient
 from evalstop_service.web.api.decisions import ReportIn
-from evalstop_service.web.api.reading.json_body import load
+from evalstop_service.web.api.json_body import load
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.receivers.conformance import make_stop_request

@@ -10,7 +10,7 @@ from evalstop_service.app import create_app
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from evalstop_service.web.api.health import check_liveness
-from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.json_body import JsonRoute
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, iter_route_contexts
 

@@ -54,7 +54,7 @@ BODIES: dict[Route, Any] = {
     ("POST", f"{API}/runs/{{run_id}}/outcome"): _OUTCOME,
     ("PATCH", f"{API}/runs/{{run_id}}/metrics"): {"metrics": {"eval": {"role": "eval", "direction": "maximize"}}},
     ("POST", f"{API}/runs/{{run_id}}/observations"): {"observations": BATCH},
-    ("POST", f"{API}/observations"): {"run_id": "{run_id}", "observations": BATCH},
+    ("POST", f"{API}/observations"): {"runs": [{"run_id": "{run_id}", "observations": BATCH}]},
     ("POST", f"{API}/kubeflow/{{name}}"): {
         "trainerStatus": {
             "metrics": [{"name": "total_steps", "value": COUNT}, {"name": "eval", "value": f"0.{COUNT}"}],

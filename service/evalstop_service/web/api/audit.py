@@ -10,7 +10,7 @@ from pydantic import Field
 
 from evalstop_service.domain.fields import Name
 from evalstop_service.store import audit, audit_chain
-from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
 from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Time
 from evalstop_service.web.context import Admin, Db

@@ -16,8 +16,8 @@ from evalstop_service.projects import policies
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store.backtests import Backtest
 from evalstop_service.web.api.examples import POLICY_DOCUMENT
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.policies import PolicyDocument
-from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
 from evalstop_service.web.api.schemas import Answer, Cursor, Page, Time
 from evalstop_service.web.context import Ctx, Db, Now, Operate, Read

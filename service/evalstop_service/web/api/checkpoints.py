@@ -11,7 +11,7 @@ from evalstop_service.domain.fields import Body, Plain
 from evalstop_service.ingest import CheckpointSaved, Message
 from evalstop_service.store import checkpoints, runs
 from evalstop_service.store.queue import outbox
-from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Items, RunId, Step, Time
 from evalstop_service.web.context import Commit, Db, Ingest, ReadOrReport
 

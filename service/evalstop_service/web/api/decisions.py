@@ -18,9 +18,9 @@ from evalstop_service.store import decisions
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.list_filters import OfPolicy, Since, Until
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
-from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import (
     DecisionOut,
     OutcomesOut,

@@ -13,8 +13,8 @@ from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.queue.deliveries import Delivery
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.list_filters import Since, Until
-from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
 from evalstop_service.web.api.schemas import Answer, Cursor, DeliveryId, Limit, Page, Time
 from evalstop_service.web.context import Ctx, Db, Now, Operate, Read

@@ -13,7 +13,7 @@ from evalstop_service.domain.fields import Body, Plain, Rule
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
-from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, EndpointId, Items, Time
 from evalstop_service.web.context import Admin, Allowed, Ctx, Db, Now, Operate, Secrets
 from evalstop_service.webhooks import endpoints as webhooks

@@ -18,8 +18,8 @@ from evalstop_service.store import checkpoints, eval_requests, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.observations import PostedObservation
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.observations import CheckpointPlaceOut
-from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Items, Limit, RunId, Time, VerdictOut
 from evalstop_service.web.context import AnyScope, Commit, Db, IngestOrReport, Now, Tell
 

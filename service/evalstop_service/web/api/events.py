@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import RootModel
 
 from evalstop_service.domain.event_types import EventType
-from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.context import Read
 from evalstop_service.webhooks.events import build_schema
 

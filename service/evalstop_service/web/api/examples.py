@@ -170,10 +170,6 @@ FIELDS: dict[str, Any] = {
     "RunOut.should_stop": True,
     "SettleIn.error": "",
     "SettleIn.status": 202,
-    "StreamProblem.detail": "it is truncated, after 4096 decompressed bytes. The first 3 lines were stored",
-    "StreamProblem.lines_stored": 3,
-    "StreamProblem.status": 400,
-    "StreamProblem.title": "The body cannot be decompressed",
     "ActionIn.reason": "the eval set was broken this morning",
 }
 """Example values by field name, or by schema and field name for a value that only one schema has."""

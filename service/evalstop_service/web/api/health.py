@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from evalstop_service.store import schema
-from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer
 from evalstop_service.web.context import Db
 from evalstop_service.web.problem_kinds import ProblemKind

@@ -2,7 +2,7 @@
 
 Nearly all requests of a busy service are alike: a known key, one JSON object, finite numbers. msgspec decodes them at a
 tenth of the cost of the route. Any other request is passed on, including its body, to the FastAPI route of the same
-path, which validates it with pydantic and then decodes it with msgspec. This endpoint refuses nothing, and a test
+path, which validates it with pydantic. This endpoint refuses nothing, and a test
 checks that the route gives the same answer to everything that is accepted here.
 """
 
@@ -30,9 +30,7 @@ from evalstop_service.store.keys import Key
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.turns import WORK
 from evalstop_service.web import problems
-from evalstop_service.web.api.observation_results import receipt_json
-from evalstop_service.web.api.reading.batch import UNREADABLE
-from evalstop_service.web.api.schemas import MAX_POINTS
+from evalstop_service.web.api.observations import MAX_POINTS, receipt_json
 from evalstop_service.web.limits import KNOWN_KEY, Places, in_thread, set_sender
 from evalstop_service.web.processor import Processor
 from evalstop_service.web.request_log import HEADERS
@@ -201,7 +199,7 @@ def read(body: bytes) -> tuple[PostedObservation, ...] | None:
     """The observations of a batch that can be decoded completely; None for any other."""
     try:
         batch = _decode(body)
-    except UNREADABLE:
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     points = batch.observations
     # The decoder takes the last of duplicate names. Then a name occurs more often than there are observations. So it

@@ -13,7 +13,7 @@ from evalstop_service.projects import api_keys
 from evalstop_service.security.address_policy import check_network
 from evalstop_service.store import keys
 from evalstop_service.store.keys import KeyLimits
-from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
 from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Scope, Time
 from evalstop_service.web.context import Admin, AnyScopeOrBound, Db, Keys, Now

@@ -19,7 +19,7 @@ from evalstop_service.store import observations, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
-from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import MAX_STEP, Answer
 from evalstop_service.web.context import Commit, Db, Ingest, Now
 

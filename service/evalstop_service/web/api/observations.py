@@ -1,37 +1,125 @@
-"""Routes of observations: post batches, list the observations of a metric, or read it downsampled."""
+"""Routes of observations: post those of one run or of many, list those of a metric, or read it downsampled.
+
+An observation that is posted is declared by `ObservationIn`; every way to post some answers with the same receipt.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+from datetime import datetime
+from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Response
-from pydantic import Field
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from evalstop_service.decisions.commands import tell_trainer
-from evalstop_service.domain.fields import Name
+from evalstop_service.domain.fields import Body, Name
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.ingest import MOST_UNWATCHED, Message, Observations
+from evalstop_service.errors import Closed, Overloaded, ServiceError
+from evalstop_service.ingest import MOST_UNWATCHED, Message, Observations, Receipt, ValueConflict
 from evalstop_service.store import observations, runs, series
-from evalstop_service.web.api.observation_results import MOST_CONFLICTS, receipt_json
-from evalstop_service.web.api.reading.batch import UNREADABLE, BatchIn, decode_batch
-from evalstop_service.web.api.reading.json_body import JsonRoute, SentBody
+from evalstop_service.store.eval_requests import EvalRequest
+from evalstop_service.store.observations import PostedObservation
+from evalstop_service.web import problems
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import (
     MAX_STEP,
     Answer,
     BestCheckpointOut,
     DecisionStateOut,
+    Measured,
     Page,
     RunId,
+    Step,
     Stored,
     Time,
     VerdictOut,
+    encode_number,
 )
-from evalstop_service.web.context import Commit, Db, Ingest, Read, Tell
-from evalstop_service.web.problem_kinds import ProblemKind
-from evalstop_service.web.problems import Problem
+from evalstop_service.web.context import Commit, Ctx, Db, Ingest, Read, Tell
+from evalstop_service.web.limits import in_thread
 
-router = APIRouter(prefix="/runs/{run_id}", tags=["observations"], route_class=JsonRoute)
+router = APIRouter(tags=["observations"], route_class=JsonRoute)
+
+MAX_POINTS, MOST_RUNS = 10_000, 1000
+"""The most observations and runs of one request."""
+
+MOST_CONFLICTS = 100
+
+PATH_OF_MANY = "/observations"
+
+
+class ObservationIn(Body):
+    """One value of one metric at one step."""
+
+    metric: Name = Field(description="the name of the series", examples=["eval"])
+    step: Step = Field(description="the training step at which it was measured", examples=[120])
+    value: Measured = Field(description="in the unit of the metric", examples=[0.31])
+    stderr: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None, description="the standard error of the value, in its unit", examples=[0.02]
+    )
+    time: Time | None = Field(None, description="when it was measured")
+
+
+def _few_enough(points: Any) -> Any:
+    # Check the number first: a million observations can have a million errors.
+    if isinstance(points, list) and len(points) > MAX_POINTS:
+        raise ValueError(f"{len(points)} observations; a batch may have 1 to {MAX_POINTS}")
+    return points
+
+
+class BatchIn(Body):
+    """Observations in any order; repeats are harmless."""
+
+    observations: Annotated[
+        list[ObservationIn], Field(min_length=1, max_length=MAX_POINTS), BeforeValidator(_few_enough)
+    ] = Field(description="at most 10,000, of any metrics and steps")
+
+    def to_content(self) -> Observations:
+        """The observations to commit."""
+        return Observations(
+            tuple(
+                [
+                    PostedObservation(point.metric, point.step, point.value, point.stderr, point.time)
+                    for point in self.observations
+                ]
+            )
+        )
+
+
+class BatchOfRunIn(BatchIn):
+    """Observations of one of many runs."""
+
+    observations: Annotated[list[ObservationIn], Field(min_length=1)] = Field(description="of any metrics and steps")
+    run_id: Annotated[UUID, Field(strict=False)] = Field(description="the run of the observations")
+
+
+def _few_enough_in_all(batches: Any) -> Any:
+    if isinstance(batches, list):
+        lists = [batch.get("observations") for batch in batches if isinstance(batch, dict)]
+        count = sum(len(points) for points in lists if isinstance(points, list))
+        if count > MAX_POINTS:
+            raise ValueError(f"{count} observations; a request may have 1 to {MAX_POINTS}")
+    return batches
+
+
+def _check_different(batches: list[BatchOfRunIn]) -> list[BatchOfRunIn]:
+    if len({batch.run_id for batch in batches}) < len(batches):
+        raise ValueError("a run occurs twice; send all its observations in one list")
+    return batches
+
+
+class BatchesIn(Body):
+    """Observations of many runs, each run once."""
+
+    runs: Annotated[
+        list[BatchOfRunIn],
+        Field(min_length=1, max_length=MOST_RUNS, fail_fast=True),
+        BeforeValidator(_few_enough_in_all),
+        AfterValidator(_check_different),
+    ] = Field(description="at most 1,000 runs, with at most 10,000 observations in all")
 
 
 class ConflictOut(Answer):
@@ -91,6 +179,111 @@ class ReceiptOut(Answer):
     )
 
 
+class ReceiptOfRunOut(ReceiptOut):
+    """The result of the observations of one of many runs."""
+
+    run_id: UUID = Field(description="the run of the observations")
+
+
+class RefusedRunOut(Answer):
+    """A run whose observations were refused: nothing of it was stored."""
+
+    run_id: UUID = Field(description="the run of the observations")
+    code: str = Field(description="kind of problem, for programs")
+    title: str = Field(description="kind of problem, for people")
+    detail: str = Field(description="what is wrong, and what to do about it")
+
+
+class ReceiptsOut(Answer):
+    """The results of the observations of many runs. Everything is durable."""
+
+    runs: list[ReceiptOfRunOut] = Field(description="the runs whose observations are stored")
+    refused: list[RefusedRunOut] = Field(description="the runs whose observations were refused")
+
+
+@router.post("/runs/{run_id}/observations", response_model=ReceiptOut)
+def post_observations(
+    run_id: RunId, body: BatchIn, caller: Ingest, committer: Commit, database: Db, clock: Tell
+) -> Response:
+    """Store a batch and return the verdict. A batch with a malformed observation is refused as a whole."""
+    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, body.to_content(), caller.key.id))
+    should_stop = tell_trainer(database, clock, receipt.decision)
+    return Response(receipt_json(receipt, should_stop, clock()), media_type="application/json")
+
+
+@router.post(PATH_OF_MANY, response_model=ReceiptsOut)
+async def post_observations_of_runs(
+    request: Request, body: BatchesIn, caller: Ingest, committer: Commit, context: Ctx, clock: Tell
+) -> Response:
+    """Store observations of many runs and return their verdicts. A body with a malformed observation is refused as a
+    whole; a run that does not exist, or is not to be posted to, is refused by itself.
+
+    The body may be compressed: `Content-Encoding: gzip` or `zstd`.
+    """
+    messages = [Message(caller.project_id, batch.run_id, batch.to_content(), caller.key.id) for batch in body.runs]
+    answers = await asyncio.gather(*map(committer.submit, messages), return_exceptions=True)
+    receipts: list[dict[str, Any]] = []
+    refused: list[dict[str, Any]] = []
+    for message, answer in zip(messages, answers, strict=True):
+        run = {"run_id": message.run_id}
+        if isinstance(answer, Receipt):
+            decision = answer.decision
+            should_stop = decision is not None and await in_thread(tell_trainer)(context.database, clock, decision)
+            receipts.append(run | _describe_receipt(answer, should_stop, clock()))
+        elif isinstance(answer, ServiceError) and not isinstance(answer, Overloaded | Closed):
+            problems.count_refusal(request, answer)
+            problem = problems.problem_of(answer)
+            refused.append(run | {"code": problem.kind.code, "title": problem.title, "detail": problem.detail})
+        else:  # the client sends all of it again, and what was stored counts as duplicates
+            raise answer
+    return Response(_encode({"runs": receipts, "refused": refused}), media_type="application/json")
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def receipt_json(receipt: Receipt, should_stop: bool, now: datetime) -> bytes:
+    """The result of a batch and the resulting state of the run, as JSON; `should_stop`: as recorded before."""
+    return _encode(_describe_receipt(receipt, should_stop, now))
+
+
+_DECISION_FIELDS = ("id", "state", "state_reason", "guard_kinds")
+
+
+def _describe_receipt(receipt: Receipt, should_stop: bool, now: datetime) -> dict[str, Any]:
+    run, decision, request = receipt.run, receipt.decision, receipt.eval_request
+    return {
+        "accepted": receipt.accepted,
+        "duplicates": receipt.duplicates,
+        "conflict_count": len(receipt.conflicts),
+        "conflicts": [_describe_conflict(conflict) for conflict in receipt.conflicts[:MOST_CONFLICTS]],
+        "verdict": run.verdict.for_json,
+        "should_stop": should_stop,
+        "decision": decision and {name: getattr(decision, name) for name in _DECISION_FIELDS},
+        "best_checkpoint": run.best_checkpoint,
+        "guessed": run.recognition.guessed if run.recognition is not None else [],
+        "missing": receipt.missing,
+        "unwatched": receipt.unwatched,
+        "status": run.status,
+        "eval_request": _describe_request(request) if request is not None and request.is_open(now) else None,
+    }
+
+
+def _describe_conflict(conflict: ValueConflict) -> dict[str, Any]:
+    return {
+        "metric": conflict.point.metric,
+        "step": conflict.point.step,
+        "stored_value": encode_number(conflict.stored_value),
+        "sent_value": encode_number(conflict.point.value),
+    }
+
+
+def _describe_request(request: EvalRequest) -> dict[str, Any]:
+    best = {"step": request.best_step, "uri": request.best_uri}
+    shared = {name: getattr(request, name) for name in ("id", "step", "multiplier", "seed", "deadline_at")}
+    return shared | {"best_checkpoint": best}
+
+
 class ObservationOut(Answer):
     """A stored observation."""
 
@@ -104,23 +297,7 @@ class ObservationOut(Answer):
     received_at: Time = Field(description="when it was stored")
 
 
-@router.post("/observations", response_model=ReceiptOut)
-def post_observations(
-    run_id: RunId, body: BatchIn, sent: SentBody, caller: Ingest, committer: Commit, database: Db, clock: Tell
-) -> Response:
-    """Store a batch and return the verdict. A batch with a malformed observation is refused as a whole."""
-    # `body` reports what is wrong with a batch. What is stored is decoded by msgspec, as in the endpoint in front of
-    # this route.
-    try:
-        points = decode_batch(sent)
-    except UNREADABLE as error:
-        raise Problem(422, ProblemKind.INVALID_REQUEST, f"{error}; nothing was stored") from error
-    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Observations(points), caller.key.id))
-    should_stop = tell_trainer(database, clock, receipt.decision)
-    return Response(receipt_json(receipt, should_stop, clock()), media_type="application/json")
-
-
-@router.get("/observations")
+@router.get("/runs/{run_id}/observations")
 def list_observations(
     run_id: RunId,
     metric: Annotated[Name, Query(description="the name of the series")],
@@ -171,7 +348,7 @@ class SeriesOut(Answer):
     buckets: list[BucketOut] = Field(description="by ascending step")
 
 
-@router.get("/series")
+@router.get("/runs/{run_id}/series")
 def get_series(
     run_id: RunId,
     metric: Annotated[Name, Query(description="the name of the series")],

@@ -1,4 +1,4 @@
-"""Completes the OpenAPI document with streams, problems and examples, and shows it at /docs."""
+"""Completes the OpenAPI document with problems and examples, and shows it at /docs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from starlette.staticfiles import StaticFiles
 
-from evalstop_service.web.api import stream
 from evalstop_service.web.api.examples import add_examples
 from evalstop_service.web.problems import MEDIA_TYPE, RESPONSES
 
@@ -27,7 +26,7 @@ TAGS = {
     "keys": "Credentials of trainers, receivers and people.",
     "policies": "Detectors with thresholds, by name and version; backtests on past runs; rollout stages.",
     "runs": "Watched training jobs: open, resume, finish, stop, label.",
-    "observations": "Values of metrics: post them in batches, streams, scrapes or reports; read them by step.",
+    "observations": "Values of metrics: post them in batches, scrapes or reports; read them by step.",
     "eval requests": "Evaluations of the best checkpoint and the current one, requested on suspicion.",
     "checkpoints": "Saved checkpoints of a run, the best of which is to be shipped.",
     "decisions": "Recorded `stop` verdicts: veto, release, undo, receivers' reports, labels.",
@@ -46,7 +45,7 @@ def name_operation(route: APIRoute) -> str:
 
 def complete_openapi(document: dict[str, Any]) -> dict[str, Any]:
     """Complete the document that FastAPI generates; repeating this is harmless."""
-    document["components"]["schemas"] |= stream.schemas() | describe_document(REFERENCE)
+    document["components"]["schemas"] |= describe_document(REFERENCE)
     for schema in document["components"]["schemas"].values():
         _name_properties(schema)
     add_examples(document["components"]["schemas"])

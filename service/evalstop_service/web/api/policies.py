@@ -14,8 +14,8 @@ from evalstop_service.errors import NotFound
 from evalstop_service.projects import policies
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.web.api.examples import POLICY_DOCUMENT
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
-from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Items, Limit, Page, Time
 from evalstop_service.web.context import Admin, Ctx, Db, Now, Read
 

@@ -15,8 +15,8 @@ from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures
 from evalstop_service.store import case_counts
 from evalstop_service.store.case_counts import CaseFilter, Grouping
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.list_filters import ChosenCases, ListedCases
-from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import CaseOut
 from evalstop_service.web.api.schemas import Answer, Limit, Page, PolicyName, Time
 from evalstop_service.web.context import Db, Read

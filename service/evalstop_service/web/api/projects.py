@@ -15,9 +15,9 @@ from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange, QuotasIn
 from evalstop_service.store import projects
 from evalstop_service.store.audit import Author
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.keys import KeyIn, NewKeyOut
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
-from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Items, ProjectOut
 from evalstop_service.web.context import Admin, DatabaseNow, Db, Installation, Now, Operate, Read
 

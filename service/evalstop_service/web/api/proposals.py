@@ -15,7 +15,7 @@ from evalstop_service.domain.proposals import ProposalKind, ProposalState
 from evalstop_service.store import proposals
 from evalstop_service.store.database import Database
 from evalstop_service.store.proposals import Proposal
-from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
 from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Time
 from evalstop_service.web.context import Caller, Db, Now, Operate, Read, allowed

@@ -18,7 +18,7 @@ from evalstop_service.store.database import read_now
 from evalstop_service.store.queue import pull
 from evalstop_service.store.queue.attempts import ClaimedDelivery
 from evalstop_service.web.api.endpoints import EndpointWithSecret, Subscription, view_with_secret
-from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, EndpointId, Time
 from evalstop_service.web.context import (
     Admin,

@@ -12,7 +12,7 @@ from evalstop_service.projects.project_settings import RolePatterns
 from evalstop_service.runs.watched_metrics import list_watched
 from evalstop_service.store import observations, projects, runs
 from evalstop_service.web.api.declared_roles import Roles, complete_directions
-from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.run_views import RunOut, view_run
 from evalstop_service.web.api.schemas import Answer, Items, ProjectOut, RunId, Stored
 from evalstop_service.web.context import Admin, Commit, Ctx, Db, Now, Operate, Read, allowed

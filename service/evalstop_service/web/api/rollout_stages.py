@@ -17,9 +17,9 @@ from evalstop_service.projects import policies
 from evalstop_service.store import rollout_stages
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.precision import EstimateOut
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
-from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Time
 from evalstop_service.web.context import Admin, Caller, Db, Now, Read
 

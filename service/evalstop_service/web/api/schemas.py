@@ -32,8 +32,6 @@ from evalstop_service.projects.project_settings import QuotasIn
 MAX_STEP = 2**53 - 1
 """The largest integer that every JSON parser represents exactly."""
 
-MAX_POINTS = 10_000
-
 _MOST = sys.float_info.max
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d", re.ASCII)
 

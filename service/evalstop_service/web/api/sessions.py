@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path
 from pydantic import Field
 
 from evalstop_service.projects import sessions
-from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Items, Time
 from evalstop_service.web.context import Admin, Db, Now
 

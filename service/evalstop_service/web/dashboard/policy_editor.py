@@ -16,7 +16,7 @@ from evalstop_service.projects import policies
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store.backtests import Backtest
 from evalstop_service.store.proposals import Proposal
-from evalstop_service.web.api.reading.json_body import NotJson, load
+from evalstop_service.web.api.json_body import NotJson, load
 from evalstop_service.web.dashboard import formatting
 from evalstop_service.web.dashboard.notices import add_notice
 from evalstop_service.web.dashboard.responses import PageRoute, render_page

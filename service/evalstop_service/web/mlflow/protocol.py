@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from evalstop_service.errors import ServiceError
 from evalstop_service.store.keys import Key
 from evalstop_service.web import problems
-from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.context import Caller, Context, allowed, read_address, refuse_key
 from evalstop_service.web.limits import LIMITS, hold_place, set_sender
 from evalstop_service.web.problems import Problem

@@ -187,6 +187,14 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
             {"metric": "eval", "step": 1, "value": 0.5, "stderr": 0.1, "time": "2026-01-01T00:00:00Z"},
         ]
     },
+    ("POST", "/observations"): {
+        "runs": [
+            {
+                "run_id": "00000000-0000-7000-8000-000000000000",
+                "observations": [{"metric": "eval", "step": 1, "value": 0.5, "stderr": 0.1, "time": None}],
+            }
+        ]
+    },
     ("POST", "/kubeflow/{name}"): {"trainerStatus": {"metrics": [{"name": "eval_loss", "value": "0.61"}]}},
     ("POST", "/runs/{run_id}/checkpoints"): {"step": 1, "uri": "file:///1"},
     ("POST", "/runs/{run_id}/eval-requests/{request_id}/answer"): {"difference": -0.1, "stderr": 0.1, "prompts": 800},

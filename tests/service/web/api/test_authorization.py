@@ -204,13 +204,13 @@ def test_foreign_ids_in_queries_and_bodies_reveal_nothing(
         assert tenant.read_project() == before, (route, name)
 
 
-def test_streamed_line_for_a_foreign_run_is_refused(tenant: Tenant, other_admin: httpx.Client) -> None:
-    """In a stream of lines the run of another project is not found."""
+def test_batch_for_a_foreign_run_is_refused(tenant: Tenant, other_admin: httpx.Client) -> None:
+    """Among the observations of many runs the run of another project is not found."""
     before = tenant.read_project()
-    line = f'{{"run_id": "{tenant.resources.ids["run_id"]}", "metric": "eval", "step": 99, "value": 0.1}}\n'
-    headers = {"Content-Type": "application/x-ndjson"}
-    answer = expect_json(other_admin.post("/observations", content=line, headers=headers), 200)
-    assert (answer["accepted"], answer["error_count"], answer["runs"]) == (0, 1, [])
+    point = {"metric": "eval", "step": 99, "value": 0.1}
+    batch = {"run_id": tenant.resources.ids["run_id"], "observations": [point]}
+    answer = expect_json(other_admin.post("/observations", json={"runs": [batch]}), 200)
+    assert (answer["runs"], [refused["code"] for refused in answer["refused"]]) == ([], ["not_found"])
     assert tenant.read_project() == before
 
 

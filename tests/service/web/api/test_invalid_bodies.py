@@ -246,7 +246,7 @@ def test_content_type_may_have_parameters(admin: httpx.Client) -> None:
 
 
 def test_compressed_body_is_refused(admin: httpx.Client) -> None:
-    """Only streams of lines may be compressed; a body of JSON with an encoding is a 415."""
+    """Only observations of many runs may be compressed; another body with an encoding is a 415."""
     body = gzip.compress(b'{"name": "r"}')
     for encoding in ("gzip", "GZIP", "br", "gzip, identity"):
         response = admin.post("/runs", content=body, headers=JSON | {"content-encoding": encoding})

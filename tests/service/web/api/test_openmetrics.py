@@ -7,7 +7,7 @@ import math
 import httpx
 import pytest
 from evalstop_service.errors import Invalid
-from evalstop_service.web.api.reading.openmetrics import Stepping, read_observations
+from evalstop_service.web.api.openmetrics import Stepping, read_observations
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, Request, Response
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
@@ -45,7 +45,7 @@ class JsonRoute(APIRoute):
             content_type = request.headers.get("content-type", "")
             if content_type.partition(";")[0].strip().lower() != "application/json":
                 raise Problem(415, ProblemKind.NOT_JSON, "send it with the header `Content-Type: application/json`")
-            body = request.state.body = await request.body()
+            body = await request.body()
             if len(body) <= PROMPT_BYTES:
                 return await handle(_Parsed(request, parse(body)))
             return await handle(_Parsed(request, await in_thread(self._validate)(body)))
@@ -60,15 +60,6 @@ class JsonRoute(APIRoute):
         if errors:
             raise RequestValidationError(errors, body=document)
         return model
-
-
-async def _sent_body(request: Request) -> bytes:
-    body: bytes = request.state.body
-    return body
-
-
-SentBody = Annotated[bytes, Depends(_sent_body)]
-"""The body of a `JsonRoute` as it was sent: valid JSON without duplicate names."""
 
 
 class _Parsed(Request):

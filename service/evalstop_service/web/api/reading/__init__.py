@@ -1,1 +1,0 @@
-"""Decodes untrusted request bodies and streams into typed values, or refuses them."""

@@ -1,0 +1,133 @@
+"""Observations of many runs in one body: the same verdicts as single posts, and each run accepted by itself."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.service.web.api.api_calls import FALLING, expect_json, expect_problem, open_run
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {"identity": bytes, "gzip": gzip.compress, "zstd": zstd.compress}
+UNKNOWN_RUN = "00000000-0000-7000-8000-000000000000"
+
+Point = dict[str, Any]
+
+
+def post(client: httpx.Client, batches: dict[str, list[Point]], encoding: str = "identity") -> httpx.Response:
+    runs = [{"run_id": run_id, "observations": points} for run_id, points in batches.items()]
+    body = COMPRESS[encoding](json.dumps({"runs": runs}).encode())
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    return client.post("/observations", content=body, headers=headers)
+
+
+def list_steps(client: httpx.Client, run_id: str) -> list[int]:
+    items = expect_json(client.get(f"/runs/{run_id}/observations", params={"metric": "eval"}), 200)["items"]
+    return [item["step"] for item in items]
+
+
+def test_each_run_is_stored_or_refused_by_itself(admin: httpx.Client) -> None:
+    """A run gets the receipt of a single post, with its conflicts; an unknown one is refused, and the others stand."""
+    falling, other = open_run(admin)["id"], open_run(admin)["id"]
+    expect_json(post(admin, {other: FALLING[:1]}), 200)
+    again = [{"metric": "eval", "step": 0, "value": 7}, {"metric": "loss", "step": 0, "value": "NaN"}]
+    answer = expect_json(post(admin, {falling: FALLING, UNKNOWN_RUN: FALLING, other: again}), 200)
+    first, second = answer["runs"]
+    assert (first["run_id"], first["accepted"], first["verdict"]["verdict"], first["should_stop"]) == (
+        *(falling, 5, "stop", True),
+    )
+    assert (second["run_id"], second["accepted"], second["conflict_count"]) == (other, 1, 1)
+    assert second["conflicts"] == [{"metric": "eval", "step": 0, "stored_value": 0.5, "sent_value": 7.0}]
+    (refused,) = answer["refused"]
+    assert (refused["run_id"], refused["code"], refused["title"]) == (UNKNOWN_RUN, "not_found", "Not found")
+    assert UNKNOWN_RUN in refused["detail"]
+    single = expect_json(admin.post(f"/runs/{falling}/observations", json={"observations": FALLING}), 200)
+    counts = {"accepted": 0, "duplicates": 5}
+    assert {name: value for name, value in first.items() if name != "run_id"} | counts == single | counts
+
+
+observation_lists = st.lists(
+    st.fixed_dictionaries(
+        {
+            "metric": st.sampled_from(["eval", "eval", "loss", "kl"]),
+            "step": st.integers(0, 8),
+            "value": st.sampled_from([0.1, 0.2, 0.3, 0.4, "NaN"]),
+        }
+    ),
+    min_size=1,
+    max_size=15,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    observations=st.lists(observation_lists, min_size=1, max_size=3),
+    data=st.data(),
+    encoding=st.sampled_from(sorted(COMPRESS)),
+)
+def test_runs_get_the_verdicts_of_single_posts(
+    admin: httpx.Client, observations: list[list[Point]], data: st.DataObject, encoding: str
+) -> None:
+    """Observations of several runs, cut into any bodies, yield the verdicts of posting each by itself."""
+    pairs = [(open_run(admin)["id"], open_run(admin)["id"]) for _ in observations]
+    for (run_id, _), points in zip(pairs, observations, strict=True):
+        for point in points:
+            expect_json(admin.post(f"/runs/{run_id}/observations", json={"observations": [point]}), 200)
+    remaining = {run_id: list(points) for (_, run_id), points in zip(pairs, observations, strict=True)}
+    while any(remaining.values()):
+        body = {}
+        for run_id, points in remaining.items():
+            count = data.draw(st.integers(0, len(points)))
+            if count:
+                body[run_id], remaining[run_id] = points[:count], points[count:]
+        if body:
+            assert expect_json(post(admin, body, encoding), 200)["refused"] == []
+    for single_id, run_id in pairs:
+        expected, actual = (expect_json(admin.get(f"/runs/{each}"), 200) for each in (single_id, run_id))
+        for name in ("verdict", "should_stop", "last_step", "raw_maximum"):
+            assert actual[name] == expected[name]
+
+
+def test_malformed_body_stores_nothing(admin: httpx.Client) -> None:
+    """A body with a malformed observation, a repeated run or too many observations is refused as a whole."""
+    run_id = open_run(admin)["id"]
+    batch = {"run_id": run_id, "observations": FALLING}
+    many = {"run_id": UNKNOWN_RUN, "observations": [{"metric": "eval", "step": 1, "value": 1}] * 9_996}
+    for runs, pointer, detail in (
+        ([batch, {"run_id": UNKNOWN_RUN, "observations": [{"metric": "eval", "value": 1}]}], "/runs/1/", "required"),
+        ([batch, batch], "/runs", "twice"),
+        ([batch, many], "/runs", "10001 observations"),
+        ([{"run_id": run_id, "observations": None}], "/runs/0/observations", "valid list"),
+        ([], "/runs", "at least 1"),
+    ):
+        problem = expect_problem(admin.post("/observations", json={"runs": runs}), 422)
+        (error,) = problem["errors"]
+        assert error["pointer"].startswith(pointer)
+        assert detail in error["detail"]
+    assert list_steps(admin, run_id) == []
+
+
+def test_compressed_bodies_are_refused_if_they_cannot_be_read(admin: httpx.Client) -> None:
+    """Another encoding is a 415 that names the supported ones, a damaged body a 400, one that is too large a 413."""
+    for encoding in ("br", "deflate", "gzip, gzip", "*", "zstd;q=1"):
+        response = admin.post("/observations", content=b"{}", headers={"content-encoding": encoding})
+        assert "gzip, zstd, identity" in expect_problem(response, 415)["detail"]
+        assert response.headers["accept-encoding"] == "gzip, zstd, identity"
+    bombs = {"gzip": gzip.compress(bytes(9 * 2**20)), "zstd": zstd.compress(bytes(9 * 2**20))}
+    for encoding, bomb in bombs.items():
+        for content, status in ((b"not packed", 400), (COMPRESS[encoding](b"{}")[:-3], 400), (bomb, 413)):
+            response = admin.post("/observations", content=content, headers={"content-encoding": encoding})
+            assert "othing was stored" in expect_problem(response, status)["detail"]
