@@ -8,8 +8,7 @@ from typing import Any
 
 import evalstop
 from evalstop_client import errors
-from evalstop_client.reading.records import Checkpoint, DecisionRecord, ObservationRecord, RunRecord
-from evalstop_client.reading.table import Table
+from evalstop_client.reading.records import Checkpoint, DecisionRecord, ObservationRecord, RunRecord, Table
 
 LINE = 100
 """The longest signature on one line."""

@@ -20,8 +20,8 @@ from evalstop_client.metric_roles import AUTO, Metrics
 from evalstop_client.observations import LoggedValues
 from evalstop_client.settings import LONGEST_WAIT_SECONDS, Limits, Settings, resolve
 from evalstop_client.spool.reporter import Reporter
+from evalstop_client.spool.run_log import WarningLog
 from evalstop_client.spool.segment import Entry
-from evalstop_client.spool.warnings import WarningLog
 
 logger = logging.getLogger("evalstop_client")
 

@@ -1,4 +1,4 @@
-"""The service over HTTP: a request returns one of four answers and never raises."""
+"""The service over HTTP: a request returns one of four answers, never raises, and says when to try again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import email.utils
 import functools
 import json
 import os
+import random
 import ssl
 import threading
 import time
@@ -213,3 +214,30 @@ def _retry_after_seconds(header: str | None, now: float) -> float | None:
         return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
     except (ValueError, OverflowError):
         return None
+
+
+FIRST_SECONDS = 0.5
+LONGEST_SECONDS = 30.0
+LONGEST_ASKED_SECONDS = 300.0
+
+
+def wait_seconds(failures: int, chance: float, retry_after_seconds: float | None = None) -> float:
+    """Seconds to wait after `failures` (>= 1) failed tries in a row: doubles, with `chance` in [0, 1) as jitter.
+
+    Waits at least `retry_after_seconds` (Retry-After), up to five minutes.
+    """
+    doubled = min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(failures - 1, 30))
+    jittered = doubled * (0.5 + chance / 2)
+    if retry_after_seconds is None:
+        return jittered
+    return max(jittered, min(retry_after_seconds, LONGEST_ASKED_SECONDS))
+
+
+REFUSED_SECONDS = 30.0
+"""Pause between retries while the service does not know the endpoint or the key."""
+
+
+def seconds_after(answer: Refused | Unauthorized | Unavailable, failures: int) -> float:
+    """Seconds to wait after `failures` (>= 1) failed tries in a row and this last answer."""
+    requested_seconds = answer.retry_after_seconds if isinstance(answer, Unavailable) else REFUSED_SECONDS
+    return wait_seconds(failures, random.random(), requested_seconds)

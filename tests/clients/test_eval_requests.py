@@ -21,7 +21,7 @@ import pytest
 from evalstop_client import Run, Summary
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.eval_request import answer_requests, compare_scores
-from evalstop_client.receivers.evaluator.evaluation import (
+from evalstop_client.receivers.evaluation import (
     EvaluationFailed,
     check_places,
     check_uri,

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from evalstop_client.backoff import LONGEST_ASKED_SECONDS, LONGEST_SECONDS, wait_seconds
-from evalstop_client.service import Accepted, Refused, Service, Unauthorized, Unavailable, understand
+from evalstop_client.service import (
+    LONGEST_ASKED_SECONDS,
+    LONGEST_SECONDS,
+    Accepted,
+    Refused,
+    Service,
+    Unauthorized,
+    Unavailable,
+    understand,
+    wait_seconds,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

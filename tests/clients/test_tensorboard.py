@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_client.receivers.cli.entry import main
-from evalstop_client.tensorboard.events import Scalar, parse_scalars
-from evalstop_client.tensorboard.protobuf import MalformedMessage
-from evalstop_client.tensorboard.records import masked_crc32c
+from evalstop_client.receivers.cli import main
+from evalstop_client.tensorboard.event_file import MalformedMessage, Scalar, masked_crc32c, parse_scalars
 from evalstop_client.tensorboard.tail import Folder, read_all_scalars
 from hypothesis import given
 from hypothesis import strategies as st

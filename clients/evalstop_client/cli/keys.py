@@ -7,8 +7,7 @@ import math
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-from evalstop_client.cli.command import Subcommands, add_command, add_group, connect, show_list, show_result
-from evalstop_client.cli.output import parse_time
+from evalstop_client.cli.command import Subcommands, add_command, add_group, connect, parse_time, show_list, show_result
 from evalstop_client.errors import NotFound, Rejected
 from evalstop_client.reading.api import Api, is_id
 from evalstop_client.service import Json

@@ -8,8 +8,19 @@ import sys
 import time
 from pathlib import Path
 
-from evalstop_client.cli.command import FAILED, OK, Subcommands, add_command, add_group, connect, show_list
-from evalstop_client.cli.output import parse_time, print_facts, print_json, print_table
+from evalstop_client.cli.command import (
+    FAILED,
+    OK,
+    Subcommands,
+    add_command,
+    add_group,
+    connect,
+    parse_time,
+    print_facts,
+    print_json,
+    print_table,
+    show_list,
+)
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.service import Json
 

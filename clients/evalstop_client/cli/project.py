@@ -6,8 +6,18 @@ import argparse
 import json
 from datetime import datetime
 
-from evalstop_client.cli.command import OK, Subcommands, add_command, add_group, connect, parse_pairs, show_result
-from evalstop_client.cli.output import Shown, print_facts, print_json
+from evalstop_client.cli.command import (
+    OK,
+    Shown,
+    Subcommands,
+    add_command,
+    add_group,
+    connect,
+    parse_pairs,
+    print_facts,
+    print_json,
+    show_result,
+)
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.service import Json
 

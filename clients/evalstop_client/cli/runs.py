@@ -12,16 +12,19 @@ from itertools import islice
 
 from evalstop_client.cli.command import (
     OK,
+    Shown,
     Subcommands,
     add_command,
     add_group,
     connect,
+    format_number,
     parse_count,
     parse_pairs,
+    print_facts,
+    print_json,
     show_list,
     show_result,
 )
-from evalstop_client.cli.output import Shown, format_number, print_facts, print_json
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.latest_answer import ENDED
 from evalstop_client.reading.records import ObservationRecord, RunRecord

@@ -14,8 +14,7 @@ from uuid import UUID
 from evalstop_client.config import LabelValue, format_value
 from evalstop_client.errors import ConfigurationError, NotFound
 from evalstop_client.reading.connection import Connection
-from evalstop_client.reading.records import DecisionRecord, RunRecord
-from evalstop_client.reading.table import Table
+from evalstop_client.reading.records import DecisionRecord, RunRecord, Table
 from evalstop_client.settings import LONGEST_WAIT_SECONDS, validate_key, validate_url
 
 Since = str | datetime | timedelta

@@ -1,20 +1,72 @@
-"""Typed responses of the service. `document` holds the whole response, including fields that have no attribute."""
+"""Typed responses of the service, and lists of them; `document` holds a whole response, with fields of no attribute."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import wraps
-from typing import Literal, ParamSpec, TypeVar
+from importlib import import_module
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar
 
 from evalstop_client import presentation
-from evalstop_client.errors import AnswerMalformed, ApiError
+from evalstop_client.errors import AnswerMalformed, ApiError, LibraryMissing
 from evalstop_client.latest_answer import Verdict, find_eval
 from evalstop_client.reading.connection import Connection
-from evalstop_client.reading.table import Cell, Table
 from evalstop_client.service import Json
+
+Cell = str | int | float | bool | object | None
+
+
+class Row(Protocol):
+    """A record that can become a row of a data frame."""
+
+    def to_row(self) -> dict[str, Cell]:
+        """Values by column name."""
+
+
+Item = TypeVar("Item", bound=Row)
+
+
+class Table(Generic[Item]):
+    """Records of the service.
+
+    Each iteration fetches them again, page by page:
+
+        for run in api.runs(verdict="stop"):
+            print(run.name, run.decision)
+        frame = api.runs(since="30d").to_pandas()
+    """
+
+    def __init__(self, fetch: Callable[[], Iterable[Item]]) -> None:
+        self._fetch = fetch
+
+    def __repr__(self) -> str:
+        return "<Table: read it by `for`, or by to_rows(), to_pandas() or to_polars()>"
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._fetch())
+
+    def to_rows(self) -> list[dict[str, Cell]]:
+        """All records as rows of plain values."""
+        return [item.to_row() for item in self]
+
+    def to_pandas(self) -> Any:
+        """All records as a pandas.DataFrame. Raises LibraryMissing."""
+        return _import_library("pandas").DataFrame(self.to_rows())
+
+    def to_polars(self) -> Any:
+        """All records as a polars.DataFrame. Raises LibraryMissing."""
+        return _import_library("polars").DataFrame(self.to_rows())
+
+
+def _import_library(library: str) -> Any:
+    try:
+        return import_module(library)
+    except ImportError as error:
+        raise LibraryMissing(f"`pip install {library}`, or read the records by `for` or `to_rows()`.") from error
+
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -11,15 +11,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evalstop_client.backoff import wait_seconds
 from evalstop_client.latest_answer import ENDED, LatestAnswer
-from evalstop_client.service import Accepted, Answer, Json, Refused, Service, Unauthorized, Unavailable
+from evalstop_client.service import Accepted, Answer, Json, Refused, Service, Unauthorized, Unavailable, wait_seconds
 from evalstop_client.settings import Limits
 from evalstop_client.spool import run_log
-from evalstop_client.spool.rejections import merge_observations, split_rejected
-from evalstop_client.spool.segment import Entry
+from evalstop_client.spool.run_log import WarningLog
+from evalstop_client.spool.segment import Entry, merge_observations, split_rejected
 from evalstop_client.spool.spool import Spool
-from evalstop_client.spool.warnings import WarningLog
 
 logger = logging.getLogger("evalstop_client")
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from evalstop_client.settings import Limits
+from evalstop_client.spool.run_log import WarningLog
 from evalstop_client.spool.segment import Batch, Entry, FileSegment, MemorySegment, Segment
-from evalstop_client.spool.warnings import WarningLog
 
 
 class Spool:

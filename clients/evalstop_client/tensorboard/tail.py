@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evalstop_client.tensorboard.events import Scalar, parse_scalars
-from evalstop_client.tensorboard.protobuf import MalformedMessage
-from evalstop_client.tensorboard.records import DamagedRecord, Reader
+from evalstop_client.tensorboard.event_file import DamagedRecord, MalformedMessage, Reader, Scalar, parse_scalars
 
 logger = logging.getLogger("evalstop_client.tensorboard")
 

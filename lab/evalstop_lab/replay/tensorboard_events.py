@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from evalstop_client.tensorboard.events import Scalar
+from evalstop_client.tensorboard.event_file import Scalar
 from evalstop_client.tensorboard.tail import find_event_files, read_all_scalars
 
 from evalstop_lab.errors import UnreadableInput

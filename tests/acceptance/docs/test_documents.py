@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from evalstop_client.cli import entry as client_cli
-from evalstop_client.receivers.cli import entry as receiver_cli
+from evalstop_client import cli as client_cli
+from evalstop_client.receivers import cli as receiver_cli
 from evalstop_lab import cli as lab_cli
 from evalstop_service.cli import entry as service_cli
 from evalstop_service.domain.decision_lifecycle import NEXT_STATES

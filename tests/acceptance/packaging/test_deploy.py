@@ -11,9 +11,9 @@ import kubernetes_validate
 import pytest
 import yaml
 from evalstop_client.job_identity import KUBERNETES_LABELS
-from evalstop_client.receivers.cli import entry as receiver_cli
-from evalstop_client.receivers.evaluator.evaluation import PairedRequest
-from evalstop_client.receivers.evaluator.kubernetes_job import load_job_manifest
+from evalstop_client.receivers import cli as receiver_cli
+from evalstop_client.receivers.evaluation import PairedRequest
+from evalstop_client.receivers.kubernetes.evaluation import load_job_manifest
 from evalstop_client.receivers.kubernetes.kinds import COMMAND, EVENT, JOB, KINDS, POD, POD_LOG, WORKLOAD
 from evalstop_service import cli
 from evalstop_service.settings import Settings

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_client.cli import main
-from evalstop_client.cli.entry import COMMANDS, parser, require_command
+from evalstop_client.cli import COMMANDS, main, parser, require_command
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.version import __version__
 

@@ -10,8 +10,7 @@ from typing import Any
 import evalstop
 import pytest
 from evalstop_client.cli import main
-from evalstop_client.cli.diagnosis import DECIDED, Check, EndpointFacts, Facts, Finding, diagnose
-from evalstop_client.cli.doctor import gather_facts
+from evalstop_client.cli.doctor import DECIDED, Check, EndpointFacts, Facts, Finding, diagnose, gather_facts
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.store.database import Database
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from evalstop_client.cli.output import print_table
+from evalstop_client.cli.command import print_table
 
 ID = "0199aa0f-55aa-7c01-b1c2-0f1e2d3c4b5a"
 WHY = "k_decline: 3 consecutive declines of eval, k = 3"

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evalstop_client.receivers import Receiver
-from evalstop_client.receivers.stop.execution import ReceiverContext
+from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext
 from evalstop_client.receivers.stop.http_server import ReceiverServer
 from evalstop_client.receivers.stop.journal import Journal
-from evalstop_client.receivers.stop.metrics import Metrics
 from evalstop_client.receivers.stop.report import ReportClient
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
 

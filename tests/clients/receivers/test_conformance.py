@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from evalstop_client.receivers.child_job import LABEL, ChildJob, ProcessJobControl
 from evalstop_client.receivers.command import CommandJobControl, Commands, parse_template
-from evalstop_client.receivers.process.job_control import LABEL, ChildJob, ProcessJobControl
 from evalstop_client.receivers.stop.processes import copy_environment
 
 from tests.clients.programs import wait_until

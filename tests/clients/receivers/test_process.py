@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from evalstop_client.receivers.process.descendants import DEAD_STATES, list_processes, list_processes_by_ps
-from evalstop_client.receivers.process.job_control import label_environment
+from evalstop_client.receivers.child_job import DEAD_STATES, list_processes, list_processes_by_ps
+from evalstop_client.receivers.process import label_environment
 from evalstop_client.settings import parse_labels
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
@@ -215,7 +215,7 @@ def test_a_receiver_cannot_be_read_by_its_user(server: FakeServer) -> None:
     """The receiver is not dumpable, so other processes of its user cannot read its memory; the job is."""
     asks = "import ctypes; print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), flush=True)"  # PR_GET_DUMPABLE
     options = ["process", "--url", server.url, "--linger-seconds", "0", "--", sys.executable, "-c", asks]
-    receiver = f"from evalstop_client.receivers.cli.entry import main; main({options!r}); {asks}"
+    receiver = f"from evalstop_client.receivers.cli import main; main({options!r}); {asks}"
     environment = {**os.environ, "EVALSTOP_WEBHOOK_SECRET": SECRET, "EVALSTOP_KEY": KEY}
     completed = subprocess.run(
         [sys.executable, "-c", receiver], capture_output=True, text=True, env=environment, check=True

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from evalstop_client.receivers import Job, Parked
-from evalstop_client.receivers.cli.process import FORWARDED, Forwarding, await_end
-from evalstop_client.receivers.process.job_control import ChildJob, ProcessJobControl
+from evalstop_client.receivers.child_job import ChildJob, ProcessJobControl
+from evalstop_client.receivers.process import FORWARDED, Forwarding, await_end
 from evalstop_client.receivers.stop.job_control import parse_stop_request
 
 from tests.clients.fake_service import FakeServer, FakeService

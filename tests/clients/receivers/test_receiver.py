@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from evalstop_client.receivers import StopRequest
+from evalstop_client.receivers.stop.execution import Metrics
 from evalstop_client.receivers.stop.journal import Journal, JournalEntry
-from evalstop_client.receivers.stop.metrics import Metrics
 
 from tests.clients.fake_service import PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import wait_until

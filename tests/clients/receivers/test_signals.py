@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from evalstop_client.spool.warnings import WarningLog
+from evalstop_client.spool.run_log import WarningLog
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import running_script

@@ -11,7 +11,7 @@ import pytest
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers import ForeignJob, Gone, Job, Present
 from evalstop_client.receivers.slurm.commands import Programs
-from evalstop_client.receivers.slurm.job_control import SlurmJobControl
+from evalstop_client.receivers.slurm.control import SlurmJobControl
 from evalstop_client.receivers.slurm.job_record import (
     Record,
     parse_gpus,
@@ -21,7 +21,7 @@ from evalstop_client.receivers.slurm.job_record import (
     summarize_end,
 )
 from evalstop_client.receivers.slurm.rest import Rest, parse_token, parse_user, validate_rest_url
-from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal, choose_signal, parse_checkpoint_signal
+from evalstop_client.receivers.stop.job_control import CheckpointSignal, choose_signal, parse_checkpoint_signal
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response

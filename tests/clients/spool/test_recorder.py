@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from evalstop_client.settings import Limits
-from evalstop_client.spool.recorder import Recorder
+from evalstop_client.spool.reporter import Recorder
+from evalstop_client.spool.run_log import WarningLog
 from evalstop_client.spool.segment import Entry
 from evalstop_client.spool.spool import Spool
-from evalstop_client.spool.warnings import WarningLog
 
 
 def make_observation(step: int) -> Entry:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from evalstop_client.settings import Limits
+from evalstop_client.spool.run_log import WarningLog
 from evalstop_client.spool.segment import Entry
 from evalstop_client.spool.spool import Spool
-from evalstop_client.spool.warnings import WarningLog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.slurm.job_record import Record, parse_rest
+from evalstop_client.receivers.stop.processes import run
 from evalstop_client.service import object_in
 
 TIMEOUT_SECONDS = 30.0
@@ -151,6 +155,33 @@ def validate_rest_url(url: str) -> str:
 def parse_token(text: str) -> str:
     """The token in a file or in the output of `scontrol token` (SLURM_JWT=...)."""
     return text.strip().removeprefix("SLURM_JWT=").strip()
+
+
+def choose_token(command_line: str | None, file: Path | None, environment: Mapping[str, str]) -> Callable[[], str]:
+    """Return what gets the token before a request: a command, a file, or the environment of the receiver."""
+    if command_line:
+        command = shlex.split(command_line)
+
+        def by_command() -> str:
+            result = run(command, environment, TIMEOUT_SECONDS)
+            if result.exit_code != 0:
+                raise SchedulerUnavailable(f"no token: {result.last_line}")
+            return parse_token(result.output)
+
+        return by_command
+    if file:
+
+        def by_file() -> str:
+            try:
+                return parse_token(file.read_text())
+            except (OSError, UnicodeDecodeError) as error:
+                raise SchedulerUnavailable(f"no token: {error}") from None
+
+        return by_file
+    token = parse_token(os.environ.get("SLURM_JWT", ""))
+    if not token:
+        raise ConfigurationError("token: --rest needs --token-file, --token-command or SLURM_JWT.")
+    return lambda: token
 
 
 def parse_user(token: str) -> str | None:

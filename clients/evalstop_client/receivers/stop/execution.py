@@ -4,7 +4,7 @@
 2. The state is written to the journal before anything is done: a receiver that dies in between repeats a harmless
    step rather than forgetting one.
 3. The instruction is carried out. Errors become events, so that the state machine decides about retries and failures
-are reported to the service.
+   are reported to the service.
 4. Back to 1, until the state machine has no more instructions.
 """
 
@@ -14,6 +14,7 @@ import logging
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,10 +24,46 @@ from evalstop_client.receivers.stop.events import Event
 from evalstop_client.receivers.stop.instructions import Instruction, Report
 from evalstop_client.receivers.stop.job_control import ForeignJob, Job, JobControl, Present
 from evalstop_client.receivers.stop.journal import Journal, JournalEntry
-from evalstop_client.receivers.stop.metrics import Metrics
 from evalstop_client.receivers.stop.report import ReportClient
 from evalstop_client.receivers.stop.state_machine import Phase, Stop, StopTimeouts
 from evalstop_client.service import Accepted, Unavailable
+
+HELP = {
+    "webhooks_total": ("counter", "received events, by response"),
+    "polls_total": ("counter", "polls for events with --pull, by whether the service answered"),
+    "stops_total": ("counter", "finished stops, by result"),
+    "stop_seconds_total": ("counter", "total seconds from the request to the confirmed end"),
+    "stops_under_way": ("gauge", "stops being carried out or reported"),
+    "scheduler_unavailable_total": ("counter", "failed requests to the scheduler"),
+    "reports_total": ("counter", "attempts to report, by the service's response"),
+}
+
+
+class Metrics:
+    """Counters and gauges by name and by one label."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._values: Counter[tuple[str, str]] = Counter()
+
+    def add(self, name: str, label: str = "", amount: float = 1) -> None:
+        """Add to a metric of `HELP`; `label` is written `name="value"`."""
+        assert name in HELP
+        with self._changing:
+            self._values[(name, label)] += amount  # type: ignore[assignment]  # a Counter adds floats as well
+
+    def text(self) -> str:
+        lines = []
+        with self._changing:
+            values = dict(self._values)
+        for name, (kind, description) in HELP.items():
+            lines += [f"# HELP evalstop_receiver_{name} {description}", f"# TYPE evalstop_receiver_{name} {kind}"]
+            of_name = sorted((label, value) for (metric_name, label), value in values.items() if metric_name == name)
+            for label, value in of_name or [("", 0)]:
+                labels = f"{{{label}}}" if label else ""
+                lines.append(f"evalstop_receiver_{name}{labels} {value:g}")
+        return "\n".join(lines) + "\n"
+
 
 logger = logging.getLogger("evalstop_client.receivers")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from evalstop_client.errors import EventMalformed
+from evalstop_client.errors import ConfigurationError, EventMalformed, RequestRefused
 
 STOP_REQUESTED = "run.stop_requested"
 STOP_ESCALATED = "run.stop_escalated"
@@ -182,3 +182,42 @@ def _object(event: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise EventMalformed(f"{'.'.join(path)} must be an object.")
     return value
+
+
+LABEL = "checkpoint_signal"
+NAMES = ("USR1", "USR2", "HUP")
+WHERE = ("batch", "steps", "full")
+
+
+@dataclass(frozen=True)
+class CheckpointSignal:
+    """`where`, for Slurm: only the batch script, only the steps that srun started, or both."""
+
+    name: str
+    where: str = "batch"
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.where}"
+
+
+def parse_checkpoint_signal(text: str) -> CheckpointSignal:
+    """Parse `USR1` or `USR1@steps`; raises ConfigurationError."""
+    name, _, where = text.removeprefix("SIG").partition("@")
+    if name not in NAMES or (where or "batch") not in WHERE:
+        raise ConfigurationError(
+            f"checkpoint signal {text!r}: one of {', '.join(NAMES)}, optionally with @ and one of {', '.join(WHERE)}."
+        )
+    return CheckpointSignal(name, where or "batch")
+
+
+def choose_signal(labels: Mapping[str, str], default: CheckpointSignal | None) -> CheckpointSignal | None:
+    """The signal of the run's label, else the receiver's default; the label `none` means no signal."""
+    text = labels.get(LABEL, "")
+    if not text:
+        return default
+    if text == "none":
+        return None
+    try:
+        return parse_checkpoint_signal(text)
+    except ConfigurationError as error:
+        raise RequestRefused(f"label {error.detail}") from None

@@ -19,11 +19,11 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from evalstop_client.backoff import wait_seconds
 from evalstop_client.receivers.stop import events, instructions
 from evalstop_client.receivers.stop.events import Event
 from evalstop_client.receivers.stop.instructions import Instruction, Report, SendReport, Wait
 from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present, Unproven
+from evalstop_client.service import wait_seconds
 
 
 class Phase(StrEnum):

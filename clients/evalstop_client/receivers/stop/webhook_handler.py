@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalstop_client.errors import EventMalformed, RequestRefused, SchedulerUnavailable, SignatureError
-from evalstop_client.receivers.stop.execution import ReceiverContext, StopExecution, describe_result
+from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, StopExecution, describe_result
 from evalstop_client.receivers.stop.job_control import (
     PARK_REQUESTED,
     RESUME_REQUESTED,
@@ -20,7 +20,6 @@ from evalstop_client.receivers.stop.job_control import (
     parse_stop_request,
 )
 from evalstop_client.receivers.stop.journal import RETENTION_SECONDS, JournalEntry
-from evalstop_client.receivers.stop.metrics import Metrics
 from evalstop_client.receivers.stop.state_machine import Phase, Stop
 from evalstop_client.signature import verify
 

@@ -18,7 +18,7 @@ from evalstop_client.job_identity import scheduler_labels
 from evalstop_client.receivers import ForeignJob, Gone, Job, Present, Unproven
 from evalstop_client.receivers.kubernetes.access import Access
 from evalstop_client.receivers.kubernetes.api import Api
-from evalstop_client.receivers.kubernetes.job_control import KubernetesJobControl
+from evalstop_client.receivers.kubernetes.control import KubernetesJobControl
 from evalstop_client.receivers.kubernetes.kinds import JOB, KINDS, POD, RAY_JOB, WORKLOAD, Kind, at
 
 from tests.acceptance.docs.connect_pages import read_block

@@ -18,8 +18,8 @@ import pytest
 import yaml
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.eval_request import Summary
-from evalstop_client.receivers.evaluator.evaluation import EvaluationFailed, PairedRequest, read_logged_scores
-from evalstop_client.receivers.evaluator.kubernetes_job import JobEvaluation, load_job_manifest
+from evalstop_client.receivers.evaluation import EvaluationFailed, PairedRequest, read_logged_scores
+from evalstop_client.receivers.kubernetes.evaluation import JobEvaluation, load_job_manifest
 from evalstop_client.receivers.kubernetes.kinds import JOB, POD, at
 
 from tests.clients.programs import wait_until

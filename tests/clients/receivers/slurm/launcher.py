@@ -9,9 +9,9 @@ from pathlib import Path
 
 from evalstop_client.job_identity import scheduler_labels
 from evalstop_client.receivers.slurm.commands import Programs
-from evalstop_client.receivers.slurm.job_control import Cluster, SlurmJobControl
+from evalstop_client.receivers.slurm.control import Cluster, SlurmJobControl
 from evalstop_client.receivers.slurm.rest import Rest
-from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal
+from evalstop_client.receivers.stop.job_control import CheckpointSignal
 
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import StartedJob

@@ -16,7 +16,7 @@ import pytest
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers import ForeignJob, Job, Present, Unproven
 from evalstop_client.receivers.slurm.commands import Programs
-from evalstop_client.receivers.slurm.job_control import Cluster, SlurmJobControl
+from evalstop_client.receivers.slurm.control import Cluster, SlurmJobControl
 from evalstop_client.receivers.slurm.rest import Rest, has_expired
 from evalstop_client.receivers.stop.job_control import parse_stop_request
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers import Present
-from evalstop_client.receivers.kubernetes.job_control import KubernetesJobControl
+from evalstop_client.receivers.kubernetes.control import KubernetesJobControl
 from evalstop_client.receivers.kubernetes.kinds import JOB
 
 from tests.clients.receivers.conformance import make_stop_request

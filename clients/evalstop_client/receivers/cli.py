@@ -8,16 +8,20 @@ import sys
 from collections.abc import Sequence
 
 from evalstop_client.errors import ConfigurationError, KeyRefused
-from evalstop_client.receivers import command
-from evalstop_client.receivers.cli import evaluator, kubernetes, process, slurm, tensorboard
+from evalstop_client.receivers import command, evaluator, process, tensorboard
+from evalstop_client.receivers.kubernetes import control as kubernetes
+from evalstop_client.receivers.slurm import control as slurm
 from evalstop_client.version import __version__
 
 FAILED, USAGE = 1, 2
 
+COMMANDS = (process, slurm, kubernetes, command, evaluator, tensorboard)
+"""The modules with `add_parser`: one a scheduler, and the two that end no job."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    options = _create_parser().parse_args(arguments)
+    options = create_parser().parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="evalstop-receiver: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
@@ -30,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _create_parser() -> argparse.ArgumentParser:
+def create_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="evalstop-receiver",
         description="Runs beside a scheduler, ends jobs when EvalStop requests it, and reports when they are gone; "
@@ -39,6 +43,10 @@ def _create_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     kinds = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (process, slurm, kubernetes, command, evaluator, tensorboard):
+    for module in COMMANDS:
         module.add_parser(kinds)
     return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,7 +17,7 @@ from typing import Any
 
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.eval_request import Difference, Scores, compare_scores
-from evalstop_client.receivers.evaluator.evaluation import (
+from evalstop_client.receivers.evaluation import (
     MAX_OUTPUT_BYTES,
     EvaluationFailed,
     PairedRequest,

@@ -9,19 +9,20 @@ import os
 import signal
 import time
 import uuid
+from collections.abc import Mapping
 from types import FrameType
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.process.descendants import adopt_orphans
-from evalstop_client.receivers.process.job_control import (
+from evalstop_client.job_identity import scheduler_labels
+from evalstop_client.receivers.child_job import (
+    LABEL,
     ChildJob,
     ProcessJobControl,
-    label_environment,
+    adopt_orphans,
 )
-from evalstop_client.receivers.stop.checkpoint_signal import parse_checkpoint_signal
-from evalstop_client.receivers.stop.execution import ReceiverContext
+from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext
+from evalstop_client.receivers.stop.job_control import parse_checkpoint_signal
 from evalstop_client.receivers.stop.journal import Journal
-from evalstop_client.receivers.stop.metrics import Metrics
 from evalstop_client.receivers.stop.options import (
     add_seconds,
     add_service_options,
@@ -34,6 +35,7 @@ from evalstop_client.receivers.stop.processes import POLL_SECONDS, copy_environm
 from evalstop_client.receivers.stop.report import ReportClient, start_key_check
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
 from evalstop_client.receivers.stop.webhook_handler import Receiver
+from evalstop_client.settings import format_labels, parse_labels
 
 logger = logging.getLogger("evalstop_client.receivers")
 
@@ -44,6 +46,7 @@ FORWARDED = tuple(
 )
 ENDING = (signal.SIGTERM, signal.SIGINT)
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
+RUN_CONTEXT = "MLFLOW_RUN_CONTEXT"
 KILL_SECONDS = 10.0  # a process that survives SIGKILL this long hangs in the kernel
 
 EXAMPLES = """\
@@ -197,6 +200,27 @@ class Forwarding:
             self._waiting.append(number)
         if self._job is not None:
             self._job.signal(number)
+
+
+def label_environment(environment: Mapping[str, str], receiver_id: str) -> dict[str, str]:
+    """Add the label to `environment` that identifies runs started in it.
+
+    MLflow's clients set the tags in MLFLOW_RUN_CONTEXT, and so send this label and those of a scheduler.
+    """
+    labels = {**parse_labels(environment.get("EVALSTOP_LABELS", "")), LABEL: receiver_id}
+    tags = {**_read_run_context(environment), **scheduler_labels(environment), LABEL: receiver_id}
+    return {**environment, "EVALSTOP_LABELS": format_labels(labels), RUN_CONTEXT: json.dumps(tags)}
+
+
+def _read_run_context(environment: Mapping[str, str]) -> dict[str, str]:
+    try:
+        tags = json.loads(environment.get(RUN_CONTEXT) or "{}")
+    except ValueError:
+        tags = None
+    if not isinstance(tags, dict):
+        logger.warning("%s is not a JSON object; it is replaced", RUN_CONTEXT)
+        return {}
+    return tags
 
 
 def _choose_timeouts(options: argparse.Namespace, asks: bool) -> StopTimeouts:

@@ -1,54 +1,109 @@
-"""Ends a job that is a child of the receiver: SIGTERM, grace period, SIGKILL, then a check that no process is left.
+"""A job that runs as a child process of the receiver, and how it is ended.
 
-A restartable job is parked by ending it, and resumed by starting it again.
+SIGTERM, grace period, SIGKILL, then a check that no process is left. A launcher may put its workers into separate
+sessions (torchrun does), where a signal to the job's group does not reach them. The receiver becomes the subreaper
+(Linux), so that orphans stay its descendants. A restartable job is parked by ending it, and resumed by starting it
+again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.job_identity import scheduler_labels
-from evalstop_client.receivers.process.descendants import Process, find_family, find_living_processes, reap_orphans
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
-from evalstop_client.settings import format_labels, parse_labels
+from evalstop_client.receivers.stop.processes import set_process_attribute
+
+PR_SET_CHILD_SUBREAPER = 36
+DEAD_STATES = ("Z", "X", "x")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A line of the process table."""
+
+    pid: int
+    parent: int
+    group: int
+    state: str
+    started: str = ""  # in clock ticks since the machine's start; "" from `ps`
+
+
+def adopt_orphans() -> bool:
+    """Make this process the parent of every descendant whose parent dies; False if that is not possible."""
+    return set_process_attribute(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def find_living_processes(group: int, ancestor: int) -> list[Process]:
+    """The living processes of `group` and the living descendants of `ancestor`."""
+    table = list(list_processes())
+    family = {ancestor}
+    while born := {process.pid for process in table if process.parent in family} - family:
+        family |= born
+    return [
+        process
+        for process in table
+        if process.pid != os.getpid()
+        and process.state[:1] not in DEAD_STATES
+        and (process.group == group or process.pid in family)
+    ]
+
+
+def find_family(processes: list[Process], pid: int, started: str) -> list[Process]:
+    """Those of these processes that are the one with this id and start time, or its descendants."""
+    family = {process.pid for process in processes if (process.pid, process.started) == (pid, started)}
+    while born := {process.pid for process in processes if process.parent in family} - family:
+        family |= born
+    return [process for process in processes if process.pid in family]
+
+
+def list_processes() -> Iterator[Process]:
+    """All processes, from /proc, or from `ps` where there is no /proc."""
+    return _from_proc() if Path("/proc/self/stat").exists() else list_processes_by_ps()
+
+
+def list_processes_by_ps() -> Iterator[Process]:
+    """All processes but the `ps` that lists them."""
+    command = ["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="]
+    listing = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # a constant
+    for line in listing.communicate()[0].splitlines():
+        pid, parent, group, state = line.split()[:4]
+        if int(pid) != listing.pid:
+            yield Process(int(pid), int(parent), int(group), state)
+
+
+def reap_orphans(child: int) -> None:
+    """Reap adopted processes that have exited; `child` is left to its own waiter."""
+    for process in list_processes():
+        if process.parent == os.getpid() and process.pid != child and process.state[:1] in DEAD_STATES:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+
+
+def _from_proc() -> Iterator[Process]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                # "pid (command) state ppid pgrp ...": the command may hold spaces and parentheses itself
+                fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                yield Process(int(folder.name), int(fields[1]), int(fields[2]), fields[0], fields[19])
+
 
 logger = logging.getLogger("evalstop_client.receivers")
 
 LABEL = "receiver"
-RUN_CONTEXT = "MLFLOW_RUN_CONTEXT"
 FORCE_SECONDS = 1.0
 POLL_SECONDS = 0.05
-
-
-def label_environment(environment: Mapping[str, str], receiver_id: str) -> dict[str, str]:
-    """Add the label to `environment` that identifies runs started in it.
-
-    MLflow's clients set the tags in MLFLOW_RUN_CONTEXT, and so send this label and those of a scheduler.
-    """
-    labels = {**parse_labels(environment.get("EVALSTOP_LABELS", "")), LABEL: receiver_id}
-    tags = {**_read_run_context(environment), **scheduler_labels(environment), LABEL: receiver_id}
-    return {**environment, "EVALSTOP_LABELS": format_labels(labels), RUN_CONTEXT: json.dumps(tags)}
-
-
-def _read_run_context(environment: Mapping[str, str]) -> dict[str, str]:
-    try:
-        tags = json.loads(environment.get(RUN_CONTEXT) or "{}")
-    except ValueError:
-        tags = None
-    if not isinstance(tags, dict):
-        logger.warning("%s is not a JSON object; it is replaced", RUN_CONTEXT)
-        return {}
-    return tags
 
 
 class ChildJob:

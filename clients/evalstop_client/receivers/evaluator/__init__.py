@@ -1,1 +1,0 @@
-"""Evaluates checkpoints when the service requests it."""

@@ -1,1 +1,0 @@
-"""Jobs that are children of the receiver."""
