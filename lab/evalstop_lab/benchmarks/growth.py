@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import statistics
@@ -10,9 +11,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -25,19 +26,19 @@ from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.ingest.command import rotate
-from evalstop_lab.benchmarks.ingest.contenders import open_run, start_generator
-from evalstop_lab.benchmarks.ingest.load import METRICS, Job, Load, compute_value, run_load
+from evalstop_lab.benchmarks.ingest.contenders import open_run
+from evalstop_lab.benchmarks.load import run_load
 from evalstop_lab.benchmarks.processes import (
     JobFailed,
     Server,
     add_database_option,
+    create_keys,
     describe_machine,
     find_free_port,
     format_machine,
     libpq_url,
     measure_memory,
     parse_with_database,
-    prepare_service,
     run_service,
     temporary_database,
 )
@@ -51,48 +52,25 @@ WARM_UP_RUNS = 200
 STEPS_A_ROUND = 10_000_000
 RECOVERY_LENGTH = 10_000
 LATER_READS = 20
-COLD_SECONDS = 120.0
+METRICS = ("eval", *["proxy", "kl", "loss"] * 7)[:20]
+"""The metrics of consecutive observations."""
 
 Row = dict[str, float | str]
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The environment of one section: its own database, a folder for logs, and the load generator."""
+    """The environment of one section: its own database, and a folder for logs."""
 
     url: str
     key: str
     variables: Mapping[str, str]
     folder: Path
-    generator: Executor
-
-    def post(
-        self,
-        server: Server,
-        runs: Sequence[str],
-        batch: int,
-        *,
-        clients: int = CLIENTS,
-        requests: int | None = None,
-        seconds: float = 600.0,
-        first_step: int = 0,
-    ) -> Load:
-        """Post to these runs: a number of requests per client, or for a number of seconds."""
-        job = Job(
-            addresses=(server.address,),
-            runs=tuple(runs),
-            clients=clients,
-            batch=batch,
-            seconds=seconds,
-            key=server.key,
-            first_step=first_step,
-            requests=requests,
-        )
-        return self.generator.submit(run_load, job).result()
 
     def warm_up(self, server: Server, name: str) -> None:
         """Post once to each of `WARM_UP_RUNS` other runs, which are not measured."""
-        self.post(server, insert_runs(self.url, server, WARM_UP_RUNS, name), 20, requests=1)
+        runs = insert_runs(self.url, server, WARM_UP_RUNS, name)
+        run_load([server.address], runs, self.key, clients=CLIENTS, batch=20, requests=WARM_UP_RUNS)
 
 
 def insert_runs(url: str, server: Server, count: int, name: str) -> list[str]:
@@ -141,7 +119,7 @@ def delete_monitor_states(url: str) -> None:
         connection.execute("DELETE FROM monitor_states")
 
 
-def measure_many_runs(environment: Environment, counts: Sequence[int], seconds: float) -> list[Row]:
+def measure_many_runs(environment: Environment, counts: Sequence[int], seconds: int) -> list[Row]:
     """The cost of an observation and the memory by the number of live runs, for uncached and for cached runs.
 
     Each process is new and caches all runs, except the last, which has most runs and the default cache. Every run gets
@@ -155,17 +133,17 @@ def measure_many_runs(environment: Environment, counts: Sequence[int], seconds: 
             environment.warm_up(server, f"warm-{name}")
             runs = insert_runs(environment.url, server, count, f"live-{name}")
             before = measure_memory(server.pid)
-            uncached = environment.post(server, runs, 20, requests=-(-count // CLIENTS), seconds=COLD_SECONDS)
+            post = partial(run_load, [server.address], runs, environment.key, clients=CLIENTS, batch=20)
+            uncached = post(requests=count)
             added_bytes = measure_memory(server.pid) - before
-            reached = min(count, uncached.requests)
-            post_times = environment.post(server, runs[:reached], 20, seconds=seconds, first_step=40)
+            cached_load = post(seconds=seconds, first_step=40)
         rows.append(
             {
-                "live runs": f"{reached:,}" + ("" if cached else ", default cache"),
+                "live runs": f"{count:,}" + ("" if cached else ", default cache"),
                 "us/observation, uncached": 1e6 / uncached.per_second,
-                "us/observation, cached": 1e6 / post_times.per_second,
-                "p99 ms": post_times.p99_ms,
-                "kB/run": added_bytes / reached / 1000,
+                "us/observation, cached": 1e6 / cached_load.per_second,
+                "p99 ms": cached_load.p99_ms,
+                "kB/run": added_bytes / count / 1000,
             }
         )
     return rows
@@ -182,7 +160,7 @@ class _LongRun:
     microseconds: list[float] = field(default_factory=list)
 
 
-def measure_long_runs(environment: Environment, lengths: Sequence[int], seconds: float, rounds: int) -> list[Row]:
+def measure_long_runs(environment: Environment, lengths: Sequence[int], seconds: int, rounds: int) -> list[Row]:
     """Milliseconds to the first verdict on an uncached run, and microseconds per observation afterwards.
 
     One client posts 100 observations per request. The processes run at the same time and take turns.
@@ -197,14 +175,24 @@ def measure_long_runs(environment: Environment, lengths: Sequence[int], seconds:
             insert_observations(environment.url, run, length)
             server = ends.enter_context(run_service(folder, environment.key, environment.variables))
             environment.warm_up(server, f"after-{length}")
-            # The time of the request alone: with a new batch size the generator first formats its requests.
-            first_ms = environment.post(server, [run], 100, clients=1, requests=1, first_step=length).p50_ms
+            with server.connect() as api:
+                started = time.perf_counter()
+                _post_turning_run(api, run, length, 100)
+                first_ms = 1000 * (time.perf_counter() - started)
             long_runs[run] = _LongRun(server, run, length, first_ms)
         for number in range(rounds):
             for run in rotate(list(long_runs), number):
                 item = long_runs[run]
                 first_step = item.length + 100 + number * STEPS_A_ROUND
-                load = environment.post(item.server, [run], 100, clients=1, seconds=seconds, first_step=first_step)
+                load = run_load(
+                    [item.server.address],
+                    [run],
+                    environment.key,
+                    clients=1,
+                    batch=100,
+                    seconds=seconds,
+                    first_step=first_step,
+                )
                 item.microseconds.append(1e6 / load.per_second)
     return [
         {
@@ -267,7 +255,7 @@ def _time_verdict(api: httpx.Client, run: str, expected: dict[str, Any]) -> floa
 def _post_turning_run(api: httpx.Client, run: str, first_step: int, count: int) -> dict[str, Any]:
     """Post observations of a run that turns in its middle; returns the verdict."""
     observations = [
-        {"metric": metric, "step": step, "value": compute_value(metric, min(step, abs(RECOVERY_LENGTH - step)))}
+        {"metric": metric, "step": step, "value": 1 - math.exp(-min(step, abs(RECOVERY_LENGTH - step)) / 2000)}
         for step in range(first_step, first_step + count)
         for metric in [METRICS[step % len(METRICS)]]
     ]
@@ -313,19 +301,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--rounds", type=positive_number, default=5, help="rounds of long runs and of recovery (default: 5)"
     )
-    parser.add_argument("--seconds", type=float, default=1.0, help="duration of a load on cached runs (default: 1)")
+    parser.add_argument(
+        "--seconds", type=positive_number, default=1, help="duration of a load on cached runs (default: 1)"
+    )
     parser.add_argument("--quick", action="store_true", help="use small sizes; the figures are not representative")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     options = parse_with_database(parser, arguments)
     if options.quick:
         options.rounds = 1
     machine, tables = describe_machine(*PACKAGES), {}
-    with tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder, start_generator() as generator:
+    with tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder:
         for section in options.only:
             with temporary_database(options.database_url, "growth") as url:
                 variables = {"EVALSTOP_DATABASE_URL": url}
-                key = prepare_service(variables)
-                environment = Environment(url, key, variables, Path(folder) / section, generator)
+                (key,) = create_keys(variables)
+                environment = Environment(url, key, variables, Path(folder) / section)
                 tables[section] = _measure_section(section, environment, options)
     if options.json:
         sys.stdout.write(msgspec.json.encode({"machine": machine, **tables}).decode() + "\n")

@@ -28,9 +28,9 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.processes import (
     Server,
     add_database_option,
+    create_keys,
     libpq_url,
     parse_with_database,
-    prepare_service,
     run_service,
     temporary_database,
 )
@@ -89,7 +89,7 @@ def main() -> int:
         temporary_database(options.database_url, "pages") as url,
     ):
         environment = {"EVALSTOP_DATABASE_URL": url}
-        key = prepare_service(environment)
+        (key,) = create_keys(environment)
         command = [sys.executable, "-m", "evalstop_service.cli", "demo-data", "--json", "--database-url", url]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         runs, decisions = copy_runs(libpq_url(url), options.runs, options.decisions)

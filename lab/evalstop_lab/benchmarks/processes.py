@@ -65,28 +65,29 @@ def run_service(
         yield Server(server.address, server.pid, key)
 
 
-PREPARE = """
-from evalstop_service.cli import main
-
-commands = (
-    "migrate",
-    "admin project create default --held-out-share 0",
+PROJECT = (
+    *("migrate", "admin project create default --held-out-share 0"),
     "admin key create --name bench --scopes admin",
 )
-raise SystemExit(next(filter(None, (main([*command.split(), "--json"]) for command in commands)), 0))
+RUN_COMMANDS = """
+import sys
+from evalstop_service.cli import main
+
+raise SystemExit(next(filter(None, (main([*command.split(), "--json"]) for command in sys.argv[1:])), 0))
 """
-"""Migrates a database and creates a project and a key; the last line of output is the key's JSON."""
 
 
-def prepare_service(environment: Mapping[str, str], python: str = sys.executable) -> str:
-    """Migrate the environment's database and create a project; returns an admin key."""
+def create_keys(
+    environment: Mapping[str, str], commands: Sequence[str] = PROJECT, python: str = sys.executable
+) -> list[str]:
+    """Run commands of `evalstop` that prepare the environment's database; returns the keys that they create."""
     completed = subprocess.run(
-        [python, "-c", PREPARE], env=os.environ | environment, capture_output=True, text=True, cwd="/"
+        [python, "-c", RUN_COMMANDS, *commands], env=os.environ | environment, capture_output=True, text=True, cwd="/"
     )
     if completed.returncode != 0:
         raise ServiceUnavailable(f"The database was not prepared: {completed.stderr.strip()}")
-    key: str = json.loads(completed.stdout.splitlines()[-1])["key"]
-    return key
+    documents = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith("{")]
+    return [document["key"] for document in documents if "key" in document]
 
 
 @contextmanager

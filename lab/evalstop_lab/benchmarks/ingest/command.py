@@ -16,18 +16,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import psycopg
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.ingest.contenders import (
@@ -42,30 +39,28 @@ from evalstop_lab.benchmarks.ingest.contenders import (
     Contender,
     Measurement,
     Shape,
-    count_rows,
     start_contenders,
-    start_generator,
 )
+from evalstop_lab.benchmarks.load import LONGEST_SECONDS
 from evalstop_lab.benchmarks.processes import (
     JobFailed,
     add_database_option,
+    create_keys,
     describe_machine,
     format_machine,
     libpq_url,
     parse_with_database,
-    prepare_service,
     run_service,
     temporary_database,
 )
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import new_table
 
-WARM_UP_SECONDS = 0.5
 PACKAGES = ("evalstop-service", "uvicorn", "uvloop", "msgspec", "sqlalchemy", "asyncpg")
 QUICK_SHAPES = (MOST_CLIENTS, Shape(100, 8))
 MOST_INSTRUCTIONS = 350_000
-COUNTED_REQUESTS, COUNTED_SECONDS = 20, 600.0
-"""The posts of each client whose instructions are counted, after half as many that warm up, and the time for them."""
+COUNTED_REQUESTS = 20 * MOST_CLIENTS.clients
+"""The posts whose instructions are counted, after half as many that warm up."""
 
 LEAST_OF_BOUND = dict(zip(SHAPES, (0.75, 0.75, 0.65, 0.65, 0.65), strict=True))
 """The target for the service's rate as a share of the bound's."""
@@ -89,31 +84,19 @@ TARGETS = (
 """Contender, baseline, load, figure, and the limit of the ratio's median."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """The rounds of one contender under one load."""
-
-    contender: str
-    shape: Shape
-    rounds: tuple[Measurement, ...]
-
-    def median(self, figure: Figure) -> float:
-        return statistics.median(map(figure, self.rounds))
-
-
-Cells = Mapping[tuple[str, Shape], Cell]
+Cells = Mapping[tuple[str, Shape], Sequence[Measurement]]
+"""The rounds of each contender under each load."""
 
 
 def compute_ratios(cells: Cells, contender: str, baseline: str, shape: Shape, figure: Figure) -> list[float]:
     """The ratios of two contenders' figures, round by round; empty if one was not measured, or if a divisor is 0."""
-    ours, theirs = cells.get((contender, shape)), cells.get((baseline, shape))
-    if ours is None or theirs is None or not all(map(figure, theirs.rounds)):
+    ours, theirs = cells.get((contender, shape), ()), cells.get((baseline, shape), ())
+    if not ours or not theirs or not all(map(figure, theirs)):
         return []
-    return [figure(a) / figure(b) for a, b in zip(ours.rounds, theirs.rounds, strict=True)]
+    return [figure(a) / figure(b) for a, b in zip(ours, theirs, strict=True)]
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A ratio within each round, by its median and extremes, and whether it is within its limit."""
 
     name: str
@@ -145,23 +128,7 @@ class Measured(Protocol):
     @property
     def shapes(self) -> Sequence[Shape]: ...
 
-    def measure(self, shape: Shape, seconds: float) -> Measurement: ...
-
-
-@dataclass(frozen=True)
-class Report:
-    """The result of the benchmark."""
-
-    command: str
-    started_at: datetime
-    rounds: int
-    seconds: float
-    machine: dict[str, Any]
-    postgresql: str
-    notes: list[str]
-    failures: list[str]
-    cells: list[Cell]
-    targets: list[Target]
+    def measure(self, shape: Shape, seconds: int) -> Measurement: ...
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -170,32 +137,22 @@ def main(arguments: list[str] | None = None) -> int:
     if options.instructions:
         return _print_instructions(options)
     if options.quick:
-        options.rounds, options.seconds = 1, 0.5
-    report = run(options)
-    if options.json:
-        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
-    else:
-        print_report(Console() if sys.stdout.isatty() else Console(width=160), report)
-    return 1 if report.failures else 0
-
-
-def run(options: argparse.Namespace) -> Report:
-    """Start the contenders and measure them."""
-    started_at, machine = datetime.now(UTC), describe_machine(*PACKAGES)
+        options.rounds, options.seconds = 1, 1
     shapes = [
         shape
         for shape in (QUICK_SHAPES if options.quick else SHAPES)
         if not options.loads or any(fnmatchcase(str(shape), pattern) for pattern in options.loads)
     ]
+    machine = describe_machine(*PACKAGES) | {"postgresql": describe_postgres(options.database_url)}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="evalstop-bench-")))
         progress = ends.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
         task = progress.add_task("starting the servers", total=None)
-        contenders, notes = start_contenders(ends, options, folder)
+        contenders = start_contenders(ends, options, folder)
         for contender in contenders:
             with suppress(JobFailed):  # the first requests warm up; a failure is recorded when it occurs again
-                contender.measure(contender.shapes[0], min(WARM_UP_SECONDS, options.seconds))
+                contender.measure(contender.shapes[0], 1)
         progress.update(
             task, total=options.rounds * sum(shape in item.shapes for shape in shapes for item in contenders)
         )
@@ -206,26 +163,23 @@ def run(options: argparse.Namespace) -> Report:
             options.seconds,
             lambda text: progress.update(task, advance=1, description=text),
         )
-    arguments = " ".join(sys.argv[1:])
-    return Report(
-        command="make bench-ingest" + (f" BENCH='{arguments}'" if arguments else ""),
-        started_at=started_at,
-        rounds=options.rounds,
-        seconds=options.seconds,
-        machine=machine,
-        postgresql=describe_postgres(options.database_url),
-        notes=notes,
-        failures=failures,
-        cells=list(cells.values()),
-        targets=compute_targets(cells),
-    )
+    if options.json:
+        rows = [
+            {"contender": name, "load": str(shape), "rounds": [asdict(item) for item in rounds]}
+            for (name, shape), rounds in cells.items()
+        ]
+        report = {"machine": machine, "cells": rows, "targets": compute_targets(cells), "failures": failures}
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    else:
+        _print_report(machine, cells, failures)
+    return 1 if failures else 0
 
 
 def measure_in_turns(
     contenders: Sequence[Measured],
     shapes: Sequence[Shape],
     rounds: int,
-    seconds: float,
+    seconds: int,
     show_progress: Callable[[str], None],
 ) -> tuple[Cells, list[str]]:
     """Measure all contenders under all loads, round by round; returns the cells and the messages of failures.
@@ -247,7 +201,7 @@ def measure_in_turns(
                     failures[key] = error.detail
                     measurements.pop(key, None)
     keys = [(item.name, shape) for shape in shapes for item in contenders if (item.name, shape) in measurements]
-    return {key: Cell(*key, tuple(measurements[key])) for key in keys}, list(failures.values())
+    return {key: measurements[key] for key in keys}, list(failures.values())
 
 
 def rotate(items: Sequence[str], turn: int) -> list[str]:
@@ -267,55 +221,36 @@ def describe_postgres(url: str) -> str:
         return f"{connection.info.server_version // 10_000} with {settings}"
 
 
-def print_report(console: Console, report: Report) -> None:
-    console.print(
-        f"{report.command}, {report.started_at:%Y-%m-%d %H:%M} UTC; medians of {report.rounds} rounds of"
-        f" {report.seconds:g} s in turns; {format_machine(report.machine)}; PostgreSQL {report.postgresql};"
-        " clients, servers and databases share the cores",
-        highlight=False,
-    )
-    for note in report.notes:
-        console.print(f"note: {note}", highlight=False)
-    for failure in report.failures:
+def _print_report(machine: dict[str, Any], cells: Cells, failures: Sequence[str]) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console.print(f"{format_machine(machine)}; PostgreSQL {machine['postgresql']}", highlight=False)
+    for failure in failures:
         console.print(f"FAILED: {failure}", highlight=False)
-    console.print(_build_cells_table(report.cells))
-    if report.targets:
-        console.print(_build_targets_table(report.targets))
-
-
-def _build_cells_table(cells: Sequence[Cell]) -> Table:
-    title = "observations per second, and microseconds of CPU time per request"
-    headings = ("per second", "min - max", "of the bound", "p50 ms", "p99 ms", "server us", "database us", "client CPU")
+    title = "observations per second, and microseconds of CPU time per request; clients and servers share the cores"
+    headings = ("per second", "min - max", "of the bound", "p50 ms", "p99 ms", "server us", "database us", "refused")
     table = new_table(title, "load", "contender", *headings, left=2)
-    by_key, rate = {(cell.contender, cell.shape): cell for cell in cells}, FIGURES["rate"]
-    for shape in sorted({cell.shape for cell in cells}):
-        for cell in (cell for cell in cells if cell.shape == shape):
-            rates = list(map(rate, cell.rounds))
-            ratios = compute_ratios(by_key, cell.contender, BOUND, shape, rate)
-            retried = sum(item.load.retried for item in cell.rounds)
-            database_us = cell.median(lambda item: item.database_us)
-            table.add_row(
-                str(shape),
-                cell.contender + (f", {retried} retried" if retried else ""),
-                f"{cell.median(rate):,.0f}",
-                f"{min(rates):,.0f} - {max(rates):,.0f}",
-                f"{statistics.median(ratios):.2f}" if ratios else "",
-                f"{cell.median(lambda item: item.load.p50_ms):.2f}",
-                f"{cell.median(lambda item: item.load.p99_ms):.1f}",
-                f"{cell.median(lambda item: item.server_us):,.0f}",
-                f"{database_us:,.0f}" if database_us == database_us else "",
-                f"{cell.median(lambda item: item.load.generator_cpu):.2f}",
-            )
-        table.add_section()
-    return table
-
-
-def _build_targets_table(targets: Sequence[Target]) -> Table:
-    table = new_table("targets: ratios within each round", "", "median", "min - max", "target", "")
-    for item in targets:
-        extremes = f"{item.lowest:.2f} - {item.highest:.2f}"
-        table.add_row(item.name, f"{item.median:.2f}", extremes, item.limit, "met" if item.met else "MISSED")
-    return table
+    for (contender, shape), rounds in sorted(cells.items(), key=lambda item: item[0][1]):
+        rates = [item.load.per_second for item in rounds]
+        ratios = compute_ratios(cells, contender, BOUND, shape, FIGURES["rate"])
+        table.add_row(
+            str(shape),
+            contender,
+            f"{statistics.median(rates):,.0f}",
+            f"{min(rates):,.0f} - {max(rates):,.0f}",
+            f"{statistics.median(ratios):.2f}" if ratios else "",
+            f"{statistics.median(item.load.p50_ms for item in rounds):.2f}",
+            f"{statistics.median(item.load.p99_ms for item in rounds):.1f}",
+            f"{statistics.median(item.server_us for item in rounds):,.0f}",
+            f"{statistics.median(item.database_us for item in rounds):,.0f}",
+            f"{sum(item.load.refused for item in rounds):,}",
+        )
+    console.print(table)
+    if targets := compute_targets(cells):
+        table = new_table("targets: ratios within each round", "", "median", "min - max", "target", "")
+        for item in targets:
+            extremes = f"{item.lowest:.2f} - {item.highest:.2f}"
+            table.add_row(item.name, f"{item.median:.2f}", extremes, item.limit, "met" if item.met else "MISSED")
+        console.print(table)
 
 
 def _print_instructions(options: argparse.Namespace) -> int:
@@ -338,18 +273,15 @@ def count_instructions(url: str, folder: Path) -> float:
     if shutil.which("valgrind") is None:
         raise UnusableArguments("--instructions needs valgrind (on Debian: apt install valgrind).")
     environment = {"EVALSTOP_DATABASE_URL": url}
-    key = prepare_service(environment)
+    (key,) = create_keys(environment)
     counting = ("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counted")
-    with (
-        start_generator() as generator,
-        run_service(folder, key, environment, program=(*counting, sys.executable)) as service,
-    ):
-        contender = Contender(EVALSTOP, generator, (service,), service, partial(count_rows, url))
-        contender.measure(MOST_CLIENTS, COUNTED_SECONDS, COUNTED_REQUESTS // 2)
+    with run_service(folder, key, environment, program=(*counting, sys.executable)) as service:
+        contender = Contender(EVALSTOP, (service,), service, url)
+        contender.measure(MOST_CLIENTS, LONGEST_SECONDS, COUNTED_REQUESTS // 2)
         for switch in ("on", "off"):
             subprocess.run(["callgrind_control", "-i", switch, str(service.pid)], check=True, capture_output=True)
             if switch == "on":
-                load = contender.measure(MOST_CLIENTS, COUNTED_SECONDS, COUNTED_REQUESTS).load
+                load = contender.measure(MOST_CLIENTS, LONGEST_SECONDS, COUNTED_REQUESTS).load
         subprocess.run(["callgrind_control", "-d", str(service.pid)], check=True, capture_output=True)
         totals = [re.search(r"^totals: (\d+)", file.read_text(), re.M) for file in folder.glob("counted*")]
     return sum(int(match[1]) for match in totals if match) / load.requests
@@ -370,7 +302,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_database_option(parser)
     parser.add_argument("--rounds", type=positive_number, default=5, help="rounds per load (default: 5)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per load and round (default: 2)")
+    parser.add_argument("--seconds", type=positive_number, default=2, help="seconds per load and round (default: 2)")
     parser.add_argument("--only", nargs="+", metavar="PATTERN", help="contenders (default: all)")
     parser.add_argument(
         "--loads", nargs="+", metavar="PATTERN", help="such as '100 x 8': observations per request x clients"

@@ -10,13 +10,12 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from uuid import uuid4
 
@@ -24,14 +23,14 @@ import httpx
 import psutil
 import psycopg
 
-from evalstop_lab.benchmarks.ingest.load import Job, Load, run_load
+from evalstop_lab.benchmarks.load import Load, run_load
 from evalstop_lab.benchmarks.processes import (
     JobFailed,
     Server,
+    create_keys,
     find_free_port,
     libpq_url,
     measure_cpu_seconds,
-    prepare_service,
     run_server,
     run_service,
     temporary_database,
@@ -43,8 +42,8 @@ from evalstop_lab.service_process import run_logged
 EVALSTOP, BOUND, AGAINST = "EvalStop", "bound", "the other checkout"
 DIRECT, HASHED, ROUND_ROBIN = (f"4 replicas, {routing}" for routing in ("sticky", "nginx hash", "nginx round robin"))
 REPLICAS = 4
-FEWEST_RUNS = 8
-"""The minimum number of runs to which clients post in turns."""
+RUNS_A_CLIENT = 2
+"""Runs take turns, so that a run's next batch is not sent before its last one has been answered."""
 
 
 @dataclass(frozen=True, order=True)
@@ -74,43 +73,35 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Contender:
-    """Servers to which a load is posted.
+    """Servers to which a load is posted, each getting its share of the clients; their CPU time is measured.
 
-    `servers`: client i posts to server i modulo their number; their CPU time is measured.
-    `opener`: the server that opens runs. `count_rows` counts the stored observations of runs.
-    `proxy`: the address to post to instead of the servers' addresses.
+    `opener`: the server that opens the runs. `url`: their database. `proxy`: an address to post to instead.
     """
 
     name: str
-    generator: Executor
     servers: tuple[Server, ...]
     opener: Server
-    count_rows: Callable[[Sequence[str]], int]
+    url: str
     database_pid: int | None = None
     shapes: tuple[Shape, ...] = SHAPES
     proxy: tuple[str, int] | None = None
 
-    def measure(self, shape: Shape, seconds: float, requests: int | None = None) -> Measurement:
-        """Run the load on new runs; raises JobFailed if the acknowledged observations are not those stored."""
+    def measure(self, shape: Shape, seconds: int, requests: int = 0) -> Measurement:
+        """Run the load on new runs; raises JobFailed unless the acknowledged observations are stored."""
         with self.opener.connect() as api, ThreadPoolExecutor(8) as pool:
-            runs = tuple(pool.map(lambda _: open_run(api), range(max(shape.clients, FEWEST_RUNS))))
-        job = Job(
-            addresses=(self.proxy,) if self.proxy else tuple(server.address for server in self.servers),
-            runs=runs,
-            clients=shape.clients,
-            batch=shape.batch,
-            seconds=seconds,
-            key=self.opener.key,
-            requests=requests,
-        )
-        before = self._read_cpu()
+            runs = list(pool.map(lambda _: open_run(api), range(RUNS_A_CLIENT * shape.clients)))
+        addresses = [self.proxy] if self.proxy else [server.address for server in self.servers]
+        key, before = self.opener.key or "", self._read_cpu()
         try:
-            load = self.generator.submit(run_load, job).result()
+            load = run_load(
+                addresses, runs, key, clients=shape.clients, batch=shape.batch, seconds=seconds, requests=requests
+            )
         except JobFailed as error:
             raise JobFailed(f"{self.name} at {shape}: {error.detail}") from error
         server, database = (after - start for after, start in zip(self._read_cpu(), before, strict=True))
-        stored = self.count_rows(runs)
-        if stored != load.observations:
+        stored = count_rows(self.url, runs)
+        # wrk ends without waiting for the last answers: each client may have one batch more on record.
+        if not load.observations <= stored <= load.observations + shape.clients * shape.batch:
             raise JobFailed(
                 f"{self.name} at {shape} acknowledged {load.observations} observations and stored {stored}."
             )
@@ -144,51 +135,35 @@ def find_postgres_pid(url: str) -> int | None:
         return backend.ppid() if backend is not None and backend.name().startswith("postgres") else None
 
 
-@contextmanager
-def start_generator() -> Iterator[Executor]:
-    """A process that generates loads, so that its work is not that of the process which waits for it."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        yield pool
-
-
-def start_contenders(ends: ExitStack, options: argparse.Namespace, folder: Path) -> tuple[list[Contender], list[str]]:
-    """Start the selected contenders, which end with `ends`; returns notes on what is not measured, too."""
-    notes: list[str] = []
-    database_pid = find_postgres_pid(options.database_url)
-    if database_pid is None:
-        notes.append("PostgreSQL runs on another machine: its CPU time is not measured")
-    wants = partial(is_wanted, options.only)
-    generator = ends.enter_context(start_generator())
+def start_contenders(ends: ExitStack, options: argparse.Namespace, folder: Path) -> list[Contender]:
+    """Start the selected contenders, which end with `ends`."""
+    wants, database_pid = partial(is_wanted, options.only), find_postgres_pid(options.database_url)
     url = ends.enter_context(temporary_database(options.database_url, "ingest"))
     environment = {"EVALSTOP_DATABASE_URL": url}
-    key = prepare_service(environment)
+    (key,) = create_keys(environment)
     service = ends.enter_context(run_service(folder / EVALSTOP, key, environment))
-    add = partial(
-        Contender, generator=generator, opener=service, count_rows=partial(count_rows, url), database_pid=database_pid
-    )
-    contenders = [add(EVALSTOP, servers=(service,))] if wants(EVALSTOP) else []
+    add = partial(Contender, opener=service, url=url, database_pid=database_pid)
+    contenders = [add(EVALSTOP, (service,))] if wants(EVALSTOP) else []
     if wants(BOUND):
         command = [sys.executable, "-m", "evalstop_lab.benchmarks.ingest.bound", url]
-        contenders.append(add(BOUND, servers=(ends.enter_context(run_server(command, folder / "bound.log", {})),)))
+        contenders.append(add(BOUND, (ends.enter_context(run_server(command, folder / "bound.log", {})),)))
     routings = [name for name in (DIRECT, HASHED, ROUND_ROBIN) if wants(name)]
-    if shutil.which("nginx") is None and routings:
+    if shutil.which("nginx") is None:
         routings = [name for name in routings if name == DIRECT]
-        notes.append("nginx is not installed: replicas behind it are not measured")
     if routings:
         folders = [folder / f"replica-{number}" for number in range(1, REPLICAS)]
         replicas = service, *(ends.enter_context(run_service(item, key, environment)) for item in folders)
         for name in routings:
             proxy = None if name == DIRECT else ends.enter_context(run_nginx(folder / name, replicas, name == HASHED))
-            contenders.append(add(name, servers=replicas, shapes=REPLICA_SHAPES, proxy=proxy))
+            contenders.append(add(name, replicas, shapes=REPLICA_SHAPES, proxy=proxy))
     if options.against is not None and wants(AGAINST):
         other_url = ends.enter_context(temporary_database(options.database_url, "against"))
         python, other = ends.enter_context(check_out(options.against))
         other |= {"EVALSTOP_DATABASE_URL": other_url}
-        other_key = prepare_service(other, python)
+        (other_key,) = create_keys(other, python=python)
         server = ends.enter_context(run_service(folder / AGAINST, other_key, other, program=(python,)))
-        counts = partial(count_rows, other_url)
-        contenders.append(Contender(AGAINST, generator, (server,), server, counts, database_pid))
-    return contenders, notes
+        contenders.append(Contender(AGAINST, (server,), server, other_url, database_pid))
+    return contenders
 
 
 def is_wanted(only: Sequence[str] | None, name: str) -> bool:
