@@ -105,7 +105,6 @@ class Database:
             self.turns.take() if self.turns else nullcontext(),
             self._connect(evalstop_writes=True) as tx,
             tx.begin(),
-            _translate_errors(tx),
         ):
             yield tx
 
@@ -119,7 +118,7 @@ class Database:
         level = "REPEATABLE READ" if snapshot else "AUTOCOMMIT"
         with self._connect() as connection:
             tx = connection if self.embedded else connection.execution_options(isolation_level=level)
-            with tx.begin(), _translate_errors(tx):
+            with tx.begin():
                 yield tx
 
     @contextmanager
@@ -223,28 +222,6 @@ def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
         # A deferred transaction that reads and then writes fails at once if another wrote in between.
         writes = connection.get_execution_options().get("evalstop_writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def driver_connection(tx: Transaction) -> Any:
-    """The driver's own connection (psycopg or sqlite3) of a transaction, for the few hot statements.
-
-    Its errors are raised as SQLAlchemy's, as for any other statement.
-    """
-    return tx.connection.driver_connection
-
-
-@contextmanager
-def _translate_errors(tx: Transaction) -> Iterator[None]:
-    connection, errors = driver_connection(tx), tx.dialect.loaded_dbapi.Error
-    try:
-        yield
-    except errors as error:
-        lost = tx.dialect.is_disconnect(error, connection, None)
-        if lost:
-            tx.invalidate(error)
-        raise sa.exc.DBAPIError.instance(
-            "a statement of the driver's own", None, error, errors, connection_invalidated=lost, dialect=tx.dialect
-        ) from error
 
 
 def is_transient(error: sa.exc.DBAPIError) -> bool:

@@ -26,6 +26,9 @@ UNENCRYPTED = Encryption()
 """Stores secrets as plain text."""
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 - the prefix of a secret, not one
+PULL_PREFIX = "pull:"
+"""Begins the URL of a pull endpoint, which is the name of its receiver."""
+
 SIGNING_PREFIX, PUBLIC_PREFIX = "whsk_", "whpk_"
 
 
@@ -123,6 +126,13 @@ def find_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpo
 def load_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint:
     """Like `find_endpoint`; raises NotFound."""
     return require(find_endpoint(tx, project_id, endpoint_id), f"endpoint {endpoint_id} in this project")
+
+
+def load_pull_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint:
+    """Like `load_endpoint`; raises NotFound also for an endpoint to which workers send."""
+    endpoint = find_endpoint(tx, project_id, endpoint_id)
+    is_pulled = endpoint is not None and endpoint.url.startswith(PULL_PREFIX)
+    return require(endpoint if is_pulled else None, f"pull endpoint {endpoint_id} in this project")
 
 
 def list_endpoints(tx: Transaction, project_id: UUID) -> list[Endpoint]:

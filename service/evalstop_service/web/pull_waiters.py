@@ -12,7 +12,7 @@ from anyio import CapacityLimiter
 
 from evalstop_service.clock import Clock
 from evalstop_service.store.database import Database, read_now
-from evalstop_service.store.queue import pull
+from evalstop_service.store.queue import leases
 
 POLL_SECONDS = 0.2
 """Pause between two polls: the longest delay that polling adds to an event."""
@@ -68,4 +68,4 @@ class PullWaiters:
     def _find_claimable(self, endpoint_ids: set[UUID]) -> set[UUID]:
         """The endpoints with due events."""
         with self._database.reading() as tx:
-            return pull.find_endpoints_with_due(tx, endpoint_ids, read_now(tx, self._clock))
+            return leases.find_endpoints_with_due(tx, endpoint_ids, read_now(tx, self._clock))

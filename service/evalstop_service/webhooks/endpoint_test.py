@@ -16,7 +16,6 @@ from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.queue import pull
 from evalstop_service.webhooks.channels import render_body
 from evalstop_service.webhooks.delivery.mail import MailSettings
 from evalstop_service.webhooks.delivery.send import Sender
@@ -56,7 +55,7 @@ def send_test_event(
     with database.reading() as tx:
         endpoint = require_enabled(tx, project_id, endpoint_id)
         project = projects.get_project(tx, project_id)
-    if endpoint.url.startswith(pull.PREFIX):
+    if endpoint.url.startswith(endpoints.PULL_PREFIX):
         raise Conflict("the receiver of this endpoint fetches its events; nothing can be sent to it")
     data = build_data(EventType.ENDPOINT_TEST, {"project": project, "endpoint": endpoint})
     event = {"type": EventType.ENDPOINT_TEST, "timestamp": now.astimezone(UTC), "data": data}

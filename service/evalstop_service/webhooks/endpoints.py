@@ -19,7 +19,6 @@ from evalstop_service.store import endpoints, projects, quota_use
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.endpoints import Endpoint
-from evalstop_service.store.queue import pull
 from evalstop_service.webhooks.channels import Format
 from evalstop_service.webhooks.email_addresses import OWNER, SCHEME, is_mail_url
 
@@ -105,9 +104,10 @@ def create_pull_endpoint(
 ) -> Endpoint:
     """Add an endpoint whose receiver fetches its events; raises QuotaReached, and Conflict if its name is taken."""
     with database.transaction() as tx:
-        _require_room(tx, author, pull.PREFIX + name)
-        endpoint = pull.add_pull_endpoint(
-            tx, author.project_id, name=name, event_types=event_types, now=author.at, encryption=encryption
+        url = endpoints.PULL_PREFIX + name
+        _require_room(tx, author, url)
+        endpoint = endpoints.add_endpoint(
+            tx, author.project_id, url=url, event_types=event_types, now=author.at, encryption=encryption
         )
         record_endpoint_change(tx, author, "endpoint.created", endpoint)
         return endpoint
@@ -163,7 +163,7 @@ def record_endpoint_change(
 
 def name_host(url: str) -> str:
     """The part of an endpoint's URL that may be shown to anyone: its path may be a secret."""
-    return url if url.startswith((pull.PREFIX, SCHEME)) else urlsplit(url).netloc
+    return url if url.startswith((endpoints.PULL_PREFIX, SCHEME)) else urlsplit(url).netloc
 
 
 def _require_fitting(url: str, endpoint_format: str) -> None:

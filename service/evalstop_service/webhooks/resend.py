@@ -13,9 +13,9 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.endpoints import Endpoint
-from evalstop_service.store.queue import deliveries, replays
+from evalstop_service.store.queue import deliveries, outbox
 from evalstop_service.store.queue.deliveries import Delivery
-from evalstop_service.store.queue.replays import Replay
+from evalstop_service.store.queue.outbox import Replay
 from evalstop_service.webhooks.endpoints import record_endpoint_change, require_enabled
 
 MAX_REPLAYED_EVENTS = 1000
@@ -25,7 +25,7 @@ def retry_delivery(database: Database, author: Author, delivery_id: UUID) -> Del
     """Make a dead delivery due now; raises NotFound, and Conflict when it is not dead or its event no longer holds."""
     with database.transaction() as tx:
         dead = deliveries.load_delivery(tx, author.project_id, delivery_id)
-        if not replays.may_replay(tx, author.project_id, dead.event_id):
+        if not outbox.may_replay(tx, author.project_id, dead.event_id):
             raise _build_conflict(dead)
         endpoint = endpoints.find_endpoint(tx, author.project_id, dead.endpoint_id)
         if endpoint is not None:
@@ -45,7 +45,7 @@ def replay_delivery(database: Database, author: Author, delivery_id: UUID) -> De
     with database.transaction() as tx:
         earlier = deliveries.load_delivery(tx, author.project_id, delivery_id)
         _require_wanted(require_enabled(tx, author.project_id, earlier.endpoint_id), earlier)
-        new_delivery_id = replays.replay_event(tx, author.project_id, earlier.endpoint_id, earlier.event_id, author.at)
+        new_delivery_id = outbox.replay_event(tx, author.project_id, earlier.endpoint_id, earlier.event_id, author.at)
         if new_delivery_id is None:
             raise _build_conflict(earlier)
         _record_delivery(tx, author, "delivery.replayed", earlier)
@@ -70,7 +70,7 @@ def replay_events(
         raise Invalid(f"the period would end at {rfc3339(until)}, before it begins at {rfc3339(since)}")
     with database.transaction() as tx:
         endpoint = require_enabled(tx, author.project_id, endpoint_id)
-        replayed = replays.replay_range(
+        replayed = outbox.replay_range(
             tx,
             author.project_id,
             endpoint_id,

@@ -16,9 +16,9 @@ from evalstop_service.decisions.veto_windows import BEAT_SECONDS, GAP_SECONDS, L
 from evalstop_service.domain.decision_lifecycle import DecisionState, Vetoed
 from evalstop_service.domain.event_types import STOP_EVENTS
 from evalstop_service.errors import Conflict
-from evalstop_service.store import tables
+from evalstop_service.store import endpoints, tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue import leases, pull
+from evalstop_service.store.queue import leases
 from evalstop_service.store.runs import Run
 
 from tests.service.concurrency import run_concurrently
@@ -207,8 +207,8 @@ def claim_as_worker(project: ProjectFixture, _run: Run) -> int:
 def claim_as_receiver(project: ProjectFixture, _run: Run) -> int:
     with project.database.transaction() as tx:
         query = sa.select(tables.endpoints.c.id).where(tables.endpoints.c.url == "pull:slurm-a")
-        endpoint = pull.load_pull_endpoint(tx, project.id, tx.execute(query).scalar_one())
-        return len(pull.claim_deliveries(tx, endpoint, utc_now(), 60.0, 10))
+        endpoint = endpoints.load_pull_endpoint(tx, project.id, tx.execute(query).scalar_one())
+        return len(leases.pull_deliveries(tx, endpoint, utc_now(), 60.0, 10))
 
 
 def tell_trainer(project: ProjectFixture, run: Run) -> int:
@@ -234,7 +234,7 @@ def test_either_the_veto_or_the_hand_over_wins(
         project.add_endpoint(["run.stop_requested"], "https://gpu.example.org/hook?secret=1")
     if take is claim_as_receiver:
         with database.transaction() as tx:
-            pull.add_pull_endpoint(tx, project.id, name="slurm-a", event_types=STOP_EVENTS, now=project.now)
+            endpoints.add_endpoint(tx, project.id, url="pull:slurm-a", event_types=STOP_EVENTS, now=project.now)
     for number in range(ROUNDS):
         run, decision = project.open_declining_run()
         taken: list[int] = []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.store.database import Database, contains_text, driver_connection, insert_if_new
+from evalstop_service.store.database import Database, Transaction, contains_text, insert_if_new
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import projects
@@ -101,6 +102,11 @@ def test_snapshot_sees_one_state(database: Database) -> None:
         with database.transaction() as other:
             other.execute(sa.insert(projects).values(build_project_row("later")))
         assert tx.execute(sa.select(sa.func.count()).select_from(projects)).scalar_one() == 0
+
+
+def driver_connection(tx: Transaction) -> Any:
+    """The connection of psycopg under a transaction."""
+    return tx.connection.driver_connection
 
 
 def test_reading_needs_no_transaction_on_postgresql(postgres_database: Database) -> None:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from evalstop_service.security.encryption import PREFIX, Encryption, UnreadableSecret
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue import leases, pull
+from evalstop_service.store.queue import leases
 from evalstop_service.store.tables import endpoints as endpoint_table
 
 from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject
@@ -70,13 +70,13 @@ def test_pull_endpoint_needs_the_key(database: Database, project: SeededProject)
     """A pull endpoint's events are signed with its decrypted secret; without the key the claim raises."""
     encryption = Encryption([OLD_KEY])
     with database.transaction() as tx:
-        endpoint = pull.add_pull_endpoint(
-            tx, project.id, name="node", event_types=["*"], now=EPOCH, encryption=encryption
+        endpoint = endpoints.add_endpoint(
+            tx, project.id, url="pull:node", event_types=["*"], now=EPOCH, encryption=encryption
         )
         project.add_event(tx)
         with pytest.raises(UnreadableSecret):
-            pull.claim_deliveries(tx, endpoint, EPOCH, 60, 1, Encryption([NEW_KEY]))
-        (claimed,) = pull.claim_deliveries(tx, endpoint, EPOCH, 60, 1, encryption)
+            leases.pull_deliveries(tx, endpoint, EPOCH, 60, 1, Encryption([NEW_KEY]))
+        (claimed,) = leases.pull_deliveries(tx, endpoint, EPOCH, 60, 1, encryption)
     present = (endpoint.secret, endpoint.signing_key)
     assert claimed.secrets == tuple(encryption.decrypt(secret, endpoint.id) for secret in present)
     assert claimed.attempts == 1

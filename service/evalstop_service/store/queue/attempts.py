@@ -1,11 +1,28 @@
-"""An attempt of a delivery: what its worker claimed, and how it ended."""
+"""An attempt of a delivery: what its worker claimed, how it ended, and how long a failing endpoint is left alone.
+
+closed ──(consecutive failures)──> open ──(`open_until`)──> one attempt ──> closed, or open again for twice as long
+
+Deliveries to an open endpoint are not claimed, so they use up no attempts. The worker that makes the one attempt moves
+`open_until` to the end of its lease. Workers compete for the endpoint's row, and if one dies, another may try later.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
+
+import msgspec
+import sqlalchemy as sa
+
+from evalstop_service.domain.statuses import DeliveryState
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.endpoints import PULL_PREFIX
+from evalstop_service.store.tables import UtcTime, deliveries, delivery_attempts, endpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +39,20 @@ class ClaimedDelivery:
     endpoint_id: UUID
     attempts: int
     due_at: datetime
-    lease_until: datetime
     url: str
-    secrets: tuple[str, ...]
     body: str
     format: str = "standard"
     failures: int = 0
     open_until: datetime | None = None
     stop_of: UUID | None = None
+    lease_until: datetime = field(kw_only=True)
+    secrets: tuple[str, ...] = field(kw_only=True, default=())
 
     @property
     def receiver(self) -> str:
         """Who gets it, in words; the rest of a URL may be secret."""
-        if self.url.startswith("pull:"):
-            return f"the receiver {self.url.removeprefix('pull:')}"
+        if self.url.startswith(PULL_PREFIX):
+            return f"the receiver {self.url.removeprefix(PULL_PREFIX)}"
         return f"the endpoint at {urlsplit(self.url).hostname}"
 
 
@@ -99,3 +116,161 @@ class FinishedAttempt:
         """Whether the endpoint works: it accepted the event, or answered that it never will."""
         answered = self.status_code is not None and self.status_code < 500
         return isinstance(self.result, Delivered) or (isinstance(self.result, Dead) and answered)
+
+
+@dataclass(frozen=True)
+class BreakerLimits:
+    """After this many consecutive `failures`, nothing is sent for `first_seconds`.
+
+    Each failed trial doubles the pause up to `longest_seconds`: a receiver that restarts gets its stops after a second
+    or two, and one that is gone is hardly tried.
+    """
+
+    failures: int = 10
+    first_seconds: float = 1.0
+    longest_seconds: float = 30.0
+
+    def compute_pause(self, failures: int) -> timedelta:
+        """The pause after so many consecutive failures."""
+        doublings = min(failures - self.failures, 60)
+        return timedelta(seconds=min(self.first_seconds * 2.0**doublings, self.longest_seconds))
+
+
+def claim_trials(tx: Transaction, open_until_of: Mapping[UUID, datetime], lease_until: datetime) -> set[UUID]:
+    """Claim the trial attempts of endpoints whose `open_until_of` has passed; returns those claimed.
+
+    Endpoints that another transaction has locked are skipped, so that no one waits here while holding locks on
+    deliveries.
+    """
+    claimed = set()
+    for endpoint_id, open_until in open_until_of.items():
+        table = endpoints.c
+        free = (
+            sa.select(table.id)
+            .where(table.id == endpoint_id, table.open_until == open_until)
+            .with_for_update(key_share=True, skip_locked=True)
+        )
+        turn = sa.update(endpoints).where(table.id.in_(free)).values(open_until=lease_until)
+        if tx.execute(turn).rowcount:
+            claimed.add(endpoint_id)
+    return claimed
+
+
+def record_results(tx: Transaction, tried: Iterable[FinishedAttempt], breaker: BreakerLimits) -> dict[UUID, datetime]:
+    """Count consecutive failures; returns the endpoints whose breaker opened, and until when. Their rows are locked.
+
+    Attempts that were under way when the breaker opened may succeed, which closes it, but do not lengthen the pause.
+    After a trial that was not sent, another may be claimed at once.
+    """
+    attempts: dict[UUID, list[FinishedAttempt]] = defaultdict(list)
+    for attempt in sorted(tried, key=lambda attempt: attempt.at):
+        attempts[attempt.claimed.endpoint_id].append(attempt)
+    opened = {}
+    for endpoint_id, of_one in attempts.items():
+        table = endpoints.c
+        row = tx.execute(sa.select(table.failures, table.open_until).where(table.id == endpoint_id)).one()
+        failures, open_until, opens = row.failures, row.open_until, False
+        for attempt in of_one:
+            if not attempt.was_tried:
+                open_until = min(open_until, attempt.at) if open_until is not None else None
+            elif attempt.went_well:
+                failures, open_until, opens = 0, None, False
+            elif open_until is None or attempt.is_trial:
+                failures += 1
+                opens = failures >= breaker.failures
+                open_until = attempt.at + breaker.compute_pause(failures) if opens else None
+        if opens:
+            opened[endpoint_id] = open_until
+        tx.execute(sa.update(endpoints).where(table.id == endpoint_id).values(failures=failures, open_until=open_until))
+    return opened
+
+
+def save_results(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dict[UUID, tuple[str, int]]:
+    """Save and log the results of the attempts whose lease is still held; returns the state and the number of attempts
+    that each delivery had before."""
+    if tx.dialect.name == "postgresql":
+        document = msgspec.json.encode([_to_row(attempt) for attempt in ended]).decode()
+        return {key: (state, number) for key, state, number in tx.execute(_SAVE_POSTGRESQL, {"ended": document})}
+    ids = [attempt.claimed.id for attempt in ended]
+    present = {key: (state, number) for key, state, number in tx.execute(_PRESENT, {"ids": ids})}
+    rows = [_to_row(item) for item in ended if present.get(item.claimed.id) == ("waiting", item.claimed.attempts)]
+    if rows:
+        tx.execute(_SAVE, rows)
+    if tried := [{name: row[name] for name in _LOGGED} for row in rows if row["tried"]]:
+        tx.execute(_LOG, tried)
+    return present
+
+
+def _to_row(ended: FinishedAttempt) -> dict[str, Any]:
+    """The new state of the delivery's row, and the attempt to log."""
+    claimed, result, state, due_at = ended.claimed, ended.result, DeliveryState.WAITING, ended.claimed.due_at
+    match result:
+        case Delivered():
+            state = DeliveryState.DELIVERED
+        case Retry():
+            due_at = result.due_at
+        case Dead():
+            state = DeliveryState.DEAD
+        case Released():
+            due_at = ended.at
+    return {
+        "of_run": claimed.run_id,
+        "of_id": claimed.id,
+        "number": claimed.attempts,
+        "new_state": state,
+        "new_due_at": due_at,
+        "error": result.error if isinstance(result, Retry | Dead) else None,
+        "ended_at": ended.at,
+        "duration_ms": ended.duration_ms,
+        "status_code": ended.status_code,
+        "tried": ended.was_tried,
+        "url": claimed.url,
+        "answer": ended.answer,
+    }
+
+
+_PRESENT = sa.select(deliveries.c.id, sa.type_coerce(deliveries.c.state, sa.Text), deliveries.c.attempts).where(
+    deliveries.c.id.in_(sa.bindparam("ids", expanding=True))
+)
+_NEW_STATE, _ENDED_AT = sa.bindparam("new_state", type_=sa.Text), sa.bindparam("ended_at", type_=UtcTime)
+_ERROR: sa.ColumnElement[Any] = sa.func.coalesce(sa.bindparam("error"), deliveries.c.last_error)
+_SAVE = (
+    deliveries.update()
+    .where(deliveries.c.run_id == sa.bindparam("of_run"), deliveries.c.id == sa.bindparam("of_id"))
+    .values(
+        state=_NEW_STATE,
+        due_at=sa.bindparam("new_due_at"),
+        last_error=sa.case((_NEW_STATE != "delivered", _ERROR)),
+        settled_at=sa.case((_NEW_STATE != "waiting", _ENDED_AT)),
+    )
+)
+_LOGGED = ("of_run", "of_id", "number", "ended_at", "duration_ms", "status_code", "error", "url", "answer")
+_LOG = delivery_attempts.insert().values(run_id=sa.bindparam("of_run"), delivery_id=sa.bindparam("of_id"), at=_ENDED_AT)
+
+# As separate statements, which SQLite executes, it takes 1.5 times as long for 8 deliveries and 2.3 times for 64.
+# Rows are locked in key order, as bulk cancellation locks them.
+_SAVE_POSTGRESQL = sa.text("""
+WITH ended AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(CAST(:ended AS json)) AS ended (
+        of_run uuid, of_id uuid, number integer, new_state text, new_due_at timestamptz, error text,
+        ended_at timestamptz, duration_ms double precision, status_code integer, tried boolean, url text, answer text
+    )
+), present AS MATERIALIZED (
+    SELECT deliveries.run_id, deliveries.id, deliveries.state, deliveries.attempts FROM deliveries
+    JOIN ended ON deliveries.run_id = ended.of_run AND deliveries.id = ended.of_id
+    ORDER BY deliveries.run_id, deliveries.id FOR UPDATE OF deliveries
+), settled AS (
+    UPDATE deliveries SET state = new_state, due_at = new_due_at,
+        last_error = CASE WHEN new_state <> 'delivered' THEN coalesce(error, last_error) END,
+        settled_at = CASE WHEN new_state <> 'waiting' THEN ended_at END
+    FROM ended JOIN present ON present.run_id = of_run AND present.id = of_id AND present.attempts = number
+    WHERE deliveries.run_id = of_run AND deliveries.id = of_id AND present.state = 'waiting'
+    RETURNING of_id, number
+), logged AS (
+    INSERT INTO delivery_attempts
+        (run_id, delivery_id, number, at, duration_ms, status_code, error, url, answer)
+    SELECT of_run, of_id, number, ended_at, duration_ms, status_code, error, url, answer
+    FROM ended JOIN settled USING (of_id, number) WHERE tried
+)
+SELECT id, state, attempts FROM present
+""")

@@ -3,36 +3,53 @@
 A worker claims a waiting delivery by moving its `due_at` to the end of the lease. Each claim increments `attempts`, and
 that number identifies the lease: a worker that settles with an older number changes nothing.
 
+Due deliveries are looked up endpoint by endpoint, each from the head of its own queue in the index, so that a lookup
+costs the same with ten as with a hundred thousand deliveries waiting. The events of one run reach one endpoint in the
+order of their creation: a delivery has its turn when no earlier one of its run still waits for the same endpoint,
+leased or between two attempts. Urgent deliveries go before others.
+
+A pull endpoint has the URL `pull:<name>`: its receiver claims and settles what waits for it, and workers skip it.
+
 Times are compared with one clock for all workers: PostgreSQL's, or the machine's on the embedded database.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
-import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.domain.event_types import REQUEST_EVENTS
 from evalstop_service.security.encryption import Encryption, UnreadableSecret
 from evalstop_service.store import decisions, endpoints
-from evalstop_service.store.database import Transaction, driver_connection
-from evalstop_service.store.queue import breakers, queues
-from evalstop_service.store.queue.attempts import ClaimedDelivery, Dead, Delivered, FinishedAttempt, Released, Retry
-from evalstop_service.store.queue.breakers import BreakerLimits
-from evalstop_service.store.tables import deliveries, moment_text
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.endpoints import PULL_PREFIX, Endpoint
+from evalstop_service.store.queue import attempts
+from evalstop_service.store.queue.attempts import (
+    BreakerLimits,
+    ClaimedDelivery,
+    FinishedAttempt,
+    Result,
+)
+from evalstop_service.store.tables import UtcTime, deliveries, events
 from evalstop_service.store.tables import endpoints as targets
 
 UNREADABLE_PAUSE_SECONDS = 60.0
 """How long a delivery waits when no key decrypts its secret."""
 
-
 VETO_PAUSE_SECONDS = 0.1
 """How long a stop waits when another transaction, which may veto it, holds its decision."""
+
+MAX_PULL_LEASE_SECONDS = 600.0
+"""The longest lease that a receiver can ask for."""
+
+DueDelivery = sa.Row[*tuple[Any, ...]]
+"""A delivery that may be claimed, with its event and its endpoint: a row of `_select_due`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +62,41 @@ class Settlement:
     still_held: frozenset[UUID]
     cancelled: frozenset[UUID]
     opened: Mapping[UUID, datetime] = field(default_factory=dict)
+
+
+def find_due_deliveries(
+    tx: Transaction, now: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int] | None = None
+) -> Sequence[DueDelivery]:
+    """Up to `limit` deliveries to claim, longest due first, and at most `per_endpoint` of one endpoint.
+
+    `room`: endpoints with a limit other than `per_endpoint`. On PostgreSQL the result is locked, and rows that another
+    transaction has locked are skipped.
+    """
+    room_left = dict(room or {})
+    parameters = _limit_claims(now, limit, per_endpoint, room_left)
+    if tx.dialect.name == "postgresql":
+        return tx.execute(_DUE_ON_POSTGRESQL, parameters).all()
+    due: list[DueDelivery] = []
+    for delivery in tx.execute(_DUE_ON_SQLITE, parameters):  # whose LIMIT can't depend on the endpoint
+        left = room_left.get(delivery.endpoint_id, per_endpoint)
+        left = left if delivery.open_until is None else min(left, 1)
+        if left > 0 and len(due) < limit:
+            due.append(delivery)
+            left -= 1
+        room_left[delivery.endpoint_id] = left
+    return due
+
+
+def find_next_due(tx: Transaction, now: datetime) -> datetime | None:
+    """The next time after `now` at which a delivery is due; None: nothing waits."""
+    next_due: datetime | None = tx.execute(_NEXT_DUE, {"now": now}).scalar_one()
+    return next_due
+
+
+def find_endpoints_with_due(tx: Transaction, endpoint_ids: Collection[UUID], now: datetime) -> set[UUID]:
+    """Those of these endpoints that have something to claim. This only reads, so that long polls do not take the write
+    lock."""
+    return set(tx.execute(_FIND_WITH_DUE, {"of_endpoints": list(endpoint_ids), "now": now}).scalars())
 
 
 def claim_deliveries(
@@ -72,34 +124,39 @@ def claim_deliveries(
     if limit <= 0:
         return []
     lease_until = now + timedelta(seconds=lease_seconds)
-    claim = _claim_postgresql if tx.dialect.name == "postgresql" else _claim_sqlite
-    claims = claim(tx, now, lease_until, limit, per_endpoint, room or {})
-    turns = {claimed.endpoint_id: claimed.open_until for claimed in claims if claimed.open_until is not None}
-    trials = breakers.claim_trials(tx, turns, lease_until) if turns else set()
-    ready = []
-    for claimed in claims:
-        if claimed.open_until is not None and claimed.endpoint_id not in trials:
-            _put_back(tx, claimed, claimed.due_at, None)
-            continue
-        try:
-            opened = tuple(encryption.decrypt(stored, claimed.endpoint_id) for stored in claimed.secrets)
-        except UnreadableSecret as error:
-            _put_back(tx, claimed, now + timedelta(seconds=UNREADABLE_PAUSE_SECONDS), str(error))
-            continue
-        ready.append(claimed if opened == claimed.secrets else replace(claimed, secrets=opened))
-    return hand_over(tx, ready, now)
+    if tx.dialect.name == "postgresql":
+        parameters = _limit_claims(now, limit, per_endpoint, room or {}) | {"lease_until": lease_until}
+        claimed = sorted(tx.execute(_CLAIM, parameters), key=attrgetter("due_at", "id"))
+    else:
+        claimed = list(find_due_deliveries(tx, now, limit, per_endpoint, room))
+        _lease(tx, claimed, lease_until)
+    turns = {delivery.endpoint_id: delivery.open_until for delivery in claimed if delivery.open_until is not None}
+    without_trial = turns.keys() - (attempts.claim_trials(tx, turns, lease_until) if turns else set())
+    for delivery in claimed:
+        if delivery.endpoint_id in without_trial:
+            _put_back(tx, delivery, delivery.due_at)
+    ready = [delivery for delivery in claimed if delivery.endpoint_id not in without_trial]
+    return _hand_over(tx, ready, now, lease_until, encryption)
 
 
-def hand_over(tx: Transaction, claims: Sequence[ClaimedDelivery], now: datetime) -> list[ClaimedDelivery]:
-    """The claimed deliveries without stops that may be being vetoed, which are put back; the others are handed over."""
-    receivers = {(claimed.run_id, claimed.stop_of): claimed.receiver for claimed in claims if claimed.stop_of}
-    if not receivers:
-        return list(claims)
-    may_go_out = decisions.hand_over(tx, receivers, now)
-    held_back = [claimed for claimed in claims if claimed.stop_of and claimed.stop_of not in may_go_out]
-    for claimed in held_back:
-        _put_back(tx, claimed, now + timedelta(seconds=VETO_PAUSE_SECONDS), None)
-    return [claimed for claimed in claims if claimed not in held_back]
+def pull_deliveries(
+    tx: Transaction,
+    endpoint: Endpoint,
+    now: datetime,
+    lease_seconds: float,
+    limit: int,
+    encryption: Encryption = endpoints.UNENCRYPTED,
+) -> list[ClaimedDelivery]:
+    """Claim up to `limit` deliveries of a pull endpoint, as `claim_deliveries` does.
+
+    Raises UnreadableSecret when no configured key decrypts the endpoint's secrets.
+    """
+    encryption.decrypt(endpoint.secret, endpoint.id)
+    lease_until = now + timedelta(seconds=lease_seconds)
+    parameters = {"of_endpoint": endpoint.id, "now": now, "most": limit}
+    due = tx.execute(_DUE_OF_ENDPOINT[tx.dialect.name], parameters).all()
+    _lease(tx, due, lease_until)
+    return _hand_over(tx, due, now, lease_until, encryption)
 
 
 def settle_deliveries(
@@ -125,8 +182,7 @@ def settle_deliveries(
     if changing := gone_endpoints | failing_endpoints:
         lock = sa.select(targets.c.id).where(targets.c.id.in_(changing)).order_by(targets.c.id)
         tx.execute(lock.with_for_update(key_share=True))
-    write = _settle_postgresql if tx.dialect.name == "postgresql" else _settle_sqlite
-    present = write(tx, ended)
+    present = attempts.save_results(tx, ended)
     still_held = [
         attempt for attempt in ended if present.get(attempt.claimed.id) == ("waiting", attempt.claimed.attempts)
     ]
@@ -142,7 +198,7 @@ def settle_deliveries(
             and present.get(attempt.claimed.id)
             in [(state, attempt.claimed.attempts) for state in ("waiting", "cancelled")]
         ]
-        opened = breakers.record_results(tx, valid, breaker)
+        opened = attempts.record_results(tx, valid, breaker)
     return Settlement(
         frozenset(attempt.claimed.id for attempt in still_held),
         frozenset(key for key, (state, _) in present.items() if state == "cancelled"),
@@ -150,211 +206,171 @@ def settle_deliveries(
     )
 
 
-def _put_back(tx: Transaction, claimed: ClaimedDelivery, due_at: datetime, error: str | None) -> None:
+def settle_pulled(
+    tx: Transaction, endpoint: Endpoint, delivery_id: UUID, attempt: int, result: Result, status_code: int, at: datetime
+) -> bool | None:
+    """Record the receiver's result. False: the lease had expired, or it was cancelled; None: unknown delivery."""
+    row = tx.execute(_FIND, {"of_id": delivery_id, "of_endpoint": endpoint.id}).mappings().one_or_none()
+    if row is None:
+        return None
+    claimed = ClaimedDelivery(**row, attempts=attempt, lease_until=row["due_at"], url=endpoint.url, body="")
+    ended = FinishedAttempt(claimed, result, at, status_code=status_code)
+    return delivery_id in settle_deliveries(tx, [ended]).still_held
+
+
+def _limit_claims(now: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int]) -> dict[str, Any]:
+    known = {str(endpoint_id): max(0, left) for endpoint_id, left in room.items()}
+    most = max(0, per_endpoint, *known.values())
+    return {"now": now, "limit": limit, "per_endpoint": per_endpoint, "room": known, "most": most}
+
+
+def _lease(tx: Transaction, due: Sequence[DueDelivery], lease_until: datetime) -> None:
+    if due:
+        tx.execute(_LEASE, {"ids": [delivery.id for delivery in due], "lease_until": lease_until})
+
+
+def _put_back(tx: Transaction, delivery: DueDelivery | ClaimedDelivery, due_at: datetime, **values: Any) -> None:
     """Undo an uncommitted claim."""
-    table = deliveries.c
-    values: dict[str, Any] = {"due_at": due_at, "attempts": table.attempts - 1}
-    if error is not None:
-        values["last_error"] = error
-    tx.execute(sa.update(deliveries).where(table.run_id == claimed.run_id, table.id == claimed.id).values(values))
+    values |= {"due_at": due_at, "attempts": _TABLE.attempts - 1}
+    of_delivery = (_TABLE.run_id == delivery.run_id, _TABLE.id == delivery.id)
+    tx.execute(deliveries.update().where(*of_delivery).values(values))
 
 
-def _claim_postgresql(
-    tx: Transaction, now: datetime, lease_until: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int]
+def _hand_over(
+    tx: Transaction, leased: Sequence[DueDelivery], now: datetime, lease_until: datetime, encryption: Encryption
 ) -> list[ClaimedDelivery]:
-    values = queues.claim_parameters(now, limit, per_endpoint, room) | {"lease_until": lease_until}
-    rows = driver_connection(tx).cursor(binary=True).execute(_CLAIM_POSTGRESQL, values, prepare=True)
-    return [
-        ClaimedDelivery(
-            run_id,
-            key,
-            event_id,
-            to_id,
-            tries + 1,
-            due_at.astimezone(UTC),
-            lease_until,
-            url,
-            endpoints.select_valid_secrets(secrets[0], secrets[1], secrets[2], secrets[3], now),
-            body,
-            form,
-            failures,
-            open_until and open_until.astimezone(UTC),
-            stop,
+    """These deliveries with their secrets, their stops handed over."""
+    claims = []
+    for delivery in leased:
+        valid = endpoints.select_valid_secrets(
+            delivery.secret, delivery.previous_secret, delivery.previous_secret_until, delivery.signing_key, now
         )
-        for run_id, key, event_id, to_id, tries, due_at, open_until, url, *secrets, body, form, failures, stop in rows
-    ]
+        try:
+            secrets = tuple(encryption.decrypt(stored, delivery.endpoint_id) for stored in valid)
+        except UnreadableSecret as error:
+            _put_back(tx, delivery, now + timedelta(seconds=UNREADABLE_PAUSE_SECONDS), last_error=str(error))
+            continue
+        claims.append(ClaimedDelivery(*delivery[:-4], lease_until=lease_until, secrets=secrets))
+    receivers = {(claimed.run_id, claimed.stop_of): claimed.receiver for claimed in claims if claimed.stop_of}
+    if not receivers:
+        return claims
+    may_go_out = decisions.hand_over(tx, receivers, now)
+    held_back = [claimed for claimed in claims if claimed.stop_of and claimed.stop_of not in may_go_out]
+    for claimed in held_back:
+        _put_back(tx, claimed, now + timedelta(seconds=VETO_PAUSE_SECONDS))
+    return [claimed for claimed in claims if claimed not in held_back]
 
 
-def _claim_sqlite(
-    tx: Transaction, now: datetime, lease_until: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int]
-) -> list[ClaimedDelivery]:
-    due = queues.find_due_deliveries(tx, now, limit, per_endpoint, room)
-    keys = [(delivery.run_id.hex, delivery.id.hex) for delivery in due]
-    connection = driver_connection(tx)
-    connection.executemany(_TAKE_SQLITE, [(moment_text(lease_until), *key) for key in keys])
-    # The due deliveries were found in the queues alone, so that the bodies of skipped ones are not read.
-    contents = [connection.execute(_CONTENTS_SQLITE, key).fetchone() for key in keys]
-    return [
-        ClaimedDelivery(
-            delivery.run_id,
-            delivery.id,
-            UUID(event_id),
-            delivery.endpoint_id,
-            delivery.attempts + 1,
-            delivery.due_at,
-            lease_until,
-            url,
-            endpoints.select_valid_secrets(
-                secret, previous, until and datetime.fromisoformat(until + "+00:00"), signing_key, now
-            ),
-            body,
-            form,
-            failures,
-            delivery.open_until,
-            stop_of and UUID(stop_of),
-        )
-        for delivery, (event_id, url, secret, previous, until, signing_key, body, form, failures, stop_of) in zip(
-            due, contents, strict=True
-        )
-    ]
+_TABLE, _EARLIER = deliveries.c, deliveries.alias("earlier")
+_NOW = sa.bindparam("now", type_=UtcTime)
+_IS_ONE_OF = _TABLE.id.in_(sa.bindparam("ids", expanding=True))
 
+# Inlined, not bound, so that a generic plan can use the partial index.
+_WAITING: sa.ColumnElement[Any] = sa.literal_column("'waiting'")
 
-def _settle_postgresql(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dict[UUID, tuple[str, int]]:
-    document = msgspec.json.encode([_to_row(attempt) for attempt in ended]).decode()
-    rows = driver_connection(tx).cursor(binary=True).execute(_SETTLE_POSTGRESQL, (document,), prepare=True)
-    return {key: (state, attempts) for key, state, attempts in rows}
-
-
-def _settle_sqlite(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dict[UUID, tuple[str, int]]:
-    connection = driver_connection(tx)
-    present: dict[UUID, tuple[str, int]] = {}
-    settled_rows = []
-    for attempt in ended:
-        found = connection.execute(_PRESENT_SQLITE, (attempt.claimed.run_id.hex, attempt.claimed.id.hex)).fetchone()
-        if found is not None:
-            present[attempt.claimed.id] = found
-        if found == ("waiting", attempt.claimed.attempts):
-            row = _to_row(attempt)
-            moments = {name: moment_text(row[name]) for name in ("new_due_at", "ended_at")}
-            settled_rows.append(row | moments | {"of_run": row["of_run"].hex, "of_id": row["of_id"].hex})
-    connection.executemany(_CHANGE_SQLITE, settled_rows)
-    connection.executemany(_LOG_SQLITE, [row for row in settled_rows if row["tried"]])
-    return present
-
-
-def _to_row(ended: FinishedAttempt) -> dict[str, Any]:
-    """The new state of the delivery's row, and the attempt to log."""
-    claimed, result = ended.claimed, ended.result
-    state, due_at, error = "waiting", claimed.due_at, None
-    match result:
-        case Delivered():
-            state = "delivered"
-        case Retry():
-            due_at, error = result.due_at, result.error
-        case Dead():
-            state, error = "dead", result.error
-        case Released():
-            due_at = ended.at
-    return {
-        "of_run": claimed.run_id,
-        "of_id": claimed.id,
-        "number": claimed.attempts,
-        "new_state": state,
-        "new_due_at": due_at,
-        "error": error,
-        "ended_at": ended.at,
-        "took_ms": ended.duration_ms,
-        "code": ended.status_code,
-        "tried": ended.was_tried,
-        "sent_to": claimed.url,
-        "answer": ended.answer,
-    }
-
-
-_CHANGE = """
-UPDATE deliveries SET state = {new_state}, due_at = {new_due_at},
-    last_error = CASE WHEN {new_state} = 'delivered' THEN NULL ELSE coalesce({error}, last_error) END,
-    settled_at = CASE WHEN {new_state} <> 'waiting' THEN {ended_at} END
-"""
-
-_LOG = "INSERT INTO delivery_attempts (run_id, delivery_id, number, at, duration_ms, status_code, error, url, answer)"
-
-_ROW = ("of_run", "of_id", "number", "new_state", "new_due_at", "error", "ended_at", "took_ms", "code", "tried")
-_OF_PARAMETERS = {name: f":{name}" for name in _ROW}
-_OF_COLUMNS = {name: name for name in _ROW}
-
-_TAKE_SQLITE = "UPDATE deliveries SET due_at = ?, attempts = attempts + 1 WHERE run_id = ? AND id = ?"
+# Not NOT EXISTS, which PostgreSQL may turn into a join with all waiting deliveries.
+_HAS_ITS_TURN = (
+    sa.select(_EARLIER.c.id)
+    .where(
+        _EARLIER.c.endpoint_id == _TABLE.endpoint_id,
+        _EARLIER.c.run_id == _TABLE.run_id,
+        _EARLIER.c.state == _WAITING,
+        _EARLIER.c.id < _TABLE.id,
+        _EARLIER.c.urgent | ~_TABLE.urgent,
+        (_EARLIER.c.attempts > 0) | (_EARLIER.c.due_at <= _NOW),
+    )
+    .limit(1)
+    .correlate(deliveries)
+    .scalar_subquery()
+    .is_(None)
+)
+_IS_DUE = sa.and_(_TABLE.endpoint_id == targets.c.id, _TABLE.state == _WAITING, _TABLE.due_at <= _NOW, _HAS_ITS_TURN)
 
 # The decision whose stop a delivery hands over: people who read one in a chat cannot end the job.
-_STOP_OF = "CASE WHEN endpoints.format = 'standard' AND events.type IN ({}) THEN events.decision_id END".format(
-    ", ".join(f"'{event_type}'" for event_type in REQUEST_EVENTS)
+_STOP_OF = sa.case(((targets.c.format == "standard") & events.c.type.in_(REQUEST_EVENTS), events.c.decision_id)).label(
+    "stop_of"
 )
 
-_CONTENTS_SQLITE = (
-    "SELECT event_id, url, secret, previous_secret, previous_secret_until, signing_key, body, format, failures, "
-    + _STOP_OF
-    + """
-FROM deliveries
-JOIN endpoints ON endpoints.id = deliveries.endpoint_id
-JOIN events ON events.run_id = deliveries.run_id AND events.id = deliveries.event_id
-WHERE deliveries.run_id = ? AND deliveries.id = ?
-"""
+
+def _select_due(dialect: str, source: sa.FromClause, most: Any, *conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """The due deliveries of the endpoints in a source, locked, of each endpoint the first `most`.
+
+    The columns are those fields of `ClaimedDelivery` that are stored, and the four of `select_valid_secrets`.
+    """
+    names = ("run_id", "id", "event_id", "endpoint_id", "attempts", "due_at")
+    first = sa.select(*(_TABLE[name] for name in names)).where(_IS_DUE).order_by(_TABLE.due_at, _TABLE.id).limit(most)
+    first = first.with_for_update(skip_locked=True, of=deliveries).correlate(targets)
+    head: sa.FromClause = first.lateral("head")
+    is_head: sa.ColumnElement[bool] = sa.true()
+    if dialect == "sqlite":  # which lacks LATERAL
+        head = deliveries.alias("head")
+        is_head = head.c.id.in_(first.with_only_columns(_TABLE.id))
+    of_event = (events.c.run_id == head.c.run_id) & (events.c.id == head.c.event_id)
+    columns = [(head.c[name] + 1).label(name) if name == "attempts" else head.c[name] for name in names]
+    columns += [targets.c.url, events.c.body, targets.c.format, targets.c.failures, targets.c.open_until, _STOP_OF]
+    secrets = (targets.c[name] for name in ("secret", "previous_secret", "previous_secret_until", "signing_key"))
+    query = sa.select(*columns, *secrets).select_from(source.join(head, is_head).join(events, of_event))
+    return query.where(*conditions).order_by(head.c.due_at, head.c.id)
+
+
+def _select_queues() -> sa.CTE:
+    """The endpoints with a waiting delivery, each found by one index lookup after the previous one."""
+    key = _TABLE.endpoint_id
+    lowest = sa.select(key).where(_TABLE.state == _WAITING).order_by(key).limit(1)
+    queue = sa.select(lowest.subquery().c.endpoint_id).cte("queue", recursive=True)
+    following = lowest.where(key > queue.c.endpoint_id).scalar_subquery()
+    return queue.union_all(sa.select(following).where(queue.c.endpoint_id.is_not(None)))
+
+
+_QUEUE = _select_queues()
+_SERVED = sa.and_(
+    targets.c.id == _QUEUE.c.endpoint_id,
+    targets.c.enabled,
+    targets.c.deleted_at.is_(None),
+    sa.func.substr(targets.c.url, 1, len(PULL_PREFIX)) != PULL_PREFIX,
+)
+_SERVED_QUEUES = _QUEUE.join(targets, _SERVED)
+_IS_CLOSED = targets.c.open_until.is_(None) | (targets.c.open_until <= _NOW)
+_MOST, _PER_ENDPOINT = sa.bindparam("most", type_=sa.Integer), sa.bindparam("per_endpoint", type_=sa.Integer)
+_KNOWN_ROOM = sa.bindparam("room", type_=sa.JSON)[sa.cast(targets.c.id, sa.Text)].as_integer()
+_IS_TRIAL = sa.case((targets.c.open_until.is_not(None), 1))
+_ROOM = sa.func.least(sa.func.coalesce(_KNOWN_ROOM, _PER_ENDPOINT), _IS_TRIAL)
+
+_DUE_ON_POSTGRESQL = _select_due("postgresql", _SERVED_QUEUES, _ROOM, _IS_CLOSED).limit(sa.bindparam("limit"))
+_DUE_ON_SQLITE = _select_due("sqlite", _SERVED_QUEUES, _MOST, _IS_CLOSED)
+_DUE_OF_ENDPOINT = {
+    dialect: _select_due(dialect, targets, _MOST, targets.c.id == sa.bindparam("of_endpoint"))
+    for dialect in ("postgresql", "sqlite")
+}
+
+# Not EXISTS, which PostgreSQL may turn into a join with all waiting deliveries.
+_FIRST_DUE = sa.select(_TABLE.id).where(_IS_DUE).limit(1).correlate(targets).scalar_subquery()
+_FIND_WITH_DUE = sa.select(targets.c.id).where(
+    targets.c.id.in_(sa.bindparam("of_endpoints", expanding=True)), _FIRST_DUE.is_not(None)
 )
 
-_PRESENT_SQLITE = "SELECT state, attempts FROM deliveries WHERE run_id = ? AND id = ?"
-
-_CHANGE_SQLITE = _CHANGE.format_map(_OF_PARAMETERS) + "WHERE run_id = :of_run AND id = :of_id"
-
-_LOG_SQLITE = _LOG + " VALUES (:of_run, :of_id, :number, :ended_at, :took_ms, :code, :error, :sent_to, :answer)"
-
-# One statement each on PostgreSQL, since every further one is a round trip.
-_CLAIM_POSTGRESQL = (
-    queues.QUEUES  # noqa: S608 - of constants alone
-    + ", head AS MATERIALIZED ("
-    + queues.HEAD_POSTGRESQL
-    + """
-), taken AS (
-    UPDATE deliveries SET due_at = %(lease_until)s, attempts = deliveries.attempts + 1 FROM head
-    WHERE deliveries.run_id = head.run_id AND deliveries.id = head.id
-    RETURNING deliveries.run_id, deliveries.id, deliveries.event_id, deliveries.endpoint_id, head.attempts, head.due_at,
-        head.open_until
+_LATER = (
+    sa.select(_TABLE.due_at)
+    .where(_TABLE.endpoint_id == _QUEUE.c.endpoint_id, _TABLE.state == _WAITING, _TABLE.due_at > _NOW)
+    .order_by(_TABLE.due_at)
+    .limit(1)
+    .scalar_subquery()
 )
-SELECT taken.run_id, taken.id, taken.event_id, taken.endpoint_id, taken.attempts, taken.due_at, taken.open_until,
-    endpoints.url, endpoints.secret, endpoints.previous_secret, endpoints.previous_secret_until,
-    endpoints.signing_key, events.body, endpoints.format, endpoints.failures, """
-    + _STOP_OF
-    + """
-FROM taken
-JOIN endpoints ON endpoints.id = taken.endpoint_id
-JOIN events ON events.run_id = taken.run_id AND events.id = taken.event_id
-ORDER BY taken.due_at, taken.id
-"""
+_NEXT = sa.case((targets.c.open_until > _NOW, targets.c.open_until), else_=_LATER)
+_NEXT_DUE = sa.select(sa.func.min(_NEXT)).select_from(_SERVED_QUEUES)
+
+_LEASED = {"due_at": sa.bindparam("lease_until", type_=UtcTime), "attempts": _TABLE.attempts + 1}
+_LEASE = deliveries.update().where(_IS_ONE_OF).values(_LEASED)
+
+# One statement: as two, a claim takes 1.3 to 1.6 times as long. SQLite returns columns of the updated table only.
+_CLAIMED = _DUE_ON_POSTGRESQL.cte("claimed")
+_CLAIM = (
+    deliveries.update()
+    .where(_TABLE.run_id == _CLAIMED.c.run_id, _TABLE.id == _CLAIMED.c.id)
+    .values(_LEASED)
+    .returning(*_CLAIMED.c)
 )
 
-# Rows are locked in key order, as bulk cancellation locks them.
-_SETTLE_POSTGRESQL = (
-    "WITH"  # noqa: S608 - of constants alone
-    """ ended AS MATERIALIZED (
-    SELECT * FROM json_to_recordset(%s) AS ended (
-        of_run uuid, of_id uuid, number integer, new_state text, new_due_at timestamptz, error text,
-        ended_at timestamptz, took_ms double precision, code integer, tried boolean, sent_to text, answer text
-    )
-), present AS MATERIALIZED (
-    SELECT deliveries.run_id, deliveries.id, deliveries.state, deliveries.attempts FROM deliveries
-    JOIN ended ON deliveries.run_id = ended.of_run AND deliveries.id = ended.of_id
-    ORDER BY deliveries.run_id, deliveries.id FOR UPDATE OF deliveries
-), settled AS ("""
-    + _CHANGE.format_map(_OF_COLUMNS)
-    + """
-    FROM ended JOIN present ON present.run_id = of_run AND present.id = of_id AND present.attempts = number
-    WHERE deliveries.run_id = of_run AND deliveries.id = of_id AND present.state = 'waiting'
-    RETURNING of_id, number
-), logged AS ("""
-    + _LOG
-    + """
-    SELECT of_run, of_id, number, ended_at, took_ms, code, error, sent_to, answer
-    FROM ended JOIN settled USING (of_id, number) WHERE tried
-)
-SELECT id, state, attempts FROM present
-"""
+_FIND = sa.select(_TABLE.run_id, _TABLE.id, _TABLE.event_id, _TABLE.endpoint_id, _TABLE.due_at).where(
+    _TABLE.id == sa.bindparam("of_id"), _TABLE.endpoint_id == sa.bindparam("of_endpoint")
 )

@@ -15,7 +15,8 @@ from pydantic import Field
 from evalstop_service.domain.fields import Body, Integral, Line
 from evalstop_service.errors import NotFound, Overloaded
 from evalstop_service.store.database import read_now
-from evalstop_service.store.queue import pull
+from evalstop_service.store.endpoints import load_pull_endpoint
+from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import ClaimedDelivery
 from evalstop_service.web.api.endpoints import EndpointWithSecret, Subscription, view_with_secret
 from evalstop_service.web.api.json_body import JsonRoute
@@ -63,7 +64,10 @@ class ClaimIn(Body):
     )
     limit: Annotated[int, Field(ge=1, le=100), Integral] = Field(10, description="maximum number of events")
     lease_seconds: float = Field(
-        30.0, ge=5, le=pull.MAX_LEASE_SECONDS, description="events that are not settled by then are given out again"
+        30.0,
+        ge=5,
+        le=leases.MAX_PULL_LEASE_SECONDS,
+        description="events that are not settled by then are given out again",
     )
 
 
@@ -141,10 +145,10 @@ def settle_event(endpoint_id: EndpointId, body: SettleIn, caller: Report, databa
     """Report the result of a claimed event."""
     caller.require_endpoint(endpoint_id)
     with database.transaction() as tx:
-        endpoint = pull.load_pull_endpoint(tx, caller.project_id, endpoint_id)
+        endpoint = load_pull_endpoint(tx, caller.project_id, endpoint_id)
         at = read_now(tx, lambda: now)
         result = judge_pull_status(body.status, body.error, body.attempt, at)
-        settled = pull.settle_delivery(tx, endpoint, body.delivery_id, body.attempt, result, body.status, at)
+        settled = leases.settle_pulled(tx, endpoint, body.delivery_id, body.attempt, result, body.status, at)
         if settled:
             details = {"status": body.status, "endpoint": str(endpoint_id)}
             caller.author(now).record(tx, "delivery.settled", f"delivery {body.delivery_id}", details)
@@ -155,13 +159,13 @@ def settle_event(endpoint_id: EndpointId, body: SettleIn, caller: Report, databa
 
 def _claim_deliveries(context: Context, caller: Caller, endpoint_id: UUID, body: ClaimIn) -> list[ClaimedDelivery]:
     with context.database.reading() as tx:
-        endpoint = pull.load_pull_endpoint(tx, caller.project_id, endpoint_id)
+        endpoint = load_pull_endpoint(tx, caller.project_id, endpoint_id)
         now = read_now(tx, context.clock)
-        if not endpoint.enabled or not pull.find_endpoints_with_due(tx, [endpoint_id], now):
+        if not endpoint.enabled or not leases.find_endpoints_with_due(tx, [endpoint_id], now):
             return []
     with context.database.transaction() as tx:
         now = read_now(tx, context.clock)
-        claimed = pull.claim_deliveries(tx, endpoint, now, body.lease_seconds, body.limit, context.encryption)
+        claimed = leases.pull_deliveries(tx, endpoint, now, body.lease_seconds, body.limit, context.encryption)
         if claimed:
             details = {"deliveries": [str(delivery.id) for delivery in claimed]}
             caller.author(context.clock()).record(tx, "delivery.claimed", f"endpoint {endpoint_id}", details)

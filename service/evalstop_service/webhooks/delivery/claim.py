@@ -10,9 +10,8 @@ from uuid import UUID
 from evalstop_service.clock import Clock
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store.database import Database, Transaction, read_now
-from evalstop_service.store.queue import leases, queues
-from evalstop_service.store.queue.attempts import ClaimedDelivery, FinishedAttempt
-from evalstop_service.store.queue.breakers import BreakerLimits
+from evalstop_service.store.queue import leases
+from evalstop_service.store.queue.attempts import BreakerLimits, ClaimedDelivery, FinishedAttempt
 from evalstop_service.store.queue.leases import Settlement
 
 
@@ -80,7 +79,7 @@ def _check_idle(database: Database, clock: Clock, limits: ClaimLimits) -> ClaimR
     with database.reading() as tx:
         now = read_now(tx, clock)
         due = (
-            queues.find_due_deliveries(tx, now, limits.limit, limits.per_endpoint, limits.room)
+            leases.find_due_deliveries(tx, now, limits.limit, limits.per_endpoint, limits.room)
             if limits.limit > 0
             else []
         )
@@ -90,4 +89,4 @@ def _check_idle(database: Database, clock: Clock, limits: ClaimLimits) -> ClaimR
 
 
 def _find_next_due(tx: Transaction, now: datetime, claimed: Sequence[ClaimedDelivery]) -> datetime | None:
-    return None if claimed else queues.find_next_due(tx, now)
+    return None if claimed else leases.find_next_due(tx, now)

@@ -35,8 +35,15 @@ from evalstop_service.observability.tracing import PROPAGATOR, Tracer
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import wakeup
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue.attempts import ClaimedDelivery, Dead, Delivered, FinishedAttempt, Released, Retry
-from evalstop_service.store.queue.breakers import BreakerLimits
+from evalstop_service.store.queue.attempts import (
+    BreakerLimits,
+    ClaimedDelivery,
+    Dead,
+    Delivered,
+    FinishedAttempt,
+    Released,
+    Retry,
+)
 from evalstop_service.store.queue.leases import Settlement
 from evalstop_service.webhooks import signature
 from evalstop_service.webhooks.channels import render_body

@@ -9,8 +9,9 @@ import pytest
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.store import endpoints, tables
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.queue import leases, queues
+from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import (
+    BreakerLimits,
     ClaimedDelivery,
     Dead,
     Delivered,
@@ -19,7 +20,6 @@ from evalstop_service.store.queue.attempts import (
     Result,
     Retry,
 )
-from evalstop_service.store.queue.breakers import BreakerLimits
 
 from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, seed_project
 
@@ -59,7 +59,7 @@ def test_open_breaker_stops_claims(database: Database, project: SeededProject) -
         endpoint = add_endpoint_with_open_breaker(tx, project)
         soon = EPOCH + timedelta(seconds=29)
         assert claim_deliveries(tx, soon, 10, 8) == []
-        assert queues.find_next_due(tx, soon) == EPOCH + timedelta(seconds=30)
+        assert leases.find_next_due(tx, soon) == EPOCH + timedelta(seconds=30)
         assert sum(delivery.attempts for delivery in project.list_deliveries(tx)) == 3
         reloaded = endpoints.load_endpoint(tx, project.id, endpoint.id)
         assert (reloaded.failures, reloaded.open_until) == (3, EPOCH + timedelta(seconds=30))

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue import deliveries, outbox, queues
+from evalstop_service.store.queue import deliveries, leases, outbox
 from evalstop_service.store.queue.attempts import ClaimedDelivery, Dead, Delivered, Result, Retry
 from evalstop_service.store.tables import deliveries as delivery_rows
 from evalstop_service.store.tables import delivery_attempts
@@ -207,7 +207,7 @@ class OutboxMachine(RuleBasedStateMachine):
     def rows_match_the_model(self) -> None:
         with self.database.reading() as tx:
             rows = {delivery.id: delivery for delivery in self.project.list_deliveries(tx)}
-            assert [delivery.id for delivery in queues.find_due_deliveries(tx, self.now, 3, 3)] == [
+            assert [delivery.id for delivery in leases.find_due_deliveries(tx, self.now, 3, 3)] == [
                 entry.id for entry in self.list_due()[:3]
             ]
         assert rows.keys() == self.model.keys()

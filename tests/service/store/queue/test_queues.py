@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.queue import queues
+from evalstop_service.store.queue import leases
 from evalstop_service.store.tables import deliveries, events, runs
 
 from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, seed_project
@@ -87,8 +87,8 @@ def measure_cost(database: Database) -> int:
         if database.embedded:
             tx.connection.driver_connection.set_progress_handler(count_step, 1)  # type: ignore[union-attr]
         sa.event.listen(database.engine, "before_cursor_execute", record_statement)
-        assert len(queues.find_due_deliveries(tx, now, 6, 2)) == 6
-        assert queues.find_next_due(tx, now) is not None
+        assert len(leases.find_due_deliveries(tx, now, 6, 2)) == 6
+        assert leases.find_next_due(tx, now) is not None
         sa.event.remove(database.engine, "before_cursor_execute", record_statement)
         if database.embedded:
             tx.connection.driver_connection.set_progress_handler(None, 1)  # type: ignore[union-attr]
@@ -104,19 +104,19 @@ def test_next_due_time_ignores_disabled_endpoints(database: Database, project: S
     """The next due time is that of a future delivery, and of no disabled endpoint's."""
     first = project.add_endpoint(database, "http://first.example")
     with database.transaction() as tx:
-        assert queues.find_next_due(tx, EPOCH) is None
+        assert leases.find_next_due(tx, EPOCH) is None
         project.add_event(tx)
-        assert queues.find_next_due(tx, EPOCH) is None, "a delivery already due does not count"
+        assert leases.find_next_due(tx, EPOCH) is None, "a delivery already due does not count"
         for minutes in (3, 1, 2):
             project.add_event(tx, due_at=EPOCH + timedelta(minutes=minutes))
     second = project.add_endpoint(database, "http://second.example")
     with database.transaction() as tx:
         project.add_event(tx, due_at=EPOCH + timedelta(minutes=4))
-        assert queues.find_next_due(tx, EPOCH) == EPOCH + timedelta(minutes=1)
-        assert queues.find_next_due(tx, EPOCH + timedelta(minutes=1)) == EPOCH + timedelta(minutes=2)
+        assert leases.find_next_due(tx, EPOCH) == EPOCH + timedelta(minutes=1)
+        assert leases.find_next_due(tx, EPOCH + timedelta(minutes=1)) == EPOCH + timedelta(minutes=2)
         for endpoint in (first, second):
             endpoints.update_endpoint(tx, project.id, endpoint.id, enabled=False)
-        assert queues.find_next_due(tx, EPOCH) is None
+        assert leases.find_next_due(tx, EPOCH) is None
 
 
 def test_claiming_skips_locked_deliveries(postgres_database: Database) -> None:
@@ -129,7 +129,7 @@ def test_claiming_skips_locked_deliveries(postgres_database: Database) -> None:
             project.add_event_of_new_run(tx, number)
     with database.transaction() as first_tx, database.transaction() as second_tx:
         second_tx.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
-        first = queues.find_due_deliveries(first_tx, EPOCH, 4, 4)
-        second = queues.find_due_deliveries(second_tx, EPOCH, 4, 4)
+        first = leases.find_due_deliveries(first_tx, EPOCH, 4, 4)
+        second = leases.find_due_deliveries(second_tx, EPOCH, 4, 4)
     assert (len(first), len(second)) == (4, 2)
     assert {item.id for item in first}.isdisjoint(item.id for item in second)

@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_client.signature import verify
 from evalstop_service.clock import utc_now
-from evalstop_service.store.queue import leases, queues
+from evalstop_service.store.queue import leases
 from evalstop_service.store.tables import decisions, deliveries
 from evalstop_service.web.pull_waiters import PullWaiters
 
@@ -150,7 +150,7 @@ def test_workers_do_not_claim_pull_deliveries(client: httpx.Client, service: Ser
         now = utc_now() + timedelta(seconds=1)
         endpoint_id = UUID(endpoint["id"])
         assert endpoint_id not in {
-            delivery.endpoint_id for delivery in queues.find_due_deliveries(tx, now, 1_000, 1_000)
+            delivery.endpoint_id for delivery in leases.find_due_deliveries(tx, now, 1_000, 1_000)
         }
         assert endpoint_id not in {
             delivery.endpoint_id for delivery in leases.claim_deliveries(tx, now, 0.0, 1_000, 1_000)

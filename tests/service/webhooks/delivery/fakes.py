@@ -30,8 +30,7 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import deliveries, leases, outbox
-from evalstop_service.store.queue.attempts import ClaimedDelivery, FinishedAttempt, Result
-from evalstop_service.store.queue.breakers import BreakerLimits
+from evalstop_service.store.queue.attempts import BreakerLimits, ClaimedDelivery, FinishedAttempt, Result
 from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.store.tables import decisions, policies, runs
 from evalstop_service.webhooks.delivery.mail import MailSettings

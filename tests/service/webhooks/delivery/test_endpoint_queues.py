@@ -19,7 +19,9 @@ ENDPOINTS = [new_id() for _ in range(3)]
 
 def build_claimed_delivery(endpoint: UUID) -> ClaimedDelivery:
     lease_until = EPOCH + timedelta(minutes=1)
-    return ClaimedDelivery(new_id(), new_id(), new_id(), endpoint, 1, EPOCH, lease_until, "http://x.example", (), "{}")
+    return ClaimedDelivery(
+        new_id(), new_id(), new_id(), endpoint, 1, EPOCH, "http://x.example", "{}", lease_until=lease_until
+    )
 
 
 @given(

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
+from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue import leases, pull, queues
+from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import Dead, Delivered, Retry
 from evalstop_service.webhooks.retry import Backoff
 from hypothesis import HealthCheck, given, settings
@@ -43,7 +44,7 @@ def test_later_event_waits_for_the_earlier_one(database: Database, project: Seed
         assert claim_deliveries(tx, EPOCH, 60, 10) == [], "the first event is claimed"
         assert settle_delivery(tx, claimed, Retry(LATER, "HTTP 500"))
         assert claim_deliveries(tx, EPOCH, 60, 10) == [], "the first event waits for its retry"
-        assert queues.find_next_due(tx, EPOCH) == min(LATER, beside.lease_until)
+        assert leases.find_next_due(tx, EPOCH) == min(LATER, beside.lease_until)
         (again,) = claim_deliveries(tx, LATER, 60, 1)
         assert again.event_id == first
         assert settle_delivery(tx, again, Delivered())
@@ -111,14 +112,14 @@ def test_order_is_kept_per_endpoint(database: Database, project: SeededProject) 
 def test_pull_endpoint_gets_events_in_order(database: Database, project: SeededProject) -> None:
     """A pull endpoint is given one event of a run at a time."""
     with database.transaction() as tx:
-        endpoint = pull.add_pull_endpoint(tx, project.id, name="node", event_types=EVERY_EVENT, now=EPOCH)
+        endpoint = endpoints.add_endpoint(tx, project.id, url="pull:node", event_types=EVERY_EVENT, now=EPOCH)
         first, second, other = project.add_event(tx, 1), project.add_event(tx, 2), project.add_event_of_new_run(tx, 3)
-        claimed = pull.claim_deliveries(tx, endpoint, EPOCH, 60, 10)
+        claimed = leases.pull_deliveries(tx, endpoint, EPOCH, 60, 10)
         assert [delivery.event_id for delivery in claimed] == [first, other]
-        assert not pull.find_endpoints_with_due(tx, [endpoint.id], EPOCH)
-        assert pull.settle_delivery(tx, endpoint, claimed[0].id, 1, Delivered(), 200, EPOCH)
-        assert pull.find_endpoints_with_due(tx, [endpoint.id], EPOCH) == {endpoint.id}
-        assert [delivery.event_id for delivery in pull.claim_deliveries(tx, endpoint, EPOCH, 60, 10)] == [second]
+        assert not leases.find_endpoints_with_due(tx, [endpoint.id], EPOCH)
+        assert leases.settle_pulled(tx, endpoint, claimed[0].id, 1, Delivered(), 200, EPOCH)
+        assert leases.find_endpoints_with_due(tx, [endpoint.id], EPOCH) == {endpoint.id}
+        assert [delivery.event_id for delivery in leases.pull_deliveries(tx, endpoint, EPOCH, 60, 10)] == [second]
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])

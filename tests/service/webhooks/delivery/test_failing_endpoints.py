@@ -12,7 +12,7 @@ from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries
-from evalstop_service.store.queue.breakers import BreakerLimits
+from evalstop_service.store.queue.attempts import BreakerLimits
 from evalstop_service.store.tables import endpoints as endpoint_rows
 from evalstop_service.webhooks.retry import Backoff
 from standardwebhooks import Webhook
