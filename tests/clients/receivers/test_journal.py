@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.stop.instructions import Report
 from evalstop_client.receivers.stop.job_control import Job, parse_stop_request
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.state_machine import Phase, Stop
+from evalstop_client.receivers.stop.steps import Report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

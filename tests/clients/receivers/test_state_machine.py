@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from evalstop_client.receivers.stop import events, instructions
-from evalstop_client.receivers.stop.events import Event
-from evalstop_client.receivers.stop.instructions import Instruction
+from evalstop_client.receivers.stop import steps
 from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present, Unproven
 from evalstop_client.receivers.stop.state_machine import Phase, Stop, StopTimeouts, step
+from evalstop_client.receivers.stop.steps import Event, Instruction, JobAction, Report, Wait
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -31,32 +30,32 @@ def run_events(stop: Stop, *occurred: Event, timeouts: StopTimeouts = BOUNDS) ->
 
 
 def list_kinds(given: list[Instruction | None]) -> list[str]:
-    """The class names of instructions."""
-    return [type(instruction).__name__ for instruction in given]
+    """The names of actions, and the class names of other instructions."""
+    return [getattr(instruction, "name", type(instruction).__name__) for instruction in given]
 
 
 def test_usual_stop() -> None:
     """The usual stop requests a checkpoint, waits for it, cancels the job, checks that it is gone, and reports."""
     stop, given = run_events(
         Stop(started_at=0),
-        events.Started(0),
-        events.JobFound(1, JOB, RUNNING),
-        events.CheckpointRequested(2, True, "mark"),
-        events.WaitEnded(3),
-        events.JobChecked(3, RUNNING, False),
-        events.WaitEnded(4),
-        events.JobChecked(4, RUNNING, True),
-        events.JobCancelled(5),
-        events.WaitEnded(6),
-        events.JobChecked(6, Present("COMPLETING")),
-        events.WaitEnded(7),
-        events.JobChecked(7, GONE),
-        events.ReportAccepted(8),
+        steps.Started(0),
+        steps.JobFound(1, JOB, RUNNING),
+        steps.CheckpointRequested(2, True, "mark"),
+        steps.WaitEnded(3),
+        steps.JobChecked(3, RUNNING, False),
+        steps.WaitEnded(4),
+        steps.JobChecked(4, RUNNING, True),
+        steps.JobCancelled(5),
+        steps.WaitEnded(6),
+        steps.JobChecked(6, Present("COMPLETING")),
+        steps.WaitEnded(7),
+        steps.JobChecked(7, GONE),
+        steps.ReportAccepted(8),
     )
     kinds = list_kinds(given)
     assert kinds == [
-        "FindJob", "RequestCheckpoint", "Wait", "CheckJob", "Wait", "CheckJob",
-        "CancelJob", "Wait", "CheckJob", "Wait", "CheckJob", "SendReport", "NoneType",
+        "FIND", "REQUEST_CHECKPOINT", "Wait", "CHECK", "Wait", "CHECK",
+        "CANCEL", "Wait", "CHECK", "Wait", "CHECK", "Report", "NoneType",
     ]  # fmt: skip
     assert stop.phase is Phase.DONE
     assert stop.report is not None
@@ -70,63 +69,61 @@ def test_job_that_starts_again_is_cancelled_again() -> None:
     requeued = Present("PENDING", again=True)
     stop, given = run_events(
         Stop(started_at=0),
-        events.JobFound(0, JOB, RUNNING),
-        events.CheckpointRequested(0, True, "mark"),
-        events.JobChecked(1, requeued, False),
-        events.JobCancelled(1),
-        events.JobChecked(2, Present("COMPLETING")),
-        events.JobChecked(3, requeued),
-        events.JobCancelled(4),
-        events.JobChecked(5, GONE),
+        steps.JobFound(0, JOB, RUNNING),
+        steps.CheckpointRequested(0, True, "mark"),
+        steps.JobChecked(1, requeued, False),
+        steps.JobCancelled(1),
+        steps.JobChecked(2, Present("COMPLETING")),
+        steps.JobChecked(3, requeued),
+        steps.JobCancelled(4),
+        steps.JobChecked(5, GONE),
     )
     assert list_kinds(given) == [
-        "RequestCheckpoint", "Wait", "CancelJob", "Wait", "Wait", "CancelJob", "Wait", "SendReport"
+        "REQUEST_CHECKPOINT", "Wait", "CANCEL", "Wait", "Wait", "CANCEL", "Wait", "Report"
     ]  # fmt: skip
     assert (stop.cancelled_at, stop.checkpoint) == (1, "not seen")
     parked, given = run_events(
-        Stop(started_at=0, parks=True, phase=Phase.CANCELLING, job=JOB, cancelled_at=1), events.JobChecked(2, requeued)
+        Stop(started_at=0, parks=True, phase=Phase.CANCELLING, job=JOB, cancelled_at=1), steps.JobChecked(2, requeued)
     )
-    assert list_kinds(given) == ["ParkJob"]
-    _, given = run_events(parked, events.StopTakenBack(2), events.JobChecked(3, requeued))
-    assert list_kinds(given) == ["CheckJob", "Wait"]
+    assert list_kinds(given) == ["PARK"]
+    _, given = run_events(parked, steps.StopTakenBack(2), steps.JobChecked(3, requeued))
+    assert list_kinds(given) == ["CHECK", "Wait"]
 
 
 def test_job_of_which_nothing_is_known_is_not_confirmed() -> None:
     """A scheduler that forgot the job, or that gave it up for lost, proves nothing: the stop failed."""
-    for event in (events.JobFound(0, JOB, Unproven("lost")), events.JobChecked(1, Unproven("lost"))):
+    for event in (steps.JobFound(0, JOB, Unproven("lost")), steps.JobChecked(1, Unproven("lost"))):
         stop, given = run_events(Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0), event)
-        assert list_kinds(given) == ["SendReport"]
+        assert list_kinds(given) == ["Report"]
         assert stop.report is not None
         assert (stop.report.state, stop.report.reason) == ("failed", "lost")
 
 
 def test_unseen_checkpoint_is_awaited_until_its_timeout() -> None:
     """The job is cancelled when the checkpoint window ends, not before, and the report says that none was seen."""
-    stop, _ = run_events(
-        Stop(started_at=0), events.JobFound(0, JOB, RUNNING), events.CheckpointRequested(0, True, None)
-    )
-    _, (early,) = run_events(stop, events.JobChecked(99.9, RUNNING, None))
-    assert early == instructions.Wait(1.0)
-    late, (instruction,) = run_events(stop, events.JobChecked(100, RUNNING, None))
-    assert (instruction, late.checkpoint) == (instructions.CancelJob(JOB), "not seen in time")
+    stop, _ = run_events(Stop(started_at=0), steps.JobFound(0, JOB, RUNNING), steps.CheckpointRequested(0, True, None))
+    _, (early,) = run_events(stop, steps.JobChecked(99.9, RUNNING, None))
+    assert early == Wait(1.0)
+    late, (instruction,) = run_events(stop, steps.JobChecked(100, RUNNING, None))
+    assert (instruction, late.checkpoint) == (JobAction.CANCEL, "not seen in time")
 
 
 def test_job_without_checkpoint_signal_is_cancelled_at_once() -> None:
     """A job that cannot be asked for a checkpoint gets no window."""
-    _, given = run_events(Stop(started_at=0), events.JobFound(0, JOB, RUNNING), events.CheckpointRequested(0, False))
-    assert given[-1] == instructions.CancelJob(JOB)
+    _, given = run_events(Stop(started_at=0), steps.JobFound(0, JOB, RUNNING), steps.CheckpointRequested(0, False))
+    assert given[-1] == JobAction.CANCEL
 
 
 def test_job_that_cannot_be_asked_in_time_is_cancelled() -> None:
     """A scheduler that keeps failing to ask for a checkpoint delays the cancel by the checkpoint window only."""
     stop, given = run_events(
         Stop(started_at=0),
-        events.JobFound(5, JOB, RUNNING),
-        events.SchedulerFailed(104.9, "scancel does not answer"),
-        events.WaitEnded(104.9),
-        events.SchedulerFailed(105, "scancel does not answer"),
+        steps.JobFound(5, JOB, RUNNING),
+        steps.SchedulerFailed(104.9, "scancel does not answer"),
+        steps.WaitEnded(104.9),
+        steps.SchedulerFailed(105, "scancel does not answer"),
     )
-    assert list_kinds(given) == ["RequestCheckpoint", "Wait", "RequestCheckpoint", "CancelJob"]
+    assert list_kinds(given) == ["REQUEST_CHECKPOINT", "Wait", "REQUEST_CHECKPOINT", "CANCEL"]
     assert stop.checkpoint == "could not be asked for"
 
 
@@ -135,20 +132,20 @@ def test_surviving_job_is_killed_repeatedly_and_reported_once() -> None:
     stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0)
     stop, given = run_events(
         stop,
-        events.JobChecked(29, RUNNING),
-        events.JobChecked(30, RUNNING),
-        events.JobKilled(30),
-        events.JobChecked(61, RUNNING),
+        steps.JobChecked(29, RUNNING),
+        steps.JobChecked(30, RUNNING),
+        steps.JobKilled(30),
+        steps.JobChecked(61, RUNNING),
     )
-    assert list_kinds(given) == ["Wait", "KillJob", "Wait", "KillJob"]
-    stop, given = run_events(stop, events.JobKilled(190), events.JobChecked(200, RUNNING), events.ReportAccepted(201))
-    assert isinstance(given[1], instructions.SendReport)
-    assert given[1].report.state == "failed"
-    assert isinstance(given[2], instructions.Wait), "the job is no longer checked"
+    assert list_kinds(given) == ["Wait", "KILL", "Wait", "KILL"]
+    stop, given = run_events(stop, steps.JobKilled(190), steps.JobChecked(200, RUNNING), steps.ReportAccepted(201))
+    assert isinstance(given[1], Report)
+    assert given[1].state == "failed"
+    assert isinstance(given[2], Wait), "the job is no longer checked"
     stop, given = run_events(
-        stop, events.JobChecked(210, RUNNING), events.JobChecked(211, GONE), events.ReportAccepted(212)
+        stop, steps.JobChecked(210, RUNNING), steps.JobChecked(211, GONE), steps.ReportAccepted(212)
     )
-    assert list_kinds(given) == ["Wait", "SendReport", "NoneType"]
+    assert list_kinds(given) == ["Wait", "Report", "NoneType"]
     assert stop.report is not None
     assert (stop.report.state, stop.report.details["how"]) == ("confirmed", "forced")
 
@@ -156,19 +153,19 @@ def test_surviving_job_is_killed_repeatedly_and_reported_once() -> None:
 def test_stop_is_abandoned_after_its_last_timeout() -> None:
     """After abandon_seconds a stop whose failure was reported ends without confirmation."""
     stop = Stop(started_at=0, phase=Phase.FORCING, job=JOB, cancelled_at=0, killed_at=4_999, failure_reported=True)
-    stop, given = run_events(stop, events.JobChecked(5_000, RUNNING))
+    stop, given = run_events(stop, steps.JobChecked(5_000, RUNNING))
     assert (stop.phase, given) == (Phase.DONE, [None])
 
 
 def test_report_is_retried_until_its_timeout() -> None:
     """A report is retried at growing intervals, not sooner than the service asks, until report_seconds."""
     stop, given = run_events(
-        Stop(started_at=0), events.JobFound(0, JOB, GONE), events.ReportFailed(1), events.WaitEnded(2)
+        Stop(started_at=0), steps.JobFound(0, JOB, GONE), steps.ReportFailed(1), steps.WaitEnded(2)
     )
-    assert list_kinds(given) == ["SendReport", "Wait", "SendReport"]
-    _, (wait,) = run_events(stop, events.ReportFailed(3, retry_after_seconds=77))
-    assert wait == instructions.Wait(77)
-    late, given = run_events(stop, events.ReportFailed(1_000))
+    assert list_kinds(given) == ["Report", "Wait", "Report"]
+    _, (wait,) = run_events(stop, steps.ReportFailed(3, retry_after_seconds=77))
+    assert wait == Wait(77)
+    late, given = run_events(stop, steps.ReportFailed(1_000))
     assert (late.phase, late.report_answered, given) == (Phase.DONE, False, [None])
 
 
@@ -177,18 +174,18 @@ def test_failure_is_reported_at_growing_intervals_while_the_job_is_checked() -> 
     stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0, parks=True)
     tried_at = []
     for second in range(200, 400):
-        stop, instruction = step(stop, events.JobChecked(second, RUNNING), BOUNDS)
-        if isinstance(instruction, instructions.SendReport):
+        stop, instruction = step(stop, steps.JobChecked(second, RUNNING), BOUNDS)
+        if isinstance(instruction, Report):
             tried_at.append(second)
-            stop, instruction = step(stop, events.ReportFailed(second, chance=0.999), BOUNDS)
-        assert instruction == instructions.Wait(BOUNDS.poll_seconds)
+            stop, instruction = step(stop, steps.ReportFailed(second, chance=0.999), BOUNDS)
+        assert instruction == Wait(BOUNDS.poll_seconds)
     assert tried_at == [200, 201, 202, 204, 208, 216, 232, 262, 292, 322, 352, 382]
 
 
 def test_reports_of_many_receivers_are_spread() -> None:
     """After the same failures, receivers wait for up to twice as long as others."""
-    stop, _ = run_events(Stop(started_at=0), events.JobFound(0, JOB, GONE), events.ReportFailed(1))
-    due_at = [run_events(stop, events.ReportFailed(2, chance=chance))[0].report_due_at for chance in (0.0, 0.999)]
+    stop, _ = run_events(Stop(started_at=0), steps.JobFound(0, JOB, GONE), steps.ReportFailed(1))
+    due_at = [run_events(stop, steps.ReportFailed(2, chance=chance))[0].report_due_at for chance in (0.0, 0.999)]
     assert due_at == [pytest.approx(2.5), pytest.approx(3.0, abs=0.01)]
 
 
@@ -197,12 +194,12 @@ def test_stop_that_is_taken_back_after_the_cancel_ends_without_a_kill() -> None:
     stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0)
     stop, given = run_events(
         stop,
-        events.StopTakenBack(20),
-        events.StopEscalated(21),
-        events.JobChecked(49, RUNNING),
-        events.SchedulerFailed(50, "away"),
+        steps.StopTakenBack(20),
+        steps.StopEscalated(21),
+        steps.JobChecked(49, RUNNING),
+        steps.SchedulerFailed(50, "away"),
     )
-    assert list_kinds(given) == ["CheckJob", "CheckJob", "Wait", "NoneType"]
+    assert list_kinds(given) == ["CHECK", "CHECK", "Wait", "NoneType"]
     assert stop.phase is Phase.DONE
 
 
@@ -211,23 +208,23 @@ def test_stop_that_is_taken_back_before_its_cancel_succeeded_does_not_cancel() -
     stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB)
     stop, given = run_events(
         stop,
-        events.SchedulerFailed(1, "away"),
-        events.StopTakenBack(2),
-        events.WaitEnded(3),
-        events.JobChecked(3, GONE),
+        steps.SchedulerFailed(1, "away"),
+        steps.StopTakenBack(2),
+        steps.WaitEnded(3),
+        steps.JobChecked(3, GONE),
     )
-    assert list_kinds(given) == ["Wait", "CheckJob", "CheckJob", "SendReport"]
+    assert list_kinds(given) == ["Wait", "CHECK", "CHECK", "Report"]
 
 
 def test_escalation_keeps_the_checkpoint_window() -> None:
     """An escalation kills the job sooner after the cancel, but does not shorten the checkpoint window."""
-    stop, _ = run_events(Stop(started_at=0), events.JobFound(0, JOB, RUNNING), events.CheckpointRequested(0, True, ""))
+    stop, _ = run_events(Stop(started_at=0), steps.JobFound(0, JOB, RUNNING), steps.CheckpointRequested(0, True, ""))
     stop, given = run_events(
-        stop, events.StopEscalated(1), events.JobChecked(1, RUNNING, False), events.JobChecked(2, RUNNING, True)
+        stop, steps.StopEscalated(1), steps.JobChecked(1, RUNNING, False), steps.JobChecked(2, RUNNING, True)
     )
-    assert list_kinds(given) == ["CheckJob", "Wait", "CancelJob"]
-    _, given = run_events(stop, events.JobCancelled(3), events.JobChecked(4, RUNNING))
-    assert given[-1] == instructions.KillJob(JOB)
+    assert list_kinds(given) == ["CHECK", "Wait", "CANCEL"]
+    _, given = run_events(stop, steps.JobCancelled(3), steps.JobChecked(4, RUNNING))
+    assert given[-1] == JobAction.KILL
 
 
 class StopMachine(RuleBasedStateMachine):
@@ -246,12 +243,12 @@ class StopMachine(RuleBasedStateMachine):
         self.asking_failed = False
         self.cancelled_at: float | None = None
         self.kills = 0
-        self.reports: list[instructions.Report] = []
+        self.reports: list[Report] = []
         self.escalated = False
         self.parks = parks
         self.stop = Stop(started_at=0.0, parks=parks)
         self.instruction: Instruction | None = None
-        self._handle(events.Started(self.now))
+        self._handle(steps.Started(self.now))
 
     def _handle(self, event: Event) -> None:
         self.stop, self.instruction = step(self.stop, event, BOUNDS)
@@ -267,42 +264,32 @@ class StopMachine(RuleBasedStateMachine):
     def restart_before_the_result(self, pause: float) -> None:
         """The instruction is carried out, and the receiver is killed before it handles the result."""
         self._carry_out(pause)
-        self._handle(events.Started(self.now))
+        self._handle(steps.Started(self.now))
 
     @rule(seconds=st.floats(0, 300))
     def restart_after_a_while(self, seconds: float) -> None:
         """The receiver is killed before the instruction, and only the stored stop survives."""
         self.now += seconds
-        self._handle(events.Started(self.now))
+        self._handle(steps.Started(self.now))
 
-    @precondition(
-        lambda self: isinstance(
-            self.instruction,
-            instructions.FindJob
-            | instructions.RequestCheckpoint
-            | instructions.CheckJob
-            | instructions.CancelJob
-            | instructions.ParkJob
-            | instructions.KillJob,
-        )
-    )
+    @precondition(lambda self: isinstance(self.instruction, JobAction))
     @rule(seconds=st.floats(0, 60))
     def fail_the_scheduler(self, seconds: float) -> None:
         self.now += seconds
-        self.asking_failed |= isinstance(self.instruction, instructions.RequestCheckpoint)
-        self._handle(events.SchedulerFailed(self.now, "away"))
+        self.asking_failed |= self.instruction is JobAction.REQUEST_CHECKPOINT
+        self._handle(steps.SchedulerFailed(self.now, "away"))
 
-    @precondition(lambda self: isinstance(self.instruction, instructions.SendReport))
+    @precondition(lambda self: isinstance(self.instruction, Report))
     @rule(seconds=st.floats(0, 30))
     def fail_the_report(self, seconds: float) -> None:
         self.now += seconds
-        self._handle(events.ReportFailed(self.now))
+        self._handle(steps.ReportFailed(self.now))
 
-    @precondition(lambda self: isinstance(self.instruction, instructions.Wait))
+    @precondition(lambda self: isinstance(self.instruction, Wait))
     @rule()
     def escalate(self) -> None:
         self.escalated = True
-        self._handle(events.StopEscalated(self.now))
+        self._handle(steps.StopEscalated(self.now))
 
     @rule()
     def end_the_job(self) -> None:
@@ -316,24 +303,24 @@ class StopMachine(RuleBasedStateMachine):
         self.now += pause
         state: Any = GONE if self.job_gone else RUNNING
         match self.instruction:
-            case instructions.FindJob():
+            case JobAction.FIND:
                 self.found_at = self.now
-                return events.JobFound(self.now, JOB, state)
-            case instructions.RequestCheckpoint():
+                return steps.JobFound(self.now, JOB, state)
+            case JobAction.REQUEST_CHECKPOINT:
                 if not self.can_ask:
-                    return events.CheckpointRequested(self.now, False)
+                    return steps.CheckpointRequested(self.now, False)
                 self.asked_at = self.now
                 self.job_gone |= self.ends_on == "ask"
-                return events.CheckpointRequested(self.now, True, "mark")
-            case instructions.CancelJob() | instructions.ParkJob():
-                assert isinstance(self.instruction, instructions.ParkJob) == self.parks
+                return steps.CheckpointRequested(self.now, True, "mark")
+            case JobAction.CANCEL | JobAction.PARK:
+                assert (self.instruction is JobAction.PARK) == self.parks
                 window_begins = self.found_at if self.asking_failed else self.asked_at
                 window_over = window_begins is not None and self.now - window_begins >= BOUNDS.checkpoint_seconds
                 assert window_over or self.saved or not self.can_ask, "cancelled before the checkpoint was saved"
                 self.cancelled_at = self.now
                 self.job_gone |= self.ends_on == "cancel" or self.parks
-                return events.JobCancelled(self.now)
-            case instructions.KillJob():
+                return steps.JobCancelled(self.now)
+            case JobAction.KILL:
                 assert not self.parks, "a parked job was killed"
                 assert self.cancelled_at is not None, "killed without a cancel"
                 assert self.escalated or self.now - self.cancelled_at >= BOUNDS.cancel_seconds, (
@@ -341,17 +328,17 @@ class StopMachine(RuleBasedStateMachine):
                 )
                 self.kills += 1
                 self.job_gone |= self.ends_on == "kill" or self.kills > 1
-                return events.JobKilled(self.now)
-            case instructions.CheckJob():
+                return steps.JobKilled(self.now)
+            case JobAction.CHECK:
                 if self.parks and self.job_gone and self.cancelled_at is not None:
                     state = Parked("HELD")
-                return events.JobChecked(self.now, state, self.saved)
-            case instructions.Wait():
-                return events.WaitEnded(self.now)
-            case instructions.SendReport(report):
+                return steps.JobChecked(self.now, state, self.saved)
+            case Wait():
+                return steps.WaitEnded(self.now)
+            case Report() as report:
                 assert report.state == "failed" or self.job_gone, "confirmed a job that is not gone"
                 self.reports.append(report)
-                return events.ReportAccepted(self.now)
+                return steps.ReportAccepted(self.now)
         raise AssertionError(self.instruction)
 
     @invariant()
@@ -366,7 +353,7 @@ class StopMachine(RuleBasedStateMachine):
         for _ in range(500):
             if self.instruction is None:
                 break
-            pause = self.instruction.seconds if isinstance(self.instruction, instructions.Wait) else 0.1
+            pause = self.instruction.seconds if isinstance(self.instruction, Wait) else 0.1
             self._handle(self._carry_out(pause))
         assert self.stop.phase is Phase.DONE
         if self.now < BOUNDS.report_seconds:

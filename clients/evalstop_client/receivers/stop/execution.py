@@ -19,13 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.stop import events, instructions, state_machine
-from evalstop_client.receivers.stop.events import Event
-from evalstop_client.receivers.stop.instructions import Instruction, Report
+from evalstop_client.receivers.stop import state_machine, steps
 from evalstop_client.receivers.stop.job_control import ForeignJob, Job, JobControl, Present
 from evalstop_client.receivers.stop.journal import Journal, JournalEntry
 from evalstop_client.receivers.stop.report import ReportClient
 from evalstop_client.receivers.stop.state_machine import Phase, Stop, StopTimeouts
+from evalstop_client.receivers.stop.steps import Event, Instruction, JobAction, Report, Wait
 from evalstop_client.service import Accepted, Unavailable
 
 HELP = {
@@ -112,12 +111,12 @@ class StopExecution:
 
     def run(self) -> Stop:
         """Carry the stop out to its end, or until `interrupt`."""
-        event: Event = events.Started(self._context.clock())
+        event: Event = steps.Started(self._context.clock())
         try:
             while not self._interrupted.is_set():
                 before = self._stop
                 if self._taken_back.is_set() and before.taken_back_at is None:
-                    taken_back = events.StopTakenBack(self._context.clock())
+                    taken_back = steps.StopTakenBack(self._context.clock())
                     if state_machine.may_be_taken_back(before):
                         event = taken_back
                     else:  # before the event: a check that outlasts the time of the cancel must not lead to a kill
@@ -149,15 +148,15 @@ class StopExecution:
 
     def _carry_out(self, instruction: Instruction) -> Event:
         match instruction:
-            case instructions.Wait(seconds):
+            case Wait(seconds):
                 return self._wait(seconds)
-            case instructions.SendReport(report):
-                return self._send_report(report)
+            case Report():
+                return self._send_report(instruction)
         try:
             return self._control_job(instruction)
         except RequestRefused as error:
             logger.error("run %s: %s", self._request.run_name, error.detail or error)
-            return events.JobRefused(self._context.clock(), error.detail or str(error))
+            return steps.JobRefused(self._context.clock(), error.detail or str(error))
         except SchedulerUnavailable as error:
             return self._report_unavailable(error.detail or str(error))
         except Exception as error:  # any error must be reported to the service
@@ -165,38 +164,37 @@ class StopExecution:
                 logger.exception("the action failed")
             return self._report_unavailable(f"{type(error).__name__}: {error}")
 
-    def _control_job(self, instruction: Instruction) -> Event:
-        job_control, clock = self._context.job_control, self._context.clock
-        match instruction:
-            case instructions.FindJob():
-                # Other runs of the job go on: only who can end a part of it may act.
-                may_act = self._request.ends in ("job", job_control.part)
-                job = job_control.find_job(self._request) if may_act else ForeignJob()
-                return events.JobForeign(clock()) if isinstance(job, ForeignJob) else self._check_found_job(job)
-            case instructions.RequestCheckpoint(job):
+    def _control_job(self, action: JobAction) -> Event:
+        job_control, clock, job = self._context.job_control, self._context.clock, self._stop.job
+        if job is None:
+            # Other runs of the job go on: only who can end a part of it may act.
+            may_act = self._request.ends in ("job", job_control.part)
+            found = job_control.find_job(self._request) if may_act else ForeignJob()
+            return steps.JobForeign(clock()) if isinstance(found, ForeignJob) else self._check_found_job(found)
+        match action:
+            case JobAction.REQUEST_CHECKPOINT:
                 newest = self._reports.newest_checkpoint(self._request)
-                return events.CheckpointRequested(clock(), job_control.request_checkpoint(job, self._request), newest)
-            case instructions.CancelJob(job):
+                return steps.CheckpointRequested(clock(), job_control.request_checkpoint(job, self._request), newest)
+            case JobAction.CANCEL:
                 job_control.cancel_job(job, self._request)
-                return events.JobCancelled(clock())
-            case instructions.ParkJob(job):
+                return steps.JobCancelled(clock())
+            case JobAction.PARK:
                 job_control.park_job(job, self._request)
-                return events.JobCancelled(clock())
-            case instructions.KillJob(job):
+                return steps.JobCancelled(clock())
+            case JobAction.KILL:
                 job_control.kill_job(job)
-                return events.JobKilled(clock())
-            case instructions.CheckJob(job, known_checkpoint):
-                was_parked = self._stop.parks and self._stop.cancelled_at is not None
-                state = job_control.check_parked(job) if was_parked else job_control.check_job(job)
-                has_saved = None if known_checkpoint is None else self._has_newer_checkpoint(known_checkpoint)
-                return events.JobChecked(clock(), state, has_saved)
-        raise AssertionError(instruction)
+                return steps.JobKilled(clock())
+        stop = self._stop
+        was_parked = stop.parks and stop.cancelled_at is not None
+        state = job_control.check_parked(job) if was_parked else job_control.check_job(job)
+        awaits_checkpoint = stop.phase is Phase.SAVING and stop.known_checkpoint is not None
+        return steps.JobChecked(clock(), state, self._has_newer_checkpoint() if awaits_checkpoint else None)
 
     def _check_found_job(self, job: Job) -> Event:
         state = self._context.job_control.check_job(job)
         if isinstance(state, Present):  # in a separate thread: the stop does not wait for the service
             threading.Thread(target=self._acknowledge_stop, args=(job,), name="acknowledge", daemon=True).start()
-        return events.JobFound(self._context.clock(), job, state)
+        return steps.JobFound(self._context.clock(), job, state)
 
     def _acknowledge_stop(self, job: Job) -> None:
         reports = self._context.open_report_client()  # a connection is not thread-safe
@@ -207,34 +205,34 @@ class StopExecution:
         finally:
             reports.close()
 
-    def _has_newer_checkpoint(self, known_checkpoint: str) -> bool | None:
+    def _has_newer_checkpoint(self) -> bool | None:
         newest = self._reports.newest_checkpoint(self._request)
-        return None if newest is None else newest > known_checkpoint
+        return None if newest is None else newest > (self._stop.known_checkpoint or "")
 
     def _report_unavailable(self, reason: str) -> Event:
         if self._stop.failures == 0:
             logger.warning("run %s: %s; retrying", self._request.run_name, reason)
         self._context.metrics.add("scheduler_unavailable_total")
-        return events.SchedulerFailed(self._context.clock(), reason)
+        return steps.SchedulerFailed(self._context.clock(), reason)
 
     def _wait(self, seconds: float) -> Event:
         self._wake.wait(seconds)
         self._wake.clear()
         if self._escalated.is_set() and not self._stop.escalated:
-            return events.StopEscalated(self._context.clock())
-        return events.WaitEnded(self._context.clock())
+            return steps.StopEscalated(self._context.clock())
+        return steps.WaitEnded(self._context.clock())
 
     def _send_report(self, report: Report) -> Event:
         answer = self._reports.send(self._request, report)
         clock = self._context.clock
         if isinstance(answer, Accepted):
             self._context.metrics.add("reports_total", 'answer="accepted"')
-            return events.ReportAccepted(clock())
+            return steps.ReportAccepted(clock())
         if isinstance(answer, Unavailable):
             self._context.metrics.add("reports_total", 'answer="unavailable"')
-            return events.ReportFailed(clock(), answer.retry_after_seconds, random.random())
+            return steps.ReportFailed(clock(), answer.retry_after_seconds, random.random())
         self._context.metrics.add("reports_total", 'answer="refused"')
-        return events.ReportAccepted(clock(), refusal=answer.reason)
+        return steps.ReportAccepted(clock(), refusal=answer.reason)
 
 
 def describe_result(stop: Stop) -> str:

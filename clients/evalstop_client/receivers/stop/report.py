@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
-from evalstop_client.receivers.stop.instructions import Report
 from evalstop_client.receivers.stop.job_control import StopRequest
+from evalstop_client.receivers.stop.steps import Report
 from evalstop_client.service import Accepted, Refused, Service, Unavailable
 
 logger = logging.getLogger("evalstop_client.receivers")

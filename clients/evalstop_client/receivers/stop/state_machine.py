@@ -19,10 +19,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from evalstop_client.receivers.stop import events, instructions
-from evalstop_client.receivers.stop.events import Event
-from evalstop_client.receivers.stop.instructions import Instruction, Report, SendReport, Wait
+from evalstop_client.receivers.stop import steps
 from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present, Unproven
+from evalstop_client.receivers.stop.steps import Event, Instruction, JobAction, Report, Wait
 from evalstop_client.service import wait_seconds
 
 
@@ -80,27 +79,27 @@ class Stop:
 def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instruction | None]:
     """The state after an event, and what to do next; None once the stop is done."""
     match event:
-        case events.Started() | events.WaitEnded():
+        case steps.Started() | steps.WaitEnded():
             return stop, _next_instruction(stop)
-        case events.StopEscalated():
+        case steps.StopEscalated():
             stop = replace(stop, escalated=True)
             return stop, _next_instruction(stop)
-        case events.StopTakenBack(at):
+        case steps.StopTakenBack(at):
             if may_be_taken_back(stop):
                 return _enter_phase(replace(stop, resumed_at=at), Phase.DONE)
             stop = replace(stop, taken_back_at=at)
             return stop, _next_instruction(stop)
-        case events.JobForeign():
+        case steps.JobForeign():
             return replace(stop, phase=Phase.DONE, is_ours=False), None
-        case events.JobRefused(at, reason):
+        case steps.JobRefused(at, reason):
             return _report(stop, Report("failed", reason, _list_details(stop)), at)
-        case events.SchedulerFailed(at, reason):
+        case steps.SchedulerFailed(at, reason):
             return _after_scheduler_failure(stop, reason, at, timeouts)
-        case events.ReportAccepted():
+        case steps.ReportAccepted():
             return _after_report_accepted(stop, timeouts)
-        case events.ReportFailed():
+        case steps.ReportFailed():
             return _after_report_failed(stop, event, timeouts)
-        case events.JobFound(at, job, seen):
+        case steps.JobFound(at, job, seen):
             stop = replace(stop, job=job, found_at=at, failures=0)
             if isinstance(seen, Unproven):
                 return _report_unproven(stop, seen, at)
@@ -109,18 +108,18 @@ def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instru
                     return _enter_phase(stop, Phase.CANCELLING)
                 return _report(stop, _confirm_end(stop, seen, at), at)
             return _enter_phase(stop, Phase.SAVING if timeouts.checkpoint_seconds > 0 else Phase.CANCELLING)
-        case events.CheckpointRequested(at, possible, newest):
+        case steps.CheckpointRequested(at, possible, newest):
             if possible:
                 stop = replace(stop, checkpoint_requested_at=at, known_checkpoint=newest, failures=0)
                 return stop, Wait(timeouts.poll_seconds)
             return _enter_phase(replace(stop, checkpoint="could not be asked for", failures=0), Phase.CANCELLING)
-        case events.JobCancelled(at):
+        case steps.JobCancelled(at):
             if stop.cancelled_at is not None:  # cancelled again: the limits count from the first time
                 return replace(stop, failures=0), Wait(timeouts.poll_seconds)
             return replace(stop, cancelled_at=at, failures=0), Wait(timeouts.poll_seconds / 10)
-        case events.JobKilled(at):
+        case steps.JobKilled(at):
             return replace(stop, killed_at=at, failures=0), Wait(timeouts.poll_seconds / 10)
-        case events.JobChecked(at, seen, saved):
+        case steps.JobChecked(at, seen, saved):
             return _after_check(replace(stop, failures=0), seen, saved, at, timeouts)
 
 
@@ -134,26 +133,20 @@ def _next_instruction(stop: Stop) -> Instruction | None:
     if stop.phase is Phase.DONE:
         return None
     if stop.phase is Phase.REPORTING:
-        assert stop.report is not None
-        return SendReport(stop.report)
+        return stop.report
     if stop.job is None:
-        return instructions.FindJob()
-    if stop.phase is Phase.SAVING:
-        if stop.checkpoint_requested_at is None:
-            return instructions.RequestCheckpoint(stop.job)
-        return instructions.CheckJob(stop.job, stop.known_checkpoint)
-    if stop.taken_back_at is not None:
-        return instructions.CheckJob(stop.job)
+        return JobAction.FIND
+    if stop.phase is Phase.SAVING and stop.checkpoint_requested_at is None:
+        return JobAction.REQUEST_CHECKPOINT
+    if stop.phase is Phase.SAVING or stop.taken_back_at is not None:
+        return JobAction.CHECK
     if stop.phase is Phase.CANCELLING:
-        if stop.cancelled_at is not None:
-            return instructions.CheckJob(stop.job)
-        return _end_job(stop)
-    return instructions.KillJob(stop.job) if stop.killed_at is None else instructions.CheckJob(stop.job)
+        return _end_job(stop) if stop.cancelled_at is None else JobAction.CHECK
+    return JobAction.KILL if stop.killed_at is None else JobAction.CHECK
 
 
-def _end_job(stop: Stop) -> Instruction:
-    assert stop.job is not None
-    return instructions.ParkJob(stop.job) if stop.parks else instructions.CancelJob(stop.job)
+def _end_job(stop: Stop) -> JobAction:
+    return JobAction.PARK if stop.parks else JobAction.CANCEL
 
 
 def _enter_phase(stop: Stop, phase: Phase) -> tuple[Stop, Instruction | None]:
@@ -162,7 +155,7 @@ def _enter_phase(stop: Stop, phase: Phase) -> tuple[Stop, Instruction | None]:
 
 
 def _report(stop: Stop, report: Report, at: float) -> tuple[Stop, Instruction]:
-    return replace(stop, phase=Phase.REPORTING, report=report, reporting_at=at, failures=0), SendReport(report)
+    return replace(stop, phase=Phase.REPORTING, report=report, reporting_at=at, failures=0), report
 
 
 def _after_check(
@@ -218,7 +211,7 @@ def _wait_or_report_failure(
         return _enter_phase(stop, Phase.DONE)
     since = stop.started_at + timeouts.checkpoint_seconds if stop.cancelled_at is None else stop.cancelled_at
     if at - since >= timeouts.give_up_seconds and not stop.failure_reported and at >= stop.report_due_at:
-        return stop, SendReport(Report("failed", f"after {at - stop.started_at:.0f} s: {trouble}", _list_details(stop)))
+        return stop, Report("failed", f"after {at - stop.started_at:.0f} s: {trouble}", _list_details(stop))
     return stop, Wait(_pause_seconds(stop, timeouts))
 
 
@@ -239,7 +232,7 @@ def _after_report_accepted(stop: Stop, timeouts: StopTimeouts) -> tuple[Stop, In
 
 
 def _after_report_failed(
-    stop: Stop, event: events.ReportFailed, timeouts: StopTimeouts
+    stop: Stop, event: steps.ReportFailed, timeouts: StopTimeouts
 ) -> tuple[Stop, Instruction | None]:
     failures = stop.report_failures + 1
     pause_seconds = wait_seconds(failures, event.chance, event.retry_after_seconds)

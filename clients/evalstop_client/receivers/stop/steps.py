@@ -1,10 +1,46 @@
-"""Events in the life of a stop at the receiver; `at` is in seconds since 1970."""
+"""The life of a stop at the receiver: the events in it, and the instructions of its state machine.
+
+Times are in seconds since 1970.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
 
 from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present, Unproven
+
+
+class JobAction(StrEnum):
+    """An action on the job of the stop."""
+
+    FIND = "find it, and check it"
+    REQUEST_CHECKPOINT = "request a checkpoint"
+    CANCEL = "cancel it"
+    PARK = "park it"
+    KILL = "kill it"
+    CHECK = "check it and, while it has time to save, whether there is a new checkpoint"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Wait before the next action."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Report this to the service: `state` is acknowledged, confirmed, parked or failed."""
+
+    state: str
+    reason: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+Instruction = JobAction | Wait | Report
 
 
 @dataclass(frozen=True)
