@@ -33,7 +33,7 @@ class LoggedValues:
         return len(self.values)
 
     def observations(self) -> list[dict[str, Any]]:
-        time = datetime.fromtimestamp(self.time, UTC).isoformat().replace("+00:00", "Z")
+        time = format_time(datetime.fromtimestamp(self.time, UTC))
         items: list[dict[str, Any]] = []
         for metric, value in self.values.items():
             point = {"metric": metric, "step": self.step, "value": encode_value(value), "time": time}
@@ -104,6 +104,11 @@ def parse_number(raw: Any) -> float | None:
         return float(raw.detach() if hasattr(raw, "detach") else raw)  # torch warns about tensors with a gradient
     except Exception:  # whatever a foreign type's conversion raises
         return None
+
+
+def format_time(moment: datetime, timespec: str = "auto") -> str:
+    """A time with its zone, as the API writes it."""
+    return moment.astimezone(UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def encode_value(value: float) -> float | str:

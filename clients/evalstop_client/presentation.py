@@ -5,48 +5,41 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from evalstop_client.latest_answer import Verdict
 
 WIDTH, HEIGHT, MARGIN = 160, 36, 3
 
 
-@dataclass(frozen=True)
-class ShownRun:
-    """The facts shown of a run; None if the service has not answered yet."""
+def describe_run(
+    name: str, mode: str | None, policy: str | None, verdict: Verdict | None, decision: object, url: str | None
+) -> str:
+    """The run as one line; what is None, as before the service's first answer, is left out.
 
-    name: str
-    mode: str | None
-    policy: str | None
-    verdict: str | None
-    decision: str | None
-    reason: str
-    url: str | None
-
-
-def describe_run(run: ShownRun) -> str:
-    """The run as one line.
-
-    >>> describe_run(ShownRun("ppo-7b", "shadow", "default@1", "continue", None, "", "http://localhost:8787/runs/1"))
-    'ppo-7b: shadow, policy default@1, verdict continue, http://localhost:8787/runs/1'
+    >>> describe_run("ppo-7b", "shadow", "default@1", None, None, "http://localhost:8787/runs/1")
+    'ppo-7b: shadow, policy default@1, http://localhost:8787/runs/1'
     """
-    facts = [
-        run.mode,
-        run.policy and f"policy {run.policy}",
-        run.verdict and f"verdict {run.verdict}",
-        run.decision and f"decision {run.decision}",
-        run.url,
-    ]
-    return f"{run.name}: {', '.join(filter(None, facts)) or 'no answer yet'}"
+    named = {"policy": policy, "verdict": verdict, "decision": decision}
+    facts = [mode, *(f"{fact} {value}" for fact, value in named.items() if value is not None), url]
+    return f"{name}: {', '.join(filter(None, facts)) or 'no answer yet'}"
 
 
-def draw_run(run: ShownRun, evals: Sequence[tuple[int, float]]) -> str:
+def draw_run(
+    name: str,
+    mode: str | None,
+    policy: str | None,
+    verdict: Verdict | None,
+    decision: object,
+    url: str | None,
+    evals: Sequence[tuple[int, float]],
+) -> str:
     """The run as HTML for a notebook; `evals` by step."""
-    facts = [html.escape(fact) for fact in (run.mode, run.policy, run.verdict, run.decision) if fact]
-    name = f"<b>{html.escape(run.name)}</b>"
-    if run.url is not None and run.url.startswith(("http://", "https://")):
-        name = f'<a href="{html.escape(run.url, quote=True)}" target="_blank" rel="noopener">{name}</a>'
-    reason = f"<br><small>{html.escape(run.reason)}</small>" if run.reason else ""
-    return f"<div>{' &middot; '.join([name, *facts])} {draw_sparkline(evals)}{reason}</div>"
+    facts = [html.escape(str(fact)) for fact in (mode, policy, verdict, decision) if fact is not None]
+    title = f"<b>{html.escape(name)}</b>"
+    if url is not None and url.startswith(("http://", "https://")):
+        title = f'<a href="{html.escape(url, quote=True)}" target="_blank" rel="noopener">{title}</a>'
+    reason = f"<br><small>{html.escape(verdict.reason)}</small>" if verdict is not None and verdict.reason else ""
+    return f"<div>{' &middot; '.join([title, *facts])} {draw_sparkline(evals)}{reason}</div>"
 
 
 def draw_sparkline(points: Sequence[tuple[int, float]]) -> str:

@@ -305,26 +305,18 @@ class Run:
     @property
     def description(self) -> str:
         """The run as one line: name, mode, policy, verdict and page, as far as the service has answered."""
-        return presentation.describe_run(self._shown) if self.is_reported else f"{self.name}: not reported"
+        return (
+            presentation.describe_run(self.name, self.mode, self.policy, self.verdict, self.decision, self.url)
+            if self.is_reported
+            else f"{self.name}: not reported"
+        )
 
     def __repr__(self) -> str:
         return f"<Run {self.description}>"
 
     def _repr_html_(self) -> str:
-        return presentation.draw_run(self._shown, list(self._evals))
-
-    @property
-    def _shown(self) -> presentation.ShownRun:
-        latest = self._latest_answer
-        return presentation.ShownRun(
-            name=self.name,
-            mode=latest.mode,
-            policy=latest.policy,
-            verdict=str(latest.verdict) if latest.verdict is not None else None,
-            decision=str(latest.decision) if latest.decision is not None else None,
-            reason=latest.verdict.reason if latest.verdict is not None else "",
-            url=latest.url,
-        )
+        shown = (self.name, self.mode, self.policy, self.verdict, self.decision, self.url)
+        return presentation.draw_run(*shown, list(self._evals))
 
     def __enter__(self) -> Self:
         return self

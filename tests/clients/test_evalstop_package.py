@@ -13,7 +13,7 @@ import evalstop
 import evalstop_client
 import pytest
 from evalstop_client.config import LONGEST_VALUE, MOST_PARAMS, flatten_config
-from evalstop_client.presentation import ShownRun, draw_run, draw_sparkline
+from evalstop_client.presentation import draw_run, draw_sparkline
 from evalstop_service.web.api.runs import RunIn
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,7 +118,7 @@ def test_sparkline_stays_in_its_frame(points: list[tuple[int, float]]) -> None:
 
 def test_only_http_urls_are_linked() -> None:
     """A URL with another scheme makes no link."""
-    assert "href" not in draw_run(ShownRun("r", None, None, None, None, "", "javascript:alert(1)"), [])
+    assert "href" not in draw_run("r", None, None, None, None, "javascript:alert(1)", [])
 
 
 KEYS = st.text(max_size=300)

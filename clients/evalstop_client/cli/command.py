@@ -7,11 +7,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib import import_module
 from typing import Any
 
 from evalstop_client.errors import ConfigurationError
+from evalstop_client.observations import format_time
 from evalstop_client.reading.api import Api
 
 GAP = 3
@@ -32,7 +33,7 @@ def _write_time(value: object) -> str:
     """A time as the API writes it."""
     if not isinstance(value, datetime):
         raise TypeError(f"{value!r} is not JSON")
-    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return format_time(value)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]], prose: Collection[str] = ()) -> None:

@@ -293,22 +293,12 @@ class RunRecord:
         }
 
     def __repr__(self) -> str:
-        return f"<RunRecord {presentation.describe_run(self._shown)}>"
+        shown = (self.name, self.mode, self.policy, self.verdict, self.decision, self.url)
+        return f"<RunRecord {presentation.describe_run(*shown)}>"
 
     def _repr_html_(self) -> str:
-        return presentation.draw_run(self._shown, self._curve())
-
-    @property
-    def _shown(self) -> presentation.ShownRun:
-        return presentation.ShownRun(
-            name=self.name,
-            mode=self.mode,
-            policy=self.policy,
-            verdict=str(self.verdict),
-            decision=str(self.decision) if self.decision else None,
-            reason=self.verdict.reason,
-            url=self.url,
-        )
+        shown = (self.name, self.mode, self.policy, self.verdict, self.decision, self.url)
+        return presentation.draw_run(*shown, self._curve())
 
     def _curve(self) -> list[tuple[int, float]]:
         """The downsampled eval; empty if it cannot be read: showing a run must not fail because of its curve."""

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
+from evalstop_client.observations import format_time
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
 from evalstop_client.receivers.stop.processes import set_process_attribute
 
@@ -250,7 +251,7 @@ class ProcessJobControl:
             "pid": self._job.pid,
             "exit_status": status,
             "signal": _signal_name(-status) if status < 0 else None,
-            "ended_at": _format_time(self._job.ended_at) if self._job.ended_at else None,
+            "ended_at": format_time(self._job.ended_at, "milliseconds") if self._job.ended_at else None,
         }
         return Gone("ended", details)
 
@@ -342,7 +343,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # real-time signals have no names
         return f"signal {number}"
-
-
-def _format_time(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

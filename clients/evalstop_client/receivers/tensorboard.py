@@ -24,7 +24,7 @@ from evalstop_client.errors import ConfigurationError, KeyRefused, ServiceAway
 from evalstop_client.job_identity import LONGEST_IDENTITY
 from evalstop_client.latest_answer import ENDED
 from evalstop_client.metric_roles import AUTO, DIRECTIONS, METRIC_ROLES
-from evalstop_client.observations import encode_value
+from evalstop_client.observations import encode_value, format_time
 from evalstop_client.receivers.stop.options import (
     add_seconds,
     add_url_options,
@@ -154,10 +154,9 @@ class Watch:
             return None
         point: Json = {"metric": metric, "step": scalar.step, "value": encode_value(scalar.value)}
         try:
-            time = datetime.fromtimestamp(scalar.wall_time, UTC)
+            return point | {"time": format_time(datetime.fromtimestamp(scalar.wall_time, UTC))}
         except (OverflowError, ValueError, OSError):
             return point
-        return point | {"time": time.isoformat().replace("+00:00", "Z")}
 
     def _load_positions(self) -> dict[str, Folder]:
         try:

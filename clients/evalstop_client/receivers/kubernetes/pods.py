@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
+from evalstop_client.observations import format_time
 from evalstop_client.receivers.kubernetes.api import Api, Expired
 from evalstop_client.receivers.kubernetes.kinds import POD, Object, at
 
@@ -94,7 +95,7 @@ def summarize_pods(pods: Iterable[Pod]) -> dict[str, Any]:
     return {
         "gpus_freed": sum(pod.gpus for pod in pods),
         "exit_code": next((code for code in codes if code), 0) if codes else None,
-        "ended_at": _format_time(max(times)) if times else None,
+        "ended_at": format_time(max(times)) if times else None,
         "pods_total": len(pods),
         "pods": [_describe_pod(pod) for pod in pods[:MAX_REPORTED]],
     }
@@ -121,10 +122,6 @@ def _parse_end(status: Mapping[str, Any]) -> End | None:
 def _count_gpus(container: Mapping[str, Any]) -> int:
     limits = at(container, "resources", "limits") or {}
     return sum(int(count) for name, count in limits.items() if "gpu" in name and str(count).isdecimal())
-
-
-def _format_time(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 WATCH_SECONDS = 1

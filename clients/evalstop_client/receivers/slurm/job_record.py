@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from evalstop_client.observations import format_time
+
 ENDED = frozenset(
     {
         "BOOT_FAIL",
@@ -73,7 +75,7 @@ def summarize_end(records: Iterable[Record]) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "scheduler_state": first.state,
         "gpus_freed": sum(record.gpus for record in records),
-        "ended_at": max(ends).isoformat().replace("+00:00", "Z") if ends else None,
+        "ended_at": format_time(max(ends)) if ends else None,
     }
     if first.exit_code is not None:
         facts |= {"exit_code": first.exit_code >> 8, "signal": (first.exit_code & 127) or None}

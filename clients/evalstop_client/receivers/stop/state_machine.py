@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from evalstop_client.observations import format_time
 from evalstop_client.receivers.stop import steps
 from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present, Unproven
 from evalstop_client.receivers.stop.steps import Event, Instruction, JobAction, Report, Wait
@@ -280,4 +281,4 @@ def _list_details(stop: Stop) -> dict[str, Any]:
 
 
 def _format_time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return format_time(datetime.fromtimestamp(at, UTC), "milliseconds")
