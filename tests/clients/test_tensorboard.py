@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from evalstop_client.receivers.cli import main
-from evalstop_client.tensorboard.event_file import MalformedMessage, Scalar, masked_crc32c, parse_scalars
-from evalstop_client.tensorboard.tail import Folder, read_all_scalars
+from evalstop_client.tensorboard import Folder, MalformedMessage, Scalar, masked_crc32c, parse_scalars, read_all_scalars
 from hypothesis import given
 from hypothesis import strategies as st
 

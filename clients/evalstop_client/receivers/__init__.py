@@ -10,6 +10,6 @@ from evalstop_client.receivers.stop.job_control import (
     StopRequest,
     Unproven,
 )
-from evalstop_client.receivers.stop.webhook_handler import Receiver
+from evalstop_client.receivers.stop.webhooks import Receiver
 
 __all__ = ["ForeignJob", "Gone", "Job", "JobControl", "Parked", "Present", "Receiver", "StopRequest", "Unproven"]

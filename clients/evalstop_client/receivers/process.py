@@ -20,7 +20,7 @@ from evalstop_client.receivers.child_job import (
     ProcessJobControl,
     adopt_orphans,
 )
-from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext
+from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, ReportClient, start_key_check
 from evalstop_client.receivers.stop.job_control import parse_checkpoint_signal
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.options import (
@@ -32,9 +32,8 @@ from evalstop_client.receivers.stop.options import (
     write_atomically,
 )
 from evalstop_client.receivers.stop.processes import POLL_SECONDS, copy_environment, forbid_tracing
-from evalstop_client.receivers.stop.report import ReportClient, start_key_check
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
-from evalstop_client.receivers.stop.webhook_handler import Receiver
+from evalstop_client.receivers.stop.webhooks import Receiver
 from evalstop_client.settings import format_labels, parse_labels
 
 logger = logging.getLogger("evalstop_client.receivers")

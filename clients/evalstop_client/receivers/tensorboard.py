@@ -36,8 +36,7 @@ from evalstop_client.receivers.stop.processes import ShutdownSignal
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service, Unauthorized, wait_seconds
 from evalstop_client.settings import MODES, parse_labels
 from evalstop_client.spool.segment import merge_observations, split_rejected
-from evalstop_client.tensorboard.event_file import Scalar
-from evalstop_client.tensorboard.tail import Folder, Portion, find_event_files
+from evalstop_client.tensorboard import Folder, Portion, Scalar, find_event_files
 
 logger = logging.getLogger("evalstop_client.tensorboard")
 

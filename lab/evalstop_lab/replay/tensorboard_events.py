@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from evalstop_client.tensorboard.event_file import Scalar
-from evalstop_client.tensorboard.tail import find_event_files, read_all_scalars
+from evalstop_client.tensorboard import Scalar, find_event_files, read_all_scalars
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.runs import ReadErrors, Roles, Runs, add_row, parse_number, parse_step

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from evalstop_client.tensorboard.event_file import BYTES, VARINT, fields, repeated
+from evalstop_client.tensorboard import BYTES, VARINT, fields, repeated
 from evalstop_detectors import find_total_steps
 from evalstop_detectors.roles.recognition import LENGTH_NAMES
 

@@ -12,10 +12,15 @@ from typing import Protocol
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerError
 from evalstop_client.receivers import ForeignJob, Gone, Job, JobControl, Parked, Present, Unproven
-from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, StopExecution, describe_result
+from evalstop_client.receivers.stop.execution import (
+    Metrics,
+    ReceiverContext,
+    ReportClient,
+    StopExecution,
+    describe_result,
+)
 from evalstop_client.receivers.stop.job_control import StopRequest, parse_stop_request
 from evalstop_client.receivers.stop.journal import Journal
-from evalstop_client.receivers.stop.report import ReportClient
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
 
 from tests.clients.programs import wait_until

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evalstop_client.receivers import Receiver
-from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext
-from evalstop_client.receivers.stop.http_server import ReceiverServer
+from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, ReportClient
 from evalstop_client.receivers.stop.journal import Journal
-from evalstop_client.receivers.stop.report import ReportClient
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
+from evalstop_client.receivers.stop.webhooks import ReceiverServer
 
 from tests.clients.fake_service import KEY, FakeServer
 from tests.clients.receivers.fake_scheduler import FakeScheduler

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.stop.http_server import BODY_LIMIT_BYTES
 from evalstop_client.receivers.stop.options import listen, load_secrets
+from evalstop_client.receivers.stop.webhooks import BODY_LIMIT_BYTES
 from evalstop_service.clock import utc_now
 
 from tests.clients.programs import wait_until

@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 from evalstop_client.errors import SchedulerUnavailable
 from evalstop_client.receivers import ForeignJob, Gone, Job, Parked, Present, Receiver, StopRequest
-from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext
+from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, ReportClient
 from evalstop_client.receivers.stop.journal import Journal
-from evalstop_client.receivers.stop.report import ReportClient
 from evalstop_client.receivers.stop.state_machine import Phase, StopTimeouts
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService

@@ -15,8 +15,8 @@ import pytest
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.cli import main
 from evalstop_client.receivers.kubernetes.access import find_kubeconfig
+from evalstop_client.receivers.stop.execution import ReportClient
 from evalstop_client.receivers.stop.options import choose_state_folder
-from evalstop_client.receivers.stop.report import ReportClient
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import wait_until

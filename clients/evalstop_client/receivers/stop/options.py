@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.stop.http_server import ReceiverServer
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
+from evalstop_client.receivers.stop.webhooks import ReceiverServer
 from evalstop_client.settings import validate_key, validate_url
 from evalstop_client.signature import check_secret
 

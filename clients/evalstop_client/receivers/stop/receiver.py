@@ -12,8 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext
-from evalstop_client.receivers.stop.http_server import ReceiverServer
+from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, ReportClient, start_key_check
 from evalstop_client.receivers.stop.job_control import JobControl
 from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.options import (
@@ -25,8 +24,7 @@ from evalstop_client.receivers.stop.options import (
     write_atomically,
 )
 from evalstop_client.receivers.stop.processes import ShutdownSignal, forbid_tracing
-from evalstop_client.receivers.stop.report import ReportClient, start_key_check
-from evalstop_client.receivers.stop.webhook_handler import Receiver
+from evalstop_client.receivers.stop.webhooks import Receiver, ReceiverServer
 from evalstop_client.service import Accepted, Json, Refused, Service, seconds_after
 
 logger = logging.getLogger("evalstop_client.receivers")
