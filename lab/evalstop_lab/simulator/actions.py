@@ -1,6 +1,6 @@
-"""`evalstop-lab cluster actions`: compares stopping a suspected job with demoting or parking it.
+"""`evalstop-lab cluster actions`: compares stopping a suspected job with parking it.
 
-A demoted or parked job releases its GPUs to waiting jobs and runs on idle ones. The gain is counted in GPU-hours for
+A parked job releases its GPUs to waiting jobs and runs on idle ones. The gain is counted in GPU-hours for
 which a job waited; the cost in the completion time of healthy jobs, and in healthy jobs lost for good, which only a
 stop causes.
 """
@@ -25,7 +25,7 @@ from evalstop_lab.report import format_figure, format_percent, new_table, save_f
 from evalstop_lab.simulator import study
 from evalstop_lab.simulator.drawing import Hidden, draw_jobs, stop_at_peaks
 from evalstop_lab.simulator.engine import Schedule, simulate_cluster
-from evalstop_lab.simulator.jobs import NEVER_SET_ASIDE, Changes, Floats, Priorities, Priority, Workload
+from evalstop_lab.simulator.jobs import Floats, Parked, Workload
 from evalstop_lab.simulator.metrics import measure_contended_waste
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import GANGS, WORLDS, Setting
@@ -35,40 +35,32 @@ SEEDS = 12
 WORLDS_BY_NAME = {**GANGS, **WORLDS}
 POSTERIOR = msgspec.convert({"model": "gru-1"}, DETECTORS["posterior"])
 RETURN_BELOW = 0.12
-"""A job that was set aside returns when its probability of having turned falls below this."""
+"""A parked job returns when its probability of having turned falls below this."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """For each action the share of healthy runs that reach its level, by calibration; None: the action is not taken."""
+    """The action, and the share of healthy runs that reach its level, by calibration."""
 
-    name: str
-    demote: float | None = None
-    park: float | None = None
-    stop: float | None = None
+    action: str
+    risk: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.action} at {format_percent(self.risk, 0)}"
 
 
-RULES = (
-    Rule("stop at 1 %", stop=0.01),
-    Rule("stop at 5 %", stop=0.05),
-    Rule("stop at 20 %", stop=0.2),
-    Rule("park at 1 %", park=0.01),
-    Rule("park at 5 %", park=0.05),
-    Rule("park at 20 %", park=0.2),
-    Rule("demote at 5 %, stop at 1 %", demote=0.05, stop=0.01),
-    Rule("demote at 5 %, park at 1 %", demote=0.05, park=0.01),
-    Rule("demote at 20 %, park at 1 %", demote=0.2, park=0.01),
-)
+RULES = tuple(Rule(action, risk) for action in ("stop", "park") for risk in (0.01, 0.05, 0.2))
 
 
 FIGURES = ("returned", "healthy_time", "lost", "set_aside", "delay_hours")
 """The figures of a rule under a scheduler. `returned`: contended GPU-hours returned, as a share of the oracle's.
 `healthy_time`: the change of the mean completion time of healthy jobs not stopped. `lost`, `set_aside`: shares
-of the healthy jobs. `delay_hours`: the mean delay of healthy jobs that were set aside."""
+of the healthy jobs that were stopped, and parked. `delay_hours`: the mean delay of the latter."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("actions", help="compare stopping a suspected job with demoting or parking it")
+    parser = subparsers.add_parser("actions", help="compare stopping a suspected job with parking it")
     study.add_common(parser, seeds=SEEDS)
     study.add_plots(parser)
     study.add_world(parser, WORLDS_BY_NAME, "gangs")
@@ -88,42 +80,35 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Decisions:
-    """A rule's decisions on all jobs: the hours of running after which each ends, and its priorities."""
+    """A rule's decisions on all jobs: the hours of running after which each ends, and when they are parked."""
 
     ends: Floats
-    priorities: Priorities
+    parked: Parked
 
 
 def decide_actions(rule: Rule, workload: Workload, probabilities: Floats) -> Decisions:
     """Decide the rule's actions by the probabilities of having turned, with a row per job and a column per eval.
 
-    A job's action only rises until its probability falls below `RETURN_BELOW`; then the job returns.
+    A parked job returns when its probability falls below `RETURN_BELOW`.
     """
-    levels = [
-        (find_threshold(POSTERIOR, risk, ()), priority)
-        for risk, priority in ((rule.park, Priority.PARKED), (rule.demote, Priority.DEMOTED))
-        if risk is not None
-    ]
-    stop_at = np.inf if rule.stop is None else find_threshold(POSTERIOR, rule.stop, ())
-    ends, changes = workload.hours, {}
+    level = find_threshold(POSTERIOR, rule.risk, ())
+    ends, parked = workload.hours, {}
     for job, row in zip(workload.jobs, probabilities.tolist(), strict=True):
-        stop = next((number for number, value in enumerate(row, start=1) if value >= stop_at), None)
-        if stop is not None:
+        if rule.action == "park":
+            if changes := _find_changes(row, level):
+                parked[job.number] = changes
+        elif stop := next((number for number, value in enumerate(row, start=1) if value >= level), None):
             ends[job.number] = job.eval_at(stop)
-        if of_job := _find_changes(row[:stop], levels):
-            changes[job.number] = of_job
-    return Decisions(ends, Priorities(changes))
+    return Decisions(ends, parked)
 
 
-def _find_changes(row: Sequence[float], levels: Sequence[tuple[float, Priority]]) -> Changes:
-    changes, current = [], Priority.NORMAL
+def _find_changes(row: Sequence[float], level: float) -> list[tuple[int, bool]]:
+    changes, is_parked = [], False
     for number, value in enumerate(row, start=1):
-        reached = next((priority for level, priority in levels if value >= level), Priority.NORMAL)
-        priority = Priority.NORMAL if value < RETURN_BELOW else max(current, reached)
-        if priority is not current:
-            changes.append((number, priority))
-            current = priority
-    return tuple(changes)
+        if value < RETURN_BELOW if is_parked else value >= level:
+            is_parked = not is_parked
+            changes.append((number, is_parked))
+    return changes
 
 
 def find_probabilities(workload: Workload) -> Floats:
@@ -153,10 +138,9 @@ def _simulate_seed(setting: Setting, schedulers: Sequence[str], seed: int) -> di
     for name in schedulers:
 
         def run_with(decisions: Decisions, name: str = name) -> Schedule:
-            scheduler, priorities = SCHEDULERS[name], decisions.priorities
-            return simulate_cluster(workload, scheduler, cluster, decisions.ends, priorities=priorities)
+            return simulate_cluster(workload, SCHEDULERS[name], cluster, decisions.ends, decisions.parked)
 
-        untouched, oracle = (run_with(Decisions(ends, NEVER_SET_ASIDE)) for ends in (workload.hours, oracle_ends))
+        untouched, oracle = (run_with(Decisions(ends, {})) for ends in (workload.hours, oracle_ends))
         waste = measure_contended_waste(workload, hidden, untouched, cluster.restore_hours)
         best = waste - measure_contended_waste(workload, hidden, oracle, cluster.restore_hours)
         for rule, decisions in decided.items():
@@ -173,7 +157,7 @@ def _measure_costs(
     lost = ~hidden.hacking & (after.ran < workload.hours)
     continued = ~hidden.hacking & ~lost
     aside = np.zeros(len(continued), dtype=bool)
-    aside[list(decisions.priorities.changes)] = True
+    aside[list(decisions.parked)] = True
     times = [schedule.ended - workload.submitted for schedule in (before, after)]
     delay = (times[1] - times[0])[continued & aside]
     healthy = (~hidden.hacking).sum()

@@ -6,7 +6,7 @@ version are ignored.
 
 A stop depends only on the job's own evals. So it is decided in advance (`ends`), and evals need no events.
 
-A job that is set aside (`priorities`) runs only on idle GPUs, and is paused for any other job.
+A parked job runs only on idle GPUs, and is paused for any other job.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from types import MappingProxyType
 
 import numpy as np
 
-from evalstop_lab.simulator.jobs import NEVER_SET_ASIDE, Floats, Integers, Priorities, Priority, Workload
+from evalstop_lab.simulator.jobs import Floats, Integers, Parked, Workload
 from evalstop_lab.simulator.schedulers import Scheduler
 
-# Jobs that end or are set aside in an instant free GPUs for those that arrive in it.
-FINISH, CHANGE, RETURN, CROSSING, QUANTUM, ARRIVAL = range(6)
+# Jobs that end or are parked in an instant free GPUs for those that arrive in it.
+FINISH, CHANGE, CROSSING, QUANTUM, ARRIVAL = range(5)
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class Cluster:
 class Schedule:
     """The result for each job. `ran` are hours of progress, `held` hours on its GPUs: progress and restores.
 
-    `spells` are all periods on GPUs: job, start, end, in order of their ends. `contended` are the periods (start, end)
-    in which a job that is not set aside waits. `set_aside` are the parts of `spells` in which the job was set aside:
-    they cost no other job anything.
+    `spells` are all periods on GPUs: job, start, end, in order of their ends. `parked` are the parts of them in which
+    the job was parked, which cost no other job anything. `contended` are the periods (start, end) in which a job that
+    is not parked waits.
     """
 
     started: Floats
@@ -49,7 +50,7 @@ class Schedule:
     pauses: Integers
     spells: list[tuple[int, float, float]]
     contended: list[tuple[float, float]]
-    set_aside: list[tuple[int, float, float]]
+    parked: list[tuple[int, float, float]]
     events: int
 
 
@@ -58,33 +59,32 @@ def simulate_cluster(
     scheduler: Scheduler,
     cluster: Cluster,
     ends: Floats | None = None,
-    priorities: Priorities = NEVER_SET_ASIDE,
+    parked: Parked = MappingProxyType({}),
 ) -> Schedule:
     """Run all jobs to their ends.
 
-    `ends`: after how many hours of running each job ends; by default after all of its hours. `priorities`: when jobs
-    are set aside and return. Raises ValueError if a gang is larger than the cluster.
+    `ends`: after how many hours of running each job ends; by default after all of its hours. `parked`: when jobs
+    are parked and return. Raises ValueError if a gang is larger than the cluster.
     """
     largest = max((job.gpus for job in workload.jobs), default=0)
     if largest > cluster.gpus:
         raise ValueError(f"a job needs {largest} GPUs, but the cluster has {cluster.gpus}; give it more")
-    running = _Running(workload, scheduler, cluster, workload.hours if ends is None else ends, priorities)
+    running = _Running(workload, scheduler, cluster, workload.hours if ends is None else ends, parked)
     running.run()
     return running.schedule()
 
 
 _Place = tuple[int, float, int]
-"""The position of a running or waiting job, by priority first; lower ones go first."""
+"""The position of a running or waiting job, whether it is parked first; lower ones go first."""
 
-_NORMAL = int(Priority.NORMAL)
-_FIRST_SET_ASIDE: _Place = (int(Priority.DEMOTED), -math.inf, 0)
+_FIRST_PARKED: _Place = (1, -math.inf, 0)
 
 
 class _Running:
     """The state of a cluster between two events."""
 
     def __init__(
-        self, workload: Workload, scheduler: Scheduler, cluster: Cluster, ends: Floats, priorities: Priorities
+        self, workload: Workload, scheduler: Scheduler, cluster: Cluster, ends: Floats, parked: Parked
     ) -> None:
         count = len(workload.jobs)
         self._jobs, self._cluster = workload.jobs, cluster
@@ -101,11 +101,10 @@ class _Running:
         self._since, self._goes = [0.0] * count, [0.0] * count  # on GPUs since, and progressing since
         self._pauses = [0] * count
         self._started, self._ended = [math.nan] * count, [math.nan] * count
-        self._changes, self._set_aside_hours = priorities.changes, priorities.most_hours
-        self._priority = [_NORMAL] * count
-        self._changed, self._times_changed = [0] * count, [0] * count
-        self._set_aside: dict[int, float] = {}  # running jobs that are set aside, and since when
-        self._aside_spells: list[tuple[int, float, float]] = []
+        self._changes, self._changed = parked, [0] * count
+        self._is_parked = [0] * count
+        self._parked: dict[int, float] = {}  # running jobs that are parked, and since when
+        self._parked_spells: list[tuple[int, float, float]] = []
         self._contended: list[tuple[float, float]] = []
         self._contended_since: float | None = None
         self._heap: list[tuple[float, int, int, int, int]] = []
@@ -128,8 +127,6 @@ class _Running:
                 elif kind == QUANTUM:
                     self._ticking = False
                     look = True
-                elif kind == RETURN:
-                    look = self._return(job, meant, now) or look
                 elif version[job] != meant:
                     continue
                 elif kind == FINISH:
@@ -158,7 +155,7 @@ class _Running:
             np.array(self._pauses, dtype=np.int64),
             self._spells,
             self._contended,
-            self._aside_spells,
+            self._parked_spells,
             self._popped,
         )
 
@@ -183,42 +180,23 @@ class _Running:
             self._push(self._goes[job] + max(at - self._ran[job], 0.0), CHANGE, job)
 
     def _apply_change(self, job: int, now: float) -> None:
-        """Set a running job aside or let it return, by its evals."""
-        _, priority = self._changes[job][self._changed[job]]
+        """Park a running job or let it return, by its evals."""
+        _, parked = self._changes[job][self._changed[job]]
         self._changed[job] += 1
-        self._set_priority(job, priority, now)
+        self._is_parked[job] = int(parked)
+        if parked:
+            self._parked.setdefault(job, now)
+        else:
+            self._end_parking(job, now)
         self._push_change(job)
-        if priority is Priority.DEMOTED:
-            self._pushed += 1
-            meant = self._times_changed[job]
-            heappush(self._heap, (now + self._set_aside_hours, RETURN, self._pushed, job, meant))
 
-    def _return(self, job: int, meant: int, now: float) -> bool:
-        """Let a job return that was demoted for long enough, running or waiting; returns whether it did."""
-        if self._times_changed[job] != meant or not math.isnan(self._ended[job]):
-            return False
-        before = self._place(job, self._ran[job])
-        self._set_priority(job, Priority.NORMAL, now)
-        if job not in self._on:
-            self._waiting.remove(before)
-            insort(self._waiting, self._place(job, self._ran[job]))
-        return True
-
-    def _set_priority(self, job: int, priority: Priority, now: float) -> None:
-        self._priority[job] = int(priority)
-        self._times_changed[job] += 1
-        if priority is Priority.NORMAL:
-            self._end_aside(job, now)
-        elif job in self._on:
-            self._set_aside.setdefault(job, now)
-
-    def _end_aside(self, job: int, now: float) -> None:
-        since = self._set_aside.pop(job, None)
+    def _end_parking(self, job: int, now: float) -> None:
+        since = self._parked.pop(job, None)
         if since is not None:
-            self._aside_spells.append((job, since, now))
+            self._parked_spells.append((job, since, now))
 
     def _record_contention(self, now: float) -> None:
-        contended = bool(self._waiting) and self._waiting[0][0] == _NORMAL
+        contended = bool(self._waiting) and not self._waiting[0][0]
         if contended and self._contended_since is None:
             self._contended_since = now
         elif not contended and self._contended_since is not None:
@@ -226,32 +204,29 @@ class _Running:
             self._contended_since = None
 
     def _place(self, job: int, ran: float) -> _Place:
-        return self._priority[job], self._rank(self._jobs[job], ran), job
+        return self._is_parked[job], self._rank(self._jobs[job], ran), job
 
     def _fill(self, now: float) -> None:
-        """Start, in order, the jobs that fit; others take the GPUs of jobs that are set aside, lowest priority
-        first."""
+        """Start, in order, the jobs that fit; others take the GPUs of parked jobs, of those parked last first."""
         waiting, gpus = self._waiting, self._gpus
         index, blocked = 0, False
-        while (self._free or self._set_aside) and index < len(waiting):
-            priority, _, job = waiting[index]
-            if priority == _NORMAL:
-                fits = gpus[job] <= self._free or (bool(self._set_aside) and self._make_room(gpus[job], now))
-                blocked = self._strict and not fits
-            else:
-                fits, blocked = gpus[job] <= self._free, False
+        while (self._free or self._parked) and index < len(waiting):
+            parked, _, job = waiting[index]
+            fits = gpus[job] <= self._free
+            if not parked:
+                fits = fits or (bool(self._parked) and self._make_room(gpus[job], now))
+            blocked = self._strict and not fits and not parked
             if fits:
                 del waiting[index]
                 self._start(job, now)
             else:
-                index = bisect_left(waiting, _FIRST_SET_ASIDE) if blocked else index + 1
+                index = bisect_left(waiting, _FIRST_PARKED) if blocked else index + 1
 
     def _make_room(self, gpus: int, now: float) -> bool:
-        """Pause jobs that are set aside until enough GPUs are free; pauses none if that is not possible."""
-        if self._free + sum(self._gpus[job] for job in self._set_aside) < gpus:
+        """Pause parked jobs until enough GPUs are free; pauses none if that is not possible."""
+        if self._free + sum(self._gpus[job] for job in self._parked) < gpus:
             return False
-        latest_first = list(self._set_aside)[::-1]
-        for job in sorted(latest_first, key=lambda job: -self._priority[job]):
+        for job in list(self._parked)[::-1]:
             if self._free >= gpus:
                 break
             self._pause(job, now)
@@ -259,9 +234,9 @@ class _Running:
 
     def _repack(self, now: float) -> None:
         """Reallocate GPUs, in order, to running and waiting jobs; pause those that get none."""
-        priority, rank, jobs, ran, goes = self._priority, self._rank, self._jobs, self._ran, self._goes
+        parked, rank, jobs, ran, goes = self._is_parked, self._rank, self._jobs, self._ran, self._goes
         ranked = [
-            (priority[job], rank(jobs[job], ran[job] + (now - goes[job]) if now > goes[job] else ran[job]), job)
+            (parked[job], rank(jobs[job], ran[job] + (now - goes[job]) if now > goes[job] else ran[job]), job)
             for job in self._on
         ]
         if not ranked or max(ranked) < self._waiting[0]:  # all running jobs continue
@@ -300,8 +275,8 @@ class _Running:
 
     def _start(self, job: int, now: float) -> None:
         self._on[job] = None
-        if self._priority[job] != _NORMAL:
-            self._set_aside[job] = now
+        if self._is_parked[job]:
+            self._parked[job] = now
         self._free -= self._gpus[job]
         self._version[job] += 1
         self._since[job] = goes = now
@@ -326,8 +301,8 @@ class _Running:
 
     def _leave(self, job: int, now: float) -> None:
         del self._on[job]
-        if self._set_aside:
-            self._end_aside(job, now)
+        if self._parked:
+            self._end_parking(job, now)
         self._free += self._gpus[job]
         self._version[job] += 1
         since = self._since[job]

@@ -6,9 +6,9 @@ scheduler may import.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,25 +77,8 @@ class Workload:
         return np.array([job.submitted for job in self.jobs])
 
 
-class Priority(IntEnum):
-    """The priority of a job. A demoted or parked job runs only on idle GPUs, and is paused for any other."""
+Parked = Mapping[int, Sequence[tuple[int, bool]]]
+"""The jobs that are parked at some time, by number: whether they are from each of these evals on, counted from 1.
 
-    NORMAL = 0
-    DEMOTED = 1
-    PARKED = 2
-
-
-Changes = tuple[tuple[int, Priority], ...]
-"""The priority changes of one job: the eval, from 1, after which each priority applies; in order of evals."""
-
-
-@dataclass(frozen=True)
-class Priorities:
-    """`changes`: of each job that is set aside, by number. `most_hours`: the time after which a demoted job returns,
-    until its evidence demotes it again; a parked job returns only by its evidence."""
-
-    changes: Mapping[int, Changes] = field(default_factory=dict)
-    most_hours: float = 24.0
-
-
-NEVER_SET_ASIDE = Priorities()
+A parked job runs only on idle GPUs, and is paused for any other.
+"""

@@ -12,8 +12,6 @@ from evalstop_detectors import DETECTORS, POLICIES
 from evalstop_lab.benchmarks.detection import step_cost
 from evalstop_lab.benchmarks.detection.command import main
 from evalstop_lab.benchmarks.detection.contenders import NOT_RUN, list_contenders, run_oracle
-from evalstop_lab.benchmarks.detection.scoring import JudgedWorld, compute_delay_curve
-from evalstop_lab.calibrate.evidence import record_evidence
 from evalstop_lab.worlds import NoiseKind, draw_world
 
 pytestmark = pytest.mark.slow
@@ -34,27 +32,7 @@ def test_quick_run_writes_report_and_plots(tmp_path: Path, capsys: pytest.Captur
     assert paper["recorded"]["recall"]["hits"] == 47
     assert paper["recall"] == rows["k_decline k=3", "as shipped"]["recall"]
     assert rows["oracle", "1 %"]["false_stops"]["hits"] == 0
-    for name in ("roc.png", "sooner.png"):
-        assert (tmp_path / name).stat().st_size > 10_000
-
-
-def test_shorter_delays_cost_more_false_stops() -> None:
-    """Along the delay curve false stops rise and delays fall; only runs without dips count."""
-    worlds = [
-        draw_world(family, seed, length=60, level=0.1)
-        for family in ("plateau", "saturate", "u_dip", "mild")
-        for seed in range(15)
-    ]
-    detector = DETECTORS["k_decline"]()
-    curve = compute_delay_curve(
-        [JudgedWorld(world, record_evidence(detector, world.observations(), world.last_step)) for world in worlds]
-    )
-    false = [point[0] for point in curve]
-    assert false == sorted(false)
-    assert all(rate * 30 == pytest.approx(round(rate * 30)) for rate in false)
-    assert false[-1] > false[0]
-    ratios = [ratio for _, ratio, recall in curve if recall > 0.5]
-    assert ratios == sorted(ratios, reverse=True)
+    assert (tmp_path / "roc.png").stat().st_size > 10_000
 
 
 @pytest.mark.nightly

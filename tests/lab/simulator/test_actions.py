@@ -11,7 +11,7 @@ from evalstop_detectors.policy.calibration import find_threshold
 from evalstop_lab.simulator.actions import POSTERIOR, RULES, Rule, decide_actions
 from evalstop_lab.simulator.drawing import Hidden
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
-from evalstop_lab.simulator.jobs import Changes, Priorities, Priority, Workload
+from evalstop_lab.simulator.jobs import Workload
 from evalstop_lab.simulator.metrics import measure_contended_waste
 from evalstop_lab.simulator.schedulers import FIFO, SCHEDULERS, Scheduler
 from hypothesis import given
@@ -21,7 +21,7 @@ from tests.lab.simulator.conftest import assert_no_gpu_is_allocated_twice, prope
 from tests.lab.simulator.plain_workload import build_plain_workload
 
 GPUS = 8
-PARK = {0: ((1, Priority.PARKED),)}
+PARK = {0: ((1, True),)}
 schedulers = st.sampled_from(list(SCHEDULERS.values()))
 
 
@@ -33,10 +33,10 @@ def add_evals(workload: Workload, evals: int) -> Workload:
 
 
 @st.composite
-def changes(draw: st.DrawFn) -> Changes:
-    """A job's priorities over its four evals."""
+def changes(draw: st.DrawFn) -> tuple[tuple[int, bool], ...]:
+    """When a job with four evals is parked and returns."""
     evals = draw(st.lists(st.integers(1, 4), unique=True, max_size=3).map(sorted))
-    return tuple((at, draw(st.sampled_from(Priority))) for at in evals)
+    return tuple((at, draw(st.booleans())) for at in evals)
 
 
 @property_settings
@@ -44,8 +44,8 @@ def changes(draw: st.DrawFn) -> Changes:
 def test_preemption_loses_no_work(workload: Workload, scheduler: Scheduler, drawn: st.DataObject) -> None:
     """However jobs are preempted and return, each runs all of its hours, and no GPU is allocated twice."""
     workload = add_evals(workload, 4)
-    priorities = Priorities({job.number: drawn.draw(changes()) for job in workload.jobs}, most_hours=2.0)
-    schedule = simulate_cluster(workload, scheduler, Cluster(GPUS, 0.25), priorities=priorities)
+    parked = {job.number: drawn.draw(changes()) for job in workload.jobs}
+    schedule = simulate_cluster(workload, scheduler, Cluster(GPUS, 0.25), parked=parked)
     assert schedule.ran == pytest.approx(workload.hours)
     assert_no_gpu_is_allocated_twice(workload, schedule, GPUS)
 
@@ -55,7 +55,7 @@ def test_preemption_loses_no_work(workload: Workload, scheduler: Scheduler, draw
 def test_parked_job_yields_to_waiting_jobs(workload: Workload, scheduler: Scheduler) -> None:
     """A job that is parked from its first eval on runs only while no other job that fits waits."""
     workload = add_evals(workload, 4)
-    schedule = simulate_cluster(workload, scheduler, Cluster(GPUS, 0.0), priorities=Priorities(PARK))
+    schedule = simulate_cluster(workload, scheduler, Cluster(GPUS, 0.0), parked=PARK)
     ran, spells = 0.0, [spell[1:] for spell in schedule.spells if spell[0] == 0]
     for since, until in spells:
         parked_from = since + workload.jobs[0].eval_at(1) - ran
@@ -80,25 +80,12 @@ def test_parked_job_resumes_on_idle_gpus() -> None:
     """It is paused for a waiting job, pays for its restore, and runs to its end."""
     workload = add_evals(build_plain_workload(np.array([0.0, 1.0]), np.array([8, 8]), np.array([4.0, 2.0])), 4)
     untouched = simulate_cluster(workload, FIFO, Cluster(8, 0.5))
-    schedule = simulate_cluster(workload, FIFO, Cluster(8, 0.5), priorities=Priorities(PARK))
+    schedule = simulate_cluster(workload, FIFO, Cluster(8, 0.5), parked=PARK)
     assert untouched.ended.tolist() == [4.0, 6.0]
     assert untouched.contended == [(1.0, 4.0)]
     assert schedule.ended.tolist() == [6.5, 3.0]
     assert schedule.contended == []
     assert schedule.pauses.tolist() == [1, 0]
-
-
-def test_demoted_job_returns_after_most_hours() -> None:
-    """After `most_hours` it is scheduled in the order of submission again."""
-    workload = add_evals(
-        build_plain_workload(np.array([0.0, 1.0, 1.5]), np.array([8, 8, 8]), np.array([4.0, 2.0, 2.0])), 4
-    )
-    demoted = {0: ((1, Priority.DEMOTED),)}
-    ended = [
-        simulate_cluster(workload, FIFO, Cluster(8, 0.0), priorities=Priorities(demoted, most_hours)).ended.tolist()
-        for most_hours in (1.5, 24.0)
-    ]
-    assert ended == [[6.0, 3.0, 8.0], [8.0, 3.0, 5.0]]
 
 
 def test_contended_waste_counts_hours_with_a_waiting_job() -> None:
@@ -108,7 +95,7 @@ def test_contended_waste_counts_hours_with_a_waiting_job() -> None:
     hidden = Hidden(*truth, np.zeros((2, 4)), np.ones(2), 1.0)
     cluster = Cluster(8, 0.5)
     assert measure_contended_waste(workload, hidden, simulate_cluster(workload, FIFO, cluster), 0.5) == 8 * 2.0
-    parked = simulate_cluster(workload, FIFO, cluster, priorities=Priorities(PARK))
+    parked = simulate_cluster(workload, FIFO, cluster, parked=PARK)
     assert measure_contended_waste(workload, hidden, parked, 0.5) == 0.0
     stopped = simulate_cluster(workload, FIFO, cluster, np.array([1.5, 2.0]))
     assert measure_contended_waste(workload, hidden, stopped, 0.5) == 8 * 0.5, (
@@ -117,20 +104,17 @@ def test_contended_waste_counts_hours_with_a_waiting_job() -> None:
 
 
 def test_actions_follow_the_evidence() -> None:
-    """A job is demoted, then parked, and stays so until its evidence falls below `RETURN_BELOW`."""
-    demote, park = (find_threshold(POSTERIOR, risk, ()) for risk in (0.2, 0.01))
-    between = (demote + park) / 2
-    row = [0.0, demote, between, park, between, 0.5, 0.1, between]
-    workload = add_evals(build_plain_workload(np.array([0.0]), np.array([1]), np.array([8.0])), 8)
-    decided = decide_actions(Rule("r", demote=0.2, park=0.01), workload, np.array([row]))
-    normal, demoted, parked = Priority
-    assert decided.priorities.changes == {0: ((2, demoted), (4, parked), (7, normal), (8, demoted))}
-    assert decided.ends.tolist() == [8.0]
-    stopped = decide_actions(Rule("r", demote=0.2, stop=0.01), workload, np.array([row]))
-    assert stopped.ends.tolist() == [4.0]
-    assert stopped.priorities.changes == {0: ((2, demoted),)}
-    untouched = decide_actions(Rule("r"), workload, np.array([row]))
-    assert (untouched.ends.tolist(), untouched.priorities.changes) == ([8.0], {})
+    """A parked job stays so until its evidence falls below `RETURN_BELOW`; a stopped job ends."""
+    level = find_threshold(POSTERIOR, 0.05, ())
+    row = [0.0, level, 0.5, 0.1, level - 0.01, level]
+    workload = add_evals(build_plain_workload(np.array([0.0]), np.array([1]), np.array([6.0])), 6)
+    parked = decide_actions(Rule("park", 0.05), workload, np.array([row]))
+    assert parked.parked == {0: [(2, True), (4, False), (6, True)]}
+    assert parked.ends.tolist() == [6.0]
+    stopped = decide_actions(Rule("stop", 0.05), workload, np.array([row]))
+    assert (stopped.ends.tolist(), stopped.parked) == ([2.0], {})
+    untouched = decide_actions(Rule("stop", 0.05), workload, np.array([[0.0] * 6]))
+    assert (untouched.ends.tolist(), untouched.parked) == ([6.0], {})
 
 
 def test_only_stops_lose_healthy_jobs(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:

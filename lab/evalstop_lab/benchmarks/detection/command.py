@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +22,10 @@ from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.detection.contenders import Contender, list_contenders
-from evalstop_lab.benchmarks.detection.report import draw_delays, draw_roc, print_tables
+from evalstop_lab.benchmarks.detection.report import draw_roc, print_tables
 from evalstop_lab.benchmarks.detection.scoring import (
     JudgedWorld,
     compute_checkpoint_losses,
-    compute_delay_curve,
     compute_figures,
     compute_roc,
     find_operating_points,
@@ -56,7 +53,7 @@ RECORDED = Path("tests/data/rlhf_runs_public.jsonl")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark, print its tables and write its plots to a folder."""
+    """Run the benchmark, print its tables, and write a plot and the report to a folder."""
     parser = argparse.ArgumentParser(
         prog="make bench-detection", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -70,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only", nargs="+", metavar="NAME", help="contenders by the start of their names (default: all)"
     )
     parser.add_argument("--recorded", type=Path, default=RECORDED, metavar="FILE", help=f"recorded runs ({RECORDED})")
-    parser.add_argument("--folder", type=Path, default=Path("bench-detection"), help="folder for plots (%(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path("bench-detection"), help="for the plot (%(default)s)")
     add_jobs_option(parser)
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_RUNS} runs of each kind; the figures are not representative"
@@ -84,13 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document = json.dumps(to_json_values(report))
     (options.folder / "report.json").write_text(document + "\n", encoding="utf-8")
     draw_roc(options.folder / "roc.png", curves)
-    draw_delays(options.folder / "sooner.png", report["delay_curves"])
     if options.json:
         sys.stdout.write(document + "\n")
     else:
         console = Console() if sys.stdout.isatty() else Console(width=220)
         print_tables(console, report)
-        console.print(f"Wrote plots and report.json to {options.folder}/")
+        console.print(f"Wrote roc.png and report.json to {options.folder}/")
     return 0
 
 
@@ -110,7 +106,6 @@ def measure_contenders(
     kinds = list(second_suite.SECOND_SUITE)
     drawn = [(kinds[index % len(kinds)], SECOND_SUITE_SEED + index) for index in range(options.runs)]
     second = _judge_worlds(compared, drawn, second_suite.draw_world, "second suite", options.jobs)
-    worlds = [judged.world for judged in next(iter(reporting.values()))]
     recorded = (
         [replace(run, planned_steps=float(run.steps[-1])) for run in load_recorded_runs(options.recorded)]
         if (options.recorded.exists())
@@ -119,27 +114,25 @@ def measure_contenders(
     rows: list[dict[str, Any]] = []
     curves = {}
     for item in contenders:
-        runs = _Runs(
-            calibrating[item.name],
-            reporting[item.name],
-            [JudgedWorld(world, item.run(world)) for world in recorded],
-            unplanned.get(item.name, ()),
-            second.get(item.name, ()),
-        )
-        rows += _build_rows(item, runs)
-        operating_points = [] if item.calibrated else find_operating_points(item, runs.calibration)
+        judged = {
+            "calibration": calibrating[item.name],
+            "reporting": reporting[item.name],
+            "recorded": [JudgedWorld(world, item.run(world)) for world in recorded],
+            "unplanned": unplanned.get(item.name, ()),
+            "second_suite": second.get(item.name, ()),
+        }
+        rows += _build_rows(item, judged)
+        operating_points = [] if item.calibrated else find_operating_points(item, judged["calibration"])
         curves[item.name] = {
             f"{level:g}": compute_roc(
-                [judged for judged in runs.reporting if judged.world.noise.level == level], operating_points
+                [run for run in reporting[item.name] if run.world.noise.level == level], operating_points
             )
             for level in LEVELS
         }
     setting = {name: getattr(options, name) for name in ("calibration_runs", "runs")}
+    worlds = [judged.world for judged in next(iter(reporting.values()))]
     report = {
         "rows": rows,
-        "delay_curves": {
-            item.name: compute_delay_curve(reporting[item.name]) for item in contenders if item.calibrated
-        },
         "checkpoints": compute_checkpoint_losses(worlds),
         "setting": setting | {"held_out": sorted(HELD_OUT), "recorded_runs": len(recorded)},
         "versions": list_versions(),
@@ -147,30 +140,15 @@ def measure_contenders(
     return report, curves
 
 
-@dataclass(frozen=True)
-class _Runs:
-    """The records of one contender, by the purpose of the runs."""
-
-    calibration: Sequence[JudgedWorld]
-    reporting: Sequence[JudgedWorld]
-    recorded: Sequence[JudgedWorld]
-    unplanned: Sequence[JudgedWorld]
-    second_suite: Sequence[JudgedWorld]
-
-
-def _build_rows(item: Contender, runs: _Runs) -> Iterator[dict[str, Any]]:
-    cost = _time_eval(item)
-    for point in find_operating_points(item, runs.calibration):
-        yield {
-            "contender": item.name,
-            "group": item.group,
-            "at": point.name,
-            "microseconds": cost,
-            **compute_figures(runs.reporting, point),
-            "recorded": score_runs(runs.recorded, point),
-            "unplanned": score_runs(runs.unplanned, point) if runs.unplanned else {},
-            "second_suite": score_runs(runs.second_suite, point) if runs.second_suite else {},
+def _build_rows(item: Contender, judged: Mapping[str, Sequence[JudgedWorld]]) -> Iterator[dict[str, Any]]:
+    """A row for each operating point of a contender; `judged` are its records by the purpose of the runs."""
+    for point in find_operating_points(item, judged["calibration"]):
+        others = {
+            part: score_runs(judged[part], point) if judged[part] else {}
+            for part in ("recorded", "unplanned", "second_suite")
         }
+        key = {"contender": item.name, "group": item.group, "at": point.name}
+        yield key | compute_figures(judged["reporting"], point) | others
 
 
 Draw = Callable[[str, int], World]
@@ -200,17 +178,6 @@ def _judge_worlds(
 def _judge_world(contenders: Sequence[Contender], draw: Draw, recipe: tuple[str, int]) -> list[Records]:
     world = draw(*recipe)
     return [item.run(world) for item in contenders]
-
-
-def _time_eval(item: Contender) -> float:
-    """Microseconds per eval, with the observations of all roles, on a healthy run; the best of three rounds."""
-    world = draw_world("saturate", REPORTING_SEED, length=500, level=0.05)
-    best = math.inf
-    for _ in range(3):
-        started = time.perf_counter()
-        item.run(world)
-        best = min(best, time.perf_counter() - started)
-    return best / len(world.steps) * 1e6
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables and plots of `make bench-detection`."""
+"""The tables and the plot of `make bench-detection`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def _build_summary_table(title: str, rows: Sequence[Row]) -> Table:
         *_SHARES,
         _share_column("false_stops_held_out", "in held-out families"),
         *_number_columns(precision=2, premature=3, delay=0, delay_p90=0, delay_to_bound=2, eval_lost=3),
-        ("us/eval", lambda row: f"{row['microseconds']:.0f}"),
     )
     return _build_table(title, rows, columns)
 
@@ -116,27 +115,3 @@ def draw_roc(path: Path, curves: Curves) -> None:
         for axis in axes[:, 0]:
             axis.set_ylabel("recall")
         axes[0, 0].figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-
-
-def draw_delays(path: Path, curves: dict[str, list[tuple[float, float, float]]]) -> None:
-    """Plot delay / bound against false stops, over runs without dips.
-
-    The line is dotted where recall is below 50 %, because the turns that are found are then the easy ones.
-    """
-    with save_figure(path, (10, 7)) as axes:
-        axis = axes[0, 0]
-        for (name, curve), color in zip(curves.items(), itertools.cycle(_COLORS)):
-            label: str | None = name
-            for finds_half, line in ((True, "-"), (False, ":")):
-                points = [
-                    (max(false, LEAST_DRAWN), ratio) for false, ratio, recall in curve if (recall >= 0.5) is finds_half
-                ]
-                if points:
-                    axis.plot(*zip(*points, strict=True), line, marker=".", color=color, label=label)
-                    label = None
-        axis.axhline(1.5, color="#999999", linewidth=0.8)
-        axis.set(xscale="log", yscale="log", xlabel="false stops per healthy run without dips")
-        axis.set_ylabel("median of delay / lower bound, right stops")
-        axis.set_yticks([1.5, 2, 3, 4, 6], ["1.5", "2", "3", "4", "6"])
-        axis.minorticks_off()
-        axes[0, 0].figure.legend(loc="outside right upper", fontsize=8)

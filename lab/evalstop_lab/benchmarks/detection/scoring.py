@@ -30,7 +30,6 @@ from evalstop_lab.worlds.scoring import (
 
 CHOOSERS = {"raw_maximum": find_highest, "smoothed_maximum": choose_best}
 RATES = (0.01, 0.05)
-DELAY_RATES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4)
 ROC_RATES = tuple(np.geomspace(0.001, 1.0, 61).tolist())
 
 
@@ -121,24 +120,6 @@ def compute_roc(judged: Sequence[JudgedWorld], own_points: Sequence[OperatingPoi
     for alarm in [point.alarm for point in own_points] or [find_alarm(healthy, rate) for rate in ROC_RATES]:
         right = sum(classify_outcome(item.stopped(alarm), item.world.truth) is OutcomeKind.RIGHT for item in hacking)
         curve.append((sum(item.records.highest >= alarm for item in healthy) / len(healthy), right / len(hacking)))
-    return curve
-
-
-def compute_delay_curve(judged: Sequence[JudgedWorld]) -> list[tuple[float, float, float]]:
-    """False stops, median of delay / bound of right stops, and recall by falling alarm level, over runs without dips.
-
-    Without dips only noise causes false stops, so this is the cost of stopping sooner.
-    """
-    clear = [item for item in judged if not is_dip(item)]
-    healthy = [item for item in clear if item.world.truth.label is Label.HEALTHY]
-    curve = []
-    for rate in DELAY_RATES:
-        alarm = find_alarm(healthy, rate)
-        pairs = [(item.stopped(alarm), item.world.truth) for item in clear if item.world.truth.label is Label.HACKING]
-        _, ratio = compare_with_bound(pairs, RATES[0])
-        right = sum(classify_outcome(outcome, truth) is OutcomeKind.RIGHT for outcome, truth in pairs)
-        false = sum(item.records.highest >= alarm for item in healthy) / len(healthy)
-        curve.append((false, ratio.value, right / len(pairs)))
     return curve
 
 
