@@ -9,8 +9,8 @@ import pytest
 from evalstop_service.domain.case_requirements import CaseRequirements, Shortfall
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageCases
-from evalstop_service.store import case_counts, rollout_stages, tables
-from evalstop_service.store.case_counts import CaseFilter
+from evalstop_service.store import cases, rollout_stages, tables
+from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
@@ -40,8 +40,8 @@ def load_stage_cases(project: ProjectFixture) -> StageCases:
 
 def explain_shortfalls(project: ProjectFixture) -> set[str]:
     with project.database.reading() as tx:
-        cases = case_counts.list_cases(tx, project.id, CaseFilter(), limit=200)
-        return set(rollout_stage.explain_shortfalls(tx, project.id, cases).values())
+        listed = cases.list_cases(tx, project.id, CaseFilter(), limit=200)
+        return set(rollout_stage.explain_shortfalls(tx, project.id, listed).values())
 
 
 @pytest.mark.parametrize(

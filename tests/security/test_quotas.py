@@ -14,7 +14,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.domain.quotas import Quota, Quotas, first_id, seconds_to_wait
 from evalstop_service.errors import QuotaReached
 from evalstop_service.projects import api_keys
-from evalstop_service.store import projects, quota_use
+from evalstop_service.store import counts, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
@@ -130,8 +130,8 @@ def test_quota_use_is_counted_per_project(database: Database) -> None:
     now = datetime.now(UTC)
     project.open_run()
     with database.reading() as tx:
-        used = {use.quota: use.used for use in quota_use.load_use(tx, now, project.id)[project.id]}
-        tomorrow = quota_use.load_use(tx, now + timedelta(days=1))
+        used = {use.quota: use.used for use in counts.load_use(tx, now, project.id)[project.id]}
+        tomorrow = counts.load_use(tx, now + timedelta(days=1))
         assert {use.quota: use.used for use in tomorrow[project.id]}[Quota.RUNS_PER_DAY] == 0
         assert {use.quota: use.used for use in tomorrow[other.id]}[Quota.OPEN_RUNS] == 0
     assert used == {
@@ -145,7 +145,7 @@ def test_quota_use_is_counted_per_project(database: Database) -> None:
     with database.transaction() as tx:
         project_row = projects.get_project(tx, project.id)
         projects.update_project(tx, replace(project_row, quotas=Quotas(open_runs=1)))
-        assert quota_use.find_highest_use(tx, now)[Quota.OPEN_RUNS] == 1.0
+        assert counts.find_highest_use(tx, now)[Quota.OPEN_RUNS] == 1.0
 
 
 def test_daily_quota_is_reset_at_midnight_utc() -> None:

@@ -11,8 +11,8 @@ from evalstop_service.domain.outcome import Turn
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid
 from evalstop_service.runs import watched_metrics
-from evalstop_service.store import case_counts, decisions, outcomes, runs
-from evalstop_service.store.case_counts import CaseFilter
+from evalstop_service.store import cases, decisions, outcomes, runs
+from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.outcomes import Outcome
@@ -70,7 +70,7 @@ def judge_outcome(run_outcome: RunOutcome, turn_step: int | None, decision: Deci
 
 def _list_curves(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> list[tuple[Run, Decision | None]]:
     """The runs of the newest cases that can show their whole last attempt, with its decision."""
-    listed = case_counts.list_cases(tx, project_id, case_filter, limit=_EXAMINED)
+    listed = cases.list_cases(tx, project_id, case_filter, limit=_EXAMINED)
     present = runs.load_runs(tx, [case.run_id for case in listed])
     decided = decisions.load_decisions(tx, present)
     curves = []

@@ -15,8 +15,8 @@ from evalstop_service.clock import rfc3339
 from evalstop_service.domain import confidence_sequences
 from evalstop_service.domain.confidence_sequences import Estimate, Stratum
 from evalstop_service.domain.statuses import DecisionOutcome, Treatment
-from evalstop_service.store import case_counts
-from evalstop_service.store.case_counts import CaseCount, CaseFilter, Delay, Grouping, Key
+from evalstop_service.store import cases
+from evalstop_service.store.cases import CaseCount, CaseFilter, Delay, Grouping, Key
 from evalstop_service.store.database import Transaction
 
 OUTCOMES = tuple(DecisionOutcome)
@@ -157,8 +157,8 @@ def load_figures(
     tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = ()
 ) -> list[GroupFigures]:
     """The figures of a project's cases by group, in the order of their keys; without `by` one group, possibly empty."""
-    counts = case_counts.count_cases(tx, project_id, case_filter, by)
-    delays = case_counts.count_delays(tx, project_id, case_filter, by)
+    counts = cases.count_cases(tx, project_id, case_filter, by)
+    delays = cases.count_delays(tx, project_id, case_filter, by)
     whole = case_filter.detector is None and "detector" not in by
     if not counts and not by:
         return [_compute_group((), _Totals(), (), whole=whole)]

@@ -28,9 +28,7 @@ from evalstop_service.ingest.messages import Message, Receipt
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.ingest import IngestStore
-from evalstop_service.store.ingest_postgres import PostgresIngest
-from evalstop_service.store.ingest_sqlite import SqliteIngest
+from evalstop_service.store.ingest import IngestStore, PostgresIngest, SqliteIngest
 
 MAX_SLOW_COMMITS = 4
 """Commits under way that others do not wait for."""

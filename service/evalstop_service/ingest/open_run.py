@@ -34,11 +34,11 @@ from evalstop_service.runs.descriptions import fill_description
 from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
-from evalstop_service.store import audit, mlflow_runs, projects, quota_use, run_health, runs
+from evalstop_service.store import audit, counts, mlflow, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.keys import Key
-from evalstop_service.store.mlflow_runs import MlflowRun
+from evalstop_service.store.mlflow import MlflowRun
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import FOUND_AGAIN, Run
 
@@ -88,14 +88,14 @@ def create_run(tx: Transaction, project_id: UUID, request: OpenRequest, now: dat
     """Create a run with this name or, if that is taken, with a number appended: `name-2`."""
     project = projects.get_project(tx, project_id)
     for quota in (Quota.OPEN_RUNS, Quota.RUNS_PER_DAY):
-        quota_use.require_room(tx, project, quota, now)
+        counts.require_room(tx, project, quota, now)
     run = _build_run(tx, project, request, now)
     for _ in range(_NAME_TRIES):
         name = _find_free_name(tx, project_id, request.name)
         run = replace(run, name=name, opened_as=request.name if name != request.name else None)
         if runs.add_run(tx, run):
             if request.params:
-                mlflow_runs.add_mlflow_run(tx, MlflowRun(run.id, params=request.params))
+                mlflow.add_mlflow_run(tx, MlflowRun(run.id, params=request.params))
             fill_description(tx, run, request.description, now)
             _start_checks(tx, project, run, now)
             _record_opening(tx, run, request, "run.opened", now)
@@ -165,7 +165,7 @@ def require_room_to_resume(tx: Transaction, project_id: UUID, run_id: UUID, now:
     """Raise QuotaReached when the run has ended and the project has no room for another open one."""
     run = runs.find_run(tx, project_id, run_id)
     if run is not None and run.ended_at is not None:
-        quota_use.require_room(tx, projects.get_project(tx, project_id), Quota.OPEN_RUNS, now)
+        counts.require_room(tx, projects.get_project(tx, project_id), Quota.OPEN_RUNS, now)
 
 
 def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
@@ -267,7 +267,7 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
     refuse_pruned_run(run)
     if run.ended_at is not None:
         project = projects.lock_project(tx, project.id)
-        quota_use.require_room(tx, project, Quota.OPEN_RUNS, now)
+        counts.require_room(tx, project, Quota.OPEN_RUNS, now)
     if request.metrics not in (None, run.metrics) and not metric_roles.is_corrected(run):
         raise Conflict(
             f"run {run.name!r} exists with the metrics {run.metrics}, not {request.metrics}; "

@@ -13,7 +13,7 @@ from evalstop_service.errors import Invalid, NotFound, OtherProject, require
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.projects.project_settings import NewProject, find_project, insert_project
 from evalstop_service.security.address_policy import check_network
-from evalstop_service.store import audit, endpoints, keys, projects, quota_use
+from evalstop_service.store import audit, counts, endpoints, keys, projects
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.keys import SCOPES, UNLIMITED, Key, KeyLimits
@@ -118,7 +118,7 @@ def _insert_key(
     granted = tuple(scope for scope in SCOPES if scope in set(scopes))
     _require_sound_limits(tx, project_id, granted, now, limits)
     if project_id is not None:
-        quota_use.require_room(tx, projects.lock_project(tx, project_id), Quota.KEYS, now)
+        counts.require_room(tx, projects.lock_project(tx, project_id), Quota.KEYS, now)
     key, secret = keys.create_key(tx, project_id=project_id, name=name, scopes=granted, now=now, limits=limits)
     details: dict[str, Any] = {"id": str(key.id), "scopes": list(granted)}
     if limits != UNLIMITED:

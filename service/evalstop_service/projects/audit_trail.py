@@ -12,9 +12,8 @@ from uuid import UUID
 from evalstop_service.background import PeriodicJob, handle_each
 from evalstop_service.clock import rfc3339
 from evalstop_service.errors import NotFound
-from evalstop_service.store import audit_chain, projects
-from evalstop_service.store.audit import INSTALLATION, AuditEntry
-from evalstop_service.store.audit_chain import ChainReport
+from evalstop_service.store import audit, projects
+from evalstop_service.store.audit import INSTALLATION, AuditEntry, ChainReport
 from evalstop_service.store.database import Database
 
 EVERY_SECONDS = 2.0
@@ -48,7 +47,7 @@ def create_job(database: Database) -> PeriodicJob:
 def chain_waiting(database: Database) -> None:
     """Chain all waiting entries; any number of processes may do so concurrently."""
     with database.reading() as tx:
-        waiting = audit_chain.list_waiting_projects(tx)
+        waiting = audit.list_waiting_projects(tx)
     handle_each(waiting, lambda project_id: _chain_project(database, project_id))
 
 
@@ -56,7 +55,7 @@ def _chain_project(database: Database, project_id: UUID) -> None:
     chained = _ENTRIES_AT_A_TIME
     while chained == _ENTRIES_AT_A_TIME:
         with database.transaction() as tx:
-            chained = audit_chain.chain_entries(tx, project_id, _ENTRIES_AT_A_TIME)
+            chained = audit.chain_entries(tx, project_id, _ENTRIES_AT_A_TIME)
 
 
 def find_trails(database: Database, project_name: str | None = None) -> dict[str, UUID]:
@@ -67,7 +66,7 @@ def find_trails(database: Database, project_name: str | None = None) -> dict[str
     with database.reading() as tx:
         project_ids = {project.name: project.id for project in projects.list_projects(tx)}
         project_ids[INSTALLATION_NAME] = INSTALLATION
-        deleted_ids = set(audit_chain.list_chains(tx)) - set(project_ids.values())
+        deleted_ids = set(audit.list_chains(tx)) - set(project_ids.values())
     project_ids |= {str(project_id): project_id for project_id in deleted_ids}
     if project_name is None:
         return project_ids
@@ -80,7 +79,7 @@ def verify_trail(database: Database, project_id: UUID, contains: str | None = No
     """Chain waiting entries, then verify every entry of a log; `contains`: a hash that must be in it."""
     chain_waiting(database)
     with database.reading(snapshot=True) as tx:
-        report = audit_chain.verify_chain(tx, project_id, contains)
+        report = audit.verify_chain(tx, project_id, contains)
     if not report.entries and report.fault is None and project_id != INSTALLATION:
         return replace(report, fault="there is no entry, but creating a project writes one")
     return report
@@ -93,9 +92,9 @@ def export_trail(
     after = 0
     while True:
         with database.reading() as tx:
-            page = audit_chain.list_chained(tx, project_id, after=after, since=since, limit=_ENTRIES_AT_A_TIME)
+            page = audit.list_chained(tx, project_id, after=after, since=since, limit=_ENTRIES_AT_A_TIME)
         for entry in page:
-            line = audit_chain.canonical_json(project_id, entry)
+            line = audit.canonical_json(project_id, entry)
             yield line if form is ExportFormat.JSON else _format_syslog(entry, line)
             after = entry.position or after
         if len(page) < _ENTRIES_AT_A_TIME:
@@ -106,7 +105,7 @@ def prune_trail(database: Database, project_id: UUID, before: datetime, actor: s
     """Remove the entries of a log that are older than `before`; returns how many."""
     chain_waiting(database)
     with database.transaction() as tx:
-        return audit_chain.remove_entries(tx, project_id, before, actor, now)
+        return audit.remove_entries(tx, project_id, before, actor, now)
 
 
 def _format_syslog(entry: AuditEntry, line: str) -> str:

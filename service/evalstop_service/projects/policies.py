@@ -12,7 +12,7 @@ from evalstop_detectors import POLICIES, InvalidPolicy, Policy, policy_from_docu
 
 from evalstop_service.domain.quotas import Quota
 from evalstop_service.errors import Invalid, NotFound
-from evalstop_service.store import policies, projects, quota_use
+from evalstop_service.store import counts, policies, projects
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.policies import StoredPolicy
@@ -124,7 +124,7 @@ def create_policy(tx: Transaction, author: Author, policy: Policy) -> StoredPoli
     before = find_version(tx, project.id, policy.name)
     stored = add_version(tx, project, policy, author.at)
     if before is None or stored.version != before.version:
-        quota_use.require_room(tx, project, Quota.POLICIES, author.at, added=1)
+        counts.require_room(tx, project, Quota.POLICIES, author.at, added=1)
         author.record(tx, "policy.created", f"policy {stored.reference}", {"id": str(stored.id)})
     return stored
 

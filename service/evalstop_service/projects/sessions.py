@@ -6,15 +6,15 @@ from datetime import datetime
 from uuid import UUID
 
 from evalstop_service.errors import NotFound
-from evalstop_service.store import projects, sessions
+from evalstop_service.store import keys, projects
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.sessions import Session
+from evalstop_service.store.keys import Session
 
 
 def list_sessions(tx: Transaction, project_id: UUID, now: datetime) -> list[Session]:
     """The sessions with access to the project, oldest first."""
-    return sessions.list_sessions(tx, project_id, projects.get_project(tx, project_id).name, now)
+    return keys.list_sessions(tx, project_id, projects.get_project(tx, project_id).name, now)
 
 
 def end_session(database: Database, author: Author, session_id: UUID) -> None:
@@ -23,5 +23,5 @@ def end_session(database: Database, author: Author, session_id: UUID) -> None:
         matching = [session for session in list_sessions(tx, author.project_id, author.at) if session.id == session_id]
         if not matching:
             raise NotFound(f"there is no session {session_id} in this project")
-        sessions.delete_session(tx, session_id)
+        keys.delete_session(tx, session_id)
         author.record(tx, "session.ended", f"session of {matching[0].name}", {"id": str(session_id)})

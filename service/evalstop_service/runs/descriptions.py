@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from evalstop_service.domain.run_descriptions import NOTHING_SAID, DescriptionIn, RunDescription
-from evalstop_service.store import run_descriptions, runs
+from evalstop_service.store import run_details, runs
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.runs import Run
@@ -19,10 +19,10 @@ def describe_run(database: Database, author: Author, run_id: UUID, change: Descr
     with database.transaction() as tx:
         # Locked, so that concurrent changes do not overwrite each other.
         run = runs.lock_run(tx, author.project_id, run_id)
-        before = run_descriptions.load_descriptions(tx, [run_id])[run_id]
+        before = run_details.load_descriptions(tx, [run_id])[run_id]
         after = change.change(before)
         if after != before:
-            run_descriptions.save_description(tx, author.project_id, run_id, after, author.at)
+            run_details.save_description(tx, author.project_id, run_id, after, author.at)
             old, new = msgspec.to_builtins(before), msgspec.to_builtins(after)
             details = {name: value for name, value in new.items() if value != old[name]}
             if "notes" in details:
@@ -34,7 +34,7 @@ def fill_description(tx: Transaction, run: Run, description: RunDescription, now
     """Store the trainer's description of its run in empty fields: what people have written since is kept."""
     if description == NOTHING_SAID:
         return
-    before = run_descriptions.load_descriptions(tx, [run.id])[run.id]
+    before = run_details.load_descriptions(tx, [run.id])[run.id]
     after = RunDescription(
         before.owner or description.owner,
         before.group or description.group,
@@ -42,4 +42,4 @@ def fill_description(tx: Transaction, run: Run, description: RunDescription, now
         before.notes or description.notes,
     )
     if after != before:
-        run_descriptions.save_description(tx, run.project_id, run.id, after, now)
+        run_details.save_description(tx, run.project_id, run.id, after, now)

@@ -1,27 +1,37 @@
 """The audit log: what people and keys did in a project. An entry is written with the change that it records.
 
-Entries are chained a moment later; see `store.audit_chain`.
+    change + entry, one transaction ──> waiting ──> chained: position, previous_hash, hash
+
+Entries are chained a moment after they were written, by the process that has locked the end of the chain. So opening
+a run does not wait for other entries, and the chain never forks. Each chained entry holds the hash of the project's
+previous one and of its own content, the SHA-256 of `canonical_json` of the entry without its hash. Changing or removing
+a chained entry is detected even without a copy of the last hash; with one (`contains`), rewriting the whole chain is
+detected too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.store.database import Transaction, contains_text, find_page
+from evalstop_service.clock import rfc3339
+from evalstop_service.store.database import Transaction, contains_text, find_all, find_one, find_page, insert_if_new
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.tables import audit_log
+from evalstop_service.store.tables import audit_chains, audit_log
 
 
 @dataclass(frozen=True)
 class AuditEntry:
     """One change. `action`: what was done (`key.created`). `subject`: to what (`key trainers`). `details`: how.
 
-    `position`, `previous_hash`, `hash`: its place in the project's chain (`store.audit_chain`); None until it is
+    `position`, `previous_hash`, `hash`: its place in the project's chain; None until it is
     chained.
     """
 
@@ -110,3 +120,165 @@ _ADD_ENTRY = audit_log.insert()
 
 COLUMNS = [column for column in audit_log.c if column.name != "project_id"]
 """The columns of an entry, in the order of its fields."""
+
+
+PRUNED = "audit.pruned"
+"""The action of the entry that records the removal of older entries, with the last position and hash removed."""
+
+_ENTRIES_AT_A_TIME = 1000
+
+
+@dataclass(frozen=True)
+class ChainReport:
+    """The result of verifying a chain. `fault`: the first entry that does not fit, and why; None if all fit."""
+
+    entries: int
+    position: int
+    hash: str
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class _End:
+    position: int
+    hash: str
+
+
+def canonical_json(project_id: UUID, entry: AuditEntry) -> str:
+    """An entry as ASCII JSON with sorted keys and no spaces; without `hash` while it has none."""
+    fields: dict[str, Any] = {**vars(entry), "id": str(entry.id), "at": rfc3339(entry.at)}
+    if entry.hash is None:
+        del fields["hash"]
+    return json.dumps(fields | {"project_id": str(project_id)}, sort_keys=True, separators=(",", ":"))
+
+
+def compute_hash(project_id: UUID, entry: AuditEntry) -> str:
+    """The hash that an entry must have at its position, in hexadecimal."""
+    return hashlib.sha256(canonical_json(project_id, replace(entry, hash=None)).encode()).hexdigest()
+
+
+def list_waiting_projects(tx: Transaction) -> list[UUID]:
+    """The projects that have entries to chain."""
+    return list(tx.execute(sa.select(audit_log.c.project_id).where(_WAITING).distinct()).scalars())
+
+
+def list_chains(tx: Transaction) -> list[UUID]:
+    """The projects that have or once had chained entries."""
+    return list(tx.execute(sa.select(audit_chains.c.project_id).order_by(audit_chains.c.project_id)).scalars())
+
+
+def chain_entries(tx: Transaction, project_id: UUID, limit: int = _ENTRIES_AT_A_TIME) -> int:
+    """Append up to `limit` waiting entries to their project's chain, oldest first; returns their number."""
+    end = _lock_end(tx, project_id)
+    query = _select_entries(project_id).where(_WAITING).order_by(audit_log.c.id).limit(limit)
+    chained = []
+    for waiting in find_all(tx, AuditEntry, query):
+        entry = replace(waiting, position=end.position + 1, previous_hash=end.hash)
+        end = _End(end.position + 1, compute_hash(project_id, entry))
+        chained.append({"of": entry.id, "at_position": end.position, "after": entry.previous_hash, "own": end.hash})
+    if chained:
+        bound = sa.bindparam
+        tx.execute(
+            audit_log.update()
+            .where(audit_log.c.project_id == project_id, audit_log.c.id == bound("of"))
+            .values(position=bound("at_position"), previous_hash=bound("after"), hash=bound("own")),
+            chained,
+        )
+        tx.execute(audit_chains.update().where(audit_chains.c.project_id == project_id).values(vars(end)))
+    return len(chained)
+
+
+def list_chained(
+    tx: Transaction, project_id: UUID, *, after: int = 0, since: datetime | None = None, limit: int = _ENTRIES_AT_A_TIME
+) -> list[AuditEntry]:
+    """Chained entries in chain order: after the position `after`, none older than `since`."""
+    query = _select_entries(project_id).where(audit_log.c.position > after)
+    if since is not None:
+        query = query.where(audit_log.c.at >= since)
+    return find_all(tx, AuditEntry, query.order_by(audit_log.c.position).limit(limit))
+
+
+def verify_chain(tx: Transaction, project_id: UUID, contains: str | None = None) -> ChainReport:
+    """Verify every chained entry of a project; the statements of `tx` must see one snapshot.
+
+    `contains`: a hash noted earlier, which must be in the chain.
+    """
+    last, entries, contained = _End(0, ""), 0, contains is None
+    anchors: set[_End] = set()
+    began = _End(0, "")
+    for entry in _walk_chain(tx, project_id):
+        if entries == 0 and entry.position != 1:
+            assert entry.position is not None
+            began = last = _End(entry.position - 1, entry.previous_hash or "")
+        if fault := _find_fault(project_id, entry, last):
+            return ChainReport(entries, last.position, last.hash, fault)
+        if entry.action == PRUNED:
+            anchors.add(_End(entry.details.get("position", 0), entry.details.get("hash", "")))
+        last = _End(last.position + 1, entry.hash or "")
+        contained, entries = contained or last.hash == contains, entries + 1
+    row = tx.execute(sa.select(audit_chains).where(audit_chains.c.project_id == project_id)).one_or_none()
+    end = _End(0, "") if row is None else _End(row.position, row.hash)
+    fault = None
+    if began.position and began not in anchors:
+        fault = f"entries 1 to {began.position} are missing, and no entry {PRUNED} records their removal"
+    elif last != end:
+        fault = f"the chain ends at entry {last.position}, but {end.position} were written"
+    elif not contained:
+        fault = f"no entry has the hash {contains}"
+    return ChainReport(entries, last.position, last.hash, fault)
+
+
+def remove_entries(tx: Transaction, project_id: UUID, before: datetime, actor: str, now: datetime) -> int:
+    """Remove the chained entries up to the last one older than `before`; returns their number.
+
+    An entry that records the removal is chained in the same transaction; the rest of the chain is verified from it.
+    """
+    _lock_end(tx, project_id)
+    younger = sa.select(sa.func.min(audit_log.c.position)).where(_is_of_project(project_id), audit_log.c.at >= before)
+    first_kept = tx.execute(younger).scalar_one()
+    chained = _select_entries(project_id).where(audit_log.c.position.is_not(None))
+    if first_kept is not None:
+        chained = chained.where(audit_log.c.position < first_kept)
+    last = find_one(tx, AuditEntry, chained.order_by(audit_log.c.position.desc()).limit(1))
+    if last is None:
+        return 0
+    details = {"position": last.position, "hash": last.hash}
+    record_action(tx, project_id, actor, PRUNED, "audit log", details, now)
+    while chain_entries(tx, project_id) == _ENTRIES_AT_A_TIME:
+        pass
+    removal = audit_log.delete().where(_is_of_project(project_id), audit_log.c.position <= last.position)
+    return tx.execute(removal).rowcount
+
+
+def _lock_end(tx: Transaction, project_id: UUID) -> _End:
+    insert_if_new(tx, audit_chains, {"project_id": project_id, "position": 0, "hash": ""}, ["project_id"])
+    query = sa.select(audit_chains.c.position, audit_chains.c.hash).where(audit_chains.c.project_id == project_id)
+    return _End(*tx.execute(query.with_for_update()).one())
+
+
+def _walk_chain(tx: Transaction, project_id: UUID) -> Iterator[AuditEntry]:
+    after = 0
+    while page := list_chained(tx, project_id, after=after):
+        yield from page
+        after = page[-1].position or 0
+
+
+def _find_fault(project_id: UUID, entry: AuditEntry, last: _End) -> str | None:
+    expected = last.position + 1
+    if entry.position != expected:
+        missing = f"entry {expected} is" if entry.position == expected + 1 else f"entries {expected} and on are"
+        return f"{missing} missing"
+    if entry.previous_hash != last.hash or entry.hash != compute_hash(project_id, entry):
+        return f"entry {expected} (id {entry.id}, {entry.action}) was changed"
+    return None
+
+
+def _is_of_project(project_id: UUID) -> sa.ColumnElement[bool]:
+    return audit_log.c.project_id == project_id
+
+
+def _select_entries(project_id: UUID) -> sa.Select[Any]:
+    return sa.select(*COLUMNS).where(_is_of_project(project_id))
+
+
+_WAITING = audit_log.c.position.is_(None)

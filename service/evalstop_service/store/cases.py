@@ -1,16 +1,24 @@
-"""Cases: attempts that have ended, one row each, derived from other tables."""
+"""Cases: attempts that have ended, one row each, derived from other tables; counted in the database, and listed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.domain.case_requirements import CaseRequirements, Shortfall
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
-from evalstop_service.store.database import Transaction, find_one
-from evalstop_service.store.tables import cases
+from evalstop_service.errors import Invalid
+from evalstop_service.store.database import Transaction, find_all, find_one, match_given
+from evalstop_service.store.runs import POLICY_COLUMNS
+from evalstop_service.store.tables import cases, policies, runs
 
 
 @dataclass(frozen=True)
@@ -70,3 +78,331 @@ def find_case(tx: Transaction, run_id: UUID, attempt: int) -> Case | None:
 
 def _of(run_id: UUID, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
     return cases.c.run_id == run_id, cases.c.attempt == attempt
+
+
+Grouping = Literal["policy", "detector", "job_kind", "day", "week", "month"]
+"""`policy`: each version of a policy. `detector`: each one that called for the stop; a case counts for each of them.
+Periods are in UTC and named by their first day; a case belongs to the period in which its attempt ended."""
+
+
+Split = Grouping | Literal["called"]
+"""`called`: the set of detectors that called for the stop as one part of the key, so that a case counts once. Such
+counts can be summed by `policy`, by `detector` and as a whole without another query."""
+
+
+Key = tuple[Any, ...]
+"""The key of a group: one part for each grouping, a text or None; for a policy its name and version, for `called` the
+names of the detectors."""
+
+
+@dataclass(frozen=True)
+class CaseFilter:
+    """Which cases of a project are wanted; a field that is None does not restrict.
+
+    `job_kind`: "" selects jobs without a kind. `since`, `until`: ended at or after, and before. `flagged`: whether
+    there was a decision to stop.
+    """
+
+    policy: str | None = None
+    version: int | None = None
+    detector: str | None = None
+    job_kind: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    flagged: bool | None = None
+    treatment: Treatment | None = None
+    outcome: DecisionOutcome | None = None
+    run_outcome: RunOutcome | None = None
+
+
+@dataclass(frozen=True)
+class CaseCount:
+    """The number of cases of one kind, and their cost.
+
+    `key`: of the group. `treatment`: None for attempts that were never flagged. `probability`: the probability with
+    which the outcome could be observed; None when not known. `gpu_hours_...`: sums over cases with GPUs;
+    `without_gpus`: the number of other cases. `parked`: cases whose job was parked, `parked_seconds` their total;
+    `parked_gpu_hours`: of those with GPUs. `stated_risk`: the highest. `first_ended_at`: of the flagged cases.
+    """
+
+    key: Key
+    treatment: Treatment | None
+    probability: float | None
+    outcome: DecisionOutcome
+    cases: int
+    gpu_hours_saved: float = 0.0
+    gpu_hours_lost: float = 0.0
+    without_gpus: int = 0
+    parked: int = 0
+    parked_seconds: float = 0.0
+    parked_gpu_hours: float = 0.0
+    stated_risk: float | None = None
+    first_ended_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Delay:
+    """Steps from their turn until runs were rightly flagged, and the probability with which that could be observed."""
+
+    key: Key
+    steps: int
+    probability: float
+    cases: int
+
+
+@dataclass(frozen=True)
+class ListedCase(Case):
+    """A case as lists show it: with the names of its run and its policy."""
+
+    run_name: str
+    policy_name: str
+    policy_version: int
+
+    @property
+    def cursor(self) -> str:
+        """The cursor of the page after this case."""
+        return f"{(self.ended_at - _EPOCH) // _MICROSECOND}_{self.run_id}_{self.attempt}"
+
+
+Place = tuple[datetime, UUID, int]
+"""The position of a case in the list: ordered by end, newest first, then by key."""
+
+
+CURSOR = r"^[0-9]{1,17}_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_[0-9]{1,9}$"
+"""The format of a cursor: the end in microseconds since 1970, the run and the attempt."""
+
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+
+
+def parse_cursor(cursor: str | None) -> Place | None:
+    """The position that a cursor stands for; None for no cursor. Raises Invalid when it is malformed."""
+    if cursor is None:
+        return None
+    if not re.fullmatch(CURSOR, cursor):
+        raise Invalid("the cursor is not one that this list returned; omit it to begin at the first page")
+    ended_at, run_id, attempt = cursor.split("_")
+    return _EPOCH + int(ended_at) * _MICROSECOND, UUID(run_id), int(attempt)
+
+
+def count_cases(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = ()
+) -> list[CaseCount]:
+    """Count the cases of a project by group, treatment and outcome. With a filter by detector, never-flagged cases are
+    left out."""
+    counts = count_flagged(tx, project_id, case_filter, by)
+    if case_filter.detector is not None or "detector" in by:
+        return counts
+    return counts + count_unflagged(tx, project_id, case_filter, by)
+
+
+def count_flagged(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Split]) -> list[CaseCount]:
+    """Count the cases with a decision to stop by group, treatment and outcome."""
+    keys = [_key_column(tx, split) for split in by]
+    kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome]
+    columns: list[Any] = [
+        *keys,
+        *kinds,
+        sa.func.count(),
+        sa.func.coalesce(sa.func.sum(cases.c.gpu_hours_saved), 0.0),
+        sa.func.coalesce(sa.func.sum(cases.c.gpu_hours_lost), 0.0),
+        sa.func.count().filter(cases.c.gpu_hours.is_(None)),
+        sa.func.count(cases.c.parked_seconds),
+        sa.func.coalesce(sa.func.sum(cases.c.parked_seconds), 0.0),
+        sa.func.coalesce(sa.func.sum(cases.c.parked_seconds * cases.c.gpus), 0.0) / 3600,
+        sa.func.max(cases.c.stated_risk),
+        sa.func.min(cases.c.ended_at),
+    ]
+    query = _filter_cases(tx, sa.select(*columns), project_id, case_filter, by).where(_FLAGGED).group_by(*keys, *kinds)
+    name_key = _load_key_names(tx, project_id, by)
+    return [CaseCount(name_key(row), *row[len(keys) :]) for row in tx.execute(query)]
+
+
+def count_towards_stage(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, needed: CaseRequirements
+) -> tuple[list[CaseCount], dict[Shortfall, int]]:
+    """Count the stops that count towards a rollout stage, by outcome, and those that do not, by reason.
+
+    For each key and day the cases that ended first count, whatever their outcome.
+    """
+    lacking = _select_shortfalls(tx, project_id, replace(case_filter, since=None, until=None), needed)
+    kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome, lacking.c.shortfall]
+    query = _filter_cases(tx, sa.select(*kinds, sa.func.count()), project_id, case_filter, ())
+    query = query.join(lacking, (lacking.c.run_id == cases.c.run_id) & (lacking.c.attempt == cases.c.attempt))
+    counted, not_counted = [], dict.fromkeys(Shortfall, 0)
+    for treatment, probability, outcome, shortfall, number in tx.execute(query.group_by(*kinds)):
+        if shortfall is None:
+            counted.append(CaseCount((), treatment, probability, outcome, number))
+        else:
+            not_counted[Shortfall(shortfall)] += number
+    return counted, not_counted
+
+
+def find_shortfalls(
+    tx: Transaction, project_id: UUID, listed_cases: Sequence[Case], needed: CaseRequirements
+) -> dict[tuple[UUID, int], Shortfall]:
+    """Why each of these cases does not count towards a rollout stage, by run and attempt; cases that count are left
+    out."""
+    if not listed_cases:
+        return {}
+    days = [case.ended_at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) for case in listed_cases]
+    of_days = CaseFilter(since=min(days), until=max(days) + timedelta(days=1))
+    lacking = _select_shortfalls(tx, project_id, of_days, needed)
+    query = sa.select(lacking).where(
+        lacking.c.shortfall.is_not(None), lacking.c.run_id.in_([case.run_id for case in listed_cases])
+    )
+    return {(run_id, attempt): Shortfall(shortfall) for run_id, attempt, shortfall in tx.execute(query)}
+
+
+def count_unflagged(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = ()
+) -> list[CaseCount]:
+    """Count the cases that were never flagged, by group and outcome.
+
+    They are many times as many as the flagged ones; by policy or as a whole an index alone answers.
+    """
+    keys = [_key_column(tx, grouping) for grouping in by]
+    query = _filter_cases(tx, sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, case_filter, by)
+    rows = tx.execute(query.where(~_FLAGGED).group_by(*keys, cases.c.outcome))
+    name_key = _load_key_names(tx, project_id, by)
+    return [CaseCount(name_key(row), None, None, *row[len(keys) :]) for row in rows]
+
+
+def count_delays(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Split] = ()) -> list[Delay]:
+    """The delays of all stops that were observed and right and whose turn is known."""
+    kinds = [*(_key_column(tx, split) for split in by), cases.c.delay_steps, cases.c.observed_probability]
+    query = _filter_cases(tx, sa.select(*kinds, sa.func.count()), project_id, case_filter, by).where(
+        _FLAGGED,
+        cases.c.treatment == Treatment.OBSERVED,
+        cases.c.outcome == DecisionOutcome.RIGHT,
+        cases.c.delay_steps.is_not(None),
+    )
+    name_key = _load_key_names(tx, project_id, by)
+    return [Delay(name_key(row), *row[len(by) :]) for row in tx.execute(query.group_by(*kinds))]
+
+
+def read_revision(tx: Transaction, project_id: UUID) -> str:
+    """A value that changes whenever a case of the project is added or gets another outcome; found without counting.
+
+    It covers several of the newest cases, since the last to be committed is not always the last that was created.
+    """
+    query = sa.select(cases.c.revision).where(cases.c.project_id == project_id)
+    newest = tx.execute(query.order_by(cases.c.revision.desc()).limit(_NEWEST)).scalars()
+    return hashlib.sha256(b"".join(revision.bytes for revision in newest)).hexdigest()[:16]
+
+
+def list_cases(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, *, before: Place | None = None, limit: int
+) -> list[ListedCase]:
+    """The cases behind a count, those that ended last first, after the position `before`."""
+    columns = [*(cases.c[name] for name in Case.__dataclass_fields__), runs.c.name.label("run_name"), *POLICY_COLUMNS]
+    order = (cases.c.ended_at, cases.c.run_id, cases.c.attempt)
+    query = _filter_cases(tx, sa.select(*columns), project_id, case_filter, ())
+    query = query.join(runs, runs.c.id == cases.c.run_id).join(policies, policies.c.id == cases.c.policy_id)
+    query = query.where(*match_given(before={sa.tuple_(*order): before}))
+    return find_all(tx, ListedCase, query.order_by(*(column.desc() for column in order)).limit(limit))
+
+
+def list_job_kinds(tx: Transaction, project_id: UUID) -> list[str]:
+    """All job kinds that were ever flagged in a project, by name."""
+    kind = cases.c.job_kind
+    query = sa.select(kind).where(cases.c.project_id == project_id, _FLAGGED, kind.is_not(None))
+    return list(tx.execute(query.distinct().order_by(cases.c.job_kind)).scalars())
+
+
+_NEWEST = 50
+
+_FLAGGED = cases.c.decision_id.is_not(None)
+
+
+def _select_shortfalls(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, needed: CaseRequirements
+) -> sa.Subquery:
+    """Why each observed stop does not count towards a rollout stage; NULL: it counts."""
+    by_itself = sa.case(
+        (cases.c.seconds < needed.seconds, Shortfall.DURATION.value),
+        (cases.c.evals < needed.evals, Shortfall.EVALS.value),
+        (cases.c.gpu_hours < needed.gpu_hours, Shortfall.GPU_HOURS.value),  # unknown GPU-hours pass
+    )
+    rank = sa.func.row_number().over(
+        partition_by=[cases.c.policy_id, cases.c.key_id, _key_column(tx, "day"), by_itself],
+        order_by=[cases.c.ended_at, cases.c.run_id, cases.c.attempt],
+    )
+    identity = (cases.c.run_id, cases.c.attempt)
+    placed = sa.select(*identity, by_itself.label("own"), rank.label("place"))
+    query = _filter_cases(tx, placed, project_id, case_filter, ())
+    observed = query.where(_FLAGGED, cases.c.treatment == Treatment.OBSERVED).subquery()
+    too_many = sa.case((observed.c.place > needed.per_key_and_day, Shortfall.KEY_AND_DAY.value))
+    return sa.select(
+        observed.c.run_id, observed.c.attempt, sa.func.coalesce(observed.c.own, too_many).label("shortfall")
+    ).subquery()
+
+
+def _filter_cases(
+    tx: Transaction, query: sa.Select[Any], project_id: UUID, case_filter: CaseFilter, by: Sequence[Split]
+) -> sa.Select[Any]:
+    query = query.select_from(cases)
+    if "detector" in by:
+        query = query.join(_select_detectors(tx), sa.true())
+    exact = {
+        sa.func.coalesce(cases.c.job_kind, ""): case_filter.job_kind,
+        cases.c.treatment: case_filter.treatment,
+        cases.c.outcome: case_filter.outcome,
+        cases.c.run_outcome: case_filter.run_outcome,
+        _FLAGGED: case_filter.flagged,
+    }
+    ended_at = cases.c.ended_at
+    conditions = match_given(exact, since={ended_at: case_filter.since}, before={ended_at: case_filter.until})
+    if case_filter.policy is not None or case_filter.version is not None:
+        named = match_given({policies.c.name: case_filter.policy, policies.c.version: case_filter.version})
+        chosen = sa.select(policies.c.id).where(policies.c.project_id == project_id, *named)
+        conditions.append(cases.c.policy_id.in_(chosen))
+    if case_filter.detector is not None:
+        detector = _select_detectors(tx)
+        conditions.append(sa.exists(sa.select(1).select_from(detector).where(detector.c.value == case_filter.detector)))
+    return query.where(cases.c.project_id == project_id, *conditions)
+
+
+def _key_column(tx: Transaction, by: Split) -> sa.ColumnElement[Any]:
+    match by:
+        case "policy":
+            return cases.c.policy_id  # resolved to names afterwards: a join would look one up for each of many rows
+        case "job_kind":
+            return cases.c.job_kind
+        case "detector":
+            return sa.literal_column("detector.value", sa.Text)
+        case "called":
+            return sa.cast(cases.c.detectors, sa.Text)
+    # Inlined, not bound: only then does PostgreSQL see that the selected and the grouped expression are the same.
+    ended_at = cases.c.ended_at
+    if tx.dialect.name == "postgresql":
+        return sa.cast(sa.func.date_trunc(sa.literal_column(f"'{by}'"), ended_at), sa.Date)
+    moves = {"day": [], "week": ["'weekday 0'", "'-6 days'"], "month": ["'start of month'"]}[by]
+    return sa.func.date(ended_at, *(sa.literal_column(move) for move in moves))
+
+
+def _load_key_names(tx: Transaction, project_id: UUID, by: Sequence[Split]) -> Callable[[Sequence[Any]], Key]:
+    """A function from a row that begins with the key's parts to the key."""
+    names: dict[UUID, tuple[str, int]] = {}
+    if "policy" in by:
+        query = sa.select(policies.c.id, policies.c.name, policies.c.version).where(policies.c.project_id == project_id)
+        names = {row.id: (row.name, row.version) for row in tx.execute(query)}
+
+    def parts(split: Split, part: Any) -> Key:
+        if split == "policy":
+            return names[part]
+        if split == "called":
+            called = json.loads(part) if part else None
+            return (tuple(called) if isinstance(called, list) else (),)
+        return (part.isoformat() if isinstance(part, date) else part,)
+
+    return lambda row: tuple(part for split, value in zip(by, row, strict=False) for part in parts(split, value))
+
+
+def _select_detectors(tx: Transaction) -> sa.FromClause:
+    """One row for each detector that called for a stop; none for a case that was never flagged, whatever is stored."""
+    detectors = cases.c.detectors
+    if tx.dialect.name == "postgresql":
+        listed = sa.case((sa.func.json_typeof(detectors) == "array", detectors), else_=sa.literal_column("'[]'::json"))
+        return sa.func.json_array_elements_text(listed).table_valued("value").lateral("detector")
+    listed = sa.case((sa.func.json_type(detectors) == "array", detectors), else_=sa.literal_column("'[]'"))
+    return sa.func.json_each(listed).table_valued("value", name="detector")

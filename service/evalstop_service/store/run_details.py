@@ -1,14 +1,17 @@
-"""A run with all that is stored in one row each beside it, read in one statement."""
+"""What is stored beside the row of a run, and the descriptions that people give runs."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.domain.run_descriptions import NOTHING_SAID, RunDescription
-from evalstop_service.store.database import Transaction, read_columns
+from evalstop_service.store.database import Transaction, insert_if_new, read_columns
 from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import attempts, mlflow_runs, policies, run_descriptions, run_health, runs
@@ -55,3 +58,22 @@ _FIND = (
     .outerjoin(mlflow_runs, mlflow_runs.c.run_id == runs.c.id)
     .where(runs.c.project_id == sa.bindparam("of_project"), runs.c.id == sa.bindparam("of_id"))
 )
+
+
+def load_descriptions(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, RunDescription]:
+    """The descriptions of these runs."""
+    descriptions = dict.fromkeys(run_ids, NOTHING_SAID)
+    table = run_descriptions.c
+    query = sa.select(table.run_id, table.owner, table.group, table.tags, table.notes)
+    for run_id, *columns in tx.execute(query.where(table.run_id.in_(run_ids))):
+        descriptions[run_id] = RunDescription(*columns)
+    return descriptions
+
+
+def save_description(
+    tx: Transaction, project_id: UUID, run_id: UUID, description: RunDescription, now: datetime
+) -> None:
+    """Store the description of a run."""
+    values = msgspec.structs.asdict(description) | {"changed_at": now}
+    if not insert_if_new(tx, run_descriptions, values | {"run_id": run_id, "project_id": project_id}, ["run_id"]):
+        tx.execute(run_descriptions.update().where(run_descriptions.c.run_id == run_id).values(values))

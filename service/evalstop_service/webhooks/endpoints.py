@@ -15,7 +15,7 @@ from evalstop_service.domain.quotas import Quota
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.security.address_policy import AddressPolicy, AddressRefused
 from evalstop_service.security.encryption import Encryption
-from evalstop_service.store import endpoints, projects, quota_use
+from evalstop_service.store import counts, endpoints, projects
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.endpoints import Endpoint
@@ -173,7 +173,7 @@ def _require_fitting(url: str, endpoint_format: str) -> None:
 
 def _require_room(tx: Transaction, author: Author, url: str) -> None:
     """Lock the project; raises QuotaReached, and Conflict if an endpoint has this URL."""
-    quota_use.require_room(tx, projects.lock_project(tx, author.project_id), Quota.ENDPOINTS, author.at)
+    counts.require_room(tx, projects.lock_project(tx, author.project_id), Quota.ENDPOINTS, author.at)
     _require_own_url(tx, author.project_id, url)
 
 

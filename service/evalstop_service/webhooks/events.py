@@ -20,7 +20,7 @@ from evalstop_service.domain.confidence_sequences import Bounds, Estimate
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.metric_health import FaultKind, MetricFault
 from evalstop_service.domain.run_results import BestCheckpoint, Call, Evidence, Verdict
-from evalstop_service.store import run_descriptions
+from evalstop_service.store import run_details
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision as StoredDecision
 from evalstop_service.store.projects import Project as StoredProject
@@ -231,7 +231,7 @@ def announce_run_event(
 
     `details`: the fields that only this type has.
     """
-    description = run_descriptions.load_descriptions(tx, [run.id])[run.id]
+    description = run_details.load_descriptions(tx, [run.id])[run.id]
     fields = {
         "project": project,
         "run": {name: getattr(run, name) for name in _RUN_FIELDS}

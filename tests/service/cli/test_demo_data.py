@@ -11,8 +11,8 @@ from evalstop_detectors import POLICIES
 from evalstop_service.cli import demo_data, demo_runs
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import figures
-from evalstop_service.store import audit, case_counts, projects, tables
-from evalstop_service.store.case_counts import CaseFilter
+from evalstop_service.store import audit, cases, projects, tables
+from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Database
 from evalstop_service.web.dashboard.overview import says_enough
 
@@ -75,7 +75,7 @@ def test_one_policy_is_trusted_and_another_is_demoted(embedded_database: Databas
         project = projects.find_project_by_name(tx, "demo")
         assert project is not None
         moves = audit.list_entries(tx, project.id, action="rollout_stage.moved", limit=10)
-        counts = case_counts.count_cases(tx, project.id, CaseFilter(policy="default"), ("policy",))
+        counts = cases.count_cases(tx, project.id, CaseFilter(policy="default"), ("policy",))
     assert [(move.details["to"], move.actor) for move in moves] == [("shadow", "evalstop"), ("canary", "dana")]
     (default,) = figures.compute_figures(counts, ())
     assert default.precision is not None

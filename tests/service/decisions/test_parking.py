@@ -26,7 +26,7 @@ from evalstop_service.ingest.open_run import Resume
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
 from evalstop_service.store import endpoints, tables
-from evalstop_service.store.case_counts import CaseFilter
+from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 from evalstop_service.evaluation import figures
-from evalstop_service.store import case_counts, cases
-from evalstop_service.store.case_counts import CaseFilter, Grouping, Key
+from evalstop_service.store import cases
+from evalstop_service.store.cases import CaseFilter, Grouping, Key
 from evalstop_service.store.database import Database
 
 from tests.service.case_rows import insert_cases
@@ -89,7 +89,7 @@ def test_each_count_equals_its_list_of_cases(project_with_cases: ProjectFixture,
         for row in figures.ROWS:
             for outcome in figures.OUTCOMES:
                 with project_with_cases.database.reading() as tx:
-                    listed = case_counts.list_cases(
+                    listed = cases.list_cases(
                         tx, project_with_cases.id, figures.select_cell(group_filter, row, outcome), limit=100
                     )
                 assert len(listed) == group.counts[row][outcome]
@@ -122,7 +122,7 @@ def test_cases_are_listed_by_page(project_with_cases: ProjectFixture) -> None:
     """Over all pages each case comes once, latest end first."""
     listed, before = [], None
     with project_with_cases.database.reading() as tx:
-        while page := case_counts.list_cases(tx, project_with_cases.id, CaseFilter(), before=before, limit=7):
+        while page := cases.list_cases(tx, project_with_cases.id, CaseFilter(), before=before, limit=7):
             listed += page
             before = page[-1].ended_at, page[-1].run_id, page[-1].attempt
     assert len({(case.run_id, case.attempt) for case in listed}) == len(listed) == 67
@@ -137,9 +137,9 @@ def test_cases_of_other_projects_do_not_count(project_with_cases: ProjectFixture
 def test_regrouped_counts_equal_direct_counts(project_with_cases: ProjectFixture) -> None:
     """Counts by sets of detectors regroup to the same figures as direct counts, each case once per policy."""
     with project_with_cases.database.reading() as tx:
-        flagged = case_counts.count_flagged(tx, project_with_cases.id, CaseFilter(), ("policy", "called"))
-        delays = case_counts.count_delays(tx, project_with_cases.id, CaseFilter(), ("policy", "called"))
-        unflagged = case_counts.count_unflagged(tx, project_with_cases.id, CaseFilter(), ("policy",))
+        flagged = cases.count_flagged(tx, project_with_cases.id, CaseFilter(), ("policy", "called"))
+        delays = cases.count_delays(tx, project_with_cases.id, CaseFilter(), ("policy", "called"))
+        unflagged = cases.count_unflagged(tx, project_with_cases.id, CaseFilter(), ("policy",))
     counts = [*flagged, *unflagged]
 
     def policy(key: Key) -> list[Key]:
@@ -162,13 +162,13 @@ def test_revision_changes_when_a_case_is_saved(project_with_cases: ProjectFixtur
 
     def revision() -> str:
         with project_with_cases.database.reading() as tx:
-            return case_counts.read_revision(tx, project_with_cases.id)
+            return cases.read_revision(tx, project_with_cases.id)
 
     before = revision()
     assert revision() == before
     with project_with_cases.database.transaction() as tx:
         oldest = min(
-            case_counts.list_cases(tx, project_with_cases.id, CaseFilter(), limit=100), key=lambda case: case.attempt
+            cases.list_cases(tx, project_with_cases.id, CaseFilter(), limit=100), key=lambda case: case.attempt
         )
         stored = cases.find_case(tx, oldest.run_id, oldest.attempt)
         assert stored is not None

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from evalstop_service.projects import audit_trail
-from evalstop_service.store import audit, audit_chain
+from evalstop_service.store import audit
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import audit_chains, audit_log
@@ -42,7 +42,7 @@ def rewrite_chain(tx: Transaction, project_id: UUID) -> None:
     tx.execute(audit_log.delete().where(at_position(3)))
     tx.execute(audit_log.update().values(position=None, previous_hash=None, hash=None))
     tx.execute(audit_chains.update().values(position=0, hash=""))
-    audit_chain.chain_entries(tx, project_id)
+    audit.chain_entries(tx, project_id)
 
 
 TAMPERINGS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -127,5 +127,5 @@ def test_pruned_chain_is_verified_from_its_anchor(database: Database) -> None:
     assert (report.fault, report.entries, report.position) == (None, 1, 9)
     record_entries(database, project_id, 1, later)
     with database.transaction() as tx:
-        tx.execute(audit_log.delete().where(audit_log.c.action == audit_chain.PRUNED))
+        tx.execute(audit_log.delete().where(audit_log.c.action == audit.PRUNED))
     assert "entries 1 to 9 are missing" in (audit_trail.verify_trail(database, project_id).fault or "")

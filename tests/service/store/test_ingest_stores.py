@@ -14,9 +14,7 @@ from evalstop_service.domain.run_results import BestCheckpoint, Call, Evidence, 
 from evalstop_service.store import runs, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.ingest import FollowUp, IngestStore, RunChange
-from evalstop_service.store.ingest_postgres import PostgresIngest
-from evalstop_service.store.ingest_sqlite import SqliteIngest
+from evalstop_service.store.ingest import FollowUp, IngestStore, PostgresIngest, RunChange, SqliteIngest
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from msgspec.structs import replace

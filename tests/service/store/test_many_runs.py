@@ -14,7 +14,7 @@ from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.run_descriptions import RunDescription
 from evalstop_service.domain.run_results import Call
 from evalstop_service.ingest import Resumed
-from evalstop_service.store import monitor_states, observations, run_descriptions, run_lists, runs, sparklines, tables
+from evalstop_service.store import monitor_states, observations, run_details, run_lists, runs, series, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.monitor_states import StoredMonitorState
@@ -149,7 +149,7 @@ def test_runs_are_listed_by_description_and_labels(project: ProjectFixture) -> N
             description = RunDescription(
                 f"{name[0]}@example.org", f"seeds of {name[1]}", (name, 'a "tag", 100%', "Ω"), "n"
             )
-            run_descriptions.save_description(tx, project.id, run.id, description, NOW)
+            run_details.save_description(tx, project.id, run.id, description, NOW)
 
     def found(**wanted: Any) -> list[str]:
         with project.database.reading() as tx:
@@ -237,10 +237,10 @@ def test_older_runs_are_searched_from_the_previous_page_on(embedded_database: Da
 def test_sparkline_samples_a_long_series(project: ProjectFixture) -> None:
     """A sparkline of a long series is drawn from a sample spread evenly over its steps."""
     run = project.open_run()
-    count = sparklines.OUTLINED + 500
+    count = series.OUTLINED + 500
     project.post_observations(run, [PostedObservation("eval", 3 * step, float(step)) for step in range(count)])
     with project.database.reading() as tx:
-        outline = sparklines.load_segments(tx, [(run.id, "eval")], 124)[run.id, "eval"]
+        outline = series.load_segments(tx, [(run.id, "eval")], 124)[run.id, "eval"]
     assert len(outline) == 124
     assert (outline[0].step, outline[-1].step) == (0, 3 * (count - 1))
     assert all(item.lowest == item.highest == item.step / 3 for item in outline)
@@ -248,16 +248,16 @@ def test_sparkline_samples_a_long_series(project: ProjectFixture) -> None:
 
 def test_sparklines_of_many_series_take_one_statement(project: ProjectFixture) -> None:
     """Short series and long ones are outlined together; each outline is that of its own series alone."""
-    runs_of_lengths = {length: project.open_run() for length in (1, 7, 300, sparklines.OUTLINED + 1)}
+    runs_of_lengths = {length: project.open_run() for length in (1, 7, 300, series.OUTLINED + 1)}
     for length, run in runs_of_lengths.items():
         values = [(step * 37 % 11) - 5.0 if step % 5 else math.nan for step in range(1, length + 1)]
         project.post_observations(run, [PostedObservation("eval", step, value) for step, value in enumerate(values)])
     requested = [(run.id, metric) for run in runs_of_lengths.values() for metric in ("eval", "none")]
     with project.database.reading() as tx:
         with record_statements(project.database) as statements:
-            outlines = sparklines.load_segments(tx, requested, 10)
+            outlines = series.load_segments(tx, requested, 10)
         assert len(statements) == 1
-        alone = {series: sparklines.load_segments(tx, [series], 10).get(series) for series in requested}
+        alone = {key: series.load_segments(tx, [key], 10).get(key) for key in requested}
     assert {series: outlines.get(series) for series in requested} == alone
     # Seven steps in ten stretches: each finite value is a segment of its own.
     seven = outlines[runs_of_lengths[7].id, "eval"]

@@ -18,7 +18,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 import uvicorn
-from evalstop_service.store.ingest_postgres import SAVE
+from evalstop_service.store.ingest import SAVE
 
 from evalstop_lab.benchmarks.processes import libpq_url
 

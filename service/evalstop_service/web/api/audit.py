@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from evalstop_service.domain.fields import Name
-from evalstop_service.store import audit, audit_chain
+from evalstop_service.store import audit
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
 from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Time
@@ -81,6 +81,6 @@ def export_changes(
     The `hash` of a line is the SHA-256 of the line without it, and `previous_hash` that of the line before.
     """
     with database.reading() as tx:
-        changes = audit_chain.list_chained(tx, caller.project_id, after=after, since=since, limit=limit)
-    lines = (audit_chain.canonical_json(caller.project_id, entry) + "\n" for entry in changes)
+        changes = audit.list_chained(tx, caller.project_id, after=after, since=since, limit=limit)
+    lines = (audit.canonical_json(caller.project_id, entry) + "\n" for entry in changes)
     return Response("".join(lines), media_type=JSON_LINES)

@@ -13,8 +13,8 @@ from evalstop_service.domain.confidence_sequences import ALPHA
 from evalstop_service.errors import Invalid
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures
-from evalstop_service.store import case_counts
-from evalstop_service.store.case_counts import CaseFilter, Grouping
+from evalstop_service.store import cases
+from evalstop_service.store.cases import CaseFilter, Grouping
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.list_filters import ChosenCases, ListedCases
 from evalstop_service.web.api.run_views import CaseOut
@@ -161,15 +161,15 @@ def list_cases(
     database: Db,
     case_filter: ListedCases,
     cursor: Annotated[
-        Annotated[str, Field(json_schema_extra={"pattern": case_counts.CURSOR})] | None,
+        Annotated[str, Field(json_schema_extra={"pattern": cases.CURSOR})] | None,
         Query(description="`next_cursor` of the previous page; default: the first page"),
     ] = None,
     limit: Limit = 50,
 ) -> Page[ListedCaseOut]:
     """The ended attempts with their decisions and outcomes, by end, newest first."""
     with database.reading() as tx:
-        listed_cases = case_counts.list_cases(
-            tx, caller.project_id, case_filter, before=case_counts.parse_cursor(cursor), limit=limit
+        listed_cases = cases.list_cases(
+            tx, caller.project_id, case_filter, before=cases.parse_cursor(cursor), limit=limit
         )
         reasons = rollout_stage.explain_shortfalls(tx, caller.project_id, listed_cases)
     items = [

@@ -24,9 +24,9 @@ from evalstop_service.clock import Clock
 from evalstop_service.errors import TooOften
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects.key_cache import KeyCache
-from evalstop_service.store import installation_counts
+from evalstop_service.store import counts
+from evalstop_service.store.counts import InstallationCounts
 from evalstop_service.store.database import Database
-from evalstop_service.store.installation_counts import InstallationCounts
 from evalstop_service.web.context import AnyKey
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
@@ -141,15 +141,15 @@ class Installation(Collector):
         yield from _create_families(None if asking is not None and asking.is_alive() else self._latest)
 
     def _read_counts(self) -> None:
-        counts = None
+        latest = None
         try:
             with self._database.reading() as tx:
-                counts = installation_counts.read_counts(tx, self._clock())
+                latest = counts.read_counts(tx, self._clock())
         except sa.exc.SQLAlchemyError as error:
             log.warning("the database does not answer for /metrics: %s", error)
         except Exception:
             log.exception("cannot read the figures for /metrics")
-        self._latest, self._asked_at, self._asking = counts, time.monotonic(), None
+        self._latest, self._asked_at, self._asking = latest, time.monotonic(), None
 
 
 def _create_families(counts: InstallationCounts | None) -> Iterator[Metric]:

@@ -20,16 +20,7 @@ from evalstop_service.domain.statuses import OPEN, UNENDED, DecisionOutcome, Run
 from evalstop_service.ingest.open_request import LimitedField
 from evalstop_service.runs import health
 from evalstop_service.runs import metric_roles as recognition
-from evalstop_service.store import (
-    cases,
-    decisions,
-    job_runs,
-    mlflow_runs,
-    outcomes,
-    projects,
-    run_descriptions,
-    run_health,
-)
+from evalstop_service.store import cases, decisions, job_runs, mlflow, outcomes, projects, run_details, run_health
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
@@ -298,7 +289,7 @@ def view_outcomes(tx: Transaction, run_id: UUID, attempt: int) -> OutcomesOut:
 
 def view_run(tx: Transaction, run: Run, context: Context, now: datetime) -> RunOut:
     """A run with the decision on its current attempt."""
-    params = mlflow_runs.load_mlflow_runs(tx, [run.id])[run.id].params
+    params = mlflow.load_mlflow_runs(tx, [run.id])[run.id].params
     others = [other.name for other in job_runs.list_spared_runs(tx, run, Action.STOP)] if run.status in OPEN else []
     return view_runs(tx, [run], context, now)[0].model_copy(update={"params": params, "job_runs": others})
 
@@ -315,7 +306,7 @@ def view_runs(tx: Transaction, listed: Sequence[Run], context: Context, now: dat
     health_by_run = _view_health(tx, listed, now)
     on_record = decisions.load_decisions(tx, [run.id for run in listed])
     decision_views = {view.run_id: view for view in view_decisions(tx, list(on_record.values()))}
-    descriptions = run_descriptions.load_descriptions(tx, [run.id for run in listed])
+    descriptions = run_details.load_descriptions(tx, [run.id for run in listed])
     return [
         RunOut.model_validate(
             structs.asdict(run)

@@ -17,7 +17,7 @@ from evalstop_service.domain.fields import Name
 from evalstop_service.domain.run_results import BestCheckpoint, RawMaximum
 from evalstop_service.errors import Invalid
 from evalstop_service.runs import watched_metrics
-from evalstop_service.store import decisions, mlflow_runs, observations, run_lists
+from evalstop_service.store import decisions, mlflow, observations, run_lists
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.run_lists import RunFilter
@@ -132,7 +132,7 @@ def _load_rows(tx: Transaction, runs: Sequence[Run]) -> tuple[list[tuple[str, st
     """The differing fields, as kinds and names, in order of first appearance, and the rows of the table."""
     ids = [run.id for run in runs]
     decided = decisions.load_decisions(tx, ids)
-    params = mlflow_runs.load_mlflow_runs(tx, ids)
+    params = mlflow.load_mlflow_runs(tx, ids)
     last_steps = observations.load_last_steps(tx, ids)
     fields = [dict(_list_fields(run, params[run.id].params)) for run in runs]
     every = dict.fromkeys(field for run_fields in fields for field in run_fields)

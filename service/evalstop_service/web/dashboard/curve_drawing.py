@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from evalstop_service.store import sparklines
+from evalstop_service.store import series
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run
-from evalstop_service.store.sparklines import Segment
+from evalstop_service.store.series import Segment
 from evalstop_service.web.dashboard import charted_series
 from evalstop_service.web.dashboard.sparkline import Frame
 
@@ -29,7 +29,7 @@ def load_curves(tx: Transaction, run: Run) -> list[Curve]:
     """The eval, the proxy and the KL of a run, those without finite values left out."""
     metric_of_role = {role: metric for metric, role in reversed(charted_series.list_charted(run).items())}
     series_of_role = {role: (run.id, metric_of_role[role]) for role in charted_series.ROLES if role in metric_of_role}
-    segments = sparklines.load_segments(tx, series_of_role.values(), STRETCHES)
+    segments = series.load_segments(tx, series_of_role.values(), STRETCHES)
     drawable = [(role, segments[series]) for role, series in series_of_role.items() if segments.get(series)]
     steps = [item.step for _, stretches in drawable for item in stretches]
     return [_draw_curve(role, stretches, min(steps), max(steps)) for role, stretches in drawable]

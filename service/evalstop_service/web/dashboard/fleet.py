@@ -20,7 +20,7 @@ from evalstop_service.runs import watched_metrics
 from evalstop_service.store import run_lists
 from evalstop_service.store.run_lists import ListedVerdict, RunFilter
 from evalstop_service.store.runs import Run, load_runs
-from evalstop_service.store.sparklines import Segment
+from evalstop_service.store.series import Segment
 from evalstop_service.web.dashboard.live_updates import Follow
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.run_list import load_eval_segments

@@ -17,8 +17,8 @@ from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import blind_labels
 from evalstop_service.evaluation.blind_labels import MOST_CASES
 from evalstop_service.runs import watched_metrics
-from evalstop_service.store import case_counts, decisions
-from evalstop_service.store.case_counts import CaseFilter
+from evalstop_service.store import cases, decisions
+from evalstop_service.store.cases import CaseFilter
 from evalstop_service.web.dashboard import curve_drawing, formatting, forms
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import Operator, SiteOf
@@ -62,16 +62,16 @@ def show_case(
     project_id = visitor.project.id
     with site.database.reading() as tx:
         if choice.until is None:
-            newest = case_counts.list_cases(tx, project_id, choice.case_filter, limit=1)
+            newest = cases.list_cases(tx, project_id, choice.case_filter, limit=1)
             if newest:
                 choice.until = newest[0].ended_at + timedelta(seconds=1)
                 return RedirectResponse(visitor.link(choice.link()), 303)
-        cases = blind_labels.choose_cases(tx, project_id, choice.case_filter)
-        unlabeled = [place for place, case in enumerate(cases, 1) if visitor.actor not in case.labels]
+        chosen = blind_labels.choose_cases(tx, project_id, choice.case_filter)
+        unlabeled = [place for place, case in enumerate(chosen, 1) if visitor.actor not in case.labels]
         place = at or next(iter(unlabeled), None)
-        if at is not None and at > len(cases):
+        if at is not None and at > len(chosen):
             raise NotFound
-        shown = cases[place - 1] if place else None
+        shown = chosen[place - 1] if place else None
         curves = curve_drawing.load_curves(tx, shown.run) if shown else []
     other_places = [other for other in unlabeled if other != place]
     following = next((other for other in other_places if place and other > place), next(iter(other_places), None))
@@ -81,8 +81,8 @@ def show_case(
         choice=choice,
         shown=shown,
         place=place,
-        number=len(cases),
-        done=len(cases) - len(unlabeled),
+        number=len(chosen),
+        done=len(chosen) - len(unlabeled),
         curves=curves,
         lower_is_better=shown is not None and watched_metrics.find_eval_sign(shown.run) < 0,
         own_label=shown.labels.get(visitor.actor) if shown else None,

@@ -9,9 +9,9 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
 
-from evalstop_service.store import observations, sparklines
+from evalstop_service.store import observations, series
 from evalstop_service.store.observations import LatestObservation
-from evalstop_service.store.sparklines import Segment
+from evalstop_service.store.series import Segment
 from evalstop_service.web.dashboard.charted_series import list_charted
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.sparkline import STRETCHES, Frame
@@ -41,7 +41,7 @@ def show_metric_charts(
         run = visitor.load_run(tx, run_id)
         charted = list_charted(run)
         other_metrics = [item for item in observations.list_latest(tx, run.id) if item.metric not in charted]
-        segments = sparklines.load_segments(tx, [(run.id, item.metric) for item in other_metrics[:shown]], STRETCHES)
+        segments = series.load_segments(tx, [(run.id, item.metric) for item in other_metrics[:shown]], STRETCHES)
     charts = [_draw_chart(item, segments.get((run.id, item.metric), ())) for item in other_metrics[:shown]]
     more_link = make_link(f"/runs/{run.id}/metric-charts", {"shown": min(shown + A_PAGE, MOST_SHOWN)})
     remaining_count = max(0, len(other_metrics) - shown)

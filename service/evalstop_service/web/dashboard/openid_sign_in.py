@@ -13,10 +13,10 @@ from fastapi.responses import RedirectResponse
 from evalstop_service.errors import NotFound, require
 from evalstop_service.security.openid import ProviderUnavailable, SignInRefused, SignInState
 from evalstop_service.security.scopes import find_role
-from evalstop_service.store import audit, projects, sessions
+from evalstop_service.store import audit, keys, projects
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.keys import Session
 from evalstop_service.store.projects import Project
-from evalstop_service.store.sessions import Session
 from evalstop_service.web.dashboard.cookies import FLOW, PROJECT, SESSION, delete_cookie, read_cookie, set_cookie
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.sessions import FLOW_SECONDS
@@ -89,7 +89,7 @@ def _start_session(request: Request, site: Site, openid: OpenId, flow: dict[str,
             groups = claims.get(openid.grants.groups_claim)
             _log.warning("%s has no role in an existing project; groups: %r", session.name, groups)
             return render_login_form(request, site, target, _NO_GRANTS, 403)
-        token = sessions.create_session(tx, session)
+        token = keys.create_session(tx, session)
         _record_session(tx, session, granted[0], site)
     # A page instead of a redirect, as with a signed link: browsers would not send the strict cookie.
     response = render_page("signed_in.html", visitor=None, target=target)

@@ -19,22 +19,21 @@ from evalstop_service.domain.statuses import Stage, Treatment
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures
 from evalstop_service.store import (
-    case_counts,
+    cases,
     decisions,
     outcomes,
-    pending_actions,
     proposals,
     rollout_stages,
     run_lists,
     runs,
 )
-from evalstop_service.store.case_counts import CaseFilter
+from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.outcomes import Outcome
-from evalstop_service.store.pending_actions import Excerpt, RunAlert, WaitingStop
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
+from evalstop_service.store.run_lists import Excerpt, RunAlert, WaitingStop
 from evalstop_service.web.dashboard import formatting, run_list, sparkline
 from evalstop_service.web.dashboard.live_updates import Follow
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
@@ -106,7 +105,7 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
         overview = _load_overview(tx, visitor.project.id, site.clock())
-        counts = case_counts.count_cases(tx, visitor.project.id, case_filter, ("policy",))
+        counts = cases.count_cases(tx, visitor.project.id, case_filter, ("policy",))
         stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
         sparks = _draw_sparklines(tx, overview.run_ids)
     return render_page(
@@ -120,7 +119,7 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         estimate_needed=estimate_needed,
         stopped_cases=visitor.link(f"/cases?{urlencode(figures.filter_to_query(stopped))}"),
         name_state=formatting.name_state,
-        unfinished=(*pending_actions.TO_DECIDE, *pending_actions.AWAITED),
+        unfinished=(*run_lists.TO_DECIDE, *run_lists.AWAITED),
         stopping=decision_lifecycle.STOPPING,
         price=visitor.project.price_per_gpu_hour,
         currency=visitor.project.currency,
@@ -146,17 +145,17 @@ def estimate_needed(estimate: Estimate) -> int:
 
 
 def _load_overview(tx: Transaction, project_id: UUID, now: datetime) -> Overview:
-    cases = case_counts.read_revision(tx, project_id)
+    revision = cases.read_revision(tx, project_id)
     recent = decisions.list_decisions(tx, project_id, limit=MOST_DECISIONS)
     labels = outcomes.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in recent])
     return Overview(
-        cases,
+        revision,
         _list_proposals(tx, project_id, now),
-        pending_actions.list_stops_to_decide(tx, project_id, MOST_SHOWN),
-        pending_actions.list_runs_without_data(tx, project_id, MOST_SHOWN),
-        pending_actions.list_stale_runs(tx, project_id, MOST_SHOWN),
-        pending_actions.count_awaited_stops(tx, project_id),
-        pending_actions.count_suspect_runs(tx, project_id),
+        run_lists.list_stops_to_decide(tx, project_id, MOST_SHOWN),
+        run_lists.list_runs_without_data(tx, project_id, MOST_SHOWN),
+        run_lists.list_stale_runs(tx, project_id, MOST_SHOWN),
+        run_lists.count_awaited_stops(tx, project_id),
+        run_lists.count_suspect_runs(tx, project_id),
         [(decision, labels.get((decision.run_id, decision.attempt))) for decision in recent],
         bool(recent) or bool(run_lists.list_runs(tx, project_id, limit=1)),
     )

@@ -10,8 +10,8 @@ from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import figures
 from evalstop_service.projects import policies
 from evalstop_service.projects.policies import Version
-from evalstop_service.store import backtests, case_counts, rollout_stages
-from evalstop_service.store.case_counts import CaseFilter
+from evalstop_service.store import backtests, cases, rollout_stages
+from evalstop_service.store.cases import CaseFilter
 from evalstop_service.web.dashboard import formatting, policy_diff, policy_ladder
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
@@ -39,7 +39,7 @@ def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
     """The newest version of each policy, its figures, and recent backtests."""
     case_filter = CaseFilter(since=visitor.period.since(site.clock()))
     with site.database.reading() as tx:
-        counts = case_counts.count_cases(tx, visitor.project.id, case_filter, ("policy",))
+        counts = cases.count_cases(tx, visitor.project.id, case_filter, ("policy",))
         stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
         versions = policies.list_versions(tx, visitor.project.id)
         recent = backtests.list_backtests(tx, visitor.project.id, limit=MOST_BACKTESTS)

@@ -14,8 +14,8 @@ from msgspec import structs
 from evalstop_service.domain.statuses import DecisionOutcome, Treatment
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures, regroup
-from evalstop_service.store import case_counts, policies, rollout_stages
-from evalstop_service.store.case_counts import CaseFilter, Delay, Grouping, Key
+from evalstop_service.store import cases, policies, rollout_stages
+from evalstop_service.store.cases import CaseFilter, Delay, Grouping, Key
 from evalstop_service.web.api.list_filters import ListedCases
 from evalstop_service.web.dashboard import forms
 from evalstop_service.web.dashboard.live_updates import Follow
@@ -56,11 +56,11 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
     project_id = visitor.project.id
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
-        revision = case_counts.read_revision(tx, project_id)
-        flagged = case_counts.count_flagged(tx, project_id, filters.case_filter, ("policy", "called"))
-        passed = case_counts.count_unflagged(tx, project_id, filters.case_filter, ("policy",))
-        late = case_counts.count_delays(tx, project_id, filters.case_filter, ("policy", "called"))
-        kinds = case_counts.list_job_kinds(tx, project_id)
+        revision = cases.read_revision(tx, project_id)
+        flagged = cases.count_flagged(tx, project_id, filters.case_filter, ("policy", "called"))
+        passed = cases.count_unflagged(tx, project_id, filters.case_filter, ("policy",))
+        late = cases.count_delays(tx, project_id, filters.case_filter, ("policy", "called"))
+        kinds = cases.list_job_kinds(tx, project_id)
         names = sorted(policies.load_latest_versions(tx, project_id))
         stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, project_id)}
     counts = [*flagged, *passed]
@@ -93,8 +93,8 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
 def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Response:
     """The data of the charts."""
     with site.database.reading() as tx:
-        counts = case_counts.count_cases(tx, visitor.project.id, filters.case_filter, ("policy", "week"))
-        late = case_counts.count_delays(tx, visitor.project.id, filters.case_filter)
+        counts = cases.count_cases(tx, visitor.project.id, filters.case_filter, ("policy", "week"))
+        late = cases.count_delays(tx, visitor.project.id, filters.case_filter)
     by_week = regroup(counts, lambda key: [key[2:]])
     return send_json(
         {
@@ -117,22 +117,22 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Respo
 @router.get("/precision/events")
 def follow_precision(visitor: SignedIn, follow: Follow) -> Response:
     """Send an event whenever a case was added or changed."""
-    return follow(lambda tx: case_counts.read_revision(tx, visitor.project.id))
+    return follow(lambda tx: cases.read_revision(tx, visitor.project.id))
 
 
 @router.get("/cases")
 def show_cases(site: SiteOf, visitor: SignedIn, case_filter: ListedCases, cursor: str | None = None) -> Response:
     """The cases behind a figure."""
-    before = case_counts.parse_cursor(cursor)
+    before = cases.parse_cursor(cursor)
     with site.database.reading() as tx:
-        cases = case_counts.list_cases(tx, visitor.project.id, case_filter, before=before, limit=PAGE + 1)
-        not_counted = rollout_stage.explain_shortfalls(tx, visitor.project.id, cases)
+        listed = cases.list_cases(tx, visitor.project.id, case_filter, before=before, limit=PAGE + 1)
+        not_counted = rollout_stage.explain_shortfalls(tx, visitor.project.id, listed)
     parameters = figures.filter_to_query(case_filter)
-    after = {"cursor": cases[PAGE - 1].cursor} if len(cases) > PAGE else None
+    after = {"cursor": listed[PAGE - 1].cursor} if len(listed) > PAGE else None
     return render_page(
         "cases.html",
         visitor=visitor,
-        cases=cases[:PAGE],
+        cases=listed[:PAGE],
         not_counted=not_counted,
         filters=parameters,
         next_page=after and visitor.link(f"/cases?{urlencode(parameters | after)}"),

@@ -18,13 +18,13 @@ from evalstop_service.domain.run_descriptions import RunDescription
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Invalid
 from evalstop_service.runs import health, watched_metrics
-from evalstop_service.store import decisions, policies, run_descriptions, run_health, run_lists, sparklines
+from evalstop_service.store import decisions, policies, run_details, run_health, run_lists, series
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP
 from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.store.runs import Run
-from evalstop_service.store.sparklines import Segment
+from evalstop_service.store.series import Segment
 from evalstop_service.web.api.list_filters import RunQuery
 from evalstop_service.web.dashboard import formatting, forms, sparkline
 from evalstop_service.web.dashboard.compare import LEAST_RUNS, MOST_RUNS
@@ -152,14 +152,14 @@ def load_eval_segments(
 ) -> dict[UUID, list[Segment]]:
     """The eval scores of these runs, outlined for sparklines."""
     evals = [(run.id, metric) for run in runs if (metric := watched_metrics.find_eval_metric(run)) is not None]
-    segments = sparklines.load_segments(tx, evals, stretches)
+    segments = series.load_segments(tx, evals, stretches)
     return {run_id: run_segments for (run_id, _), run_segments in segments.items()}
 
 
 def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
     decided = decisions.load_decisions(tx, [run.id for run in page_of_runs])
     stored = run_health.load_health(tx, [run.id for run in page_of_runs])
-    descriptions = run_descriptions.load_descriptions(tx, [run.id for run in page_of_runs])
+    descriptions = run_details.load_descriptions(tx, [run.id for run in page_of_runs])
     segments = load_eval_segments(tx, page_of_runs)
     return [
         Row(

@@ -19,7 +19,7 @@ from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects import sessions as people
 from evalstop_service.projects.project_settings import ProjectChange, RolePatterns, parse_form
 from evalstop_service.security.scopes import EVERY
-from evalstop_service.store import audit, keys, quota_use
+from evalstop_service.store import audit, counts, keys
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.keys import SCOPES, Key
 from evalstop_service.store.projects import Project
@@ -171,7 +171,7 @@ def show_audit(site: SiteOf, visitor: Admin, actor: str = "", action: str = "", 
 def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overrides: Any) -> Response:
     with site.database.reading() as tx:
         project_keys = _list_keys(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
-        used = quota_use.load_use(tx, site.clock(), visitor.project.id)[visitor.project.id]
+        used = counts.load_use(tx, site.clock(), visitor.project.id)[visitor.project.id]
         open_sessions = people.list_sessions(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
     values: dict[str, Any] = {"problem": None, "wrong": None, "secret": None, "written": {}} | overrides
     project = visitor.project

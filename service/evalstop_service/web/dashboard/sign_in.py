@@ -12,9 +12,8 @@ from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.errors import TooOften
-from evalstop_service.store import keys, sessions
-from evalstop_service.store.keys import Key
-from evalstop_service.store.sessions import Session
+from evalstop_service.store import keys
+from evalstop_service.store.keys import Key, Session
 from evalstop_service.web.context import read_address
 from evalstop_service.web.dashboard.cookies import (
     PROJECT,
@@ -90,7 +89,7 @@ def show_session(request: Request, site: SiteOf) -> Response:
 def sign_out(request: Request, site: SiteOf, visitor: SignedIn) -> Response:
     """End the session and delete its cookie."""
     with site.database.transaction() as tx:
-        sessions.delete_session(tx, visitor.session.id)
+        keys.delete_session(tx, visitor.session.id)
     response = RedirectResponse("/login", 303)
     delete_cookie(response, request, SESSION)
     delete_cookie(response, request, PROJECT)
@@ -127,7 +126,7 @@ def _start_session(response: Response, request: Request, site: Site, key: Key) -
     now = site.clock()
     session = Session("", "", key.name, {}, now, now + timedelta(seconds=SESSION_SECONDS), key.id)
     with site.database.transaction() as tx:
-        token = sessions.create_session(tx, session)
+        token = keys.create_session(tx, session)
     set_cookie(response, request, SESSION, token, SESSION_SECONDS)
     delete_cookie(response, request, PROJECT)
     return response

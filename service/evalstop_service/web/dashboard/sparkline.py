@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from evalstop_service.domain.run_results import BestCheckpoint
-from evalstop_service.store.sparklines import Segment
+from evalstop_service.store.series import Segment
 
 WIDTH, HEIGHT, MARGIN = 132, 34, 4
 

@@ -15,14 +15,13 @@ from evalstop_service.clock import Clock
 from evalstop_service.projects.key_cache import may_come_from
 from evalstop_service.security.openid import OpenIdProvider
 from evalstop_service.security.scopes import EVERY, Grants, VisitorRole, find_role, role_of_scopes
-from evalstop_service.store import projects, runs, sessions
+from evalstop_service.store import keys, projects, runs
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.keys import Key
+from evalstop_service.store.keys import Key, Session
 from evalstop_service.store.projects import Project
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.runs import Run
-from evalstop_service.store.sessions import Session
 from evalstop_service.store.turns import WORK
 from evalstop_service.web.context import Context, read_address
 from evalstop_service.web.dashboard.cookies import PROJECT, SESSION, read_cookie
@@ -137,7 +136,7 @@ def may_view(key: Key | None) -> bool:
 def find_visitor(tx: Transaction, site: Site, request: Request) -> Visitor | None:
     """The visitor of a request's cookie, if their key or session is still valid."""
     cookie = read_cookie(request, SESSION)
-    sign_in = sessions.find_sign_in(tx, cookie, site.clock()) if cookie.startswith(sessions.PREFIX) else None
+    sign_in = keys.find_sign_in(tx, cookie, site.clock()) if cookie.startswith(keys.SESSION_PREFIX) else None
     if sign_in is None:
         return None
     session, key, project = sign_in

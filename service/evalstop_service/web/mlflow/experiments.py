@@ -13,11 +13,10 @@ from fastapi import APIRouter, Depends, Request
 from msgspec.structs import replace
 
 from evalstop_service.domain.quotas import Quota
-from evalstop_service.store import experiments, projects, quota_use
+from evalstop_service.store import counts, mlflow, projects
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.experiments import DEFAULT_NAME, DEFAULT_NUMBER, Experiment
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.mlflow_runs import Clause, Order, Search
+from evalstop_service.store.mlflow import DEFAULT_NAME, DEFAULT_NUMBER, Clause, Experiment, Order, Search
 from evalstop_service.web.context import Caller, Ctx, Db, Now
 from evalstop_service.web.mlflow import requests, search
 from evalstop_service.web.mlflow.protocol import (
@@ -65,8 +64,8 @@ def create_experiment(body: CreateExperiment, caller: Ingest, database: Db, now:
     """Create an experiment; its artifacts are below the given location, or below the default root."""
     with database.transaction() as tx:
         project = projects.lock_project(tx, caller.project_id)  # two experiments never get the same number
-        quota_use.require_room(tx, project, Quota.EXPERIMENTS, now)
-        number = experiments.find_highest_number(tx, caller.project_id) + 1
+        counts.require_room(tx, project, Quota.EXPERIMENTS, now)
+        number = mlflow.find_highest_number(tx, caller.project_id) + 1
         experiment = Experiment(
             id=new_id(),
             project_id=caller.project_id,
@@ -77,7 +76,7 @@ def create_experiment(body: CreateExperiment, caller: Ingest, database: Db, now:
             created_at=now,
             updated_at=now,
         )
-        if body.name == DEFAULT_NAME or not experiments.add_experiment(tx, experiment):
+        if body.name == DEFAULT_NAME or not mlflow.add_experiment(tx, experiment):
             raise already_exists(f"Experiment(name={body.name}) already exists")
     return {"experiment_id": str(number)}
 
@@ -93,7 +92,7 @@ def get_experiment(caller: ReadOrIngest, database: Db, root: Root, experiment_id
 def get_experiment_by_name(caller: ReadOrIngest, database: Db, root: Root, experiment_name: str) -> Document:
     """An experiment by its name."""
     with database.reading() as tx:
-        experiment = experiments.find_experiment_by_name(tx, caller.project_id, requests.clean_text(experiment_name))
+        experiment = mlflow.find_experiment_by_name(tx, caller.project_id, requests.clean_text(experiment_name))
     if experiment is None and experiment_name == DEFAULT_NAME:
         experiment = default_experiment(caller.project_id, root)
     if experiment is None:
@@ -108,7 +107,7 @@ def rename_experiment(body: RenameExperiment, caller: Ingest, database: Db, now:
         experiment = _lock_experiment(tx, caller, body.experiment_id, root)
         _refuse_default(experiment)
         renamed = replace(experiment, name=_check_name(body.new_name), updated_at=now)
-        if body.new_name == DEFAULT_NAME or not experiments.save_experiment(tx, renamed):
+        if body.new_name == DEFAULT_NAME or not mlflow.save_experiment(tx, renamed):
             raise already_exists(f"Experiment(name={body.new_name}) already exists")
     return {}
 
@@ -130,7 +129,7 @@ def set_experiment_tag(body: ExperimentTag, caller: Ingest, database: Db, now: N
     """Set a tag of an experiment."""
     with database.transaction() as tx:
         experiment = _lock_experiment(tx, caller, body.experiment_id, root)
-        experiments.save_experiment(tx, replace(experiment, tags=_to_tags(experiment.tags, [body]), updated_at=now))
+        mlflow.save_experiment(tx, replace(experiment, tags=_to_tags(experiment.tags, [body]), updated_at=now))
     return {}
 
 
@@ -142,7 +141,7 @@ def delete_experiment_tag(body: DeleteExperimentTag, caller: Ingest, database: D
         if body.key not in experiment.tags:
             raise not_found(f"No tag with name: {body.key} in experiment with id {body.experiment_id}")
         tags = {key: value for key, value in experiment.tags.items() if key != body.key}
-        experiments.save_experiment(tx, replace(experiment, tags=tags, updated_at=now))
+        mlflow.save_experiment(tx, replace(experiment, tags=tags, updated_at=now))
     return {}
 
 
@@ -153,10 +152,10 @@ def search_experiments(body: SearchExperiments, caller: ReadOrIngest, context: C
     query = make_search(body, search.parse_filter(body.filter, search.EXPERIMENTS), orders, body.view_type)
     default = default_experiment(caller.project_id, root)
     with context.limits.spend_on_search(), context.database.reading() as tx:
-        ids = experiments.search_experiments(tx, default, query)
+        ids = mlflow.search_experiments(tx, default, query)
 
         def load(ids: Sequence[UUID]) -> Iterator[Document]:
-            stored = {default.id: default} | experiments.load_experiments(tx, ids)
+            stored = {default.id: default} | mlflow.load_experiments(tx, ids)
             return (experiment_document(stored[experiment_id]) for experiment_id in ids)
 
         page, token = fill_page(ids, query, load)
@@ -220,7 +219,7 @@ def pair_documents(pairs: Mapping[str, str]) -> list[Document]:
 
 def load_experiment(tx: Transaction, project_id: UUID, experiment_id: str, root: str) -> Experiment:
     """The project's experiment with this id; raises MlflowError."""
-    experiment = experiments.find_experiment(tx, project_id, _parse_number(experiment_id))
+    experiment = mlflow.find_experiment(tx, project_id, _parse_number(experiment_id))
     if experiment is not None:
         return experiment
     if experiment_id == str(DEFAULT_NUMBER):
@@ -235,15 +234,15 @@ def find_references(tx: Transaction, project_id: UUID, experiment_ids: Sequence[
         if not re.fullmatch(r"[0-9]+", experiment_id, re.ASCII):
             raise invalid_parameter(f"Invalid experiment ID {experiment_id!r:.100}; it must be a number")
     numbers = {int(text) for text in (text.lstrip("0") or "0" for text in experiment_ids) if len(text) < 10}
-    stored = experiments.find_experiments(tx, project_id, numbers)
+    stored = mlflow.find_experiments(tx, project_id, numbers)
     return [experiment.reference for experiment in stored] + ([None] if DEFAULT_NUMBER in numbers else [])
 
 
 def _lock_experiment(tx: Transaction, caller: Caller, experiment_id: str, root: str) -> Experiment:
     number = _parse_number(experiment_id)
     if number == DEFAULT_NUMBER:
-        experiments.add_experiment(tx, default_experiment(caller.project_id, root))
-    experiment = experiments.lock_experiment(tx, caller.project_id, number)
+        mlflow.add_experiment(tx, default_experiment(caller.project_id, root))
+    experiment = mlflow.lock_experiment(tx, caller.project_id, number)
     if experiment is None:
         raise _no_experiment(experiment_id)
     return experiment
@@ -271,7 +270,7 @@ def _set_deleted(
         experiment = _lock_experiment(tx, caller, body.experiment_id, root)
         _refuse_default(experiment)
         if experiment.deleted != deleted:
-            experiments.save_experiment(tx, replace(experiment, deleted=deleted, updated_at=now))
+            mlflow.save_experiment(tx, replace(experiment, deleted=deleted, updated_at=now))
     return {}
 
 

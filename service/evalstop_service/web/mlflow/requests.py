@@ -17,8 +17,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSer
 
 from evalstop_service.domain.labels import MOST_LABEL_BYTES, count_bytes
 from evalstop_service.domain.labels import MOST_LABELS as MOST_LABELS
-from evalstop_service.store.mlflow_runs import RUN_NAME as RUN_NAME
-from evalstop_service.store.mlflow_runs import USER as USER
+from evalstop_service.store.mlflow import RUN_NAME as RUN_NAME
+from evalstop_service.store.mlflow import USER as USER
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.schemas import MAX_STEP, encode_number
 

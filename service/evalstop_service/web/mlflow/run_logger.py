@@ -22,10 +22,9 @@ from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Committer, Message, Observations, open_run
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs.retention import refuse_pruned_run
-from evalstop_service.store import experiments, mlflow_runs, runs
+from evalstop_service.store import mlflow, runs
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.experiments import Experiment
-from evalstop_service.store.mlflow_runs import MlflowRun
+from evalstop_service.store.mlflow import Experiment, MlflowRun
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import MAX_STEP
 from evalstop_service.web.context import Caller, Commit, Context, Ctx, Db, Now
@@ -130,7 +129,7 @@ class RunLogger:
         """Change a run's data other than labels. Raises NotFound, and Conflict if the run was pruned."""
         with self.database.transaction() as tx:
             refuse_pruned_run(runs.lock_run(tx, self.project_id, run_id))
-            mlflow_runs.change_mlflow_run(tx, run_id, change)
+            mlflow.change_mlflow_run(tx, run_id, change)
 
     def register_checkpoints(self, run_id: UUID, tags: list[Item]) -> None:
         """Register the checkpoints that tags name."""
@@ -160,7 +159,7 @@ class RunLogger:
             epoch = next((point for point in points if point.metric == EPOCH), None)
             if epoch is not None and receipt.run.total_steps is None:
                 with self.database.reading() as tx:
-                    params = mlflow_runs.load_mlflow_runs(tx, [run_id])[run_id].params
+                    params = mlflow.load_mlflow_runs(tx, [run_id])[run_id].params
                 if total_steps := derive_total_steps(params, epoch.value, epoch.step):
                     self._tell_total_steps(run_id, total_steps)
         else:
@@ -224,9 +223,9 @@ class RecordedRun:
 
 def load_recorded(tx: Transaction, page: Sequence[Run], root: str) -> list[RecordedRun]:
     """Runs of one project with their data from MLflow clients."""
-    mlflow_runs_by_id = mlflow_runs.load_mlflow_runs(tx, [run.id for run in page])
+    mlflow_runs_by_id = mlflow.load_mlflow_runs(tx, [run.id for run in page])
     ids = {item.experiment_id for item in mlflow_runs_by_id.values() if item.experiment_id is not None}
-    stored = experiments.load_experiments(tx, ids)
+    stored = mlflow.load_experiments(tx, ids)
     recorded = []
     for run in page:
         mlflow_run = mlflow_runs_by_id[run.id]

@@ -13,10 +13,10 @@ from evalstop_service.decisions.commands import tell_trainer_of
 from evalstop_service.domain.fields import Name
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.ingest import open_run
-from evalstop_service.store import decisions, mlflow_runs, observations, runs
+from evalstop_service.store import decisions, mlflow, observations, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.mlflow_runs import STATUSES, MlflowRun, Order
+from evalstop_service.store.mlflow import STATUSES, MlflowRun, Order
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.context import Context, Ctx, Db
@@ -61,7 +61,7 @@ def create_run(body: requests.CreateRun, logger: Logger, root: Root) -> Document
             run_labels |= {requests.EXPERIMENT: experiment.name}
         request = open_run.OpenRequest(name, recognise=True, labels=run_labels, actor=logger.actor, key=logger.key)
         run = open_run.create_run(tx, logger.project_id, request, logger.now)
-        mlflow_runs.add_mlflow_run(tx, MlflowRun(run.id, experiment.reference, start_time=body.start_time))
+        mlflow.add_mlflow_run(tx, MlflowRun(run.id, experiment.reference, start_time=body.start_time))
     logger.register_checkpoints(run.id, tags)
     logger.forward(run.id, None, {})
     with logger.database.reading() as tx:
@@ -192,7 +192,7 @@ def search_runs(body: requests.SearchRuns, caller: Read, context: Ctx, root: Roo
     query = make_search(body, clauses, orders, body.run_view_type)
     with context.limits.spend_on_search(), context.database.reading() as tx:
         experiment_ids = find_references(tx, caller.project_id, body.experiment_ids)
-        ids = mlflow_runs.search_runs(tx, caller.project_id, experiment_ids, query)
+        ids = mlflow.search_runs(tx, caller.project_id, experiment_ids, query)
 
         def load(ids: Sequence[UUID]) -> Iterator[Document]:
             loaded = runs.load_runs(tx, ids)
@@ -233,7 +233,7 @@ def _run_info(recorded: RecordedRun) -> Document:
         "run_uuid": run.id.hex,
         "run_name": run.labels.get(requests.RUN_NAME, run.name),
         "experiment_id": str(recorded.experiment.number),
-        "user_id": run.labels.get(requests.USER, mlflow_runs.NO_USER),
+        "user_id": run.labels.get(requests.USER, mlflow.NO_USER),
         "status": STATUSES[run.status],
         "start_time": to_milliseconds(run.created_at) if start_time is None else start_time,
         "artifact_uri": recorded.artifact_uri,

@@ -1,4 +1,4 @@
-"""MLflow's filter expressions and orders, over runs and experiments. Pure; `store.mlflow_runs` runs them in SQL.
+"""MLflow's filter expressions and orders, over runs and experiments. Pure; `store.mlflow` runs them in SQL.
 
     metrics.accuracy > 0.8 AND params.optimizer LIKE 'ada%' AND status IN ('RUNNING', 'FINISHED')
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evalstop_service.store.mlflow_runs import Clause, Order
+from evalstop_service.store.mlflow import Clause, Order
 from evalstop_service.web.mlflow.protocol import invalid_parameter
 from evalstop_service.web.mlflow.requests import clean_text
 

@@ -10,7 +10,7 @@ from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.run_results import BestCheckpoint
 from evalstop_service.store.decisions import DecisionChange
 from evalstop_service.store.observations import PostedObservation
-from evalstop_service.store.sparklines import Segment
+from evalstop_service.store.series import Segment
 from evalstop_service.web.dashboard import formatting, sparkline
 from evalstop_service.web.dashboard.downsampling import downsample
 from hypothesis import given

@@ -14,7 +14,7 @@ from evalstop_service.ingest import CheckpointSaved, EvalChanged
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
-from evalstop_service.store.sparklines import Segment
+from evalstop_service.store.series import Segment
 from evalstop_service.web.dashboard.fleet import CELLS, FARTHEST, draw_strip
 from hypothesis import given
 from hypothesis import strategies as st

@@ -15,8 +15,8 @@ import yaml
 from evalstop_service.clock import utc_now
 from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, GuardKind
 from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.store.counts import COUNTED
 from evalstop_service.store.database import Database
-from evalstop_service.store.quota_use import COUNTED
 from evalstop_service.web.api.prometheus import Installation
 from promql_parser import VectorSelector
 

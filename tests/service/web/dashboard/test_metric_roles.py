@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import httpx
-from evalstop_service.store import audit, keys, mlflow_runs, runs
+from evalstop_service.store import audit, keys, mlflow, runs
 from evalstop_service.store.database import Database
-from evalstop_service.store.mlflow_runs import MlflowRun
+from evalstop_service.store.mlflow import MlflowRun
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
@@ -85,7 +85,7 @@ def test_params_are_collapsed(visitor: httpx.Client, database: Database, tenant:
     """Params, of which a trainer may log hundreds, are collapsed below the other labels."""
     run = tenant.open_run(labels={"gpus": "8"})
     with database.transaction() as tx:
-        mlflow_runs.add_mlflow_run(tx, MlflowRun(run.id, params={"lr": HOSTILE_NAME, "width": "12"}))
+        mlflow.add_mlflow_run(tx, MlflowRun(run.id, params={"lr": HOSTILE_NAME, "width": "12"}))
     page = visitor.get(f"/runs/{run.id}").text
     before, folded = page.split("Params (2)")
     assert "<bdi>gpus</bdi>" in before

@@ -14,11 +14,11 @@ from evalstop_service.decisions import second_person
 from evalstop_service.domain.decision_lifecycle import StopOrdered
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import api_keys
-from evalstop_service.store import keys, sessions
+from evalstop_service.store import keys
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
+from evalstop_service.store.keys import Session
 from evalstop_service.store.queue import deliveries
-from evalstop_service.store.sessions import Session
 from evalstop_service.web.dashboard.responses import PageRoute
 from evalstop_service.web.dashboard.routes import PAGES
 
@@ -164,7 +164,7 @@ class PopulatedService:
         tenant.change_settings(second_person=False)
         session = Session("", "", "somebody", {}, now, now + timedelta(days=1), key.id)
         with self.database.transaction() as tx:
-            sessions.create_session(tx, session)
+            keys.create_session(tx, session)
         return {
             "session_id": str(session.id),
             "run_id": str(run.id),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.store.mlflow_runs import STATUSES
+from evalstop_service.store.mlflow import STATUSES
 
 
 @pytest.mark.parametrize("status", RunStatus)
