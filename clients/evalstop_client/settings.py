@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -111,15 +111,20 @@ def validate_key(key: str | None) -> str | None:
     return key or None
 
 
+def parse_pairs(texts: Iterable[str], where: str) -> list[tuple[str, str]]:
+    """Parse texts of the form NAME=VALUE, from the option or variable `where`; raises ConfigurationError."""
+    pairs = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigurationError(f"{where} {text!r}: write NAME=VALUE.")
+        pairs.append((name.strip(), value.strip()))
+    return pairs
+
+
 def parse_labels(text: str) -> dict[str, str]:
     """Parse labels in the form `k=v,k2=v2` of EVALSTOP_LABELS."""
-    labels: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = part.partition("=")
-        if not equals or not name.strip():
-            raise ConfigurationError(f"EVALSTOP_LABELS {text!r}: {part!r} is not of the form name=value.")
-        labels[name.strip()] = value.strip()
-    return labels
+    return dict(parse_pairs((part for part in text.split(",") if part.strip()), "EVALSTOP_LABELS"))
 
 
 def format_labels(labels: Mapping[str, str]) -> str:

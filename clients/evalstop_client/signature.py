@@ -1,4 +1,4 @@
-"""Signs and verifies webhooks by Standard Webhooks: `v1` with a shared secret, `v1a` with a public key. Pure.
+"""Verifies webhooks by Standard Webhooks: `v1` with a shared secret, `v1a` with a public key. Pure.
 
 The signed content is `{webhook-id}.{webhook-timestamp}.{body}`. It is signed with HMAC-SHA256 and the bytes of the
 secret `whsec_<base64>`, or with the Ed25519 key whose public half is `whpk_<base64>`.
@@ -24,15 +24,6 @@ VERSION_TAG, KEY_PAIR_TAG = "v1", "v1a"
 MOST_SIGNATURES = 16
 """Most signatures that are checked: a real webhook has fewer, and each costs time."""
 LONGEST_TIMESTAMP = 15  # digits; a real timestamp has fewer
-
-
-def sign(secret: str, webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The three headers that sign `body` with `secret`; `timestamp` in seconds since 1970."""
-    return {
-        "webhook-id": webhook_id,
-        "webhook-timestamp": str(timestamp),
-        "webhook-signature": _signature(secret_bytes(secret), _signed_bytes(webhook_id, str(timestamp), body)),
-    }
 
 
 def verify(
@@ -65,10 +56,10 @@ def check_secret(secret: str) -> None:
     if secret.startswith(PUBLIC_PREFIX):
         _public_key(secret)
     else:
-        secret_bytes(secret)
+        _secret_bytes(secret)
 
 
-def secret_bytes(secret: str) -> bytes:
+def _secret_bytes(secret: str) -> bytes:
     """Decode `whsec_<base64>`; raises ConfigurationError if it is malformed."""
     encoded = secret.strip().removeprefix(PREFIX)
     try:
@@ -106,7 +97,7 @@ def _has_match(secret: str, signed: bytes, presented: Sequence[str]) -> bool:
             if presented_signature.startswith(f"{KEY_PAIR_TAG},")
         ]
         return any(_is_signed_by(key, signed, signature) for signature in of_key_pairs)
-    expected = _signature(secret_bytes(secret), signed).encode()
+    expected = _signature(_secret_bytes(secret), signed).encode()
     return any(hmac.compare_digest(expected, received.encode(errors="replace")) for received in presented)
 
 

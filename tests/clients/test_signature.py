@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 import standardwebhooks
 from evalstop_client.errors import ConfigurationError, SignatureError
-from evalstop_client.signature import sign, verify
+from evalstop_client.signature import verify
 from evalstop_service.store.endpoints import generate_key_pair, generate_secret
 from evalstop_service.webhooks.signature import sign_headers
 from hypothesis import given
@@ -30,7 +30,7 @@ bodies = st.text(st.characters(exclude_categories=["Cs"]))
 
 def test_published_vector_is_signed() -> None:
     """The signature of the published message is the published one."""
-    assert sign(SECRET, WEBHOOK_ID, TIMESTAMP, BODY)["webhook-signature"] == SIGNATURE
+    assert sign_headers([SECRET], WEBHOOK_ID, TIMESTAMP, BODY)["webhook-signature"] == SIGNATURE
 
 
 def test_published_vector_is_verified() -> None:
@@ -40,8 +40,8 @@ def test_published_vector_is_verified() -> None:
 
 @given(secrets, ids, bodies)
 def test_reference_library_verifies_our_signatures(secret: str, webhook_id: str, body: str) -> None:
-    """The reference library verifies any message that we sign."""
-    headers = sign(secret, webhook_id, int(time.time()), body.encode())
+    """The reference library verifies any message that the service signs."""
+    headers = sign_headers([secret], webhook_id, int(time.time()), body.encode())
     standardwebhooks.Webhook(secret).verify(body, headers, json_parse=False)
 
 
@@ -60,7 +60,10 @@ def test_both_secrets_verify_during_rotation(
 ) -> None:
     """During a rotation both secrets verify, within the tolerance before and after."""
     for secret in (old, new):
-        assert verify([old, new], sign(secret, webhook_id, timestamp, body), body, timestamp + drift) == webhook_id
+        assert (
+            verify([old, new], sign_headers([secret], webhook_id, timestamp, body), body, timestamp + drift)
+            == webhook_id
+        )
 
 
 @given(st.dictionaries(st.sampled_from(sorted(PUBLISHED)), st.text()), st.binary())
@@ -93,7 +96,7 @@ def test_service_signatures_verify(body: bytes, data: st.DataObject) -> None:
 def test_who_holds_the_secret_cannot_sign_for_the_public_key() -> None:
     """Signatures by the secret, another key, or the public key's bytes do not verify with the public key."""
     (_, public_key), (other, _) = generate_key_pair(), generate_key_pair()
-    digest_by_public_key = sign("whsec_" + public_key.removeprefix("whpk_"), WEBHOOK_ID, TIMESTAMP, BODY)
+    digest_by_public_key = sign_headers(["whsec_" + public_key.removeprefix("whpk_")], WEBHOOK_ID, TIMESTAMP, BODY)
     for signatures in (
         SIGNATURE,
         SIGNATURE.replace("v1,", "v1a,"),

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import httpx
-from evalstop_client.signature import sign
+from evalstop_service.webhooks.signature import sign_headers
 
 from tests.fixtures.certificates import get_ssl_context
 
@@ -41,7 +41,7 @@ def sign_event(
 ) -> tuple[dict[str, str], bytes]:
     """The headers and the body of a webhook with `event`, an object or the bytes of a body."""
     body = event if isinstance(event, bytes) else json.dumps(event).encode()
-    return sign(secret, webhook_id, int(time.time() - age_seconds), body), body
+    return sign_headers([secret], webhook_id, int(time.time() - age_seconds), body), body
 
 
 def post_event(

@@ -169,14 +169,3 @@ def parse_count(text: str) -> int:
     if not 0 <= count <= sys.maxsize:
         raise argparse.ArgumentTypeError(f"{text}: it must be a whole number, 0 or more")
     return count
-
-
-def parse_pairs(written: list[str], name: str) -> dict[str, str]:
-    """Parse NAME=VALUE arguments. Raises ConfigurationError."""
-    pairs = {}
-    for text in written:
-        left, equals, right = text.partition("=")
-        if not equals or not left:
-            raise ConfigurationError(f"{name} {text!r}: write NAME=VALUE.")
-        pairs[left] = right
-    return pairs

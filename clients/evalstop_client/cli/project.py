@@ -13,13 +13,13 @@ from evalstop_client.cli.command import (
     add_command,
     add_group,
     connect,
-    parse_pairs,
     print_facts,
     print_json,
     show_result,
 )
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.service import Json
+from evalstop_client.settings import parse_pairs
 
 LISTS = ("allowed_policies",)
 LIST_WORDS: dict[str, list[str] | None] = {"any": None, "none": []}
@@ -58,7 +58,7 @@ def show_project(options: argparse.Namespace) -> int:
 
 def set_project(options: argparse.Namespace) -> int:
     """Change settings of the project; requires the scope admin."""
-    written = parse_pairs(options.settings, "setting")
+    written = dict(parse_pairs(options.settings, "setting"))
     for name in written.keys() & SET_ELSEWHERE.keys():
         raise ConfigurationError(f"{name}: change it {SET_ELSEWHERE[name]}.")
     changes = {name: parse_setting(name, text) for name, text in written.items()}

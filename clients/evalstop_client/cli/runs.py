@@ -19,7 +19,6 @@ from evalstop_client.cli.command import (
     connect,
     format_number,
     parse_count,
-    parse_pairs,
     print_facts,
     print_json,
     show_list,
@@ -28,6 +27,7 @@ from evalstop_client.cli.command import (
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.latest_answer import ENDED
 from evalstop_client.reading.records import ObservationRecord, RunRecord
+from evalstop_client.settings import parse_pairs
 
 POLL_SECONDS = 2.0
 
@@ -70,7 +70,7 @@ def add_to(commands: Subcommands, text: str) -> None:
 def list_runs(options: argparse.Namespace) -> int:
     """List runs, newest first."""
     filters = {name: getattr(options, name) for name in FILTERS}
-    table = connect(options).runs(**filters, tags=options.tag, labels=parse_pairs(options.label, "label"))
+    table = connect(options).runs(**filters, tags=options.tag, labels=dict(parse_pairs(options.label, "label")))
     runs = list(islice(table, options.limit))
     columns = ("name", "status", "mode", "policy", "step", "verdict", "decision", "best step", "best score", "opened")
     return show_list(options, [run.document for run in runs], columns, map(_list_cells, runs))

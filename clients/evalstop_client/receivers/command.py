@@ -14,9 +14,10 @@ from typing import Any
 
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
-from evalstop_client.receivers.stop.options import add_receiver_options, add_seconds, add_service_options, parse_pairs
+from evalstop_client.receivers.stop.options import add_receiver_options, add_seconds, add_service_options
 from evalstop_client.receivers.stop.processes import Done, copy_environment, run
 from evalstop_client.receivers.stop.receiver import run_receiver
+from evalstop_client.settings import parse_pairs
 
 PLACE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_.-]*)\}|[{}]")
 ALLOWED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%+,=/\[\]-]{0,255}", re.ASCII)
@@ -284,8 +285,10 @@ def run_command_receiver(options: argparse.Namespace) -> int:
     """Run the receiver for a scheduler that is controlled by commands."""
     if options.gone_exit_code == 0:
         raise ConfigurationError("gone-exit-code: 0 means that the job exists; choose another.")
-    own_labels = {name: values[-1] for name, values in parse_pairs(options.mine, "--mine").items()}
-    allow = {name: frozenset(values) for name, values in parse_pairs(options.allow, "--allow").items()}
+    own_labels = dict(parse_pairs(options.mine, "--mine"))
+    allow: dict[str, frozenset[str]] = {}
+    for name, value in parse_pairs(options.allow, "--allow"):
+        allow[name] = allow.get(name, frozenset()) | {value}
     commands = Commands(
         cancel=parse_template(options.cancel),
         check=parse_template(options.check),
@@ -309,7 +312,7 @@ def run_command_receiver(options: argparse.Namespace) -> int:
 def _parse_patterns(texts: Sequence[str], labels: frozenset[str]) -> dict[str, re.Pattern[str]]:
     """The patterns by label; each label must have one."""
     try:
-        patterns = {name: re.compile(values[-1]) for name, values in parse_pairs(texts, "--pattern").items()}
+        patterns = {name: re.compile(pattern) for name, pattern in parse_pairs(texts, "--pattern")}
     except re.error as error:
         raise ConfigurationError(f"--pattern: {error}.") from None
     for name in sorted(labels - patterns.keys()):

@@ -29,12 +29,11 @@ from evalstop_client.receivers.stop.options import (
     add_seconds,
     add_url_options,
     choose_state_folder,
-    parse_pairs,
     require_service,
 )
 from evalstop_client.receivers.stop.processes import ShutdownSignal
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service, Unauthorized, wait_seconds
-from evalstop_client.settings import MODES, parse_labels
+from evalstop_client.settings import MODES, parse_labels, parse_pairs
 from evalstop_client.spool.segment import merge_observations, split_rejected
 from evalstop_client.tensorboard import Folder, Portion, Scalar, find_event_files
 
@@ -245,11 +244,10 @@ def watch_tensorboard(options: argparse.Namespace) -> int:
     root: Path = options.folder
     if not root.is_dir():
         raise ConfigurationError(f"folder {str(root)!r}: there is no such folder.")
-    labels = {name: values[-1] for name, values in parse_pairs(options.label, "label").items()}
     opening = {
         "metrics": _parse_roles(options.metric) or AUTO,
         # The process receiver adds its label there for jobs that start this command beside their trainer.
-        "labels": {**parse_labels(os.environ.get("EVALSTOP_LABELS", "")), **labels},
+        "labels": parse_labels(os.environ.get("EVALSTOP_LABELS", "")) | dict(parse_pairs(options.label, "label")),
         **({"total_steps": options.total_steps} if options.total_steps else {}),
         **({"policy": options.policy} if options.policy else {}),
         **({"mode": options.mode} if options.mode else {}),

@@ -6,7 +6,6 @@ import argparse
 import logging
 import math
 import os
-import re
 import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -164,17 +163,6 @@ def choose_state_folder(chosen: Path | None, scheduler: str) -> Path:
     except RuntimeError:  # a container's user need not have a home
         raise ConfigurationError("state: this user has no home; name a folder with --state.") from None
     return root / "evalstop" / f"receiver-{scheduler}"
-
-
-def parse_pairs(texts: Sequence[str], option: str) -> dict[str, list[str]]:
-    """Parse repeated `name=value` options into the values of each name."""
-    values: dict[str, list[str]] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name) or not value:
-            raise ConfigurationError(f"{option} {text!r}: write label=value.")
-        values.setdefault(name, []).append(value)
-    return values
 
 
 def write_atomically(path: Path, text: str) -> None:
