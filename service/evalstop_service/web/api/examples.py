@@ -91,24 +91,11 @@ FIELDS: dict[str, Any] = {
     "value": 0.52,
     "version": 1,
     "AuditEntryOut.details": {"run": "ppo-7b-seed3", "reason": "the eval set was broken this morning"},
-    "BacktestRunOut.policy": "paper@1",
-    "BacktestRunOut.state": "shadow",
     "BacktestRunOut.status": "completed",
-    "BestCheckpointOut.step": 120,
     "CheckpointIn.step": 120,
-    "CheckpointOut.step": 120,
-    "CellOut.right": 43,
-    "CellOut.wrong": 5,
     "EndpointChange.enabled": False,
-    "EstimateOut.value": 0.896,
     "FindingOut.kind": "count",
-    "FindingOut.roles": ["eval"],
     "FindingOut.value": 3.0,
-    "HoursOut.lost": 96.0,
-    "HoursOut.saved": 1840.0,
-    "KeyIn.name": "trainers",
-    "KeyOut.name": "trainers",
-    "NewKeyOut.name": "trainers",
     "NewKeyOut.key": "esk_kZ3Yw0m9V1x2Qf4n6b8C0d1E2f3G4h5J6k7L8m9N0pQ1PnYAl",
     "KeyIn.expires_at": "2126-04-01T00:00:00.000000Z",
     "KeyIn.networks": ["10.1.0.0/16"],
@@ -116,61 +103,22 @@ FIELDS: dict[str, Any] = {
     "GroupOut.cases": {
         "observed": {"right": "/api/v1/cases?policy=default&version=1&treatment=observed&outcome=right"}
     },
-    "GroupOut.detector": None,
-    "Health.status": "ok",
-    "EvalRequests.at": 0.3,
-    "EvalAnswerIn.prompts": 800,
-    "EvalAnswerIn.stderr": 0.008,
-    "EvalRequestOut.difference": -0.021,
-    "EvalRequestOut.prompts": 800,
-    "EvalRequestOut.stderr": 0.008,
-    "EvalRequestOut.actor": "key evaluator",
-    "ReportedMetric.name": "eval_accuracy",
-    "ReportedMetric.value": "0.61",
-    "MetricsIn.metrics": _ROLES,
-    "NewProject.name": "alignment",
-    "OutcomeIn.note": "the eval fell on a second data set too",
-    "AssessmentOut.reason": "the mean of the last 4 evals is 0.21 below the best, more than a tenth of the gain",
-    "AssessmentOut.evals": 40,
-    "AssessmentOut.window": 4,
-    "AssessmentOut.gain": 0.34,
-    "AssessmentOut.drop": 0.21,
-    "AssessmentOut.stderr": 0.022,
-    "WindowOut.first_step": 100,
-    "WindowOut.middle_step": 120,
-    "WindowOut.last_step": 130,
-    "WindowOut.mean": 0.71,
-    "OutcomeOut.note": "the eval ended 62 % of its gain below its best, 9.4 standard errors",
-    "PolicyName.name": "default",
     "PolicyOut.name": "patient",
-    "PrecisionOut.group_by": ["policy"],
     "ProblemDetails.status": 422,
-    "ProblemDetails.title": "The request is not valid",
     "ProblemDetails.detail": "the request has 1 error; nothing was stored",
     "ProblemDetails.type": "/problems#invalid_request",
     "ProblemDetails.code": "invalid_request",
-    "ProjectOut.name": "alignment",
-    "PullEndpointIn.name": "login-node",
-    "RawMaximumOut.step": 120,
-    "RecognitionOut.origins": {"reward/eval": "declared", "reward/proxy": "declared", "kl": "declared"},
-    "RecognitionOut.sources": {"reward/eval": "trainer", "reward/proxy": "trainer", "kl": "trainer"},
-    "RecognitionOut.warnings": [],
-    "ReportIn.details": {"exit_status": -15, "ended_at": _STOPPED},
     "ReportIn.reason": "the process group is gone",
     "ReportIn.state": "confirmed",
     "ResumeIn.step": 120,
-    "Level.rate": 0.01,
-    "Risk.risk": 0.01,
-    "RunIn.metrics": _ROLES,
-    "RunIn.policy": "paper",
     "DeclaredRole.version": "gsm8k-v1",
     "EvalChangeIn.version": "gsm8k-v2",
     "EvalChangeOut.version": "gsm8k-v2",
+    "EvalRequests.at": 0.3,
+    "Level.rate": 0.01,
+    "Risk.risk": 0.01,
     "RunOut.metrics": {"reward/eval": {"role": "eval", "direction": "maximize"}},
-    "RunOut.should_stop": True,
     "SettleIn.error": "",
-    "SettleIn.status": 202,
-    "ActionIn.reason": "the eval set was broken this morning",
 }
 """Example values by field name, or by schema and field name for a value that only one schema has."""
 
@@ -182,7 +130,9 @@ def add_examples(components: dict[str, Any]) -> None:
 
 
 def _build_example(schema: dict[str, Any], components: dict[str, Any], name: str, field: str = "") -> Any:
-    """An example of a schema: from the table above, the schema's own, its first choice, or built from its parts."""
+    """An example of a schema: its own, one from the table above, its first choice, or built from its parts."""
+    if field and "examples" in schema:
+        return schema["examples"][0]
     for key in (f"{name}.{field}", field):
         if field and key in FIELDS and not _refers(schema):
             return FIELDS[key]
@@ -191,8 +141,6 @@ def _build_example(schema: dict[str, Any], components: dict[str, Any], name: str
         return _build_example(components[name], components, name)
     if name in SCHEMAS and not field:
         return SCHEMAS[name]
-    if field and "examples" in schema:
-        return schema["examples"][0]
     for options in (schema.get("anyOf"), schema.get("oneOf")):
         if options:
             is_unset = {"type": "null"} in options and not _refers(schema)
