@@ -28,8 +28,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from msgspec import Struct
+
+from evalstop_service.domain.fields import doc
 
 ALPHA = 0.05
 """The share of histories in which an interval may ever miss the rate."""
@@ -54,8 +57,8 @@ class Bounds(Struct, frozen=True):
     joint set less room for low rates in the others, which can raise the lower end.
     """
 
-    low: float
-    high: float
+    low: Annotated[float, doc("the lower end if all undecided cases turn out badly")]
+    high: Annotated[float, doc("the upper end if all undecided cases turn out well")]
 
 
 class Estimate(Struct, frozen=True):
@@ -64,20 +67,20 @@ class Estimate(Struct, frozen=True):
     `value`, `low`, `high`: of decided cases.
     """
 
-    value: float | None
-    low: float
-    high: float
-    bounds: Bounds
-    decided: int
-    undecided: int
+    value: Annotated[float | None, doc("the estimate, from 0 to 1; null: no decided cases")]
+    low: Annotated[float, doc("the lower end of its confidence interval")]
+    high: Annotated[float, doc("the upper end of its confidence interval")]
+    bounds: Annotated[Bounds, doc("the interval with the undecided cases counted either way")]
+    decided: Annotated[int, doc("cases with a known outcome")]
+    undecided: Annotated[int, doc("cases with an unknown outcome")]
 
 
 class StageNumbers(Struct, frozen=True):
     """The precision behind a policy's rollout stage: of all cases of its version, and of those since its last change of
     stage. None at the start."""
 
-    precision: Estimate | None = None
-    precision_since: Estimate | None = None
+    precision: Annotated[Estimate | None, doc("of all cases of this version")] = None
+    precision_since: Annotated[Estimate | None, doc("of the cases since the last change of stage")] = None
 
 
 def estimate_precision(flagged: Sequence[Stratum]) -> Estimate:

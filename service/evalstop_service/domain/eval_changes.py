@@ -9,9 +9,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Annotated
 
 from msgspec import Struct
 from msgspec.structs import replace
+
+from evalstop_service.domain.fields import doc
 
 MOST_CHANGES = 100
 
@@ -19,11 +22,11 @@ MOST_CHANGES = 100
 class EvalChange(Struct, frozen=True):
     """From `step` on the eval is measured differently. `version`: the trainer's name for it, if any."""
 
-    step: int
-    reason: str
-    actor: str
-    at: datetime
-    version: str | None = None
+    step: Annotated[int, doc("the first step measured differently")]
+    reason: Annotated[str, doc("what changed")]
+    actor: Annotated[str, doc("who reported it")]
+    at: Annotated[datetime, doc("when it was reported")]
+    version: Annotated[str | None, doc("the eval version from there on; null: not reported")] = None
 
 
 def find_version(changes: Sequence[EvalChange], step: int) -> int:

@@ -7,12 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from msgspec import Meta
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from evalstop_service.domain import decision_lifecycle
 from evalstop_service.domain.statuses import DecisionOutcome
+
+
+def doc(description: str) -> Meta:
+    """The description of a record's field, from which answers and event schemas take it."""
+    return Meta(description=description)
 
 
 @dataclass(frozen=True, eq=False)

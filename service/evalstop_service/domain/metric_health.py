@@ -23,9 +23,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from msgspec import Struct
+
+from evalstop_service.domain.fields import doc
 
 NEWEST = 32
 """The number of newest values of a metric that are examined."""
@@ -69,9 +71,9 @@ class RunProgress:
 class MetricFault(Struct, frozen=True):
     """A fault of a metric: its kind, for programs, and a reason, for people."""
 
-    metric: str
-    kind: FaultKind
-    reason: str
+    metric: Annotated[str, doc("the name of the series")]
+    kind: Annotated[FaultKind, doc("the kind of fault")]
+    reason: Annotated[str, doc("the fault, for people")]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Annotated
 
 from msgspec import Struct
+
+from evalstop_service.domain.fields import doc
 
 OPEN_FOR = timedelta(days=1)
 """How long a person's proposal can be confirmed. A proposal of the service stays open while it holds."""
@@ -50,8 +53,8 @@ class Approval(Struct, frozen=True):
     """An approval: the approver's authenticated identity, and the name in the audit log."""
 
     identity: str
-    actor: str
-    at: datetime
+    actor: Annotated[str, doc("`key NAME` or `user NAME`, as in the audit log")]
+    at: Annotated[datetime, doc("time of the approval")]
 
 
 def has_enough_approvals(approvals: tuple[Approval, ...], needed: int) -> bool:

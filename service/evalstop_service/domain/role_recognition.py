@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 from msgspec import Struct
+
+from evalstop_service.domain.fields import doc
 
 RoleOrigin = Literal["declared", "recognized", "guessed"]
 """The values of `evalstop_detectors.RoleOrigin`; the store does not import detectors."""
@@ -25,19 +27,23 @@ class MetricFields(TypedDict):
 
 
 class Recognition(Struct, frozen=True):
-    """Where the roles of a run's metrics come from.
+    """Where the roles of a run's metrics come from. No run is stopped on a guess."""
 
-    `open`: new names may change the roles. `preset`: the trainer library whose names were recognized, None if none was.
-    `sources`, `origins` and `reasons`: by metric, where its role comes from, how far that can be trusted (no
-    run is stopped on a guess), and why it has it or none. `warnings` are for people.
-    """
-
-    open: bool
-    preset: str | None = None
-    sources: dict[str, str] = {}
-    origins: dict[str, RoleOrigin] = {}
-    reasons: dict[str, str] = {}
-    warnings: list[str] = []
+    open: Annotated[bool, doc("true: new metrics can still change the roles")]
+    preset: Annotated[str | None, doc("the known trainer whose metric names match")] = None
+    sources: Annotated[
+        dict[str, str],
+        doc("by metric: trainer, default, preset NAME, names (a common name), pattern (of the project), person"),
+    ] = {}
+    origins: Annotated[
+        dict[str, RoleOrigin],
+        doc(
+            "by metric: declared, recognized (a known trainer's name), guessed: a guess never stops the run;"
+            " confirm it by PATCH /runs/{run_id}/metrics"
+        ),
+    ] = {}
+    reasons: Annotated[dict[str, str], doc("by metric: why it has this role, or none")] = {}
+    warnings: Annotated[list[str], doc("what may be wrong with the roles, for people")] = []
 
     @property
     def guessed(self) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.statuses import RunOutcome
 
 
@@ -27,26 +28,26 @@ class Call(StrEnum):
 class Evidence(Struct, frozen=True, cache_hash=True):
     """A detector's reading and its thresholds."""
 
-    detector: str
-    roles: tuple[str, ...]
+    detector: Annotated[str, doc("the name of the detector")]
+    roles: Annotated[tuple[str, ...], doc("the roles of the metrics that it uses")]
     kind: Annotated[str, Meta(description="the kind of value: a count, a statistic, ...")]
-    value: float
-    suspect_at: float | None
-    stop_at: float | None
-    turn_step: int | None
-    note: str
+    value: Annotated[float, doc("the number, in the unit of `kind`")]
+    suspect_at: Annotated[float | None, doc("the value from which the verdict is `suspect`; null: never")]
+    stop_at: Annotated[float | None, doc("the value from which the verdict is `stop`; null: never")]
+    turn_step: Annotated[int | None, doc("the estimated step of the turn; null: no estimate")]
+    note: Annotated[str, doc("the evidence, for people")]
 
 
 class Verdict(Struct, frozen=True):
     """The policy's verdict on the run so far."""
 
-    verdict: Call
-    step: int | None
-    turn_step: Annotated[int | None, Meta(description="where the detectors believe the turn was")]
-    reason: str
-    evidence: tuple[Evidence, ...] = ()
-    ground: Annotated[str | None, Meta(description="the reason to stop: turned, or levelled_off")] = None
-    critical: Annotated[str | None, Meta(description="the critical eval behind it; null: the watched score")] = None
+    verdict: Annotated[Call, doc("what to do with the run")]
+    step: Annotated[int | None, doc("the step of the observation that led to it; null: none yet")]
+    turn_step: Annotated[int | None, doc("the detectors' estimate of the step of the turn")]
+    reason: Annotated[str, doc("the reason, for people")]
+    evidence: Annotated[tuple[Evidence, ...], doc("the evidence of each detector")] = ()
+    ground: Annotated[str | None, doc("why the verdict is `stop`: turned or levelled_off; null: it is not")] = None
+    critical: Annotated[str | None, doc("the critical eval that caused it; null: the watched score")] = None
 
     @property
     def stops(self) -> bool:
@@ -78,57 +79,49 @@ def _encode_evidence(evidence: tuple[Evidence, ...]) -> msgspec.Raw:
 class BestCheckpoint(Struct, frozen=True):
     """The checkpoint to ship."""
 
-    step: int
-    uri: str
-    score: float
-    chosen_by: str
-    smoothed: Annotated[float | None, Meta(description="the score without most of its noise")] = None
-    smoothed_stderr: float | None = None
+    step: Annotated[int, doc("the training step that it holds")]
+    uri: Annotated[str, doc("the URI that the trainer reported")]
+    score: Annotated[float, doc("the score measured at this step")]
+    chosen_by: Annotated[str, doc("the rule that chose it, such as smoothed_maximum or raw_maximum")]
+    smoothed: Annotated[float | None, doc("the score smoothed over neighboring evals")] = None
+    smoothed_stderr: Annotated[float | None, doc("standard error of `smoothed`")] = None
 
 
 class RawMaximum(Struct, frozen=True):
     """The highest measured eval, with or without a checkpoint."""
 
-    step: int
-    score: float
+    step: Annotated[int, doc("the training step of the highest eval")]
+    score: Annotated[float, doc("the highest eval, as measured")]
 
 
 class ChangePoint(Struct, frozen=True):
-    """Where the eval turned, by all evals of an ended run.
+    """Where the eval turned, by all evals of an ended run; higher is better."""
 
-    `step`: the last eval before the lasting fall; the peak lies between `low_step` and `high_step`. `gain`: from the
-    first eval to the turn, `drop`: from there to the last, both in the unit of the scores, higher is better.
-    """
-
-    step: int
-    low_step: int
-    high_step: int
-    gain: float
-    drop: float
+    step: Annotated[int, doc("the last eval before the lasting fall")]
+    low_step: Annotated[int, doc("the first step of the range of the peak")]
+    high_step: Annotated[int, doc("the last step of the range")]
+    gain: Annotated[float, doc("from the first eval to the peak, in the unit of the metric")]
+    drop: Annotated[float, doc("from the peak to the last eval")]
 
 
 class Window(Struct, frozen=True):
     """Adjacent evals: the steps of the first, the middle and the last of them, and their mean."""
 
-    first_step: int
-    middle_step: int
-    last_step: int
-    mean: float
+    first_step: Annotated[int, doc("step of its first eval")]
+    middle_step: Annotated[int, doc("step of its middle eval")]
+    last_step: Annotated[int, doc("step of its last eval")]
+    mean: Annotated[float, doc("in the unit of the metric")]
 
 
 class RunAssessment(Struct, frozen=True):
-    """The outcome of a run with its reason and the numbers behind it.
+    """The outcome of a run with its reason and the numbers behind it; None: there were too few evals."""
 
-    `evals`: the number of finite ones; `window` of them form a mean. `best`, `last`: the means compared. `gain`,
-    `drop` and `stderr` (of the drop) are in the unit of the scores, higher is better. None: there were too few evals.
-    """
-
-    run_outcome: RunOutcome
-    reason: str
-    evals: int
-    window: int
-    best: Window | None = None
-    last: Window | None = None
-    gain: float | None = None
-    drop: float | None = None
-    stderr: float | None = None
+    run_outcome: Annotated[RunOutcome, doc("turned: the eval fell for good; healthy: it did not; undecided: unknown")]
+    reason: Annotated[str, doc("the rule that applied, with its numbers")]
+    evals: Annotated[int, doc("number of finite evals")]
+    window: Annotated[int, doc("number of consecutive evals in a mean")]
+    best: Annotated[Window | None, doc("the evals around the peak")] = None
+    last: Annotated[Window | None, doc("the evals at the end")] = None
+    gain: Annotated[float | None, doc("in the unit of the metric, higher is better; so are drop and stderr")] = None
+    drop: Annotated[float | None, doc("from the best mean to the last")] = None
+    stderr: Annotated[float | None, doc("the standard error of the drop")] = None

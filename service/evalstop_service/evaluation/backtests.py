@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -21,6 +21,7 @@ from msgspec import structs
 
 from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.outcome import Turn, assess_run, judge_decision, judge_levelled_off, locate_turn
 from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome
 from evalstop_service.errors import Conflict, Invalid
@@ -45,28 +46,21 @@ RUNS_AT_A_TIME = 10
 
 @dataclass(frozen=True)
 class Summary:
-    """The findings of a backtest, counted over runs.
+    """The findings of a backtest, counted over runs. A stop before the turn counts as wrong."""
 
-    `stops`: runs that the policy would have stopped; of these `right`, `wrong` (the run was healthy, or had not turned
-    yet) and `unknown`. `missed`: runs that turned and that it would not have stopped. `decided`: stops actually
-    decided. `only_policy`, `only_recorded`: stops of one and not of the other. `hours_after`, `hours_wrong`: the
-    GPU-hours that runs spent after right and after wrong stops; `stops_without_gpus`: stops whose GPU-hours are not
-    known.
-    """
-
-    runs: int
-    stops: int
-    right: int
-    wrong: int
-    unknown: int
-    missed: int
-    decided: int
-    only_policy: int
-    only_recorded: int
-    hours_after: float
-    hours_wrong: float
-    stops_without_gpus: int
-    failed: int
+    runs: Annotated[int, doc("replayed so far")]
+    stops: Annotated[int, doc("runs that the policy would have stopped")]
+    right: Annotated[int, doc("those of these stops whose runs had turned")]
+    wrong: Annotated[int, doc("those of these stops whose runs were healthy")]
+    unknown: Annotated[int, doc("those of these stops whose outcome is unknown")]
+    missed: Annotated[int, doc("runs that turned and that the policy would not have stopped")]
+    decided: Annotated[int, doc("recorded stops")]
+    only_policy: Annotated[int, doc("runs that only the policy would have stopped")]
+    only_recorded: Annotated[int, doc("runs that have a recorded stop and that the policy would not have stopped")]
+    hours_after: Annotated[float, doc("GPU-hours after the policy's right stops")]
+    hours_wrong: Annotated[float, doc("GPU-hours after the policy's wrong stops")]
+    stops_without_gpus: Annotated[int, doc("stops with unknown GPU-hours")]
+    failed: Annotated[int, doc("runs that could not be replayed")]
 
 
 def request_backtest(

@@ -8,12 +8,13 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.domain import confidence_sequences
 from evalstop_service.domain.confidence_sequences import Estimate, Stratum
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.statuses import DecisionOutcome, Treatment
 from evalstop_service.store import cases
 from evalstop_service.store.cases import CaseCount, CaseFilter, Delay, Grouping, Key
@@ -40,47 +41,36 @@ _Counted = TypeVar("_Counted", CaseCount, Delay)
 
 @dataclass(frozen=True)
 class Hours:
-    """GPU-hours of the cases whose number of GPUs is known.
+    """GPU-hours of the cases whose number of GPUs is known."""
 
-    `since`: when the first of the flagged attempts ended. `saved`: by right stops that were confirmed or obeyed;
-    `saved_if_right`: by those whose outcome is unknown. `lost`: by wrong stops that were carried out,
-    estimated from those that were held out; `lost_as_reported`: by those that a person labeled wrong.
-    `would_have_saved`, `would_have_lost`: by right and wrong stops that were not carried out, had they been.
-    `parked`: released to others while jobs were parked. `without_gpus`: flagged cases without a number of GPUs.
-    """
-
-    since: datetime | None = None
-    saved: float = 0.0
-    saved_if_right: float = 0.0
-    lost: float = 0.0
-    lost_as_reported: float = 0.0
-    would_have_saved: float = 0.0
-    would_have_lost: float = 0.0
-    parked: float = 0.0
-    without_gpus: int = 0
+    since: Annotated[datetime | None, doc("when the first flagged attempt ended; null: none")] = None
+    saved: Annotated[float, doc("saved by right stops that were confirmed or obeyed")] = 0.0
+    saved_if_right: Annotated[float, doc("saved by those with an unknown outcome, if they were right")] = 0.0
+    lost: Annotated[float, doc("lost by false stops that were carried out, estimated from held-out stops")] = 0.0
+    lost_as_reported: Annotated[float, doc("lost by stops that were carried out and labeled wrong")] = 0.0
+    would_have_saved: Annotated[float, doc("not saved: right stops that were held out or in shadow mode")] = 0.0
+    would_have_lost: Annotated[float, doc("not lost: wrong stops that were held out or in shadow mode")] = 0.0
+    parked: Annotated[float, doc("freed for other jobs while jobs were parked")] = 0.0
+    without_gpus: Annotated[int, doc("flagged cases without a GPU count")] = 0
 
 
 @dataclass(frozen=True)
 class Parks:
-    """The cost of parking to the runs that should not have been stopped.
+    """The cost of parking to the runs that should not have been stopped."""
 
-    `cases`: attempts whose job was parked. `went_on`: those that returned, or finished on idle GPUs;
-    `delay_hours`: the total time for which these were parked.
-    """
-
-    cases: int = 0
-    went_on: int = 0
-    delay_hours: float = 0.0
+    cases: Annotated[int, doc("attempts whose job was parked")] = 0
+    went_on: Annotated[int, doc("jobs that resumed, or completed on idle GPUs")] = 0
+    delay_hours: Annotated[float, doc("total hours for which those jobs were parked")] = 0.0
 
 
 @dataclass(frozen=True)
 class Delays:
     """How many steps after the turn right stops were decided: weighted quartiles."""
 
-    cases: int
-    lower: float
-    median: float
-    upper: float
+    cases: Annotated[int, doc("right stops with a known turn")]
+    lower: Annotated[float, doc("lower quartile of the delay in steps")]
+    median: Annotated[float, doc("median delay in steps")]
+    upper: Annotated[float, doc("upper quartile of the delay in steps")]
 
 
 @dataclass(frozen=True)

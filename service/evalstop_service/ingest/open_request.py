@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Annotated
 from uuid import UUID
 
 from evalstop_detectors import find_total_steps
 
 from evalstop_service.domain.decision_lifecycle import SERVICE, Mode
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.role_recognition import MetricFields
 from evalstop_service.domain.run_descriptions import NOTHING_SAID, RunDescription
 from evalstop_service.projects.policies import is_allowed
@@ -73,10 +75,10 @@ class LimitedField(StrEnum):
 class Limit:
     """What was requested, what is used instead, and the setting of the project that limits it."""
 
-    field: LimitedField
-    requested: str
-    used: str
-    setting: str
+    field: Annotated[LimitedField, doc("the requested field: mode or policy")]
+    requested: Annotated[str, doc("the requested value")]
+    used: Annotated[str, doc("the value used instead")]
+    setting: Annotated[str, doc("the project's setting that forbids it")]
 
 
 def apply_limits(project: Project, request: OpenRequest) -> OpenRequest:

@@ -16,12 +16,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from evalstop_service.clock import rfc3339
+from evalstop_service.domain.fields import doc
 from evalstop_service.store.database import Transaction, contains_text, find_all, find_one, find_page, insert_if_new
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import audit_chains, audit_log
@@ -29,21 +30,21 @@ from evalstop_service.store.tables import audit_chains, audit_log
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """One change. `action`: what was done (`key.created`). `subject`: to what (`key trainers`). `details`: how.
+    """One change, and its place in the project's chain, None until it is chained."""
 
-    `position`, `previous_hash`, `hash`: its place in the project's chain; None until it is
-    chained.
-    """
-
-    id: UUID
-    actor: str
+    id: Annotated[UUID, doc("id of the entry; ids ascend with time")]
+    actor: Annotated[str, doc("the authenticated actor: `key NAME`, or `user NAME` who signed in")]
     action: str
     subject: str
-    details: dict[str, Any]
-    at: datetime
-    position: int | None = None
+    details: Annotated[dict[str, Any], doc("the reason, or the values before and after")]
+    at: Annotated[datetime, doc("time of the change")]
+    position: Annotated[int | None, doc("position in the project's hash chain; null for a moment after the change")] = (
+        None
+    )
     previous_hash: str | None = None
-    hash: str | None = None
+    hash: Annotated[str | None, doc("hash of this entry and of the previous one: note it to verify the log later")] = (
+        None
+    )
 
 
 INSTALLATION = UUID(int=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from evalstop_service.domain.decision_lifecycle import DecisionState
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome, RunStatus
 from evalstop_service.errors import require
 from evalstop_service.store.database import Transaction, find_page
@@ -25,29 +26,24 @@ from evalstop_service.store.tables import attempts, backtests, cases, decisions,
 
 
 class BacktestFinding(Struct, frozen=True):
-    """What a backtested policy would have done to one run, what was decided at the time, and the run's outcome.
+    """What a backtested policy would have done to one run, what was decided at the time, and the run's outcome."""
 
-    `policy`: the policy that the run had. `state`: of its decision. `step`: where the backtested policy would have
-    stopped the run; None: nowhere. `outcome`: whether that would have been right. `hours_after`: the GPU-hours that the
-    run spent after `step`; None: not known. `error`: why the run could not be replayed.
-    """
-
-    run_id: UUID
-    run_name: str
+    run_id: Annotated[UUID, doc("the replayed run")]
+    run_name: Annotated[str, doc("the run's name")]
     status: RunStatus
-    last_step: int | None
-    policy: str
-    decision_id: UUID | None
-    decided_step: int | None
+    last_step: Annotated[int | None, doc("the highest step with an observation; null: no observation")]
+    policy: Annotated[str, doc("the policy of the run, as NAME@VERSION")]
+    decision_id: Annotated[UUID | None, doc("the recorded decision; null: none")]
+    decided_step: Annotated[int | None, doc("the step of the recorded decision")]
     state: DecisionState | None
-    run_outcome: RunOutcome | None
-    turn_step: int | None
+    run_outcome: Annotated[RunOutcome | None, doc("whether its eval had turned by its end; null: not assessed")]
+    turn_step: Annotated[int | None, doc("the step where its eval turned; null: it did not, or is unknown")]
     verdict: str = "continue"
-    step: int | None = None
-    reason: str = ""
-    outcome: DecisionOutcome = DecisionOutcome.UNKNOWN
-    hours_after: float | None = None
-    error: str | None = None
+    step: Annotated[int | None, doc("the step where the policy would have stopped the run; null: never")] = None
+    reason: Annotated[str, doc("the reason of that verdict")] = ""
+    outcome: Annotated[DecisionOutcome, doc("whether the policy would have been right")] = DecisionOutcome.UNKNOWN
+    hours_after: Annotated[float | None, doc("GPU-hours that the run spent after `step`; null: unknown")] = None
+    error: Annotated[str | None, doc("why the run could not be replayed")] = None
 
     @property
     def differs(self) -> bool:
@@ -59,18 +55,18 @@ class BacktestFinding(Struct, frozen=True):
 class Backtest:
     """A row: `done` of `total` runs were replayed; `findings` has one entry for each of them, newest run first."""
 
-    id: UUID
+    id: Annotated[UUID, doc("id of the backtest")]
     project_id: UUID
     document: dict[str, Any]
-    most_runs: int
-    state: BacktestState
-    total: int
-    done: int
+    most_runs: Annotated[int, doc("the requested number of runs")]
+    state: Annotated[BacktestState, doc("waiting, running, done or failed")]
+    total: Annotated[int, doc("number of runs to replay; 0 until it has started")]
+    done: Annotated[int, doc("runs replayed so far")]
     findings: list[BacktestFinding]
-    actor: str
+    actor: Annotated[str, doc("who requested it")]
     lease_until: datetime | None
-    created_at: datetime
-    ended_at: datetime | None
+    created_at: Annotated[datetime, doc("when it was requested")]
+    ended_at: Annotated[datetime | None, doc("when its last run was replayed; null: not yet")]
 
 
 @dataclass(frozen=True)

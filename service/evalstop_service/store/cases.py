@@ -8,12 +8,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from evalstop_service.domain.case_requirements import CaseRequirements, Shortfall
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid
 from evalstop_service.store.database import Transaction, find_all, find_one, match_given
@@ -25,38 +26,42 @@ from evalstop_service.store.tables import cases, policies, runs
 class Case:
     """An attempt that has ended: what was decided about it, its outcome, and its cost.
 
-    `truth`: `turned`, `healthy` or `undecided`; `derived`: from its evals, else a person reported it. Fields that
-    follow from a decision are None where there was none. `treatment`: `observed`, `stopped` or `prevented`. `outcome`:
-    whether it was `right` to stop it, or else to let it continue. GPU-hours are None when the job's number of GPUs is
-    not known. `parked_seconds`: how long its job was parked; None: never. `seconds`: its duration by the service's
-    clock. `evals`: the number of finite evals. `key_id`: the key that opened its run.
+    Fields that follow from a decision are None where there was none. `key_id`: the key that opened its run.
     """
 
-    run_id: UUID
-    attempt: int
+    run_id: Annotated[UUID, doc("the run of the attempt")]
+    attempt: Annotated[int, doc("the attempt of the run")]
     project_id: UUID
     policy_id: UUID
-    job_kind: str | None
-    gpus: float | None
-    run_outcome: RunOutcome
-    derived: bool
-    turn_step: int | None
-    decision_id: UUID | None
-    treatment: Treatment | None
-    observed_probability: float | None
-    decided_step: int | None
-    detectors: list[str] | None
-    stated_risk: float | None
-    outcome: DecisionOutcome
-    delay_steps: int | None
-    gpu_hours: float | None
-    gpu_hours_saved: float | None
-    gpu_hours_lost: float | None
-    parked_seconds: float | None
-    seconds: float
-    evals: int
+    job_kind: Annotated[str | None, doc("the label job_kind of the run; null: none")]
+    gpus: Annotated[float | None, doc("the label gpus of the run; null: none")]
+    run_outcome: Annotated[RunOutcome, doc("turned: the eval fell for good; healthy: it did not; undecided: unknown")]
+    derived: Annotated[bool, doc("true: from its evals; false: by a person")]
+    turn_step: Annotated[int | None, doc("the step where it turned; null: it did not, or is unknown")]
+    decision_id: Annotated[UUID | None, doc("the decision; null: never flagged")]
+    treatment: Annotated[
+        Treatment | None,
+        doc("the stop was observed (held out or in shadow mode), carried out or prevented; null: no stop"),
+    ]
+    observed_probability: Annotated[float | None, doc("probability of being observed after the decision")]
+    decided_step: Annotated[int | None, doc("the step at which the policy wanted a stop; null: never flagged")]
+    detectors: Annotated[list[str] | None, doc("the detectors that wanted the stop")]
+    stated_risk: Annotated[float | None, doc("the share of healthy runs that the policy states it stops")]
+    outcome: Annotated[DecisionOutcome, doc("outcome of the decision to stop it or, without one, of letting it run")]
+    delay_steps: Annotated[int | None, doc("from the turn to the decision")]
+    gpu_hours: Annotated[float | None, doc("null: the run has no label gpus")]
+    gpu_hours_saved: Annotated[
+        float | None, doc("GPU-hours that a right stop saved, or that the run spent after the decision; null: unknown")
+    ]
+    gpu_hours_lost: Annotated[
+        float | None,
+        doc("GPU-hours since the best checkpoint, which a wrong stop causes to be repeated; null: unknown"),
+    ]
+    parked_seconds: Annotated[float | None, doc("how long its job was parked; null: never")]
+    seconds: Annotated[float, doc("how long it lasted")]
+    evals: Annotated[int, doc("finite ones")]
     key_id: UUID | None
-    ended_at: datetime
+    ended_at: Annotated[datetime, doc("when the attempt ended")]
 
 
 def save_case(tx: Transaction, case: Case) -> None:

@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Annotated
 from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.domain.fields import doc
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import LIVE, checkpoints
 
@@ -18,10 +20,10 @@ from evalstop_service.store.tables import LIVE, checkpoints
 class Checkpoint:
     """The step of a saved model and where it was saved."""
 
-    step: int
-    uri: str
-    attempt: int
-    created_at: datetime
+    step: Annotated[int, doc("the training step that it holds")]
+    uri: Annotated[str, doc("the URI that the trainer reported")]
+    attempt: Annotated[int, doc("the attempt that saved it")]
+    created_at: Annotated[datetime, doc("when it was registered")]
 
 
 def add_checkpoint(tx: Transaction, run_id: UUID, checkpoint: Checkpoint) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -19,6 +19,7 @@ from evalstop_service.domain.decision_lifecycle import (
     Lifecycle,
     Record,
 )
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.run_results import BestCheckpoint, Call, Verdict
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import require
@@ -37,44 +38,44 @@ class DecisionChange:
 
     sequence: int
     state: DecisionState
-    actor: str
-    reason: str
-    details: dict[str, Any]
-    at: datetime
+    actor: Annotated[str, doc("a person, a key, a receiver, or evalstop")]
+    reason: Annotated[str, doc("why it changed")]
+    details: Annotated[dict[str, Any], doc("the receiver's report, or the guards that held it")]
+    at: Annotated[datetime, doc("when it changed")]
 
 
 @dataclass(frozen=True)
 class Decision:
     """A stop verdict on record.
 
-    `action`: what receivers are asked to do. `deadline_at`: when the service acts on it by itself; None: never.
     `observed_probability`: the probability with which the run was held out so that its outcome is observed.
-    `state_reason`: the reason for its state. `guard_kinds`: the guards that put it on hold. `handed_over_at`,
-    `handed_over_to`: when the stop first went out, and to whom; None: it can still be vetoed.
+    `guard_kinds`: the guards that put it on hold.
     """
 
-    id: UUID
-    run_id: UUID
+    id: Annotated[UUID, doc("id of the decision")]
+    run_id: Annotated[UUID, doc("the run to be stopped")]
     project_id: UUID
-    attempt: int
-    state: DecisionState
-    step: int
-    verdict: Verdict
-    best_checkpoint: BestCheckpoint | None
+    attempt: Annotated[int, doc("the run's attempt")]
+    state: Annotated[DecisionState, doc("its state in the life cycle")]
+    step: Annotated[int, doc("the step at which the policy wanted the stop")]
+    verdict: Annotated[Verdict, doc("the verdict at that time, with its evidence")]
+    best_checkpoint: Annotated[BestCheckpoint | None, doc("at the time of the decision")]
     policy_id: UUID
-    due_at: datetime
-    created_at: datetime
-    run_name: str
+    due_at: Annotated[datetime, doc("the end of the veto window; it can be vetoed until it is handed over")]
+    created_at: Annotated[datetime, doc("when the policy wanted the stop")]
+    run_name: Annotated[str, doc("the run's name")]
     policy_name: str
     policy_version: int
     observed_probability: float
-    deadline_at: datetime | None = None
-    escalations: int = 0
-    state_reason: str = ""
+    deadline_at: Annotated[
+        datetime | None, doc("next check: a stop on hold is tried again, an unconfirmed one is escalated")
+    ] = None
+    escalations: Annotated[int, doc("how often it was not confirmed in time")] = 0
+    state_reason: Annotated[str, doc("why it is in this state; for a stop on hold, the guards' reasons")] = ""
     guard_kinds: list[str] = field(default_factory=list)
-    action: Action = Action.STOP
-    handed_over_at: datetime | None = None
-    handed_over_to: str | None = None
+    action: Annotated[Action, doc("stop the job, or park it so that it can resume")] = Action.STOP
+    handed_over_at: Annotated[datetime | None, doc("when the stop first went out; null: it can still be vetoed")] = None
+    handed_over_to: Annotated[str | None, doc("to whom it went out first, a receiver or the trainer")] = None
 
     @property
     def stops(self) -> bool:

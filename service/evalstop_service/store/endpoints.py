@@ -7,13 +7,14 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from evalstop_service.domain.event_types import URGENT_EVENTS
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import NotFound, require
 from evalstop_service.security.encryption import PREFIX, SETTING, Encryption, UnreadableSecret
@@ -45,20 +46,20 @@ class Endpoint:
     `open_until`.
     """
 
-    id: UUID
+    id: Annotated[UUID, doc("id of the endpoint")]
     project_id: UUID
-    url: str
-    event_types: tuple[str, ...]
+    url: Annotated[str, doc("where events are posted; `pull:NAME`: a receiver fetches them")]
+    event_types: Annotated[tuple[str, ...], doc("the types of events that it gets; `*`: all that require no action")]
     secret: str
     previous_secret: str | None
-    previous_secret_until: datetime | None
+    previous_secret_until: Annotated[datetime | None, doc("the previous secret also signs until then")]
     signing_key: str
     public_key: str
-    enabled: bool
-    created_at: datetime
+    enabled: Annotated[bool, doc("false: nothing is sent there")]
+    created_at: Annotated[datetime, doc("when it was created")]
     format: str = "standard"
-    failures: int = 0
-    open_until: datetime | None = None
+    failures: Annotated[int, doc("consecutive failures")] = 0
+    open_until: Annotated[datetime | None, doc("paused after repeated failures until this time")] = None
 
     def wants(self, event_type: str) -> bool:
         """Whether an event of this type is to be sent here."""

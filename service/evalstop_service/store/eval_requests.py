@@ -4,42 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Annotated
 from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
 
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.tables import eval_requests, runs
 
 
 class EvalRequest(msgspec.Struct, frozen=True):
-    """A request for a paired evaluation at a step, and its answer.
+    """A request for a paired evaluation at a step, and its answer."""
 
-    `multiplier`: the number of prompts, relative to a usual eval. `probability`: that the run had turned, at the
-    request; `probability_after`: after the answer. `difference`: the current score less the best one's, in the metric's
-    direction. `actor`: who answered.
-    """
-
-    id: UUID
-    run_id: UUID
+    id: Annotated[UUID, doc("id of the request")]
+    run_id: Annotated[UUID, doc("the run that is suspected to have turned")]
     project_id: UUID
-    attempt: int
-    step: int
-    number: int
-    multiplier: int
+    attempt: Annotated[int, doc("the attempt of the run")]
+    step: Annotated[int, doc("evaluate the first checkpoint registered at or after this step")]
+    number: Annotated[int, doc("1 for the run's first request")]
+    multiplier: Annotated[int, doc("number of prompts, as a multiple of a usual eval")]
     best_step: int
     best_uri: str
-    probability: float | None
-    created_at: datetime
-    deadline_at: datetime
-    answered_at: datetime | None = None
-    actor: str | None = None
-    difference: float | None = None
-    stderr: float | None = None
-    prompts: int | None = None
-    probability_after: float | None = None
+    probability: Annotated[float | None, doc("probability that the run had turned, at the time of the request")]
+    created_at: Annotated[datetime, doc("when it was requested")]
+    deadline_at: Annotated[datetime, doc("it can be answered until then")]
+    answered_at: Annotated[datetime | None, doc("null: not answered")] = None
+    actor: Annotated[str | None, doc("who answered")] = None
+    difference: Annotated[float | None, doc("the current score minus the best one, in the unit of the eval metric")] = (
+        None
+    )
+    stderr: Annotated[float | None, doc("the standard error of the difference")] = None
+    prompts: Annotated[int | None, doc("number of prompts on which both were scored")] = None
+    probability_after: Annotated[float | None, doc("probability that the run had turned, including the answer")] = None
 
     @property
     def seed(self) -> int:

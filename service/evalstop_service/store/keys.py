@@ -8,11 +8,12 @@ import string
 import zlib
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.domain.fields import doc
 from evalstop_service.security.scopes import EVERY
 from evalstop_service.store.database import Transaction, find_all, find_one, find_page, read_columns
 from evalstop_service.store.ids import new_id
@@ -51,17 +52,19 @@ UNLIMITED = KeyLimits()
 class Key:
     """A key and what it may do. `project_id` is None for a key to the whole installation."""
 
-    id: UUID
+    id: Annotated[UUID, doc("id of the key")]
     project_id: UUID | None
-    name: str
+    name: Annotated[str, doc("for people; shown in the audit log")]
     scopes: tuple[str, ...]
-    created_at: datetime
-    revoked_at: datetime | None
-    expires_at: datetime | None = None
-    networks: tuple[str, ...] = ()
-    endpoint_ids: tuple[UUID, ...] = ()
-    last_used_at: datetime | None = None
-    previous_until: datetime | None = None
+    created_at: Annotated[datetime, doc("when it was created")]
+    revoked_at: Annotated[datetime | None, doc("when it was revoked; null: it is valid")]
+    expires_at: Annotated[datetime | None, doc("when it expires; null: never")] = None
+    networks: Annotated[tuple[str, ...], doc("CIDRs of the networks from which it is accepted; empty: any")] = ()
+    endpoint_ids: Annotated[
+        tuple[UUID, ...], doc("the endpoints whose stops it may fetch and report on; empty: all")
+    ] = ()
+    last_used_at: Annotated[datetime | None, doc("when it was last used, to the hour")] = None
+    previous_until: Annotated[datetime | None, doc("the secret before the rotation stays valid until then")] = None
 
 
 def create_key(
@@ -200,10 +203,10 @@ class Session:
     subject: str
     name: str
     grants: dict[str, str]
-    created_at: datetime
-    expires_at: datetime
-    key_id: UUID | None = None
-    id: UUID = field(default_factory=new_id)
+    created_at: Annotated[datetime, doc("when they signed in")]
+    expires_at: Annotated[datetime, doc("when the session expires")]
+    key_id: Annotated[UUID | None, doc("the key that signed in; null: OpenID Connect")] = None
+    id: Annotated[UUID, doc("id of the session")] = field(default_factory=new_id)
 
 
 def create_session(tx: Transaction, session: Session) -> str:

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from evalstop_service.clock import in_utc
+from evalstop_service.domain.fields import doc
 from evalstop_service.store import runs
 from evalstop_service.store import series as summaries
 from evalstop_service.store.database import Transaction, match_given
@@ -67,14 +68,14 @@ class PostedObservation(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fi
 class StoredObservation:
     """An observation as stored, and whether it was superseded."""
 
-    metric: str
-    step: int
+    metric: Annotated[str, doc("the name of the series")]
+    step: Annotated[int, doc("the training step at which it was measured")]
     value: float
-    stderr: float | None
+    stderr: Annotated[float | None, doc("the standard error of the value; null: not reported")]
     observed_at: datetime | None
-    attempt: int
+    attempt: Annotated[int, doc("the attempt that reported it")]
     superseded_by: int
-    received_at: datetime
+    received_at: Annotated[datetime, doc("when it was stored")]
 
     @property
     def cursor(self) -> str:
@@ -86,9 +87,9 @@ class StoredObservation:
 class LatestObservation:
     """A metric's last live observation, and the number of its live observations."""
 
-    metric: str
-    count: int
-    step: int
+    metric: Annotated[str, doc("its name")]
+    count: Annotated[int, doc("number of observations that count")]
+    step: Annotated[int, doc("step of the last observation")]
     value: float
     stderr: float | None
 

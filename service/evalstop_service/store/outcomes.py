@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Annotated
 from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.run_results import RunAssessment
 from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.store.database import Transaction
@@ -18,19 +20,16 @@ from evalstop_service.store.tables import outcomes
 
 @dataclass(frozen=True)
 class Outcome:
-    """Whether the decision on an attempt, to stop it or to let it continue, was `right`, `wrong` or is `unknown`.
-
-    `derived`: from later evals, with the numbers in `assessment`; else a person reported it.
-    """
+    """Whether the decision on an attempt, to stop it or to let it continue, was right."""
 
     sequence: int
-    outcome: DecisionOutcome
-    turn_step: int | None
-    derived: bool
-    actor: str
-    note: str
-    assessment: RunAssessment | None
-    at: datetime
+    outcome: Annotated[DecisionOutcome, doc("right, wrong or unknown")]
+    turn_step: Annotated[int | None, doc("the step where the eval turned; null: it did not, or is unknown")]
+    derived: Annotated[bool, doc("true: from later evals; false: by a person")]
+    actor: Annotated[str, doc("who labeled it, or evalstop")]
+    note: Annotated[str, doc("for people")]
+    assessment: Annotated[RunAssessment | None, doc("the numbers behind a derived outcome; null: by a person")]
+    at: Annotated[datetime, doc("when it was recorded")]
 
 
 def add_outcome(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
 
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
 from evalstop_service.errors import require
 from evalstop_service.store.database import Transaction, find_all, find_one, find_page, insert_if_new
@@ -21,22 +22,22 @@ from evalstop_service.store.tables import proposals
 class Proposal:
     """What is proposed, by whom and why.
 
-    `subject`: see `ProposalKind`. `summary`: what would be done, for people. `argument`: what carrying it out needs
-    beyond the subject. `approvals`: those given so far, the proposer's first; the service gives none.
+    `subject`: see `ProposalKind`. `argument`: what carrying it out needs beyond the subject. The service gives no
+    approval.
     """
 
-    id: UUID
+    id: Annotated[UUID, doc("id of the proposal")]
     project_id: UUID
-    kind: ProposalKind
-    subject: str
+    kind: Annotated[ProposalKind, doc("kind of change")]
+    subject: Annotated[str, doc("the name of the policy, or the id of the run or the decision")]
     summary: str
     argument: str
-    reason: str
-    proposed_by: str
-    approvals: tuple[Approval, ...]
-    state: ProposalState
-    created_at: datetime
-    closed_at: datetime | None = None
+    reason: Annotated[str, doc("the proposer's reason")]
+    proposed_by: Annotated[str, doc("`evalstop` for the service, else `key NAME` or `user NAME`")]
+    approvals: Annotated[tuple[Approval, ...], doc("those given so far, beginning with the proposer's")]
+    state: Annotated[ProposalState, doc("withdrawn: its numbers no longer hold")]
+    created_at: Annotated[datetime, doc("when it was proposed")]
+    closed_at: Annotated[datetime | None, doc("when it was confirmed, refused or withdrawn; null: open")] = None
 
     @property
     def document(self) -> dict[str, Any] | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Annotated
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from evalstop_service.domain.confidence_sequences import StageNumbers
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.statuses import Stage
 from evalstop_service.store.database import Transaction, find_all, find_one
 from evalstop_service.store.tables import policies, rollout_stages, runs
@@ -16,20 +18,16 @@ from evalstop_service.store.tables import policies, rollout_stages, runs
 
 @dataclass(frozen=True)
 class RolloutStage:
-    """The stage of a policy, since when, and the numbers behind it.
-
-    `required_precision`: the bound that the lower limit of its precision has to pass. `canary_share`: the share of its
-    stops that is carried out while it is a canary. `version`: the policy version that earned it; others are in shadow.
-    """
+    """The stage of a policy, since when, and the numbers behind it."""
 
     project_id: UUID
-    policy_name: str
-    stage: Stage
-    required_precision: float
-    canary_share: float
-    since: datetime
-    numbers: StageNumbers
-    version: int
+    policy_name: Annotated[str, doc("name of the policy that earns it")]
+    stage: Annotated[Stage, doc("shadow: no stop is carried out; canary: a share; enforce: all")]
+    required_precision: Annotated[float, doc("what the lower bound of its precision must reach")]
+    canary_share: Annotated[float, doc("the share of its stops carried out while it is a canary")]
+    since: Annotated[datetime, doc("when it reached this stage")]
+    numbers: Annotated[StageNumbers, doc("the numbers behind the last change")]
+    version: Annotated[int, doc("the version that has this stage; other versions are in shadow")]
 
 
 def find_stage(tx: Transaction, project_id: UUID, policy_name: str) -> RolloutStage | None:

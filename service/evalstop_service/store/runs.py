@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 from uuid import UUID
 
 import msgspec
@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.eval_changes import EvalChange, find_version
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.role_recognition import MetricFields, Recognition
 from evalstop_service.domain.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
 from evalstop_service.domain.statuses import OPEN, RunStatus
@@ -32,37 +33,39 @@ class Run(msgspec.Struct, frozen=True):
     unknown; None: checkpoints are not evaluated on request. `detector_failure`: why its policy no longer judges it.
     """
 
-    id: UUID
+    id: Annotated[UUID, doc("id of the run; ids ascend with time")]
     project_id: UUID
-    name: str
-    status: RunStatus
-    attempt: int
+    name: Annotated[str, doc("unique in the project")]
+    status: Annotated[RunStatus, doc("running, or how it ended: completed, failed, stopped or lost")]
+    attempt: Annotated[int, doc("counts from 1, plus 1 for each resume")]
     metrics: dict[str, MetricFields]
-    labels: dict[str, str]
+    labels: Annotated[dict[str, str], doc("receivers find the job by these")]
     policy_id: UUID
     policy_name: str
     policy_version: int
-    mode: Mode
-    total_steps: int | None
-    last_step: int | None
+    mode: Annotated[Mode, doc("shadow: decisions are only recorded; enforce: the run is stopped")]
+    total_steps: Annotated[int | None, doc("the planned length; null: not reported")]
+    last_step: Annotated[int | None, doc("the highest step with an observation; null: none")]
     version: int
-    verdict: Verdict
-    best_checkpoint: BestCheckpoint | None
-    raw_maximum: RawMaximum | None
-    created_at: datetime
-    updated_at: datetime
-    ended_at: datetime | None
-    turn: ChangePoint | None = None
+    verdict: Annotated[Verdict, doc("the policy's current verdict")]
+    best_checkpoint: Annotated[BestCheckpoint | None, doc("the one to ship; null: no checkpoint has an eval")]
+    raw_maximum: Annotated[RawMaximum | None, doc("the highest eval, with or without a checkpoint; null: no eval")]
+    created_at: Annotated[datetime, doc("when it was opened")]
+    updated_at: Annotated[datetime, doc("when it last got observations or changed")]
+    ended_at: Annotated[datetime | None, doc("when it ended; null: running")]
+    turn: Annotated[ChangePoint | None, doc("null until the run has ended, and when the eval shows no fall")] = None
     rewritten_version: int = 0
     recognition: Recognition | None = None
-    pruned_at: datetime | None = None
+    pruned_at: Annotated[datetime | None, doc("when its observations and checkpoints were deleted")] = None
     opened_as: str | None = None
     job: str | None = None
     job_key: str | None = None
     opening: UUID | None = None
     opened_by: UUID | None = None
-    eval_share: float | None = None
-    eval_changes: tuple[EvalChange, ...] = ()
+    eval_share: Annotated[
+        float | None, doc("share of its time that one eval takes, 0 if unknown; null: no evaluation on request")
+    ] = None
+    eval_changes: Annotated[tuple[EvalChange, ...], doc("the steps from which the eval is measured differently")] = ()
     detector_failure: str | None = None
 
     @property

@@ -16,13 +16,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.store import runs
 from evalstop_service.store.database import Database, Transaction
@@ -41,14 +42,14 @@ FEW = 10_000
 class Bucket:
     """Adjacent live observations: `lowest` and `highest` of the finite ones, None when there are none."""
 
-    first_step: int
-    last_step: int
-    count: int
-    lowest: float | None
-    highest: float | None
+    first_step: Annotated[int, doc("step of its first observation")]
+    last_step: Annotated[int, doc("step of its last observation")]
+    count: Annotated[int, doc("number of observations, including those that are not finite")]
+    lowest: Annotated[float | None, doc("the lowest finite value; null: none")]
+    highest: Annotated[float | None, doc("the highest finite value; null: none")]
     last: float
-    nan_count: int
-    infinite_count: int
+    nan_count: Annotated[int, doc("number of NaN values")]
+    infinite_count: Annotated[int, doc("number of infinite values")]
 
 
 def load_buckets(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Annotated
 from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.run_results import Call, Verdict
 from evalstop_service.store.database import Transaction, find_page
 from evalstop_service.store.tables import verdicts
@@ -17,10 +19,10 @@ from evalstop_service.store.tables import verdicts
 class VerdictChange:
     """A verdict, and when it was reached."""
 
-    sequence: int
-    attempt: int
-    verdict: Verdict
-    at: datetime
+    sequence: Annotated[int, doc("number of the change in this run")]
+    attempt: Annotated[int, doc("the attempt of the run")]
+    verdict: Annotated[Verdict, doc("with its evidence")]
+    at: Annotated[datetime, doc("when it was reached")]
 
 
 def add_verdict(tx: Transaction, run_id: UUID, attempt: int, verdict: Verdict, now: datetime) -> None:

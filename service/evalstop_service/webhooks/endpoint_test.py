@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Annotated
 from uuid import UUID
 
 import msgspec
 
 from evalstop_service.domain.event_types import EventType
+from evalstop_service.domain.fields import doc
 from evalstop_service.errors import Conflict
 from evalstop_service.security.address_policy import AddressPolicy
 from evalstop_service.security.encryption import Encryption
@@ -31,9 +33,9 @@ class TestResult:
 
     __test__ = False  # keeps pytest from collecting this class
 
-    event_id: UUID
-    url: str
-    delivered: bool
+    event_id: Annotated[UUID, doc("the `webhook-id` of the test")]
+    url: Annotated[str, doc("where it was sent")]
+    delivered: Annotated[bool, doc("whether the answer was 2xx")]
     answer: Answer
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from evalstop_service.domain.event_types import PENDING_EVENTS, EventType
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import require
 from evalstop_service.store import wakeup
@@ -19,34 +20,34 @@ from evalstop_service.store.tables import deliveries, delivery_attempts, endpoin
 
 @dataclass(frozen=True)
 class Delivery:
-    """One event on its way to one endpoint. `attempts`: attempts begun. `due_at`: when the next may begin."""
+    """One event on its way to one endpoint."""
 
-    id: UUID
-    run_id: UUID
-    event_id: UUID
-    event_type: str
-    decision_id: UUID | None
-    endpoint_id: UUID
-    url: str
-    state: DeliveryState
-    attempts: int
-    due_at: datetime
-    last_error: str | None
-    created_at: datetime
-    settled_at: datetime | None
+    id: Annotated[UUID, doc("id of the delivery")]
+    run_id: Annotated[UUID, doc("the run that the event is about")]
+    event_id: Annotated[UUID, doc("the `webhook-id`, with which receivers drop repeats")]
+    event_type: Annotated[str, doc("what happened")]
+    decision_id: Annotated[UUID | None, doc("the decision that the event is about; null: none")]
+    endpoint_id: Annotated[UUID, doc("the endpoint that it goes to")]
+    url: Annotated[str, doc("current URL of the endpoint")]
+    state: Annotated[DeliveryState, doc("waiting, delivered, dead or cancelled")]
+    attempts: Annotated[int, doc("number of attempts")]
+    due_at: Annotated[datetime, doc("it is not sent before this time")]
+    last_error: Annotated[str | None, doc("why the last attempt failed, or why it was cancelled; null: neither")]
+    created_at: Annotated[datetime, doc("when the event was created")]
+    settled_at: Annotated[datetime | None, doc("when it was delivered, given up or cancelled; null: not yet")]
 
 
 @dataclass(frozen=True)
 class DeliveryAttempt:
     """One settled attempt; a missing number belongs to a worker that died."""
 
-    number: int
-    at: datetime
-    duration_ms: float
-    status_code: int | None
-    error: str | None
-    url: str | None
-    answer: str | None
+    number: Annotated[int, doc("counted from 1")]
+    at: Annotated[datetime, doc("when it ended")]
+    duration_ms: Annotated[float, doc("from connecting to the answer, in milliseconds")]
+    status_code: Annotated[int | None, doc("HTTP status of the answer; null: no answer")]
+    error: Annotated[str | None, doc("why it failed; null: it succeeded")]
+    url: Annotated[str | None, doc("where it was sent")]
+    answer: Annotated[str | None, doc("the start of the response")]
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-from uuid import UUID
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from evalstop_service.domain.fields import Name
 from evalstop_service.store import audit
+from evalstop_service.store.audit import AuditEntry
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Time
+from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Time, answers
 from evalstop_service.web.context import Admin, Db
 
 router = APIRouter(prefix="/audit", tags=["audit"], route_class=JsonRoute)
@@ -22,19 +22,14 @@ JSON_LINES = "application/x-ndjson"
 Wanted = Name | None
 
 
+@answers(AuditEntry)
 class AuditEntryOut(Answer):
     """One change and its author."""
 
-    id: UUID = Field(description="id of the entry; ids ascend with time")
-    at: Time = Field(description="time of the change")
-    actor: str = Field(description="the authenticated actor: `key NAME`, or `user NAME` who signed in")
     action: str = Field(
         description="resource and action, separated by a dot", examples=["decision.vetoed", "key.created"]
     )
     subject: str = Field(description="the kind and name of what was changed", examples=["key trainers"])
-    details: dict[str, Any] = Field(description="the reason, or the values before and after")
-    position: int | None = Field(description="position in the project's hash chain; null for a moment after the change")
-    hash: str | None = Field(description="hash of this entry and of the previous one: note it to verify the log later")
 
 
 @router.get("")

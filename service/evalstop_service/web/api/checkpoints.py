@@ -10,9 +10,10 @@ from pydantic import Field
 from evalstop_service.domain.fields import Body, Plain
 from evalstop_service.ingest import CheckpointSaved, Message
 from evalstop_service.store import checkpoints, runs
+from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.queue import outbox
 from evalstop_service.web.api.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Items, RunId, Step, Time
+from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Items, RunId, Step, answers
 from evalstop_service.web.context import Commit, Db, Ingest, ReadOrReport
 
 router = APIRouter(prefix="/runs/{run_id}/checkpoints", tags=["checkpoints"], route_class=JsonRoute)
@@ -36,13 +37,9 @@ class RegisteredOut(Answer):
     best_checkpoint: BestCheckpointOut | None = Field(description="null until a checkpoint has an eval")
 
 
+@answers(Checkpoint)
 class CheckpointOut(Answer):
     """A checkpoint that is not superseded."""
-
-    step: int = Field(description="the training step that it holds")
-    uri: str = Field(description="the URI that the trainer reported")
-    attempt: int = Field(description="the attempt that saved it")
-    created_at: Time = Field(description="when it was registered")
 
 
 @router.post("", status_code=201, responses={200: {"model": RegisteredOut, "description": "It exists."}})

@@ -12,11 +12,11 @@ from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.queue import deliveries
-from evalstop_service.store.queue.deliveries import Delivery
+from evalstop_service.store.queue.deliveries import Delivery, DeliveryAttempt
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.list_filters import Since, Until
 from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Cursor, DeliveryId, Limit, Page, Time
+from evalstop_service.web.api.schemas import Answer, Cursor, DeliveryId, Limit, Page, answers
 from evalstop_service.web.context import Ctx, Db, Now, Operate, Read
 from evalstop_service.webhooks import resend
 from evalstop_service.webhooks.channels import render_body
@@ -25,34 +25,15 @@ from evalstop_service.webhooks.links import add_url
 router = APIRouter(prefix="/deliveries", tags=["webhooks"], route_class=JsonRoute)
 
 
+@answers(DeliveryAttempt)
 class AttemptOut(Answer):
     """One attempt. A number is missing if a worker died during that attempt."""
 
-    number: int = Field(description="counted from 1")
-    at: Time = Field(description="when it ended")
-    duration_ms: float = Field(description="from connecting to the answer, in milliseconds")
-    status_code: int | None = Field(description="HTTP status of the answer; null: no answer")
-    error: str | None = Field(description="why it failed; null: it succeeded")
-    url: str | None = Field(description="where it was sent")
-    answer: str | None = Field(description="the start of the response")
 
-
+@answers(Delivery)
 class DeliveryOut(Answer):
     """One event on its way to one endpoint."""
 
-    id: UUID = Field(description="id of the delivery")
-    run_id: UUID = Field(description="the run that the event is about")
-    event_id: UUID = Field(description="the `webhook-id`, with which receivers drop repeats")
-    event_type: str = Field(description="what happened")
-    decision_id: UUID | None = Field(description="the decision that the event is about; null: none")
-    endpoint_id: UUID = Field(description="the endpoint that it goes to")
-    url: str = Field(description="current URL of the endpoint")
-    state: DeliveryState = Field(description="waiting, delivered, dead or cancelled")
-    attempts: int = Field(description="number of attempts")
-    due_at: Time = Field(description="it is not sent before this time")
-    last_error: str | None = Field(description="why the last attempt failed, or why it was cancelled; null: neither")
-    created_at: Time = Field(description="when the event was created")
-    settled_at: Time | None = Field(description="when it was delivered, given up or cancelled; null: not yet")
     log: list[AttemptOut] = Field(description="every attempt, oldest first")
 
 

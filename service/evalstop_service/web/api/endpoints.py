@@ -14,12 +14,12 @@ from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.web.api.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, EndpointId, Items, Time
+from evalstop_service.web.api.schemas import Answer, EndpointId, Items, Time, answers
 from evalstop_service.web.context import Admin, Allowed, Ctx, Db, Now, Operate, Secrets
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import resend
 from evalstop_service.webhooks.channels import Format
-from evalstop_service.webhooks.endpoint_test import send_test_event
+from evalstop_service.webhooks.endpoint_test import TestResult, send_test_event
 from evalstop_service.webhooks.endpoints import (
     MAX_URL_CHARACTERS,
     EndpointChanges,
@@ -86,18 +86,11 @@ class EndpointChange(Body):
     enabled: bool | None = Field(None, description="false: nothing is sent there")
 
 
+@answers(Endpoint)
 class EndpointOut(Answer):
     """An endpoint without its secret."""
 
-    id: UUID = Field(description="id of the endpoint")
-    url: str = Field(description="where events are posted; `pull:NAME`: a receiver fetches them")
-    event_types: list[str] = Field(description="the types of events that it gets; `*`: all that require no action")
     format: Format = Field(description="the format of its events")
-    enabled: bool = Field(description="false: nothing is sent there")
-    created_at: Time = Field(description="when it was created")
-    failures: int = Field(description="consecutive failures")
-    open_until: Time | None = Field(description="paused after repeated failures until this time")
-    previous_secret_until: Time | None = Field(description="the previous secret also signs until then")
     public_key: str = Field(
         description="public key of the `v1a` signatures: a receiver that has only this key cannot forge events",
         examples=["whpk_..."],
@@ -133,12 +126,10 @@ class ReplayOut(Answer):
     next_after: UUID | None = Field(description="pass it as `after` to continue; null: there are no more")
 
 
+@answers(TestResult)
 class TestOut(Answer):
     """An endpoint's answer to a test event; `delivered`: a 2xx status."""
 
-    event_id: UUID = Field(description="the `webhook-id` of the test")
-    url: str = Field(description="where it was sent")
-    delivered: bool = Field(description="whether the answer was 2xx")
     status_code: int | None = Field(description="HTTP status of the answer; null: no answer")
     error: str | None = Field(description="why it was not delivered; null: it was")
     answer: str | None = Field(description="the start of the response")

@@ -20,7 +20,7 @@ from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.observations import CheckpointPlaceOut
-from evalstop_service.web.api.schemas import Answer, Items, Limit, RunId, Time, VerdictOut
+from evalstop_service.web.api.schemas import Answer, Items, Limit, RunId, VerdictOut, answers
 from evalstop_service.web.context import AnyScope, Commit, Db, IngestOrReport, Now, Tell
 
 router = APIRouter(tags=["eval requests"], route_class=JsonRoute)
@@ -40,29 +40,15 @@ class EvalAnswerIn(Body):
     )
 
 
+@answers(EvalRequest)
 class EvalRequestOut(Answer):
     """A requested paired evaluation, and its answer."""
 
-    id: UUID = Field(description="id of the request")
-    run_id: UUID = Field(description="the run that is suspected to have turned")
-    attempt: int = Field(description="the attempt of the run")
-    step: int = Field(description="evaluate the first checkpoint registered at or after this step")
     best_checkpoint: CheckpointPlaceOut = Field(description="the checkpoint to compare with")
     current_checkpoint: CheckpointPlaceOut | None = Field(
         description="the first one registered at or after the request's step; null: none yet"
     )
-    number: int = Field(description="1 for the run's first request")
-    multiplier: int = Field(description="number of prompts, as a multiple of a usual eval")
     seed: int = Field(description="both evaluations draw their prompts with this seed")
-    probability: float | None = Field(description="probability that the run had turned, at the time of the request")
-    created_at: Time = Field(description="when it was requested")
-    deadline_at: Time = Field(description="it can be answered until then")
-    answered_at: Time | None = Field(description="null: not answered")
-    actor: str | None = Field(description="who answered")
-    difference: float | None = Field(description="the current score minus the best one, in the unit of the eval metric")
-    stderr: float | None = Field(description="the standard error of the difference")
-    prompts: int | None = Field(description="number of prompts on which both were scored")
-    probability_after: float | None = Field(description="probability that the run had turned, including the answer")
 
 
 class EvalAnsweredOut(Answer):

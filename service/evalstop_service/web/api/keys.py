@@ -12,10 +12,10 @@ from evalstop_service.domain.fields import Body, Name, Rule
 from evalstop_service.projects import api_keys
 from evalstop_service.security.address_policy import check_network
 from evalstop_service.store import keys
-from evalstop_service.store.keys import KeyLimits
+from evalstop_service.store.keys import Key, KeyLimits
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Scope, Time
+from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Scope, Time, answers
 from evalstop_service.web.context import Admin, AnyScopeOrBound, Db, Keys, Now
 
 NETWORK = r"^[0-9A-Fa-f:.]+(/[0-9]+)?$"
@@ -56,19 +56,11 @@ class RotationIn(Body):
     )
 
 
+@answers(Key)
 class KeyOut(Answer):
     """A key without its secret."""
 
-    id: UUID = Field(description="id of the key")
-    name: str = Field(description="for people; shown in the audit log")
     scopes: list[Scope] = Field(description="what it may do")
-    created_at: Time = Field(description="when it was created")
-    revoked_at: Time | None = Field(description="when it was revoked; null: it is valid")
-    expires_at: Time | None = Field(description="when it expires; null: never")
-    last_used_at: Time | None = Field(description="when it was last used, to the hour")
-    networks: list[str] = Field(description="CIDRs of the networks from which it is accepted; empty: any")
-    endpoint_ids: list[UUID] = Field(description="the endpoints whose stops it may fetch and report on; empty: all")
-    previous_until: Time | None = Field(description="the secret before the rotation stays valid until then")
 
 
 class NewKeyOut(KeyOut):

@@ -21,7 +21,8 @@ from evalstop_service.errors import Closed, Overloaded, ServiceError
 from evalstop_service.ingest import MOST_UNWATCHED, Message, Observations, Receipt, ValueConflict
 from evalstop_service.store import observations, runs, series
 from evalstop_service.store.eval_requests import EvalRequest
-from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.observations import PostedObservation, StoredObservation
+from evalstop_service.store.series import Bucket
 from evalstop_service.web import problems
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import (
@@ -36,6 +37,7 @@ from evalstop_service.web.api.schemas import (
     Stored,
     Time,
     VerdictOut,
+    answers,
     encode_number,
 )
 from evalstop_service.web.context import Commit, Ctx, Db, Ingest, Read, Tell
@@ -284,17 +286,13 @@ def _describe_request(request: EvalRequest) -> dict[str, Any]:
     return shared | {"best_checkpoint": best}
 
 
+@answers(StoredObservation)
 class ObservationOut(Answer):
     """A stored observation."""
 
-    metric: str = Field(description="the name of the series")
-    step: int = Field(description="the training step at which it was measured")
     value: Stored = Field(description="in the unit of the metric")
-    stderr: float | None = Field(description="the standard error of the value; null: not reported")
     time: Time | None = Field(description="when it was measured; null: not reported")
-    attempt: int = Field(description="the attempt that reported it")
     superseded_by: int | None = Field(description="the attempt that superseded it; null while it counts")
-    received_at: Time = Field(description="when it was stored")
 
 
 @router.get("/runs/{run_id}/observations")
@@ -328,17 +326,11 @@ def list_observations(
 MOST_BUCKETS = 2000
 
 
+@answers(Bucket)
 class BucketOut(Answer):
     """Adjacent observations of a metric, without superseded ones."""
 
-    first_step: int = Field(description="step of its first observation")
-    last_step: int = Field(description="step of its last observation")
-    count: int = Field(description="number of observations, including those that are not finite")
-    lowest: float | None = Field(description="the lowest finite value; null: none")
-    highest: float | None = Field(description="the highest finite value; null: none")
     last: Stored = Field(description="the value at `last_step`")
-    nan_count: int = Field(description="number of NaN values")
-    infinite_count: int = Field(description="number of infinite values")
 
 
 class SeriesOut(Answer):

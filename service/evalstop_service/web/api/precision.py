@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 from urllib.parse import urlencode
-from uuid import UUID
 
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from evalstop_service.domain.confidence_sequences import ALPHA
+from evalstop_service.domain.confidence_sequences import ALPHA, Bounds, Estimate
 from evalstop_service.errors import Invalid
 from evalstop_service.evaluation import figures, rollout_stage
-from evalstop_service.evaluation.figures import GroupFigures
+from evalstop_service.evaluation.figures import Delays, GroupFigures, Hours, Parks
 from evalstop_service.store import cases
-from evalstop_service.store.cases import CaseFilter, Grouping
+from evalstop_service.store.cases import Case, CaseFilter, Grouping
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.list_filters import ChosenCases, ListedCases
 from evalstop_service.web.api.run_views import CaseOut
-from evalstop_service.web.api.schemas import Answer, Limit, Page, PolicyName, Time
+from evalstop_service.web.api.schemas import Answer, Limit, Page, PolicyName, answers
 from evalstop_service.web.context import Db, Read
 
 router = APIRouter(tags=["precision"], route_class=JsonRoute)
@@ -26,53 +25,29 @@ router = APIRouter(tags=["precision"], route_class=JsonRoute)
 MOST_GROUPINGS = 2
 
 
+@answers(Bounds)
 class BoundsOut(Answer):
     """The interval with all undecided cases counted as worst and as best."""
 
-    low: float = Field(description="the lower end if all undecided cases turn out badly")
-    high: float = Field(description="the upper end if all undecided cases turn out well")
 
-
+@answers(Estimate)
 class EstimateOut(Answer):
     """A share with a 95 % confidence interval, valid however often you look; `value` is null without decided cases."""
 
-    value: float | None = Field(description="the estimate, from 0 to 1; null: no decided cases")
-    low: float = Field(description="the lower end of its confidence interval")
-    high: float = Field(description="the upper end of its confidence interval")
-    bounds: BoundsOut = Field(description="the interval with the undecided cases counted either way")
-    decided: int = Field(description="cases with a known outcome")
-    undecided: int = Field(description="cases with an unknown outcome")
 
-
+@answers(Delays)
 class DelaysOut(Answer):
     """Steps from the turn to right stops: weighted quartiles."""
 
-    cases: int = Field(description="right stops with a known turn")
-    lower: float = Field(description="lower quartile of the delay in steps")
-    median: float = Field(description="median delay in steps")
-    upper: float = Field(description="upper quartile of the delay in steps")
 
-
+@answers(Hours)
 class HoursOut(Answer):
     """GPU-hours of the cases with a GPU count."""
 
-    since: Time | None = Field(description="when the first flagged attempt ended; null: none")
-    saved: float = Field(description="saved by right stops that were confirmed or obeyed")
-    saved_if_right: float = Field(description="saved by those with an unknown outcome, if they were right")
-    lost: float = Field(description="lost by false stops that were carried out, estimated from held-out stops")
-    lost_as_reported: float = Field(description="lost by stops that were carried out and labeled wrong")
-    would_have_saved: float = Field(description="not saved: right stops that were held out or in shadow mode")
-    would_have_lost: float = Field(description="not lost: wrong stops that were held out or in shadow mode")
-    parked: float = Field(description="freed for other jobs while jobs were parked")
-    without_gpus: int = Field(description="flagged cases without a GPU count")
 
-
+@answers(Parks)
 class ParksOut(Answer):
     """Parked jobs, and the delay of those that continued."""
-
-    cases: int = Field(description="attempts whose job was parked")
-    went_on: int = Field(description="jobs that resumed, or completed on idle GPUs")
-    delay_hours: float = Field(description="total hours for which those jobs were parked")
 
 
 class CellOut(Answer):
@@ -121,17 +96,12 @@ class PrecisionOut(Answer):
     groups: list[GroupOut] = Field(description="one for all cases, or one per group")
 
 
+@answers(Case)
 class ListedCaseOut(CaseOut):
     """A case with its run and its decision."""
 
-    run_id: UUID = Field(description="the run of the attempt")
     run_name: str = Field(description="the run's name")
-    attempt: int = Field(description="the attempt of the run")
     policy: PolicyName = Field(description="the policy that judged it")
-    job_kind: str | None = Field(description="the label job_kind of the run; null: none")
-    decision_id: UUID | None = Field(description="the decision; null: never flagged")
-    decided_step: int | None = Field(description="the step at which the policy wanted a stop; null: never flagged")
-    gpus: float | None = Field(description="the label gpus of the run; null: none")
     not_counted: str | None = Field(description="why it does not count towards a rollout stage; null: it may count")
 
 

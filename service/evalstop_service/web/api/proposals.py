@@ -11,13 +11,13 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from evalstop_service.decisions import second_person
-from evalstop_service.domain.proposals import ProposalKind, ProposalState
+from evalstop_service.domain.proposals import Approval, ProposalState
 from evalstop_service.store import proposals
 from evalstop_service.store.database import Database
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Time
+from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Time, answers
 from evalstop_service.web.context import Caller, Db, Now, Operate, Read, allowed
 
 router = APIRouter(prefix="/proposals", tags=["projects"], route_class=JsonRoute)
@@ -26,30 +26,20 @@ router = APIRouter(prefix="/proposals", tags=["projects"], route_class=JsonRoute
 ProposalId = Annotated[UUID, Path(description="`id` of the proposal, as listed or returned with 202")]
 
 
+@answers(Approval)
 class ApprovalOut(Answer):
     """An approval."""
 
-    actor: str = Field(description="`key NAME` or `user NAME`, as in the audit log")
-    at: Time = Field(description="time of the approval")
 
-
+@answers(Proposal)
 class ProposalOut(Answer):
     """A proposed change, who proposed it, and who approved it."""
 
-    id: UUID = Field(description="id of the proposal")
-    kind: ProposalKind = Field(description="kind of change")
-    subject: str = Field(description="the name of the policy, or the id of the run or the decision")
     summary: str = Field(
         description="the change, for people", examples=["Move policy early version 3 from shadow to canary"]
     )
     document: dict[str, Any] | None = Field(description="the policy that would be stored; null: it is about no policy")
-    reason: str = Field(description="the proposer's reason")
-    proposed_by: str = Field(description="`evalstop` for the service, else `key NAME` or `user NAME`")
-    approvals: list[ApprovalOut] = Field(description="those given so far, beginning with the proposer's")
-    state: ProposalState = Field(description="withdrawn: its numbers no longer hold")
-    created_at: Time = Field(description="when it was proposed")
     open_until: Time | None = Field(description="it can be confirmed until then; null: as long as its numbers hold")
-    closed_at: Time | None = Field(description="when it was confirmed, refused or withdrawn; null: open")
 
 
 def view_proposal(proposal: Proposal, now: datetime) -> ProposalOut:

@@ -11,10 +11,11 @@ from evalstop_service.projects import project_settings
 from evalstop_service.projects.project_settings import RolePatterns
 from evalstop_service.runs.watched_metrics import list_watched
 from evalstop_service.store import observations, projects, runs
+from evalstop_service.store.observations import LatestObservation
 from evalstop_service.web.api.declared_roles import Roles, complete_directions
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.run_views import RunOut, view_run
-from evalstop_service.web.api.schemas import Answer, Items, ProjectOut, RunId, Stored
+from evalstop_service.web.api.schemas import Answer, Items, ProjectOut, RunId, Stored, answers
 from evalstop_service.web.context import Admin, Commit, Ctx, Db, Now, Operate, Read, allowed
 
 router = APIRouter(route_class=JsonRoute)
@@ -29,13 +30,11 @@ class MetricsIn(Body):
     )
 
 
+@answers(LatestObservation)
 class MetricOut(Answer):
     """A metric that a run has reported."""
 
-    metric: str = Field(description="its name")
     role: str | None = Field(description="eval, proxy, kl or loss; null: it is stored but not watched")
-    count: int = Field(description="number of observations that count")
-    step: int = Field(description="step of the last observation")
     value: Stored = Field(description="value at that step")
 
 

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Path, Response
 from pydantic import Field
 
 from evalstop_service.decisions import second_person
+from evalstop_service.domain.confidence_sequences import StageNumbers
 from evalstop_service.domain.fields import Body, Line
-from evalstop_service.domain.statuses import Stage
 from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageTerms
@@ -18,9 +18,8 @@ from evalstop_service.store import rollout_stages
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.json_body import JsonRoute
-from evalstop_service.web.api.precision import EstimateOut
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
-from evalstop_service.web.api.schemas import Answer, Time
+from evalstop_service.web.api.schemas import Answer, answers
 from evalstop_service.web.context import Admin, Caller, Db, Now, Read
 
 router = APIRouter(prefix="/policies/{name}/rollout-stage", tags=["policies"], route_class=JsonRoute)
@@ -45,11 +44,9 @@ class DemotionIn(Body):
     )
 
 
+@answers(StageNumbers)
 class StageNumbersOut(Answer):
     """The precision at the last change of stage; null at the start."""
-
-    precision: EstimateOut | None = Field(description="of all cases of this version")
-    precision_since: EstimateOut | None = Field(description="of the cases since the last change of stage")
 
 
 class NotCountedOut(Answer):
@@ -68,16 +65,10 @@ class StageCasesOut(Answer):
     not_counted: NotCountedOut = Field(description="the others, by the requirement that they miss")
 
 
+@answers(RolloutStage)
 class RolloutStageOut(Answer):
     """The rollout stage of a policy, since when, and the numbers behind it."""
 
-    policy_name: str = Field(description="name of the policy that earns it")
-    version: int = Field(description="the version that has this stage; other versions are in shadow")
-    stage: Stage = Field(description="shadow: no stop is carried out; canary: a share; enforce: all")
-    required_precision: float = Field(description="what the lower bound of its precision must reach")
-    canary_share: float = Field(description="the share of its stops carried out while it is a canary")
-    since: Time = Field(description="when it reached this stage")
-    numbers: StageNumbersOut = Field(description="the numbers behind the last change")
     cases: StageCasesOut = Field(description="the cases so far")
 
 

@@ -19,6 +19,7 @@ from evalstop_service.ingest.open_request import describe_limits
 from evalstop_service.projects import api_keys
 from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store import projects, run_lists, runs, verdicts
+from evalstop_service.store.verdicts import VerdictChange
 from evalstop_service.web.api.decisions import read_label
 from evalstop_service.web.api.declared_roles import EvalVersion, Watched, complete_directions, read_eval_version
 from evalstop_service.web.api.json_body import JsonRoute
@@ -34,7 +35,7 @@ from evalstop_service.web.api.run_views import (
     view_run,
     view_runs,
 )
-from evalstop_service.web.api.schemas import MAX_STEP, ActionIn, Answer, OutcomeIn, Page, RunId, Step, Time, VerdictOut
+from evalstop_service.web.api.schemas import MAX_STEP, ActionIn, Answer, OutcomeIn, Page, RunId, Step, answers
 from evalstop_service.web.context import Commit, Ctx, DatabaseNow, Db, Ingest, Now, Operate, Read, ReadOrIngest
 
 router = APIRouter(prefix="/runs", tags=["runs"], route_class=JsonRoute)
@@ -127,13 +128,9 @@ class FinishIn(Body):
     )
 
 
+@answers(VerdictChange)
 class VerdictChangeOut(Answer):
     """A verdict and when it was reached."""
-
-    sequence: int = Field(description="number of the change in this run")
-    attempt: int = Field(description="the attempt of the run")
-    at: Time = Field(description="when it was reached")
-    verdict: VerdictOut = Field(description="with its evidence")
 
 
 @router.post("", status_code=201, responses={200: {"model": RunOut, "description": "An existing run."}})

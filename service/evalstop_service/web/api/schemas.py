@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 import re
 import sys
+import types
+import typing
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from evalstop_detectors import Kind
 from fastapi import Path, Query
+from msgspec import Meta
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -23,11 +28,12 @@ from pydantic import (
 )
 
 from evalstop_service.clock import in_utc, rfc3339
-from evalstop_service.domain.decision_lifecycle import Action, DecisionState, GuardKind
+from evalstop_service.domain.decision_lifecycle import GuardKind
 from evalstop_service.domain.fields import Body, Integral, Line, Name, Outcome
 from evalstop_service.domain.project_settings import list_settings
-from evalstop_service.domain.run_results import Call
+from evalstop_service.domain.run_results import BestCheckpoint, ChangePoint, Evidence, RawMaximum, Verdict
 from evalstop_service.projects.project_settings import QuotasIn
+from evalstop_service.store.decisions import Decision
 
 MAX_STEP = 2**53 - 1
 """The largest integer that every JSON parser represents exactly."""
@@ -90,67 +96,86 @@ class Answer(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
+A = TypeVar("A", bound=Answer)
+
+_ANSWERS: dict[type, type[Answer]] = {}
+
+
+def answers(record: type, names: str = "", *, without: str = "") -> Callable[[type[A]], type[A]]:
+    """Add to an answer all fields that the record describes, or those named; its own fields count more.
+
+    Records in these fields become their own answers, which must be declared before.
+    """
+    described = {
+        name: (_to_answer(hint), Field(description=part.description))
+        for name, hint in get_type_hints(record, include_extras=True).items()
+        for part in getattr(hint, "__metadata__", ())
+        if isinstance(part, Meta) and part.description
+    }
+    chosen = dict.fromkeys(names.split() or described)
+
+    def complete(answer: type[A]) -> type[A]:
+        own = {*answer.model_fields, *without.split()}
+        fields: dict[str, Any] = {name: described[name] for name in chosen if name not in own}
+        completed = create_model(
+            answer.__name__, __base__=answer, __doc__=answer.__doc__, __module__=answer.__module__, **fields
+        )
+        _ANSWERS.setdefault(record, completed)
+        return completed
+
+    return complete
+
+
+def _to_answer(hint: Any) -> Any:
+    """The type in an answer of a field of a record."""
+    parts = tuple(_to_answer(part) for part in get_args(hint) if part is not Ellipsis)
+    match get_origin(hint):
+        case None:
+            return Time if hint is datetime else _ANSWERS.get(hint, hint)
+        case typing.Annotated:
+            return parts[0]
+        case typing.Union | types.UnionType:
+            return typing.Union[parts]  # noqa: UP007 - of a number of types
+        case builtins.tuple | builtins.frozenset:
+            return list[parts]  # type: ignore[valid-type]
+        case typing.Literal:
+            return hint
+        case origin:
+            return origin[parts]
+
+
+@answers(Evidence)
 class FindingOut(Answer):
     """The evidence of one detector, and its thresholds."""
 
-    detector: str = Field(description="the name of the detector")
-    roles: list[str] = Field(description="the roles of the metrics that it uses")
     kind: str = Field(description=f"what the number means: {', '.join(Kind)}")
-    value: float = Field(description="the number, in the unit of `kind`")
-    suspect_at: float | None = Field(description="the value from which the verdict is `suspect`; null: never")
-    stop_at: float | None = Field(description="the value from which the verdict is `stop`; null: never")
-    turn_step: int | None = Field(description="the estimated step of the turn; null: no estimate")
-    note: str = Field(description="the evidence, for people")
 
 
+@answers(Verdict)
 class VerdictOut(Answer):
     """`continue`, `suspect` or `stop`, with its reason and the numbers behind it."""
 
-    verdict: Call = Field(description="what to do with the run")
-    step: int | None = Field(description="the step of the observation that led to it; null: none yet")
-    turn_step: int | None = Field(description="the detectors' estimate of the step of the turn")
-    reason: str = Field(description="the reason, for people")
-    evidence: list[FindingOut] = Field(description="the evidence of each detector")
-    ground: str | None = Field(None, description="why the verdict is `stop`: turned or levelled_off; null: it is not")
-    critical: str | None = Field(None, description="the critical eval that caused it; null: the watched score")
 
-
+@answers(Decision, "id action state state_reason")
 class DecisionStateOut(Answer):
     """The state of the decision to stop a run."""
 
-    id: UUID = Field(description="id of the decision")
-    action: Action = Field(description="stop the job, or park it so that it can resume")
-    state: DecisionState = Field(description="its state in the life cycle")
-    state_reason: str = Field(description="why it is in this state; for a stop on hold, the guards' reasons")
     guard_kinds: list[GuardKind] = Field(description="the guards that hold it")
 
 
+@answers(BestCheckpoint)
 class BestCheckpointOut(Answer):
     """The checkpoint to ship."""
 
-    step: int = Field(description="the training step that it holds")
-    uri: str = Field(description="the URI that the trainer reported")
-    score: float = Field(description="the score measured at this step")
-    chosen_by: str = Field(description="the rule that chose it, such as smoothed_maximum or raw_maximum")
-    smoothed: float | None = Field(None, description="the score smoothed over neighboring evals")
-    smoothed_stderr: float | None = Field(None, description="standard error of `smoothed`")
 
-
+@answers(RawMaximum)
 class RawMaximumOut(Answer):
     """The highest measured eval, with or without a checkpoint."""
 
-    step: int = Field(description="the training step of the highest eval")
-    score: float = Field(description="the highest eval, as measured")
 
-
+@answers(ChangePoint)
 class TurnOut(Answer):
     """The change point in hindsight: where the eval turned, from all evals of an ended run."""
-
-    step: int = Field(description="the last eval before the lasting fall")
-    low_step: int = Field(description="the first step of the range of the peak")
-    high_step: int = Field(description="the last step of the range")
-    gain: float = Field(description="from the first eval to the peak, in the unit of the metric")
-    drop: float = Field(description="from the peak to the last eval")
 
 
 class PolicyName(Answer):

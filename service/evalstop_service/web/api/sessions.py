@@ -9,21 +9,19 @@ from fastapi import APIRouter, Path
 from pydantic import Field
 
 from evalstop_service.projects import sessions
+from evalstop_service.store.keys import Session
 from evalstop_service.web.api.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Items, Time
+from evalstop_service.web.api.schemas import Answer, Items, answers
 from evalstop_service.web.context import Admin, Db, Now
 
 router = APIRouter(prefix="/sessions", tags=["keys"], route_class=JsonRoute)
 
 
+@answers(Session)
 class SessionOut(Answer):
     """A person, or key, that is signed in to the dashboard."""
 
-    id: UUID = Field(description="id of the session")
     name: str = Field(description="name of the person or key", examples=["dana@example.com"])
-    key_id: UUID | None = Field(description="the key that signed in; null: OpenID Connect")
-    created_at: Time = Field(description="when they signed in")
-    expires_at: Time = Field(description="when the session expires")
 
 
 @router.get("")
