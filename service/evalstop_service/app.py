@@ -43,7 +43,7 @@ from evalstop_service.runs import downsampling, retention
 from evalstop_service.security import openid
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database, read_now
-from evalstop_service.store.structs import prepare_structs
+from evalstop_service.store.tables.columns import prepare_structs
 from evalstop_service.web import dashboard, mlflow, problems
 from evalstop_service.web.api import (
     audit,

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from evalstop_service.clock import Clock
 from evalstop_service.ingest import Committer, Content, Message, Observations, Resumed, RunCache, running_in_thread
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.store import tables, verdicts
+from evalstop_service.store import run_details, tables
 from evalstop_service.store.database import Database
 
 from tests.faults.retrying_clients import RetryingClient, build_batch, create_observations
@@ -83,7 +83,7 @@ def test_clock_steps_in_two_processes_change_nothing(database: Database, embedde
     assert load_observations(project, run) == load_observations(other, expected)
     assert load_history(project, run) == load_history(other, expected)
     with database.reading() as tx:
-        verdict_names = [change.verdict for change in verdicts.list_verdicts(tx, run.id)]
+        verdict_names = [change.verdict for change in run_details.list_verdicts(tx, run.id)]
         times = list(tx.execute(sa.select(tables.verdicts.c.at).order_by(tables.verdicts.c.sequence)).scalars())
     assert times == sorted(times, reverse=True)
     assert verdict_names == [verdict for _, verdict in load_history(other, expected)["verdicts"]][::-1]

@@ -35,7 +35,7 @@ from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.liveness import Liveness
 from evalstop_service.projects import policies
 from evalstop_service.runs import health
-from evalstop_service.store import decisions, endpoints, job_runs, run_health, runs
+from evalstop_service.store import decisions, endpoints, run_health, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
@@ -120,7 +120,7 @@ def _find_run_guards(
 
 def find_shared_job(tx: Transaction, run: Run, action: Action) -> tuple[Guard, ...]:
     """The guard of the other runs that would end with a run's job though nobody wants that; none if there are none."""
-    others = job_runs.list_endangered_runs(tx, run, action)
+    others = runs.list_endangered_runs(tx, run, action)
     if not others:
         return ()
     names = [other.name for other in others[:SHOWN_RUNS]]

@@ -38,7 +38,7 @@ from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import cases, rollout_stage
 from evalstop_service.projects import policies
-from evalstop_service.store import decisions, job_runs, projects, rollout_stages, runs
+from evalstop_service.store import decisions, projects, rollout_stages, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.ids import new_id
@@ -189,7 +189,7 @@ def release_job(database: Database, project_id: UUID, run_id: UUID, now: datetim
     with database.transaction() as tx:
         run = runs.load_run(tx, project_id, run_id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-        others = [] if decision is None else job_runs.list_endangered_runs(tx, run, decision.action)
+        others = [] if decision is None else runs.list_endangered_runs(tx, run, decision.action)
         if not others or not all(other.waits for other in others):
             return
         run_ids = {run.id, *(other.id for other in others)}
@@ -203,7 +203,7 @@ def release_job(database: Database, project_id: UUID, run_id: UUID, now: datetim
             held.append((locked_run, decisions.lock_decision(tx, locked_run.id, decision.id)))
         project = projects.lock_project(tx, project_id)
         for locked_run, decision in held:
-            others = job_runs.list_endangered_runs(tx, locked_run, decision.action)
+            others = runs.list_endangered_runs(tx, locked_run, decision.action)
             found = guards.find_guards(tx, project, locked_run, now)
             if (
                 decision.state is not DecisionState.ON_HOLD
@@ -240,7 +240,7 @@ def hold_shared_stops(database: Database, now: datetime) -> None:
                 hold_stop(tx, run, find_shared_job(tx, run, decision), now)
 
     with database.reading() as tx:
-        places = job_runs.list_held_too_late(tx)
+        places = runs.list_held_too_late(tx)
     handle_each(places, hold)
 
 
@@ -308,7 +308,7 @@ def _carry_out(
 
 def _describe_job(tx: Transaction, run: Run, decision: Decision) -> dict[str, object]:
     """What a receiver may end: the job, or the part of it that the run names while others go on."""
-    spared = [other for other in job_runs.list_spared_runs(tx, run, decision.action) if not other.waits]
+    spared = [other for other in runs.list_spared_runs(tx, run, decision.action) if not other.waits]
     part = find_job_part(run.labels)
     ends = part.kind if spared and part and part.can_be_ended and decision.action is Action.STOP else "job"
     return {"ends": ends, "other_runs": [other.name for other in spared[: guards.SHOWN_RUNS]]}

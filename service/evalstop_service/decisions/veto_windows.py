@@ -30,7 +30,7 @@ from evalstop_service.background import handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import transitions
 from evalstop_service.domain.decision_lifecycle import GuardsRaised, WindowEnded
-from evalstop_service.store import decisions, due_decisions, job_runs, runs
+from evalstop_service.store import decisions, due_decisions, runs
 from evalstop_service.store.database import Database, Transaction, read_now
 from evalstop_service.store.due_decisions import PendingDecision
 from evalstop_service.store.ids import new_id
@@ -241,7 +241,7 @@ def request_stops(database: Database, heard_until: datetime, read_time: Callable
             decision, now = decisions.lock_decision(tx, run.id, pending.id), read_time(tx)
             # The job may have got other live runs since the decision.
             raised = transitions.find_shared_job(tx, run, decision)
-            if not raised and job_runs.has_open_window(tx, run, decision.action, heard_until):
+            if not raised and runs.has_open_window(tx, run, decision.action, heard_until):
                 return  # a person has another stop of this job wait
             event = GuardsRaised(now, raised) if raised else WindowEnded(now, heard_until)
             transitions.move_decision(tx, run, decision, event)

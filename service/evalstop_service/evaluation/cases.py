@@ -33,7 +33,7 @@ from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatm
 from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies
 from evalstop_service.runs import watched_metrics
-from evalstop_service.store import cases, decisions, job_runs, observations, outcomes, runs
+from evalstop_service.store import cases, decisions, observations, outcomes, runs
 from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
@@ -302,7 +302,7 @@ def _read_share_of_gpus(tx: Transaction, run: Run, decision: Decision | None, en
     gpus = read_gpus(run.labels)
     if gpus is None:
         return None
-    return gpus / job_runs.count_runs_alive(tx, run, decision.created_at if decision is not None else ended_at)
+    return gpus / runs.count_runs_alive(tx, run, decision.created_at if decision is not None else ended_at)
 
 
 def read_gpus(labels: Mapping[str, str]) -> float | None:

@@ -29,23 +29,22 @@ from evalstop_service.ingest.run_state import RunState, is_same_stop
 from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.store import (
     audit,
-    checkpoints,
     decisions,
     eval_requests,
-    monitor_states,
+    ingest,
     observations,
     projects,
+    run_details,
     run_health,
     runs,
     series,
-    verdicts,
 )
-from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.monitor_states import StoredMonitorState
+from evalstop_service.store.ingest import StoredMonitorState
+from evalstop_service.store.run_details import Checkpoint
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
 
@@ -121,7 +120,7 @@ def _save_content(tx: Transaction, changes: Changes, now: datetime) -> None:
 
     match changes.content:
         case CheckpointSaved(step, uri):
-            checkpoints.add_checkpoint(tx, run.id, Checkpoint(step, uri, run.attempt, now))
+            run_details.add_checkpoint(tx, run.id, Checkpoint(step, uri, run.attempt, now))
         case Resumed(step, actor):
             audit_change(actor, "run.resumed", {"step": step, "attempt": run.attempt})
         case RolesCorrected(metrics, actor):
@@ -148,7 +147,7 @@ def _keep_monitor(tx: Transaction, kept: MonitorState | None, state: RunState) -
     if monitor is None:
         return state
     stored = StoredMonitorState(state.run.version, state_to_json(state.policy, monitor).decode())
-    monitor_states.save_state(tx, state.run.id, stored)
+    ingest.save_state(tx, state.run.id, stored)
     return state if kept is not None else replace(state, unsaved=0)
 
 
@@ -156,7 +155,7 @@ def _begin_attempt(tx: Transaction, before: Run, run: Run, step: int, now: datet
     """Supersede what was observed after the step; returns the number of observations."""
     attempts.leave_attempt(tx, before, step, now)
     superseded = observations.supersede_observations(tx, run.id, step, run.attempt)
-    checkpoints.supersede_checkpoints(tx, run.id, step, run.attempt)
+    run_details.supersede_checkpoints(tx, run.id, step, run.attempt)
     runs.add_attempt(tx, run.id, run.attempt, step, now)
     return superseded
 
@@ -187,12 +186,12 @@ def _announce_changes(
         call = Call(verdict.verdict)
         if call is not call_before:
             call_before = call
-            if call is Call.SUSPECT and not verdicts.has_reached(tx, run.id, run.attempt, call):
+            if call is Call.SUSPECT and not run_details.has_reached(tx, run.id, run.attempt, call):
                 types.append(EventType.SUSPECTED)
                 if not verdict.rests_on_eval and raised is None:
                     types.append(EventType.EVAL_REQUESTED)
             recorded = run.verdict if is_same_stop(verdict, run.verdict) else record_verdict(verdict)
-            verdicts.add_verdict(tx, run.id, run.attempt, recorded, now)
+            run_details.add_verdict(tx, run.id, run.attempt, recorded, now)
     if raised is not None:
         types.append(EventType.EVAL_REQUESTED)
     if place_of(run) != place_of(before):

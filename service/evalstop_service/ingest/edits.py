@@ -48,7 +48,7 @@ from evalstop_service.ingest.run_state import (
 )
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.watched_metrics import OWN_METRICS, select_scores
-from evalstop_service.store import checkpoints, monitor_states, observations, projects, runs
+from evalstop_service.store import ingest, observations, projects, run_details, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.observations import PostedObservation
@@ -166,7 +166,7 @@ class Edit:
         The first attempt was begun at step 0.
         """
         tx, before, run, step = self._tx, self._before, self._before.run, content.step
-        saved = checkpoints.list_checkpoints(tx, run.id)
+        saved = run_details.list_checkpoints(tx, run.id)
         is_empty = not any(item.attempt == run.attempt for item in saved)
         is_empty = is_empty and not observations.has_observations(tx, run.id, run.attempt)
         if run.status in OPEN and (runs.get_resumed_step(tx, run) or 0) == step and is_empty:
@@ -303,7 +303,7 @@ class Edit:
         monitor = None
         if since != BEGINNING:
             run_id = state.run.id
-            stored = monitor_states.load_states(self._tx, [run_id]).get(run_id)
+            stored = ingest.load_states(self._tx, [run_id]).get(run_id)
             monitor = find_stored_monitor(state.policy, state.run, stored)
         if monitor is None or (monitor.last is not None and monitor.last >= since):
             monitor = start(state.policy)

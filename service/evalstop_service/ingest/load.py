@@ -15,11 +15,11 @@ from evalstop_service.ingest.run_state import SAVE_EVERY, RunState, is_same_stop
 from evalstop_service.projects import policies
 from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy, select_scores
-from evalstop_service.store import checkpoints, decisions, eval_requests, monitor_states, observations, runs
+from evalstop_service.store import decisions, eval_requests, ingest, observations, run_details, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.eval_requests import EvalRequest
-from evalstop_service.store.monitor_states import StoredMonitorState
+from evalstop_service.store.ingest import StoredMonitorState
 from evalstop_service.store.runs import Run, RunWithCounts
 
 TOGETHER = 64
@@ -159,7 +159,7 @@ def _restore_states(
     """The runs of these rows with a monitor to continue from and their decision."""
     appended = {run_id for run_id, row in rows.items() if _was_only_added_to(row.run, cached.get(run_id))}
     cold = [run_id for run_id in rows if run_id not in appended]
-    stored = monitor_states.load_states(tx, cold) if cold else {}
+    stored = ingest.load_states(tx, cold) if cold else {}
     deciding = [run_id for run_id, row in rows.items() if row.has_decision]
     decided = decisions.load_decisions(tx, deciding) if deciding else {}
     restored: Loaded = {}
@@ -204,7 +204,7 @@ def _catch_up(
     Checkpoints are only ever added to a cached run, so an equal count means that they are the same.
     """
     grown = [run_id for run_id, state in states.items() if len(state.scores.addresses) != checkpoint_counts[run_id]]
-    saved = checkpoints.load_checkpoints(tx, grown) if grown else {}
+    saved = run_details.load_checkpoints(tx, grown) if grown else {}
     unseen = {run_id: _find_unseen_steps(state) for run_id, state in states.items()}
     series_steps = {(run_id, metric): step for run_id, steps in unseen.items() for metric, step in steps.items()}
     last_steps, series = observations.load_last_steps_and_series(tx, list(states), series_steps, SAVE_EVERY)

@@ -19,6 +19,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -26,7 +27,7 @@ from evalstop_service.domain.run_results import Verdict
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
-from evalstop_service.store.tables import LIVE, moment_text, observations, runs
+from evalstop_service.store.tables import LIVE, moment_text, monitor_states, observations, runs
 
 T = TypeVar("T")
 
@@ -340,3 +341,25 @@ def _translate_error(error: Exception) -> sa.exc.DBAPIError:
     elif sqlstate.startswith("42"):
         kind = sa.exc.ProgrammingError
     return kind("the statement that saves observations", None, error, connection_invalidated=lost)
+
+
+class StoredMonitorState(NamedTuple):
+    """The opaque state of a monitor, and the run's version that it belongs to."""
+
+    version: int
+    state: str
+
+
+def load_states(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, StoredMonitorState]:
+    """The stored monitors of these runs."""
+    query = sa.select(monitor_states.c.run_id, monitor_states.c.version, monitor_states.c.state)
+    rows = tx.execute(query.where(monitor_states.c.run_id.in_(run_ids)))
+    return {run_id: StoredMonitorState(version, state) for run_id, version, state in rows}
+
+
+def save_state(tx: Transaction, run_id: UUID, stored: StoredMonitorState) -> None:
+    """Store the monitor of a run, which is locked, replacing the previous one."""
+    insert = (postgresql if tx.dialect.name == "postgresql" else sqlite).insert(monitor_states)
+    row = {"run_id": run_id, "version": stored.version, "state": stored.state}
+    updated = {name: insert.excluded[name] for name in ("version", "state")}
+    tx.execute(insert.values(row).on_conflict_do_update(index_elements=["run_id"], set_=updated))

@@ -23,9 +23,9 @@ from evalstop_service.ingest import (
     Resumed,
     RunCache,
 )
-from evalstop_service.store import checkpoints, monitor_states, observations, tables
+from evalstop_service.store import ingest, observations, run_details, tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.monitor_states import StoredMonitorState
+from evalstop_service.store.ingest import StoredMonitorState
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from hypothesis import HealthCheck, given, settings
@@ -241,7 +241,7 @@ def save_monitor_states(process: ProjectFixture, run_ids: Iterable[UUID]) -> Non
             state = process.cache.find_state(run_id)
             assert state is not None
             stored = StoredMonitorState(state.run.version, state_to_json(state.policy, state.monitor).decode())
-            monitor_states.save_state(tx, run_id, stored)
+            ingest.save_state(tx, run_id, stored)
 
 
 @HYPOTHESIS_SETTINGS
@@ -338,7 +338,7 @@ def test_results_equal_a_simple_reference(project: ProjectFixture, history: RunH
     ]
     newest: list[tuple[int, float]] = next(filter(None, reversed(scores_by_version)), [])
     with project.database.reading() as tx:
-        saved = {item.step for item in checkpoints.list_checkpoints(tx, run.id)}
+        saved = {item.step for item in run_details.list_checkpoints(tx, run.id)}
     assert saved == {step for step in history.saved if step <= resumed_at}
     raw = max(newest, key=lambda item: (item[1], -item[0]), default=None)
     choices = [

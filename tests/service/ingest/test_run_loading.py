@@ -12,7 +12,7 @@ from evalstop_detectors import state_from_json
 from evalstop_service.ingest import CheckpointSaved, Message, Observations, Resumed, RunCache
 from evalstop_service.ingest.load import REPLAY_WEIGHT
 from evalstop_service.ingest.run_state import SAVE_EVERY
-from evalstop_service.store import monitor_states
+from evalstop_service.store import ingest
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
@@ -84,7 +84,7 @@ def test_new_process_restores_the_saved_state(project: ProjectFixture) -> None:
     for start_step in range(0, 3 * SAVE_EVERY, 64):
         project.post_observations(run, evals(*(step % 7 / 7 for step in range(64)), start=start_step))
     with project.database.reading() as tx:
-        assert run.id in monitor_states.load_states(tx, [run.id])
+        assert run.id in ingest.load_states(tx, [run.id])
     cold = replace(project, cache=RunCache())
     assert post_and_read_result(cold, run, evals(0.5, start=3 * SAVE_EVERY)) == "restored"
     project.evict_run(run)
@@ -240,7 +240,7 @@ def test_late_observation_is_replayed_from_a_monitor_before_it(project: ProjectF
     for late in (480, 490, 470):
         project.post_observations(run, [PostedObservation("proxy", late, 0.5)])
         with project.database.reading() as tx:
-            stored = monitor_states.load_states(tx, [run.id])[run.id]
+            stored = ingest.load_states(tx, [run.id])[run.id]
         monitor = state_from_json(project.cached_state(run).policy, stored.state)
         orders.append(monitor.last)
     assert [order and order[0] for order in orders] == [479, 489, 469]

@@ -14,10 +14,10 @@ from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.run_descriptions import RunDescription
 from evalstop_service.domain.run_results import Call
 from evalstop_service.ingest import Resumed
-from evalstop_service.store import monitor_states, observations, run_details, run_lists, runs, series, tables
+from evalstop_service.store import ingest, observations, run_details, run_lists, runs, series, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.monitor_states import StoredMonitorState
+from evalstop_service.store.ingest import StoredMonitorState
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.run_lists import RunFilter
 from msgspec.structs import replace
@@ -68,10 +68,10 @@ def test_saved_monitor_state_replaces_the_previous(project: ProjectFixture) -> N
     """Saving a monitor state of a run again replaces it."""
     first, second, absent = (new_id() for _ in range(3))
     with project.database.transaction() as tx:
-        monitor_states.save_state(tx, first, StoredMonitorState(1, "a"))
-        monitor_states.save_state(tx, second, StoredMonitorState(1, "b"))
-        monitor_states.save_state(tx, first, StoredMonitorState(5, "c" * 100_000))
-        assert monitor_states.load_states(tx, [first, second, absent]) == {
+        ingest.save_state(tx, first, StoredMonitorState(1, "a"))
+        ingest.save_state(tx, second, StoredMonitorState(1, "b"))
+        ingest.save_state(tx, first, StoredMonitorState(5, "c" * 100_000))
+        assert ingest.load_states(tx, [first, second, absent]) == {
             first: StoredMonitorState(5, "c" * 100_000),
             second: StoredMonitorState(1, "b"),
         }

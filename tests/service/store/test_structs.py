@@ -10,7 +10,7 @@ import sys
 
 import evalstop_service
 import msgspec
-from evalstop_service.store.structs import iterate_structs, prepare_structs
+from evalstop_service.store.tables.columns import iterate_structs, prepare_structs
 
 PRINT_UNPREPARED = """
 import evalstop_service.app

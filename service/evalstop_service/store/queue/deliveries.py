@@ -13,8 +13,7 @@ from evalstop_service.domain.event_types import PENDING_EVENTS, EventType
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import require
-from evalstop_service.store import wakeup
-from evalstop_service.store.database import Transaction, find_one, find_page, match_given
+from evalstop_service.store.database import Transaction, find_one, find_page, match_given, wake_workers
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints, events
 
 
@@ -148,7 +147,7 @@ def retry_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID, now: da
     )
     is_revived = tx.execute(revived).rowcount == 1
     if is_revived:
-        wakeup.wake_workers(tx)
+        wake_workers(tx)
     return is_revived
 
 

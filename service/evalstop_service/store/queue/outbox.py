@@ -25,8 +25,8 @@ from evalstop_service.clock import rfc3339
 from evalstop_service.domain.decision_lifecycle import STOPPING, DecisionState
 from evalstop_service.domain.event_types import PENDING_EVENTS, REQUEST_EVENTS, URGENT_EVENTS, EventType
 from evalstop_service.domain.statuses import DeliveryState
-from evalstop_service.store import endpoints, wakeup
-from evalstop_service.store.database import Transaction
+from evalstop_service.store import endpoints
+from evalstop_service.store.database import Transaction, wake_workers
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import decisions, deliveries, events, runs
 from evalstop_service.store.tables import endpoints as targets_of
@@ -102,7 +102,7 @@ def add_deliveries(tx: Transaction, requested: Iterable[tuple[UUID, UUID, str, U
         if tx.dialect.name == "postgresql":  # a clock ahead of the database's would delay it
             statement = statement.values(due_at=sa.func.least(sa.bindparam("due_at"), sa.func.now()))
         tx.execute(statement, rows)
-        wakeup.wake_workers(tx)
+        wake_workers(tx)
     return [row["id"] for row in rows]
 
 

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from evalstop_service.domain.fields import Body, Plain
 from evalstop_service.ingest import CheckpointSaved, Message
-from evalstop_service.store import checkpoints, runs
-from evalstop_service.store.checkpoints import Checkpoint
+from evalstop_service.store import run_details, runs
 from evalstop_service.store.queue import outbox
+from evalstop_service.store.run_details import Checkpoint
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Items, RunId, Step, answers
 from evalstop_service.web.context import Commit, Db, Ingest, ReadOrReport
@@ -64,4 +64,4 @@ def list_checkpoints(run_id: RunId, caller: ReadOrReport, database: Db) -> Items
         runs.load_run(tx, caller.project_id, run_id)
         if caller.key.endpoint_ids:
             caller.require_endpoint(*outbox.list_stop_endpoints(tx, run_id))
-        return Items[CheckpointOut].model_validate({"items": checkpoints.list_checkpoints(tx, run_id)})
+        return Items[CheckpointOut].model_validate({"items": run_details.list_checkpoints(tx, run_id)})

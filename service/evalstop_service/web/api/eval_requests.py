@@ -14,7 +14,7 @@ from evalstop_service.domain.fields import Body, Integral
 from evalstop_service.errors import Conflict, require
 from evalstop_service.ingest import EvalAnswered, Message
 from evalstop_service.runs.watched_metrics import PAIRED_METRIC
-from evalstop_service.store import checkpoints, eval_requests, runs
+from evalstop_service.store import eval_requests, run_details, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.observations import PostedObservation
@@ -113,7 +113,7 @@ def answer_eval_request(
 
 
 def _view_requests(tx: Transaction, requests: Sequence[EvalRequest]) -> Items[EvalRequestOut]:
-    saved = checkpoints.load_checkpoints(tx, list({request.run_id for request in requests})) if requests else {}
+    saved = run_details.load_checkpoints(tx, list({request.run_id for request in requests})) if requests else {}
     items = []
     for request in requests:
         later = (item for item in saved.get(request.run_id, ()) if item.step >= request.step)

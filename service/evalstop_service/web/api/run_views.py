@@ -21,7 +21,7 @@ from evalstop_service.domain.statuses import OPEN, UNENDED
 from evalstop_service.ingest.open_request import Limit
 from evalstop_service.runs import health
 from evalstop_service.runs import metric_roles as recognition
-from evalstop_service.store import cases, decisions, job_runs, mlflow, outcomes, projects, run_details, run_health
+from evalstop_service.store import cases, decisions, mlflow, outcomes, projects, run_details, run_health, runs
 from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
@@ -182,7 +182,7 @@ def view_outcomes(tx: Transaction, run_id: UUID, attempt: int) -> OutcomesOut:
 def view_run(tx: Transaction, run: Run, context: Context, now: datetime) -> RunOut:
     """A run with the decision on its current attempt."""
     params = mlflow.load_mlflow_runs(tx, [run.id])[run.id].params
-    others = [other.name for other in job_runs.list_spared_runs(tx, run, Action.STOP)] if run.status in OPEN else []
+    others = [other.name for other in runs.list_spared_runs(tx, run, Action.STOP)] if run.status in OPEN else []
     return view_runs(tx, [run], context, now)[0].model_copy(update={"params": params, "job_runs": others})
 
 

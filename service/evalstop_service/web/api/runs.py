@@ -18,8 +18,8 @@ from evalstop_service.ingest import open_run as run_opening
 from evalstop_service.ingest.open_request import describe_limits
 from evalstop_service.projects import api_keys
 from evalstop_service.runs.descriptions import describe_run
-from evalstop_service.store import projects, run_lists, runs, verdicts
-from evalstop_service.store.verdicts import VerdictChange
+from evalstop_service.store import projects, run_details, run_lists, runs
+from evalstop_service.store.run_details import VerdictChange
 from evalstop_service.web.api.decisions import read_label
 from evalstop_service.web.api.declared_roles import EvalVersion, Watched, complete_directions, read_eval_version
 from evalstop_service.web.api.json_body import JsonRoute
@@ -290,7 +290,7 @@ def list_run_verdicts(
     """Every change of the run's verdict, newest first."""
     with database.reading() as tx:
         runs.load_run(tx, caller.project_id, run_id)
-        changes = verdicts.list_verdicts(tx, run_id, before=cursor, limit=limit)
+        changes = run_details.list_verdicts(tx, run_id, before=cursor, limit=limit)
     return Page[VerdictChangeOut](
         items=[VerdictChangeOut.model_validate(item) for item in changes],
         next_cursor=str(changes[-1].sequence) if len(changes) == limit else None,

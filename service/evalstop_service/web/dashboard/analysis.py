@@ -12,7 +12,7 @@ from fastapi import APIRouter, Response
 from evalstop_service.projects import policies
 from evalstop_service.runs import watched_metrics
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
-from evalstop_service.store import observations, series, verdicts
+from evalstop_service.store import observations, run_details, series
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import MAX_STEP, PostedObservation
 from evalstop_service.store.runs import Run
@@ -66,7 +66,7 @@ def _load_tracks(tx: Transaction, run: Run, policy: Policy | None, long: set[str
             points = observations.load_series(tx, run.id, watch.metrics)
             if len(points) <= MOST_REPLAYED:
                 return evidence.replay_evidence(policy, watch.observations(points)), REPLAYED
-    changes = verdicts.list_verdicts(tx, run.id, limit=MOST_CHANGES)
+    changes = run_details.list_verdicts(tx, run.id, limit=MOST_CHANGES)
     present = [change.verdict for change in reversed(changes) if change.attempt == run.attempt]
     return evidence.read_evidence([*present, run.verdict]), note
 

@@ -31,14 +31,13 @@ from evalstop_service.runs.eval_shares import EvalShare, list_shares
 from evalstop_service.store import (
     decisions,
     eval_requests,
-    job_runs,
     observations,
     outcomes,
     proposals,
     run_details,
     run_lists,
+    runs,
     series,
-    verdicts,
 )
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
@@ -86,7 +85,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         on_record = decisions.list_decisions(tx, run.project_id, run_id=run.id)
         histories = decisions.load_changes(tx, on_record)
         judged = outcomes.load_outcomes(tx, [(run.id, decision.attempt) for decision in on_record])
-        changes = verdicts.list_verdicts(tx, run.id, limit=MOST_VERDICTS)
+        changes = run_details.list_verdicts(tx, run.id, limit=MOST_VERDICTS)
         metrics = _order_by_role(run, observations.list_latest(tx, run.id))
         requests = eval_requests.list_requests(tx, run.id)
         subjects = {str(run.id), *(str(decision.id) for decision in on_record)}
@@ -94,7 +93,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         shares = _load_shares(tx, run)
         latest_policies = policies.list_latest(tx, visitor.project.id)
         curves = curve_drawing.load_curves(tx, run)
-        others = job_runs.list_spared_runs(tx, run, Action.STOP) if run.status in OPEN else []
+        others = runs.list_spared_runs(tx, run, Action.STOP) if run.status in OPEN else []
         current = next((decision for decision in on_record if decision.attempt == run.attempt), None)
         can = _find_actions(tx, visitor.project, run, current, site.clock())
     lanes = {

@@ -26,10 +26,10 @@ from evalstop_service.evaluation.replays import Replay, replay_run
 from evalstop_service.projects import policies
 from evalstop_service.projects.policies import Version
 from evalstop_service.runs.watched_metrics import list_watched, select_evals
-from evalstop_service.store import checkpoints, decisions, series
-from evalstop_service.store.checkpoints import Checkpoint
+from evalstop_service.store import decisions, run_details, series
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
+from evalstop_service.store.run_details import Checkpoint
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard.formatting import format_number, format_step
 from evalstop_service.web.dashboard.responses import PageRoute, send_json
@@ -62,7 +62,7 @@ def replay_policy(
             replay = replay_run(tx, run, tried)
         except DetectorError as error:
             return _create_answer(f"{reference.name} cannot be replayed: {error}.")
-        saved = checkpoints.list_checkpoints(tx, run.id)
+        saved = run_details.list_checkpoints(tx, run.id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     stop = next((verdict for verdict in replay.verdicts if verdict.stops), None)
     return _create_answer(

@@ -23,7 +23,7 @@ from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
 
 from evalstop_service.domain.quotas import Quota
-from evalstop_service.store import checkpoints, projects, runs
+from evalstop_service.store import projects, run_details, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.web.context import Caller, Db
@@ -358,7 +358,7 @@ def finalize_model(model_id: str, body: requests.FinalizeModel, logger: Logger, 
     if body.status == _READY and model.run_id is not None and model.step is not None:
         with logger.database.reading() as tx:
             load_run(tx, logger.project_id, model.run_id)
-            known = any(item.uri == model.uri for item in checkpoints.list_checkpoints(tx, model.run_id))
+            known = any(item.uri == model.uri for item in run_details.list_checkpoints(tx, model.run_id))
         if not known:
             logger.register_checkpoint(model.run_id, model.step, model.uri)
     return model.document

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import psycopg
 import sqlalchemy as sa
 
-from evalstop_service.store.wakeup import CHANNEL
+from evalstop_service.store.database import WAKEUP_CHANNEL
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class NotificationListener:
             received = False
             try:
                 async with await self._connect() as connection:
-                    await connection.execute(f"LISTEN {CHANNEL}")
+                    await connection.execute(f"LISTEN {WAKEUP_CHANNEL}")
                     received = await self._listen(connection)
                     reason = "notifications do not arrive, as behind a pooler"
             except (psycopg.Error, OSError, TimeoutError) as error:
@@ -81,7 +81,7 @@ class NotificationListener:
 
     async def _notify(self, token: str) -> None:
         async with await self._connect() as connection:
-            await connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, token))
+            await connection.execute("SELECT pg_notify(%s, %s)", (WAKEUP_CHANNEL, token))
 
     async def _connect(self) -> psycopg.AsyncConnection:
         async with asyncio.timeout(self._answer_seconds):

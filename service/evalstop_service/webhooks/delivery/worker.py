@@ -33,7 +33,6 @@ from evalstop_service.observability import logs
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import PROPAGATOR, Tracer
 from evalstop_service.security.encryption import Encryption
-from evalstop_service.store import wakeup
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue.attempts import (
     BreakerLimits,
@@ -159,7 +158,7 @@ class DeliveryWorker:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._wakeup.wake)
 
-        with wakeup.calling_on_commit(self._database, wake_from_any_thread):
+        with self._database.calling_on_commit(wake_from_any_thread):
             watching = [asyncio.create_task(_wake_on(stop, self._wakeup))]
             if listener is not None:
                 watching.append(asyncio.create_task(listener.run()))

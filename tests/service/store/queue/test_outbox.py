@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.domain.event_types import EventType
-from evalstop_service.store import endpoints, tables, wakeup
-from evalstop_service.store.database import Database, read_now
+from evalstop_service.store import endpoints, tables
+from evalstop_service.store.database import WAKEUP_CHANNEL, Database, read_now, wake_workers
 from evalstop_service.store.queue import deliveries, outbox
 from evalstop_service.store.queue.attempts import Dead
 from evalstop_service.store.queue.outbox import StopReach
@@ -156,9 +156,9 @@ def test_event_is_due_despite_clock_skew(postgres_database: Database) -> None:
 def test_a_worker_may_end_while_a_connection_returns(embedded_database: Database) -> None:
     """A worker that ends while a connection returns to the pool does not keep it from returning."""
     with ExitStack() as worker:
-        worker.enter_context(wakeup.calling_on_commit(embedded_database, worker.close))
+        worker.enter_context(embedded_database.calling_on_commit(worker.close))
         with embedded_database.transaction() as tx:
-            wakeup.wake_workers(tx)
+            wake_workers(tx)
     pool = embedded_database.engine.pool
     assert isinstance(pool, sa.QueuePool)
     assert pool.checkedout() == 0
@@ -169,7 +169,7 @@ def test_commit_wakes_the_workers(database: Database, project: SeededProject) ->
     database.close()  # its connections may still carry earlier tests' marks, which nobody took
     wakeups: list[str] = []
     with (
-        wakeup.calling_on_commit(database, lambda: wakeups.append("called")),
+        database.calling_on_commit(lambda: wakeups.append("called")),
         listen_for_wakeups(database) as read_notifications,
     ):
 
@@ -213,11 +213,11 @@ def listen_for_wakeups(database: Database) -> Iterator[Callable[[], list[str]]]:
     with open_connection(database.url.render_as_string(hide_password=False)) as connection:
         payloads: list[str] = []
         connection.add_notify_handler(lambda notification: payloads.append(notification.payload))
-        connection.execute(f"LISTEN {wakeup.CHANNEL}".encode())
+        connection.execute(f"LISTEN {WAKEUP_CHANNEL}".encode())
 
         def read_notifications() -> list[str]:
             # They arrive in the order of the commits, hence all earlier ones before this one.
-            connection.execute(f"NOTIFY {wakeup.CHANNEL}, '{LAST}'".encode())
+            connection.execute(f"NOTIFY {WAKEUP_CHANNEL}, '{LAST}'".encode())
             while LAST not in payloads:
                 connection.execute("SELECT 1")
             earlier = payloads[: payloads.index(LAST)]

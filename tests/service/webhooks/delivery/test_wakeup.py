@@ -10,8 +10,7 @@ from functools import partial
 import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
-from evalstop_service.store.database import Database
-from evalstop_service.store.wakeup import CHANNEL
+from evalstop_service.store.database import WAKEUP_CHANNEL, Database
 from evalstop_service.webhooks.delivery.notification_listener import NotificationListener
 from evalstop_service.webhooks.delivery.wakeup import Wakeup
 from evalstop_service.webhooks.delivery.worker import WorkerLimits
@@ -39,7 +38,7 @@ def has_listener(database: Database) -> bool:
     """Whether a connection listens on this database."""
     query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN {}'"
     with database.reading() as tx:
-        return bool(tx.exec_driver_sql(query.format(CHANNEL)).scalar_one())
+        return bool(tx.exec_driver_sql(query.format(WAKEUP_CHANNEL)).scalar_one())
 
 
 def test_commit_wakes_the_worker(database: Database, project: SeededProject) -> None:
@@ -123,7 +122,7 @@ def test_worker_listens_again_after_disconnect(postgres_database: Database, post
         with open_connection(postgres_url) as server:
             cursor = server.execute(
                 "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = %s AND query = %s",
-                (database.url.database, f"LISTEN {CHANNEL}"),
+                (database.url.database, f"LISTEN {WAKEUP_CHANNEL}"),
             )
             row = cursor.fetchone()
             assert row is not None
