@@ -176,10 +176,6 @@ bench-detection: $(READY)  ## Measure how well and how fast each detector and po
 bench-detectors: $(READY)  ## Measure what an observation costs each detector and policy
 	@$(BIN)/python -m evalstop_lab.benchmarks.detection.step_cost $(BENCH)
 
-.PHONY: bench-simulator
-bench-simulator: $(READY)  ## Measure how many events a second the simulator of clusters takes
-	@$(BIN)/python -m evalstop_lab.benchmarks.simulator $(BENCH)
-
 # --- build it
 
 .PHONY: docs

@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
-import os
 import statistics
 import warnings
 from collections import deque
@@ -30,7 +28,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import evalstop_detectors
 from evalstop_detectors import POLICIES, MetricRole, Observation, Policy, Score, Scores, choose_best
@@ -121,10 +119,10 @@ class ZScore(_ByScore):
 
 
 class TransformersRule(_ByScore):
-    """transformers' EarlyStoppingCallback, as its Trainer calls it."""
+    """transformers' EarlyStoppingCallback, as its Trainer calls it; those of Keras and Lightning decide alike."""
 
     def start(self) -> None:
-        self._callback = _import_module("transformers").EarlyStoppingCallback(early_stopping_patience=PATIENCE)
+        self._callback = importlib.import_module("transformers").EarlyStoppingCallback(early_stopping_patience=PATIENCE)
         self._args = SimpleNamespace(metric_for_best_model="eval_score", greater_is_better=True)
         self._state, self._control = SimpleNamespace(best_metric=None), SimpleNamespace(should_training_stop=False)
 
@@ -136,51 +134,11 @@ class TransformersRule(_ByScore):
         return bool(self._control.should_training_stop)
 
 
-class KerasRule(_ByScore):
-    """Keras' EarlyStopping, with one epoch per eval."""
-
-    def start(self) -> None:
-        self._callback = _import_module("keras").callbacks.EarlyStopping(monitor="score", mode="max", patience=PATIENCE)
-        self._model = SimpleNamespace(stop_training=False)
-        self._callback.set_model(self._model)
-        self._callback.on_train_begin()
-        self._epoch = -1
-
-    def take(self, score: float) -> bool:
-        self._epoch += 1
-        self._callback.on_epoch_end(self._epoch, {"score": score})
-        return bool(self._model.stop_training)
-
-
-class LightningRule(_ByScore):
-    """Lightning's EarlyStopping."""
-
-    def start(self) -> None:
-        callbacks, self._torch = _import_module("lightning.pytorch.callbacks"), _import_module("torch")
-        self._callback = callbacks.EarlyStopping(
-            monitor="score", mode="max", patience=PATIENCE, check_on_train_epoch_end=False
-        )
-        self._trainer = SimpleNamespace(
-            callback_metrics={},
-            fast_dev_run=False,
-            should_stop=False,
-            current_epoch=0,
-            sanity_checking=False,
-            state=SimpleNamespace(fn=_import_module("lightning.pytorch.trainer.states").TrainerFn.FITTING),
-            strategy=SimpleNamespace(reduce_boolean_decision=lambda decision, all: decision),  # noqa: A006 - its name
-        )
-
-    def take(self, score: float) -> bool:
-        self._trainer.callback_metrics["score"] = self._torch.tensor(score, dtype=self._torch.float64)
-        self._callback.on_validation_end(self._trainer, None)
-        return bool(self._trainer.should_stop)
-
-
 class OptunaRule(_ByScore):
     """Optuna's PatientPruner without a wrapped pruner: it prunes if the last scores contain no new maximum."""
 
     def start(self) -> None:
-        optuna = _import_module("optuna")
+        optuna = importlib.import_module("optuna")
         with warnings.catch_warnings():  # that it is experimental
             warnings.simplefilter("ignore")
             self._pruner = optuna.pruners.PatientPruner(None, patience=PATIENCE)
@@ -197,7 +155,7 @@ class RayRule(_ByScore):
     """Ray Tune's TrialPlateauStopper with its defaults: the standard deviation of the last 4 scores is below 0.01."""
 
     def start(self) -> None:
-        self._stopper = _import_module("ray.tune.stopper").TrialPlateauStopper(metric="score")
+        self._stopper = importlib.import_module("ray.tune.stopper").TrialPlateauStopper(metric="score")
 
     def take(self, score: float) -> bool:
         return bool(self._stopper("trial", {"score": score}))
@@ -211,8 +169,6 @@ BUILT_IN: Mapping[str, tuple[str | None, Factory]] = {
         if (asking := policy.with_evaluator(0.0)) is not policy
     },
     "transformers EarlyStoppingCallback": ("transformers", TransformersRule),
-    "Keras EarlyStopping": ("keras", KerasRule),
-    "Lightning EarlyStopping": ("lightning", LightningRule),
     "Optuna PatientPruner": ("optuna", OptunaRule),
     "Ray TrialPlateauStopper": ("ray", RayRule),
     "z-score of 20": (None, ZScore),
@@ -247,9 +203,3 @@ def load_rule(name: str) -> Factory:
     if not callable(getattr(rule, "stop", None)):
         raise UnusableArguments(f"{path} has no class {class_name!r} with a method `stop`.")
     return cast(Factory, rule)
-
-
-def _import_module(module: str) -> Any:
-    os.environ.setdefault("KERAS_BACKEND", "torch")
-    logging.getLogger("lightning").setLevel(logging.ERROR)
-    return importlib.import_module(module)

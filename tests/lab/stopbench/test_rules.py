@@ -22,8 +22,6 @@ def find_stop_step(name: str, scores: tuple[float, ...]) -> int | None:
     ("name", "falling", "below_best"),
     [
         ("transformers EarlyStoppingCallback", 6, 5),
-        ("Keras EarlyStopping", 6, 5),
-        ("Lightning EarlyStopping", 6, 5),
         ("Optuna PatientPruner", 7, 6),
         ("EvalStop paper", 6, None),
         ("z-score of 20", None, None),
