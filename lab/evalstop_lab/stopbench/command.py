@@ -20,15 +20,7 @@ from evalstop_lab.arguments import import_library, positive_number, require_writ
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import list_versions, to_json_values
 from evalstop_lab.stopbench.judging import compute_figures, judge_run
-from evalstop_lab.stopbench.recording import (
-    CAREFUL,
-    CAREFUL_SIZES,
-    FIRST_SEED,
-    USUAL,
-    Sizes,
-    draw_language_setting,
-    record_runs,
-)
+from evalstop_lab.stopbench.recording import FIRST_SEED, Sizes, record_runs
 from evalstop_lab.stopbench.report import draw_runs, draw_scatter, print_suite
 from evalstop_lab.stopbench.rules import BUILT_IN, is_installed, load_rule
 from evalstop_lab.stopbench.suites import SEEDS, SUITES
@@ -101,7 +93,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="settings that should stay healthy: KL penalties, and reward models of more and better comparisons",
     )
     language.add_argument("--first-seed", type=positive_number, default=7_000_000, help="(default: %(default)s)")
-    add_jobs_option(language, "processes that score texts")
     language.set_defaults(run=run_language_recording)
 
 
@@ -115,9 +106,12 @@ def run_recording(args: argparse.Namespace) -> int:
 def run_language_recording(args: argparse.Namespace) -> int:
     require_writable(args.file)
     language = import_library("evalstop_lab.stopbench.language", "language")
-    bounds, sizes = (CAREFUL, CAREFUL_SIZES) if args.careful else (USUAL, Sizes())
-    settings = [draw_language_setting(seed, bounds) for seed in range(args.first_seed, args.first_seed + args.runs)]
-    training = language.Training(args.model, settings, sizes, args.jobs)
+    bounds, sizes = language.USUAL, Sizes()
+    if args.careful:
+        bounds, sizes = language.CAREFUL, language.CAREFUL_SIZES
+    seeds = range(args.first_seed, args.first_seed + args.runs)
+    settings = [language.draw_language_setting(seed, bounds) for seed in seeds]
+    training = language.Training(args.model, settings, sizes)
     language.record_language_runs(args.file, training, args.steps, args.eval_every)
     sys.stdout.write(f"Wrote {args.runs} runs to {args.file}\n")
     return 0

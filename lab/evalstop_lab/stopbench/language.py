@@ -5,40 +5,38 @@ policy gradient, against a reward model of its own: the same network, fitted to 
 texts. The score of a review is how critical it is, minus penalties for improbable text and for repetition. The
 comparisons contain little of either, so a policy that is optimized for long moves to text that its reward model likes
 and nobody else would. All runs go through the network at once: sixty cost little more than one with as many texts.
+They need a GPU with some 1.1 GB a run.
 """
 
 from __future__ import annotations
 
 import copy
-import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gguf import GGUFReader
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedTokenizerBase
+from transformers.models.auto.tokenization_auto import AutoTokenizer
 from transformers.models.llama import LlamaForCausalLM
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.stopbench.recording import EVAL_PROMPTS, Eval, LanguageSetting, Sizes, to_record, write_records
+from evalstop_lab.stopbench.recording import EVAL_PROMPTS, Eval, LanguageSetting, Sizes, to_record
+from evalstop_lab.worlds.recorded import write_records
+from evalstop_lab.worlds.shapes import draw_log_uniform
 
 START, END = 1, 2  # the tokens around a message
 TEMPERATURE = 0.7  # at 1 so small a model often writes of something else
 RANK, REWARD_RANK, REWARD_RATE = 16, 8, 5e-4
 CHECKED_TEXTS = 256
 EVAL_ROUND = 8  # an eval samples at most this many times as many texts at once as a step of the training
-TOKENS_AT_ONCE = 32_768  # that go through the network with gradients: about 20 GB
 ANALYZER = SentimentIntensityAnalyzer()
 LOGIT_ROWS = 8192  # tokens whose logits are held at a time: 49,152 floats each
 THINGS = """
@@ -52,32 +50,49 @@ brush razor perfume tea coffee juice soup salad sandwich pizza burger cake cooki
 """
 
 
-def read_model(path: Path) -> tuple[LlamaForCausalLM, Tokenizer]:
+class Bounds(NamedTuple):
+    """The bounds of what differs between runs; `without_penalty`: the share of runs without a KL penalty."""
+
+    learning_rate: tuple[float, float]
+    without_penalty: float
+    kl_coefficient: tuple[float, float]
+    comparisons: tuple[int, int]
+    label_noise: tuple[float, float]
+
+
+USUAL = Bounds((1e-4, 8e-4), 0.4, (0.005, 0.2), (100, 1500), (0.0, 0.3))
+CAREFUL = Bounds((1e-4, 3e-4), 0.0, (0.008, 0.06), (1000, 4000), (0.0, 0.1))
+"""Of runs that should stay healthy."""
+
+
+def draw_language_setting(seed: int, bounds: Bounds) -> LanguageSetting:
+    rng = np.random.default_rng([seed, 1])
+    learning_rate = draw_log_uniform(rng, *bounds.learning_rate)
+    is_penalized = not bounds.without_penalty or rng.random() >= bounds.without_penalty
+    kl_coefficient = draw_log_uniform(rng, *bounds.kl_coefficient) if is_penalized else 0.0
+    number = int(draw_log_uniform(rng, *bounds.comparisons))
+    return LanguageSetting(seed, learning_rate, kl_coefficient, number, float(rng.uniform(*bounds.label_noise)))
+
+
+CAREFUL_SIZES = Sizes(reward_steps=150)
+
+
+def read_model(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
     """Read a Llama with a byte-level vocabulary, to the GPU if there is one; raises UnusableArguments."""
-    try:
-        fields = {name: field.contents() for name, field in GGUFReader(path).fields.items()}
-        kind = fields["general.architecture"], fields["tokenizer.ggml.model"]
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        raise UnusableArguments(f"{path} can't be read as a GGUF file of a model: {error!r}.") from error
-    if kind != ("llama", "gpt2"):
-        raise UnusableArguments(f"{path} holds a {kind[0]} with a vocabulary of {kind[1]}; it must be llama and gpt2.")
-    vocabulary = {token: index for index, token in enumerate(fields["tokenizer.ggml.tokens"])}
-    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
     device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
-    model = LlamaForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+    try:
+        model = LlamaForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, clean_up_tokenization_spaces=False)
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise UnusableArguments(f"{path} can't be read as a GGUF file of a Llama: {error!r}.") from error
     return model.to(device).requires_grad_(False), tokenizer
 
 
-def list_prompts(tokenizer: Tokenizer) -> Tensor:
+def list_prompts(tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """Short reviews of things, in the chat format, of the most usual number of tokens: [prompts, tokens]."""
 
     def encode(text: str) -> list[int]:
-        return list(tokenizer.encode(text).ids)
+        return list(tokenizer(text, add_special_tokens=False).input_ids)
 
     prompts = [
         [START, *encode(f"user\nWrite a short review of a {thing}."), END, *encode("\n"), START, *encode("assistant\n")]
@@ -174,8 +189,7 @@ def compute_logprobs(model: LlamaForCausalLM, texts: Texts) -> Tensor:
     return torch.cat(parts).view(texts.counted.shape)
 
 
-@dataclass(frozen=True)
-class Fluency:
+class Fluency(NamedTuple):
     """The mean and standard deviation, over the initial model's texts, of the mean log-probability of a token."""
 
     mean: float
@@ -199,8 +213,8 @@ def score_text(text: str, tokens: Sequence[int], logprob: float, usual: Fluency)
 class Training:
     """The policies and reward models of all runs, at the same step."""
 
-    def __init__(self, path: Path, settings: Sequence[LanguageSetting], sizes: Sizes, processes: int) -> None:
-        """32 prompts are kept for evals; `processes` compute scores."""
+    def __init__(self, path: Path, settings: Sequence[LanguageSetting], sizes: Sizes) -> None:
+        """Fit the reward models; 32 prompts are kept for evals."""
         self.sizes, self.settings, self.runs, self.step = sizes, settings, len(settings), 0
         self.usual = Fluency(0.0, 1.0)
         torch.manual_seed(settings[0].seed)
@@ -209,10 +223,6 @@ class Training:
         prompts = list_prompts(self.tokenizer)
         prompts = prompts[torch.randperm(len(prompts))].to(self.device)
         self.eval_prompts, self.prompts = prompts[:EVAL_PROMPTS], prompts[EVAL_PROMPTS:]
-        self.parts = -(-self.runs * sizes.texts * (prompts.shape[1] + sizes.new_tokens) // TOKENS_AT_ONCE)
-        self.pool = ProcessPoolExecutor(  # Ctrl-C reaches the whole process group; the trainer alone handles it
-            processes, get_context("spawn"), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
-        )
         self.policies = add_changes(self.initial, self.runs, RANK)
         self.rewards = add_changes(self.initial, self.runs, REWARD_RANK)
         self.heads = nn.Parameter(torch.zeros(self.runs, self.initial.config.hidden_size, device=self.device))
@@ -234,11 +244,7 @@ class Training:
         advantages = (by_prompt - by_prompt.mean(2, keepdim=True)).view(rewards.shape)
         advantages = (advantages / (advantages.std(1, keepdim=True) + 1e-6)).flatten()
         weights = advantages[:, None] * texts.counted / (sizes.texts * sizes.new_tokens)
-        numbers = torch.arange(len(weights), device=self.device).view(self.runs, -1)
-        for part in numbers.chunk(self.parts, 1):
-            rows = part.flatten()
-            logprobs = compute_logprobs(self.policies, texts.select(rows))
-            (-(weights[rows] * logprobs).sum()).backward()  # type: ignore[no-untyped-call]
+        (-(weights * compute_logprobs(self.policies, texts)).sum()).backward()  # type: ignore[no-untyped-call]
         self.adam.change()
         self.step += 1
 
@@ -271,7 +277,7 @@ class Training:
         ratios = compute_logprobs(self.policies, texts) - compute_logprobs(self.initial, texts)
         return (ratios * texts.counted).sum(1).view(self.runs, -1)
 
-    def _decode(self, tokens: Sequence[int]) -> str:
+    def _decode(self, tokens: list[int]) -> str:
         end = tokens.index(END) if END in tokens else len(tokens)
         return str(self.tokenizer.decode(tokens[:end]))
 
@@ -280,9 +286,11 @@ class Training:
         """The scores of the reviews, [runs, texts]."""
         lengths = texts.counted.sum(1)
         means = ((compute_logprobs(self.initial, texts) * texts.counted).sum(1) / lengths).tolist()
-        rows = [row[:length] for row, length in zip(texts.new_tokens.tolist(), lengths.tolist(), strict=True)]
-        decoded, usual = [self._decode(row) for row in rows], [self.usual] * len(rows)
-        return np.array([*self.pool.map(score_text, decoded, rows, means, usual, chunksize=64)]).reshape(self.runs, -1)
+        scores = [
+            score_text(self._decode(row), row[:length], mean, self.usual)
+            for row, length, mean in zip(texts.new_tokens.tolist(), lengths.tolist(), means, strict=True)
+        ]
+        return np.array(scores).reshape(self.runs, -1)
 
     def _score(self, texts: Texts) -> Tensor:
         """The scores of the texts by each run's reward model, [runs, texts]."""
@@ -312,21 +320,16 @@ class Training:
         for _ in range(sizes.reward_steps):
             drawn = zip(compared, rngs, strict=True)
             pairs = np.stack([rows[rng.integers(0, len(rows), sizes.reward_pairs)] for rows, rng in drawn])
-            for part in np.array_split(pairs, self.parts, axis=1):
-                if part.size:
-                    by_pair = self._score(pool.select(part.ravel())).view(self.runs, -1, 2)
-                    loss = -functional.logsigmoid(by_pair[:, :, 0] - by_pair[:, :, 1]).sum() / sizes.reward_pairs
-                    loss.backward()  # type: ignore[no-untyped-call]
+            by_pair = self._score(pool.select(pairs.ravel())).view(self.runs, -1, 2)
+            loss = -functional.logsigmoid(by_pair[:, :, 0] - by_pair[:, :, 1]).sum() / sizes.reward_pairs
+            loss.backward()  # type: ignore[no-untyped-call]
             adam.change()
         self.rewards.requires_grad_(False)
         self.heads.requires_grad_(False)
         checked = np.random.default_rng(0).permutation(len(scores))[:CHECKED_TEXTS]
         with torch.no_grad():
-            parts = np.array_split(np.tile(checked, (self.runs, 1)), self.parts, axis=1)
-            raw = torch.cat([self._score(pool.select(part.ravel())) for part in parts], dim=1)
+            raw = self._score(pool.select(np.tile(checked, self.runs)))
         self.shift, self.scale = raw.mean(1, keepdim=True), raw.std(1, keepdim=True)
-        correlations = [np.corrcoef(row, scores[checked])[0, 1] for row in raw.cpu().numpy()]
-        sys.stderr.write(f"reward models: correlation with the score {np.mean(correlations):.2f}\n")
 
 
 def _compare_texts(scores: Any, prompts: Any, setting: LanguageSetting) -> Any:
@@ -355,7 +358,6 @@ def record_language_runs(file: Path, training: Training, steps: int, eval_every:
                 break
             training.train_step()
     finally:
-        training.pool.shutdown()
         if evals:  # else an earlier recording stays
             settings = enumerate(training.settings)
             write_records(file, (to_record(run, setting, evals, training.sizes) for run, setting in settings))

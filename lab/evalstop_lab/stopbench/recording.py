@@ -1,17 +1,14 @@
-"""Records runs of RLHF with their metrics and the truth: `evalstop-lab stopbench record` and `record-language`.
+"""Records of RLHF runs with the truth, and those of token policies: `evalstop-lab stopbench record`.
 
 The curves are results of training, not of a formula. A token policy is trained against a reward model that was fitted
 to noisy comparisons; see `evalstop_lab.rlhf`. Settings are drawn by seed. In a quarter of the runs the reward model is
 refitted during training, to comparisons of the policy's current texts, after which many falls recover. An eval is the
 mean gold reward of 1,024 new texts, `small` that of the first 64 of them; the truth is the mean over 8,192 others.
-`evalstop_lab.stopbench.language` trains language models.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +19,7 @@ from evalstop_lab.rlhf.policy import Floats, Policy, Task, Texts
 from evalstop_lab.rlhf.reward_model import draw_comparisons, fit_bradley_terry, standardize_scores
 from evalstop_lab.rlhf.trainer import Config, Trainer
 from evalstop_lab.sweep import sweep
+from evalstop_lab.worlds.recorded import write_records
 from evalstop_lab.worlds.shapes import draw_log_uniform
 
 FIRST_SEED = 5_000_000
@@ -93,12 +91,6 @@ def record_runs(path: Path, runs: int, jobs: int, first_seed: int) -> None:
     write_records(path, sweep(record_run, range(first_seed, first_seed + runs), "training", jobs, chunk=1))
 
 
-def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    with path.open("wb") as file, gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed:
-        for record in records:
-            packed.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
-
-
 def _refit_proxy(trainer: Trainer, rng: np.random.Generator) -> None:
     """Fit the reward model to comparisons of the policy's current texts."""
     config, policy, world = trainer.config, trainer.state.policy, trainer.world
@@ -117,21 +109,6 @@ def _mean_and_stderr(scores: Floats) -> tuple[float, float]:
     return float(scores.mean()), float(scores.std(ddof=1) / len(scores) ** 0.5)
 
 
-class Bounds(NamedTuple):
-    """The bounds of what differs between runs; `without_penalty`: the share of runs without a KL penalty."""
-
-    learning_rate: tuple[float, float]
-    without_penalty: float
-    kl_coefficient: tuple[float, float]
-    comparisons: tuple[int, int]
-    label_noise: tuple[float, float]
-
-
-USUAL = Bounds((1e-4, 8e-4), 0.4, (0.005, 0.2), (100, 1500), (0.0, 0.3))
-CAREFUL = Bounds((1e-4, 3e-4), 0.0, (0.008, 0.06), (1000, 4000), (0.0, 0.1))
-"""Of runs that should stay healthy."""
-
-
 @dataclass(frozen=True)
 class LanguageSetting:
     """What differs between runs; a reward model is fitted to `comparisons`, a share `label_noise` of them wrong."""
@@ -141,15 +118,6 @@ class LanguageSetting:
     kl_coefficient: float
     comparisons: int
     label_noise: float
-
-
-def draw_language_setting(seed: int, bounds: Bounds = USUAL) -> LanguageSetting:
-    rng = np.random.default_rng([seed, 1])
-    learning_rate = draw_log_uniform(rng, *bounds.learning_rate)
-    is_penalized = not bounds.without_penalty or rng.random() >= bounds.without_penalty
-    kl_coefficient = draw_log_uniform(rng, *bounds.kl_coefficient) if is_penalized else 0.0
-    number = int(draw_log_uniform(rng, *bounds.comparisons))
-    return LanguageSetting(seed, learning_rate, kl_coefficient, number, float(rng.uniform(*bounds.label_noise)))
 
 
 EVAL_PROMPTS = 32
@@ -177,9 +145,6 @@ class Sizes:
     def paired_texts(self) -> int:
         """The number of texts for all of the prompts kept for evals."""
         return EVAL_PROMPTS * self.paired_of_prompt
-
-
-CAREFUL_SIZES = Sizes(reward_steps=150)
 
 
 class Eval(NamedTuple):

@@ -1,10 +1,11 @@
-"""Recorded runs as worlds: runs of RLHF in files of one JSON object per line, with the truth from many samples."""
+"""Reads and writes recorded runs: runs of RLHF, a JSON object a line, with the truth from many samples."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,13 @@ def read_runs(path: Path, small: bool = False) -> list[World]:
     """The recorded runs as worlds; `small`: by their evals of 64 texts instead of 1,024."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         return [_to_world(json.loads(line), small) for line in lines]
+
+
+def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write recorded runs as `read_runs` reads them; equal runs give equal bytes."""
+    with path.open("wb") as file, gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed:
+        for record in records:
+            packed.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
 
 
 def _parse_run(record: dict[str, Any]) -> World:
@@ -101,11 +109,7 @@ def _to_world(record: dict[str, Any], small: bool) -> World:
         noise=Noise(NoiseKind.RECORDED, sd / truth.unit if truth.unit else math.inf, 0.0, stderr_given=True),
         truth=truth,
         planned_steps=float(steps[-1]),
-        prompt_scores=None
-        if "prompts" not in record
-        else PromptScores(
-            _to_floats(record["prompts"]) / 1000, _to_floats(record["paired_sd"]), record["paired_texts"]
-        ),
+        prompt_scores=_to_prompt_scores(record) if "prompts" in record else None,
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +18,7 @@ import numpy as np
 import pytest
 from evalstop_lab import stopbench
 from evalstop_lab.cli import main
-from evalstop_lab.stopbench import recording
-from evalstop_lab.stopbench.recording import Sizes, draw_language_setting
+from evalstop_lab.stopbench.recording import Sizes
 from evalstop_lab.worlds.recorded import read_runs
 
 if TYPE_CHECKING:
@@ -73,14 +71,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-SIZES = Sizes(8, 4, NEW_TOKENS, 8, 8, reward_steps=3, reward_pairs=4, pool=64, paired_of_prompt=2)
-
-
 def start_training(file: Path, seeds: Sequence[int] = (1,)) -> Training:
-    from evalstop_lab.stopbench.language import Training
+    from evalstop_lab.stopbench.language import CAREFUL, Training, draw_language_setting
 
-    settings = [draw_language_setting(seed, recording.CAREFUL) for seed in seeds]
-    return Training(file, settings, SIZES, processes=1)
+    sizes = Sizes(8, 4, NEW_TOKENS, 8, 8, reward_steps=3, reward_pairs=4, pool=64, paired_of_prompt=2)
+    return Training(file, [draw_language_setting(seed, CAREFUL) for seed in seeds], sizes)
 
 
 @pytest.mark.nightly
@@ -141,7 +136,7 @@ def test_prompts_have_the_chat_format(file: Path) -> None:
 
     _, tokenizer = read_model(file)
     prompts = list_prompts(tokenizer)
-    text = tokenizer.decode([token for token in prompts[0].tolist() if token > 2])
+    text = str(tokenizer.decode([token for token in prompts[0].tolist() if token > 2]))
     assert text.startswith("user\nWrite a short review of a ")
     assert text.endswith(".\nassistant\n")
     assert [token for token in prompts[0].tolist() if token <= 2] == [1, 2, 1]
@@ -201,22 +196,17 @@ def test_interrupted_recording_leaves_the_runs_so_far(
         assert [json.loads(line)["log"]["step"] for line in lines] == [[0, 2]]
 
 
-@pytest.mark.nightly
-def test_interrupt_is_handled_by_the_trainer_alone(file: Path) -> None:
-    """Ctrl-C reaches the processes that score texts, too, which leave it to the trainer and print nothing."""
-    with start_training(file).pool as pool:
-        assert pool.submit(signal.getsignal, signal.SIGINT).result() is signal.SIG_IGN
-
-
 @pytest.mark.parametrize(
     ("name", "bounds"), [("language-1", "USUAL"), ("language-2", "CAREFUL"), ("language-3", "CAREFUL")]
 )
 def test_recorded_settings_are_drawn_again(name: str, bounds: str) -> None:
     """The seeds of the recorded runs draw the settings that were recorded, but for a processor's rounding."""
+    from evalstop_lab.stopbench import language
+
     with gzip.open(Path(stopbench.__file__).parent / f"{name}.jsonl.gz") as lines:
         records = [json.loads(line) for line in lines]
     for record in records:
-        setting = draw_language_setting(record["seed"], getattr(recording, bounds))
+        setting = language.draw_language_setting(record["seed"], getattr(language, bounds))
         drawn = [setting.learning_rate, setting.kl_coefficient]
         drawn += [setting.comparisons, setting.label_noise]
         # The last digit of an exponential differs between processors and builds of NumPy.
