@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from evalstop_service.domain.case_requirements import CaseRequirements, Shortfall
+from evalstop_service.domain.project_settings import CaseRequirements, Shortfall
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageCases
 from evalstop_service.store import cases, rollout_stages, tables

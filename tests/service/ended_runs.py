@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from evalstop_service.domain.run_results import Call, Verdict
+from evalstop_service.domain.run import Call, Verdict
 from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.runs.retention import Pace
 from evalstop_service.store import endpoints, outcomes, projects, tables

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from evalstop_detectors import Ground, Policy, Score, select_version
 from evalstop_service.domain.outcome import assess_run, judge_decision, judge_levelled_off, locate_turn
-from evalstop_service.domain.run_results import RunAssessment
+from evalstop_service.domain.run import RunAssessment
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 
 from evalstop_lab.replay.command import CHUNK, choose_jobs

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 from evalstop_detectors import MetricRole, find_total_steps
-from evalstop_service.domain.role_recognition import COMBINED_METRIC
+from evalstop_service.domain.run import COMBINED_METRIC
 
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay.mlflow_files import name_run, set_cost

@@ -43,7 +43,7 @@ from evalstop_service.cli.demo_runs import (
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, deadlines, second_person, stale_runs, veto_windows
 from evalstop_service.domain.decision_lifecycle import SERVICE, DecisionState, Mode, Reported, Vetoed
-from evalstop_service.domain.role_recognition import MetricFields
+from evalstop_service.domain.run import MetricFields
 from evalstop_service.domain.statuses import DecisionOutcome, Stage
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import rollout_stage

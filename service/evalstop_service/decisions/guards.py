@@ -32,7 +32,7 @@ from evalstop_detectors.wording import format_count, format_percent
 from evalstop_service.clock import rfc3339
 from evalstop_service.domain.decision_lifecycle import Action, Guard, GuardKind
 from evalstop_service.domain.event_types import EventType
-from evalstop_service.domain.liveness import Liveness
+from evalstop_service.domain.health import Liveness
 from evalstop_service.projects import policies
 from evalstop_service.runs import health
 from evalstop_service.store import decisions, endpoints, run_health, runs

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from evalstop_service.decisions import commands, transitions
 from evalstop_service.domain.decision_lifecycle import Postponed, Vetoed
-from evalstop_service.domain.stop_hours import find_morning
+from evalstop_service.domain.times import find_morning
 from evalstop_service.errors import Conflict
 from evalstop_service.security.encryption import Encryption, UnreadableSecret
 from evalstop_service.store import decisions, endpoints, projects, runs

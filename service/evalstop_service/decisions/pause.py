@@ -9,7 +9,7 @@ from uuid import UUID
 
 from evalstop_service.clock import in_utc, rfc3339
 from evalstop_service.decisions import guards, transitions
-from evalstop_service.domain import durations
+from evalstop_service.domain.times import parse_duration
 from evalstop_service.errors import Invalid
 from evalstop_service.store import audit, projects
 from evalstop_service.store.database import Database
@@ -89,7 +89,7 @@ def read_end(text: str | None, now: datetime) -> datetime | None:
     if not text:
         return None
     try:
-        end = now + timedelta(seconds=durations.parse_duration(text))
+        end = now + timedelta(seconds=parse_duration(text))
     except (ValueError, OverflowError):
         try:
             end = in_utc(datetime.fromisoformat(text))

@@ -20,11 +20,17 @@ from evalstop_detectors import Policy
 from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import commands, guards, transitions
-from evalstop_service.domain import liveness, metric_health
 from evalstop_service.domain.decision_lifecycle import DecisionState, GuardKind
 from evalstop_service.domain.event_types import EventType
-from evalstop_service.domain.liveness import Liveness
-from evalstop_service.domain.metric_health import MetricFault
+from evalstop_service.domain.health import (
+    Liveness,
+    MetricFault,
+    assess_liveness,
+    faults_differ,
+    seconds_until_check,
+    select_new_faults,
+    stale_after_seconds,
+)
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import UnreadableRow
 from evalstop_service.projects import policies
@@ -116,12 +122,8 @@ def _find_next_checks(
         stale_seconds = settings[run.project_id].stale_seconds
         state, check_at = _assess_liveness(run, record, stale_seconds, record.cadence_seconds, now)
         # A cadence that raises the run's limit is measured again at each check: the run may now report more often.
-        is_slow = liveness.stale_after_seconds(stale_seconds, record.cadence_seconds) > stale_seconds
-        if (
-            state == record.state
-            and not is_slow
-            and not metric_health.faults_differ(record.metric_faults, faults[run.id])
-        ):
+        is_slow = stale_after_seconds(stale_seconds, record.cadence_seconds) > stale_seconds
+        if state == record.state and not is_slow and not faults_differ(record.metric_faults, faults[run.id]):
             next_checks[run.id] = check_at
     return next_checks
 
@@ -133,10 +135,10 @@ def _assess_liveness(
     silence = (now - health.last_report_at(run, record)).total_seconds()
     stale_for = (now - record.changed_at).total_seconds() if record.state == Liveness.STALE else None
     terms = (silence, stale_for, stale_seconds, cadence_seconds)
-    state = liveness.assess_liveness(*terms)
+    state = assess_liveness(*terms)
     if state is Liveness.LOST:
         return state, None
-    return state, now + timedelta(seconds=liveness.seconds_until_check(*terms))
+    return state, now + timedelta(seconds=seconds_until_check(*terms))
 
 
 def _record_change(database: Database, due: DueCheck, now: datetime) -> None:
@@ -167,7 +169,7 @@ def _record_change(database: Database, due: DueCheck, now: datetime) -> None:
         run_health.save_health(tx, after)
         if state != before.state:
             _apply_liveness(tx, project, run, after, now)
-        for fault in metric_health.select_new_faults(before.metric_faults, faults):
+        for fault in select_new_faults(before.metric_faults, faults):
             events.announce_run_event(tx, EventType.METRIC_FAULT, project, run, now, metric_fault=fault)
     if state != before.state:
         log.info("run %s is %s", run.name, state, extra={"run_id": run.id})

@@ -13,7 +13,8 @@ from uuid import UUID
 
 from evalstop_service.background import handle_each
 from evalstop_service.decisions import guards
-from evalstop_service.domain import decision_lifecycle, decision_transitions, random_assignment
+from evalstop_service.domain import decision_lifecycle, decision_transitions
+from evalstop_service.domain.confidence_sequences import CARRIED_OUT, HELD_OUT, draw_number, observed_probability
 from evalstop_service.domain.decision_lifecycle import (
     Action,
     DecisionState,
@@ -32,8 +33,7 @@ from evalstop_service.domain.decision_lifecycle import (
     Timeouts,
 )
 from evalstop_service.domain.event_types import PENDING_EVENTS, REQUEST_EVENTS
-from evalstop_service.domain.labels import find_job_part
-from evalstop_service.domain.run_results import Call, Verdict
+from evalstop_service.domain.run import Call, Verdict, find_job_part
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import cases, rollout_stage
@@ -64,8 +64,8 @@ def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Deci
     if may_enforce:
         stage = rollout_stages.find_stage(tx, run.project_id, run.policy_name)
         enforced_share = rollout_stage.get_enforced_share(stage, run.policy_version)
-    enforcement_draw = random_assignment.draw_number(project.seed, decision_id, random_assignment.CARRIED_OUT)
-    hold_out_draw = random_assignment.draw_number(project.seed, decision_id, random_assignment.HELD_OUT)
+    enforcement_draw = draw_number(project.seed, decision_id, CARRIED_OUT)
+    hold_out_draw = draw_number(project.seed, decision_id, HELD_OUT)
     enforced, held_out = enforcement_draw < enforced_share, hold_out_draw < project.held_out_share
     if not may_enforce:
         draw = {}
@@ -86,7 +86,7 @@ def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Deci
         draw=draw,
         action=Action.STOP if policy is None else Action(policy.action),
     )
-    observed = random_assignment.observed_probability(enforced_share, project.held_out_share)
+    observed = observed_probability(enforced_share, project.held_out_share)
     return _insert_decision(tx, project, run, decision_id, event, step, run.verdict, observed)
 
 

@@ -21,14 +21,19 @@ bounded importance weights in the betting of Waudby-Smith and Ramdas (2024).
 
 The guarantee covers a rate that is constant within its stratum (for recall and false stops: constant, as is the
 smallest probability). Without weights all three are the beta mixture itself.
+
+Which stops are held out is drawn from a decision's id and its project's seed: the decisions with observed outcomes are
+then like those without, and anybody with the id and the seed can repeat and verify the draw.
 """
 
 from __future__ import annotations
 
+import hmac
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
+from uuid import UUID
 
 from msgspec import Struct
 
@@ -202,3 +207,22 @@ def _compute_share(yes: float, no: float) -> float | None:
 
 def _count_cases(strata: Sequence[Stratum]) -> tuple[int, int]:
     return round(sum(s.right + s.wrong for s in strata)), round(sum(s.unknown for s in strata))
+
+
+HELD_OUT_SHARE = 0.1
+"""The share of stops that a new project holds out by default."""
+
+CARRIED_OUT = "carried out"
+HELD_OUT = "held out"
+"""The questions; each has an independent draw."""
+
+
+def draw_number(seed: str, decision_id: UUID, question: str) -> float:
+    """A number in [0, 1): uniform over decisions, independent between questions, deterministic."""
+    digest = hmac.digest(seed.encode(), question.encode() + decision_id.bytes, "sha256")
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
+
+
+def observed_probability(enforced_share: float, held_out_share: float) -> float:
+    """The probability that a run continues after its decision, so that its outcome is observed."""
+    return 1 - enforced_share * (1 - held_out_share)

@@ -28,7 +28,7 @@ from enum import StrEnum
 from typing import Any
 
 from evalstop_service.domain.event_types import EventType
-from evalstop_service.domain.stop_hours import StopHours
+from evalstop_service.domain.times import StopHours
 
 SERVICE = "evalstop"
 """The actor of changes that the service makes itself."""

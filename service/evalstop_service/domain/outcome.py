@@ -18,7 +18,7 @@ from evalstop_detectors import Score, select_version
 from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.wording import format_count, format_percent
 
-from evalstop_service.domain.run_results import RunAssessment, Window
+from evalstop_service.domain.run import RunAssessment, Window
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 
 FEWEST_IN_A_WINDOW = 3

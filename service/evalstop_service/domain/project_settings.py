@@ -2,6 +2,9 @@
 
 The columns of the table, the bodies and answers of the API, the form on the page, what needs a second person and a
 table of the documentation are derived from `ProjectSettings`.
+
+Only cases of real runs count towards a rollout stage: anyone with an ingest key can open many tiny runs that turn at
+will.
 """
 
 from __future__ import annotations
@@ -15,11 +18,10 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from evalstop_service.domain import durations, stop_hours
+from evalstop_service.domain.confidence_sequences import HELD_OUT_SHARE
 from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.fields import Integral, Line
-from evalstop_service.domain.random_assignment import HELD_OUT_SHARE
-from evalstop_service.domain.stop_hours import StopHours
+from evalstop_service.domain.times import EXAMPLE, PATTERN, StopHours, format_duration, parse_duration
 
 
 class Group(StrEnum):
@@ -56,12 +58,12 @@ def read_seconds(written: Any) -> Any:
     """Seconds, from a duration such as `15m`; raises ValueError."""
     if not isinstance(written, str) or written.replace(".", "", 1).isdecimal():
         return written
-    return durations.parse_duration(written)
+    return parse_duration(written)
 
 
 def _describe_seconds(least: int) -> WithJsonSchema:
     number = {"type": "number", "minimum": least, "maximum": 30 * 86_400}
-    return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": durations.PATTERN}]})
+    return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": PATTERN}]})
 
 
 Wait = Annotated[
@@ -115,7 +117,7 @@ class ProjectSettings:
         Setting(
             _STOPPING,
             "Stop hours",
-            f"hours in which stops may go out, such as {stop_hours.EXAMPLE!r}; others wait until these begin",
+            f"hours in which stops may go out, such as {EXAMPLE!r}; others wait until these begin",
             Widens.OTHER,
             empty="always",
         ),
@@ -283,5 +285,39 @@ def format_value(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float) and value.is_integer():
-        return durations.format_duration(value, parts=4) if name.endswith("_seconds") else str(int(value))
+        return format_duration(value, parts=4) if name.endswith("_seconds") else str(int(value))
     return "none" if value is None else str(value)
+
+
+class Shortfall(StrEnum):
+    """What a case lacks to count; the first that applies is named."""
+
+    DURATION = "duration"
+    EVALS = "evals"
+    GPU_HOURS = "gpu_hours"
+    KEY_AND_DAY = "key_and_day"
+
+
+@dataclass(frozen=True)
+class CaseRequirements:
+    """The least duration, evals and GPU-hours of an attempt, and the most cases of one key and UTC day.
+
+    `gpu_hours` applies only to attempts whose number of GPUs is known.
+    """
+
+    seconds: float
+    evals: int
+    gpu_hours: float
+    per_key_and_day: int
+
+    def explain(self, shortfall: Shortfall, seconds: float, evals: int, gpu_hours: float | None) -> str:
+        """Why a case with this shortfall does not count, with its value and the requirement."""
+        match shortfall:
+            case Shortfall.DURATION:
+                return f"lasted {format_duration(seconds)} of the {format_duration(self.seconds)} needed"
+            case Shortfall.EVALS:
+                return f"has {evals} of the {self.evals} finite evals needed"
+            case Shortfall.GPU_HOURS:
+                return f"used {gpu_hours or 0.0:.3g} of the {self.gpu_hours:.3g} GPU-hours needed"
+            case Shortfall.KEY_AND_DAY:
+                return f"its key already has the {self.per_key_and_day} cases that count in a day"

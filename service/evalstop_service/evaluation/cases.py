@@ -26,9 +26,8 @@ from msgspec import structs
 
 from evalstop_service.domain import decision_lifecycle, outcome
 from evalstop_service.domain.decision_lifecycle import SERVICE, STOPPED, STOPPING, DecisionState
-from evalstop_service.domain.eval_changes import find_version
 from evalstop_service.domain.outcome import Turn
-from evalstop_service.domain.run_results import RunAssessment, Verdict
+from evalstop_service.domain.run import RunAssessment, Verdict, find_version
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies

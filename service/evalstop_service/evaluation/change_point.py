@@ -29,7 +29,7 @@ from evalstop_detectors.checkpoint.smoothing import Smoothed, smooth_scores
 from numpy.typing import NDArray
 
 from evalstop_service.background import PeriodicJob, Wait
-from evalstop_service.domain.run_results import ChangePoint
+from evalstop_service.domain.run import ChangePoint
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import observations
 from evalstop_service.store.database import Transaction

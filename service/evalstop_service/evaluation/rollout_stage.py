@@ -4,7 +4,7 @@ Each step up is proposed by the service and confirmed by an admin; steps down ar
 
 A policy may move up one stage when two lower bounds reach the required precision: that of all cases of its current
 version, and that of the cases that ended since it reached its stage, so that each stage is earned by cases of that
-stage. Only cases of real runs count (`domain.case_requirements`), a limited number for each key and day. Undecided
+stage. Only cases of real runs count (`domain.project_settings`), a limited number for each key and day. Undecided
 cases count as wrong. All cases of a version, whatever the stage, form one confidence sequence: a policy whose precision
 is below the requirement is ever moved up in at most a share alpha of all histories, however often it is reviewed and
 however often it falls back.
@@ -32,10 +32,10 @@ from evalstop_detectors.wording import format_percent
 from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.domain import confidence_sequences
-from evalstop_service.domain.case_requirements import Shortfall
 from evalstop_service.domain.confidence_sequences import Estimate, StageNumbers, Stratum
 from evalstop_service.domain.decision_lifecycle import SERVICE
 from evalstop_service.domain.event_types import EventType
+from evalstop_service.domain.project_settings import Shortfall
 from evalstop_service.domain.proposals import PROPOSED_AGAIN_AFTER, ProposalKind, ProposalState
 from evalstop_service.domain.statuses import Stage
 from evalstop_service.errors import Conflict

@@ -13,7 +13,7 @@ from evalstop_detectors import is_late
 from msgspec.structs import replace
 
 from evalstop_service.domain.quotas import LEAST_METRICS
-from evalstop_service.domain.role_recognition import COMBINED_METRIC
+from evalstop_service.domain.run import COMBINED_METRIC
 from evalstop_service.domain.statuses import OPEN
 from evalstop_service.ingest.changes import Changes, choose_checkpoint, has_consequences, settle_row, write_receipt
 from evalstop_service.ingest.combined_evals import NO_SCORES, append_values

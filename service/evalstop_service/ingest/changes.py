@@ -9,9 +9,9 @@ import msgspec
 from evalstop_detectors import MonitorState, Verdict, choose_best, find_highest, find_request
 from msgspec.structs import replace
 
-from evalstop_service.domain import run_results
 from evalstop_service.domain.decision_lifecycle import DecisionState
-from evalstop_service.domain.run_results import BestCheckpoint, RawMaximum
+from evalstop_service.domain.run import BestCheckpoint, RawMaximum
+from evalstop_service.domain.run import Verdict as RecordedVerdict
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.ingest.combined_evals import NO_SCORES, NewScores
 from evalstop_service.ingest.messages import Answer, Content, Receipt, ValueConflict
@@ -124,7 +124,7 @@ def settle_row(before: RunState, state: RunState, changes: RunChanges, now: date
     return replace(state.run, version=before.run.version + 1, updated_at=now, **changes)
 
 
-def _record_changed(before: RunState, state: RunState, fallen: str | None) -> run_results.Verdict:
+def _record_changed(before: RunState, state: RunState, fallen: str | None) -> RecordedVerdict:
     """The verdict for the run's row; usually the recorded one at a later step."""
     verdict, recorded, in_row = state.monitor.verdict, before.monitor.verdict, state.run.verdict
     if (

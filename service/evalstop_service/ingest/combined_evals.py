@@ -14,7 +14,7 @@ from evalstop_detectors import CombinedState, EvalValue, Score, combine_values, 
 from evalstop_detectors.wording import format_percent
 from msgspec.structs import replace
 
-from evalstop_service.domain.role_recognition import COMBINED_METRIC
+from evalstop_service.domain.run import COMBINED_METRIC
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest.run_state import RunState, describe_failure
 from evalstop_service.runs.watched_metrics import select_eval_values

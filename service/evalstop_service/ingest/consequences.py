@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from evalstop_service.decisions import attempts, commands, transitions
 from evalstop_service.domain.decision_lifecycle import DecisionState, Recovered
 from evalstop_service.domain.event_types import EventType
-from evalstop_service.domain.role_recognition import COMBINED_METRIC
-from evalstop_service.domain.run_results import Call
+from evalstop_service.domain.run import COMBINED_METRIC, Call
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest.changes import Changes, place_of

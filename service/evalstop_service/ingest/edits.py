@@ -11,9 +11,8 @@ from datetime import datetime
 from evalstop_detectors import Scores, is_late, start
 from msgspec.structs import replace
 
-from evalstop_service.domain.eval_changes import MOST_CHANGES, EvalChange, add_change, carry_into_attempt
 from evalstop_service.domain.quotas import LEAST_METRICS, Quota
-from evalstop_service.domain.role_recognition import COMBINED_METRIC
+from evalstop_service.domain.run import COMBINED_METRIC, MOST_CHANGES, EvalChange, add_change, carry_into_attempt
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import Conflict, QuotaReached
 from evalstop_service.evaluation import change_point

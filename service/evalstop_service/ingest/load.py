@@ -9,7 +9,7 @@ from uuid import UUID
 from evalstop_detectors import MonitorState, Policy, StaleState, advance, find_request, start, state_from_json
 from msgspec.structs import replace
 
-from evalstop_service.domain.run_results import Call
+from evalstop_service.domain.run import Call
 from evalstop_service.errors import ServiceError, UnreadableRow
 from evalstop_service.ingest.run_state import SAVE_EVERY, RunState, is_same_stop, move_monitor, observations_past
 from evalstop_service.projects import policies

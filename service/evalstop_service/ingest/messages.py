@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from evalstop_service.domain.decision_lifecycle import SERVICE
-from evalstop_service.domain.role_recognition import MetricFields
+from evalstop_service.domain.run import MetricFields
 from evalstop_service.errors import NotFound, ServiceError
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.eval_requests import EvalRequest

@@ -14,8 +14,7 @@ from evalstop_detectors import find_total_steps
 
 from evalstop_service.domain.decision_lifecycle import SERVICE, Mode
 from evalstop_service.domain.fields import doc
-from evalstop_service.domain.role_recognition import MetricFields
-from evalstop_service.domain.run_descriptions import NOTHING_SAID, RunDescription
+from evalstop_service.domain.run import NOTHING_SAID, MetricFields, RunDescription
 from evalstop_service.projects.policies import is_allowed
 from evalstop_service.store.keys import Key
 from evalstop_service.store.projects import Project

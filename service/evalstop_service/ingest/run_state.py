@@ -26,10 +26,9 @@ from evalstop_detectors import (
 )
 from msgspec.structs import replace
 
-from evalstop_service.domain import run_results
 from evalstop_service.domain.decision_lifecycle import OBSERVED
-from evalstop_service.domain.eval_changes import EvalChange
-from evalstop_service.domain.run_results import Call
+from evalstop_service.domain.run import Call, EvalChange
+from evalstop_service.domain.run import Verdict as RecordedVerdict
 from evalstop_service.runs.metric_roles import RoleAssignment
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
 from evalstop_service.store.decisions import Decision
@@ -190,7 +189,7 @@ def observations_past(monitor: MonitorState, observations: list[Observation]) ->
     return observations if last is None else [item for item in observations if item.order > last]
 
 
-def is_same_stop(verdict: Verdict, recorded: run_results.Verdict) -> bool:
+def is_same_stop(verdict: Verdict, recorded: RecordedVerdict) -> bool:
     """Whether this is the recorded stop, whose reason may have been extended."""
     is_stop = verdict.stops and recorded.verdict is Call.STOP
     return is_stop and recorded.step == verdict.step and recorded.reason.startswith(verdict.reason)

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from evalstop_service.domain.run_descriptions import NOTHING_SAID, DescriptionIn, RunDescription
+from evalstop_service.domain.run import NOTHING_SAID, DescriptionIn, RunDescription
 from evalstop_service.store import run_details, runs
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction

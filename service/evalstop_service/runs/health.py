@@ -8,9 +8,15 @@ from uuid import UUID
 
 from evalstop_detectors import MetricRole, Policy
 
-from evalstop_service.domain import liveness, metric_health
-from evalstop_service.domain.liveness import Liveness
-from evalstop_service.domain.metric_health import MetricFault, MetricReadings, RunProgress
+from evalstop_service.domain.health import (
+    Liveness,
+    MetricFault,
+    MetricReadings,
+    RunProgress,
+    assess_liveness,
+    find_faults,
+    measure_cadence,
+)
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
 from evalstop_service.store import run_health, runs
@@ -31,12 +37,12 @@ def find_liveness(run: Run, record: RunHealth | None, stale_seconds: float, now:
         return Liveness.LOST if run.status == RunStatus.LOST else Liveness.ALIVE
     silence = (now - last_report_at(run, record)).total_seconds()
     cadence_seconds = record.cadence_seconds if record is not None else None
-    return liveness.assess_liveness(silence, None, stale_seconds, cadence_seconds)
+    return assess_liveness(silence, None, stale_seconds, cadence_seconds)
 
 
 def load_cadence(tx: Transaction, run: Run) -> float | None:
     """The cadence of a run's reports; see `liveness.measure_cadence`."""
-    return liveness.measure_cadence(run_health.list_post_times(tx, run), run_health.NEWEST_POSTS)
+    return measure_cadence(run_health.list_post_times(tx, run), run_health.NEWEST_POSTS)
 
 
 def load_metric_faults(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) -> Mapping[UUID, tuple[MetricFault, ...]]:
@@ -45,7 +51,7 @@ def load_metric_faults(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) ->
     readings = run_health.load_readings(tx, [(run, metric) for run, _ in judged for metric in needed[run.id]])
     begun_at = runs.load_attempt_starts(tx, [run.id for run, _ in judged])
     return {
-        run.id: metric_health.find_faults(
+        run.id: find_faults(
             [MetricReadings(metric, readings[run.id, metric], required) for metric, required in needed[run.id].items()],
             RunProgress(begun_at.get(run.id, run.created_at), run.updated_at, run.last_step, run.total_steps),
         )

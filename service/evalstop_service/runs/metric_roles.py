@@ -16,8 +16,8 @@ from evalstop_detectors import MetricRole, Role, RoleOrigin, match_role, recogni
 from evalstop_detectors.roles.recognition import NO_EVAL
 from msgspec.structs import replace
 
-from evalstop_service.domain import role_recognition
-from evalstop_service.domain.role_recognition import MetricFields, Recognition
+from evalstop_service.domain.run import MetricFields, Recognition
+from evalstop_service.domain.run import RoleOrigin as RecordedOrigin
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
 from evalstop_service.store.runs import Run
 
@@ -66,7 +66,7 @@ def assign_roles(
     with_role = by_pattern | by_name
     first = sorted(reasons, key=lambda metric: (metric not in with_role, metric))[:MOST_REASONS]
     has_eval = any(role.role == MetricRole.EVAL for role in with_role.values())
-    origins: dict[str, role_recognition.RoleOrigin] = {
+    origins: dict[str, RecordedOrigin] = {
         metric: (RoleOrigin.DECLARED if metric in by_pattern else recognized.origins[metric]).value
         for metric in sorted(with_role)
     }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from evalstop_detectors import Verdict
 
-from evalstop_service.domain import run_results
+from evalstop_service.domain.run import Verdict as RecordedVerdict
 
 
-def record_verdict(verdict: Verdict) -> run_results.Verdict:
+def record_verdict(verdict: Verdict) -> RecordedVerdict:
     """The verdict as the store holds it; the store does not import detectors."""
-    return msgspec.convert(verdict, run_results.Verdict, from_attributes=True)
+    return msgspec.convert(verdict, RecordedVerdict, from_attributes=True)

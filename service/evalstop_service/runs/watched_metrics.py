@@ -12,8 +12,7 @@ from operator import attrgetter
 
 from evalstop_detectors import ROLES, EvalValue, MetricRole, Observation, Policy, Score
 
-from evalstop_service.domain.eval_changes import find_version
-from evalstop_service.domain.role_recognition import COMBINED_METRIC, MetricFields
+from evalstop_service.domain.run import COMBINED_METRIC, MetricFields, find_version
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 

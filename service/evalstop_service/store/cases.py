@@ -13,8 +13,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.domain.case_requirements import CaseRequirements, Shortfall
 from evalstop_service.domain.fields import doc
+from evalstop_service.domain.project_settings import CaseRequirements, Shortfall
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid
 from evalstop_service.store.database import Transaction, find_all, find_one, match_given

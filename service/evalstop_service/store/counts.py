@@ -11,7 +11,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, DecisionState, GuardKind
-from evalstop_service.domain.liveness import Liveness
+from evalstop_service.domain.health import Liveness
 from evalstop_service.domain.quotas import Quota, begin_day, first_id, seconds_to_wait
 from evalstop_service.errors import QuotaReached
 from evalstop_service.store.database import Transaction

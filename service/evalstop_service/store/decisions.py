@@ -20,7 +20,7 @@ from evalstop_service.domain.decision_lifecycle import (
     Record,
 )
 from evalstop_service.domain.fields import doc
-from evalstop_service.domain.run_results import BestCheckpoint, Call, Verdict
+from evalstop_service.domain.run import BestCheckpoint, Call, Verdict
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import require
 from evalstop_service.store.database import Transaction, find_all, find_one, find_page, match_given, read_columns

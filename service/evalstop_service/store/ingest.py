@@ -23,7 +23,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from evalstop_service.domain.run_results import Verdict
+from evalstop_service.domain.run import Verdict
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run

@@ -12,7 +12,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.domain.fields import doc
-from evalstop_service.domain.run_results import RunAssessment
+from evalstop_service.domain.run import RunAssessment
 from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import outcomes

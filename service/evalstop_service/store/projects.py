@@ -8,8 +8,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.domain.case_requirements import CaseRequirements
-from evalstop_service.domain.project_settings import ProjectSettings
+from evalstop_service.domain.project_settings import CaseRequirements, ProjectSettings
 from evalstop_service.domain.quotas import Quotas
 from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new
 from evalstop_service.store.tables import projects

@@ -13,8 +13,7 @@ import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.domain.fields import doc
-from evalstop_service.domain.run_descriptions import NOTHING_SAID, RunDescription
-from evalstop_service.domain.run_results import Call, Verdict
+from evalstop_service.domain.run import NOTHING_SAID, Call, RunDescription, Verdict
 from evalstop_service.store.database import Transaction, find_page, insert_if_new, read_columns
 from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import POLICY_COLUMNS, Run

@@ -16,8 +16,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from evalstop_service.domain.liveness import Liveness
-from evalstop_service.domain.metric_health import NEWEST, MetricFault, Reading
+from evalstop_service.domain.health import NEWEST, Liveness, MetricFault, Reading
 from evalstop_service.store.database import Transaction, find_all, insert_if_new
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import LIVE, observations, run_health

@@ -12,9 +12,8 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Mode
-from evalstop_service.domain.liveness import Liveness
-from evalstop_service.domain.metric_health import MetricFault
-from evalstop_service.domain.run_results import Call, Verdict
+from evalstop_service.domain.health import Liveness, MetricFault
+from evalstop_service.domain.run import Call, Verdict
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.store.database import Transaction, contains_text, find_all, match_given
 from evalstop_service.store.runs import POLICY_COLUMNS, Run

@@ -12,11 +12,19 @@ import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.domain.decision_lifecycle import STOPPING, Action, DecisionState, GuardKind, Mode
-from evalstop_service.domain.eval_changes import EvalChange, find_version
 from evalstop_service.domain.fields import doc
-from evalstop_service.domain.labels import JobPart, find_job_part
-from evalstop_service.domain.role_recognition import MetricFields, Recognition
-from evalstop_service.domain.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
+from evalstop_service.domain.run import (
+    BestCheckpoint,
+    ChangePoint,
+    EvalChange,
+    JobPart,
+    MetricFields,
+    RawMaximum,
+    Recognition,
+    Verdict,
+    find_job_part,
+    find_version,
+)
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import require
 from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new
@@ -29,7 +37,7 @@ class Run(msgspec.Struct, frozen=True):
     `turn` is None until the run has ended. `recognition`: how the roles in `metrics` were found; None when the trainer
     gave them, see `runs.metric_roles`. `pruned_at`: since then its details are being or have been removed, and nothing
     can be added to it. `opened_as`: the name that its trainer asked for, where that was taken. `job`: where it runs, as
-    given by its trainer. `job_key`: the job that a stop would end, see `labels.find_job_key`. `opening`: the id of the
+    given by its trainer. `job_key`: the job that a stop would end, see `find_job_key`. `opening`: the id of the
     request that opened it. `opened_by`: the key that did. `eval_share`: the share of its time that one eval takes, 0 if
     unknown; None: checkpoints are not evaluated on request. `detector_failure`: why its policy no longer judges it.
     """

@@ -9,8 +9,8 @@ from uuid import UUID
 from msgspec import Meta, Struct, UnsetType, field
 
 from evalstop_service.domain.confidence_sequences import Estimate
-from evalstop_service.domain.metric_health import MetricFault
-from evalstop_service.domain.run_results import BestCheckpoint, Verdict
+from evalstop_service.domain.health import MetricFault
+from evalstop_service.domain.run import BestCheckpoint, Verdict
 
 Time = Annotated[datetime, Meta(tz=True)]
 Stage = Literal["shadow", "canary", "enforce"]

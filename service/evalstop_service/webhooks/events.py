@@ -18,8 +18,8 @@ import msgspec
 
 from evalstop_service.domain.confidence_sequences import Bounds, Estimate
 from evalstop_service.domain.event_types import EventType
-from evalstop_service.domain.metric_health import FaultKind, MetricFault
-from evalstop_service.domain.run_results import BestCheckpoint, Call, Evidence, Verdict
+from evalstop_service.domain.health import FaultKind, MetricFault
+from evalstop_service.domain.run import BestCheckpoint, Call, Evidence, Verdict
 from evalstop_service.store import run_details
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision as StoredDecision

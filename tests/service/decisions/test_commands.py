@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from evalstop_service.decisions import commands, pause
 from evalstop_service.domain.decision_lifecycle import DecisionState, Reported, StopOrdered, Undone, Vetoed
-from evalstop_service.domain.run_descriptions import RunDescription
+from evalstop_service.domain.run import RunDescription
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Resumed
 from evalstop_service.ingest.open_run import Resume

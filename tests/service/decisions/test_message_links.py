@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from evalstop_service.decisions import commands, deadlines, message_links, transitions
 from evalstop_service.decisions.message_links import Choice, MessageLink
 from evalstop_service.domain.decision_lifecycle import DecisionState, Guard, GuardKind, Vetoed
-from evalstop_service.domain.stop_hours import StopHours
+from evalstop_service.domain.times import StopHours
 from evalstop_service.errors import Conflict
 from evalstop_service.store import endpoints, runs, tables
 from evalstop_service.store.endpoints import UNENCRYPTED, Endpoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from evalstop_service.domain.liveness import (
+from evalstop_service.domain.health import (
     LOST_TIMES,
     Liveness,
     assess_liveness,

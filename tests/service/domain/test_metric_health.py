@@ -9,7 +9,7 @@ from datetime import timedelta
 from itertools import pairwise
 
 import pytest
-from evalstop_service.domain.metric_health import (
+from evalstop_service.domain.health import (
     NEWEST,
     FaultKind,
     MetricFault,

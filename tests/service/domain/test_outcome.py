@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from evalstop_detectors import Score
 from evalstop_service.domain import outcome
-from evalstop_service.domain.run_results import RunAssessment
+from evalstop_service.domain.run import RunAssessment
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 from hypothesis import given
 from hypothesis import strategies as st

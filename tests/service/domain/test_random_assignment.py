@@ -6,8 +6,13 @@ from itertools import product
 from uuid import UUID
 
 import pytest
-from evalstop_service.domain import random_assignment
-from evalstop_service.domain.confidence_sequences import StageNumbers
+from evalstop_service.domain.confidence_sequences import (
+    CARRIED_OUT,
+    HELD_OUT,
+    StageNumbers,
+    draw_number,
+    observed_probability,
+)
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.statuses import Stage
 from evalstop_service.store import rollout_stages, tables
@@ -30,28 +35,23 @@ IDS = [UUID(int=number << 64) for number in range(5_000)]
 @given(st.text(max_size=64), st.uuids(), st.text(max_size=32))
 def test_draw_is_reproducible(seed: str, decision_id: UUID, question: str) -> None:
     """The number depends on seed, id and question alone, so anyone can verify it."""
-    number = random_assignment.draw_number(seed, decision_id, question)
+    number = draw_number(seed, decision_id, question)
     assert 0 <= number < 1
-    assert random_assignment.draw_number(seed, UUID(str(decision_id)), question) == number
+    assert draw_number(seed, UUID(str(decision_id)), question) == number
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("seed", ["", "a", "b"])
 def test_held_out_share_is_met(seed: str, share: float) -> None:
     """Of 5,000 consecutive ids the requested share is held out, within four standard errors."""
-    count = sum(
-        random_assignment.draw_number(seed, decision_id, random_assignment.HELD_OUT) < share for decision_id in IDS
-    )
+    count = sum(draw_number(seed, decision_id, HELD_OUT) < share for decision_id in IDS)
     assert abs(count / len(IDS) - share) <= 4 * (share * (1 - share) / len(IDS)) ** 0.5
 
 
 def test_draws_are_independent_across_questions_and_seeds() -> None:
     """Draws for another question, or with another seed, agree no more often than by chance."""
-    questions = list(product(("a", "b"), (random_assignment.CARRIED_OUT, random_assignment.HELD_OUT)))
-    drawn = [
-        [random_assignment.draw_number(seed, decision_id, question) < 0.5 for decision_id in IDS]
-        for seed, question in questions
-    ]
+    questions = list(product(("a", "b"), (CARRIED_OUT, HELD_OUT)))
+    drawn = [[draw_number(seed, decision_id, question) < 0.5 for decision_id in IDS] for seed, question in questions]
     for index, first in enumerate(drawn):
         for second in drawn[index + 1 :]:
             agree = sum(left == right for left, right in zip(first, second, strict=True))
@@ -62,7 +62,7 @@ def test_draws_are_independent_across_questions_and_seeds() -> None:
 def test_observed_probability_adds_both_paths(enforced: float, held_out: float) -> None:
     """A run goes on when its policy does not enforce the stop, or enforces it and the stop is held out."""
     expected = (1 - enforced) + enforced * held_out
-    assert random_assignment.observed_probability(enforced, held_out) == pytest.approx(expected)
+    assert observed_probability(enforced, held_out) == pytest.approx(expected)
 
 
 def set_held_out_share(project: ProjectFixture, share: float) -> None:
@@ -79,7 +79,7 @@ def test_held_out_stop_is_not_announced(veto_project: ProjectFixture) -> None:
     assert load_stop_delivery_states(veto_project) == []
     assert veto_project.load_events(run, "run.stop_requested") == []
     (change,) = veto_project.load_rows(tables.decision_changes, run)
-    number = random_assignment.draw_number("a seed", decision.id, random_assignment.HELD_OUT)
+    number = draw_number("a seed", decision.id, HELD_OUT)
     assert change["details"] == {"held_out_share": 1.0, "drawn": number}
 
 
@@ -90,7 +90,7 @@ def test_every_decision_records_its_probability(database: Database) -> None:
     set_held_out_share(project, 0.3)
     for _ in range(12):
         _, decision = project.open_declining_run()
-        held_out = random_assignment.draw_number("a seed", decision.id, random_assignment.HELD_OUT) < 0.3
+        held_out = draw_number("a seed", decision.id, HELD_OUT) < 0.3
         assert (decision.state == DecisionState.HELD_OUT) == held_out
         assert decision.observed_probability == pytest.approx(0.3)
 
@@ -114,8 +114,7 @@ def test_canary_enforces_a_random_share(database: Database) -> None:
     for _ in range(12):
         run, decision = project.open_declining_run()
         enforce_draw, hold_out_draw = (
-            random_assignment.draw_number("a seed", decision.id, question)
-            for question in (random_assignment.CARRIED_OUT, random_assignment.HELD_OUT)
+            draw_number("a seed", decision.id, question) for question in (CARRIED_OUT, HELD_OUT)
         )
         enforced_state = DecisionState.HELD_OUT if hold_out_draw < 0.5 else DecisionState.REQUESTED
         assert decision.state in (

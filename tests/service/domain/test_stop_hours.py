@@ -9,8 +9,15 @@ import msgspec
 import pytest
 from evalstop_service.domain.decision_lifecycle import DecisionState, Lifecycle, Record, Timeouts, WindowEnded
 from evalstop_service.domain.decision_transitions import apply_event
-from evalstop_service.domain.durations import UNITS, format_duration, parse_duration
-from evalstop_service.domain.stop_hours import DAYS, StopHours, find_morning, parse_stop_hours
+from evalstop_service.domain.times import (
+    DAYS,
+    UNITS,
+    StopHours,
+    find_morning,
+    format_duration,
+    parse_duration,
+    parse_stop_hours,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

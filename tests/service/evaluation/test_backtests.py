@@ -13,7 +13,7 @@ import pytest
 from evalstop_detectors import POLICIES, InvalidPolicy, policy_from_document, policy_to_document
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
-from evalstop_service.domain.role_recognition import MetricFields
+from evalstop_service.domain.run import MetricFields
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import policies

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from evalstop_detectors import Score
-from evalstop_service.domain.run_results import ChangePoint
+from evalstop_service.domain.run import ChangePoint
 from evalstop_service.evaluation import change_point
 from evalstop_service.evaluation.change_point import MIN_SCORES, Floats, Places, find_knots, locate_change_point
 from hypothesis import given, settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from evalstop_service.domain.decision_lifecycle import DecisionState
-from evalstop_service.domain.run_results import RawMaximum
+from evalstop_service.domain.run import RawMaximum
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Resumed
 from evalstop_service.store import decisions

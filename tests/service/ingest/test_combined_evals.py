@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 from evalstop_detectors import combine_values, start_combining
-from evalstop_service.domain.role_recognition import COMBINED_METRIC, MetricFields
+from evalstop_service.domain.run import COMBINED_METRIC, MetricFields
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, RolesCorrected
 from evalstop_service.runs.watched_metrics import find_combined_evals, select_eval_values

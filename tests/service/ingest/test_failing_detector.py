@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 from evalstop_detectors import DetectorError, Evidence, Kind, Member, Observation, Policy, start
-from evalstop_service.domain.run_results import Call
+from evalstop_service.domain.run import Call
 from evalstop_service.evaluation.replays import replay_run
 from evalstop_service.ingest import CheckpointSaved, Message, Observations, Receipt, Resumed
 from evalstop_service.ingest.append import append

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalstop_service.domain.role_recognition import COMBINED_METRIC, MetricFields
+from evalstop_service.domain.run import COMBINED_METRIC, MetricFields
 from evalstop_service.ingest import CheckpointSaved, Observations, Resumed
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import observations

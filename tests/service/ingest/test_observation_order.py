@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from evalstop_detectors import Score, Scores, choose_best, state_to_json
-from evalstop_service.domain.run_results import BestCheckpoint, RawMaximum
+from evalstop_service.domain.run import BestCheckpoint, RawMaximum
 from evalstop_service.ingest import (
     CheckpointSaved,
     Content,

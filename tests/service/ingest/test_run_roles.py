@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 from evalstop_service.domain.decision_lifecycle import Mode
-from evalstop_service.domain.role_recognition import MetricFields
-from evalstop_service.domain.run_results import RawMaximum
+from evalstop_service.domain.run import MetricFields, RawMaximum
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Observations, RolesCorrected, RunCache, open_run
 from evalstop_service.store import audit

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.domain.run_results import BestCheckpoint, Call, Evidence, RawMaximum, Verdict
+from evalstop_service.domain.run import BestCheckpoint, Call, Evidence, RawMaximum, Verdict
 from evalstop_service.store import runs, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id

@@ -11,8 +11,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from evalstop_service.domain.decision_lifecycle import Mode
-from evalstop_service.domain.run_descriptions import RunDescription
-from evalstop_service.domain.run_results import Call
+from evalstop_service.domain.run import Call, RunDescription
 from evalstop_service.ingest import Resumed
 from evalstop_service.store import ingest, observations, run_details, run_lists, runs, series, tables
 from evalstop_service.store.database import Database

@@ -14,7 +14,7 @@ from evalstop_service.domain.project_settings import Declared, list_settings
 from evalstop_service.domain.proposals import Approval, ProposalKind, ProposalState
 from evalstop_service.domain.quotas import Quotas
 from evalstop_service.domain.statuses import DeliveryState, Stage
-from evalstop_service.domain.stop_hours import StopHours
+from evalstop_service.domain.times import StopHours
 from evalstop_service.store.tables.columns import (
     EnumText,
     StructJson,

@@ -5,11 +5,17 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Mode
-from evalstop_service.domain.eval_changes import EvalChange
-from evalstop_service.domain.liveness import Liveness
-from evalstop_service.domain.metric_health import MetricFault
-from evalstop_service.domain.role_recognition import MetricFields, Recognition
-from evalstop_service.domain.run_results import BestCheckpoint, ChangePoint, RawMaximum, RunAssessment, Verdict
+from evalstop_service.domain.health import Liveness, MetricFault
+from evalstop_service.domain.run import (
+    BestCheckpoint,
+    ChangePoint,
+    EvalChange,
+    MetricFields,
+    RawMaximum,
+    Recognition,
+    RunAssessment,
+    Verdict,
+)
 from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome, RunStatus, Treatment
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables.columns import (
@@ -56,7 +62,7 @@ runs = sa.Table(
     sa.Column("pruned_at", UtcTime),  # since then its details are being or have been removed
     sa.Column("opened_as", sa.Text),  # the name that its trainer asked for, if it was taken
     sa.Column("job", sa.Text),  # where it runs, as given by its trainer; a trainer that gives the same attaches to it
-    sa.Column("job_key", sa.Text),  # the job that a stop would end, from its labels: see `labels.find_job_key`
+    sa.Column("job_key", sa.Text),  # the job that a stop would end, from its labels: see `find_job_key`
     sa.Column("opening", sa.Uuid),  # the id of the request that opened it, which may be retried
     sa.Column("opened_by", sa.Uuid),  # the key whose labels identify the job; NULL: any key of the project
     sa.UniqueConstraint("project_id", "name"),

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
 from evalstop_service.domain.fields import Body, Integral, Plain
-from evalstop_service.domain.run_results import Call
+from evalstop_service.domain.run import Call
 from evalstop_service.evaluation import backtests
 from evalstop_service.evaluation.backtests import Summary
 from evalstop_service.projects import policies

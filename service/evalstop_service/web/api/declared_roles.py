@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, mode
 from pydantic.config import JsonDict
 
 from evalstop_service.domain.fields import Name, Plain, Role
-from evalstop_service.domain.role_recognition import MetricFields
+from evalstop_service.domain.run import MetricFields
 
 AnyRole = TypeVar("AnyRole", bound=Role)
 

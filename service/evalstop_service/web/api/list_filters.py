@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.fields import Integral, Line, Name, Plain, Rule
-from evalstop_service.domain.run_results import Call
+from evalstop_service.domain.run import Call
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, RunStatus, Treatment
 from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.run_lists import RunFilter

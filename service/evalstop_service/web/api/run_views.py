@@ -12,11 +12,8 @@ from pydantic import Field
 
 from evalstop_service.decisions.commands import tell_trainer_of
 from evalstop_service.domain.decision_lifecycle import Action
-from evalstop_service.domain.eval_changes import EvalChange
-from evalstop_service.domain.liveness import Liveness
-from evalstop_service.domain.metric_health import MetricFault
-from evalstop_service.domain.role_recognition import Recognition
-from evalstop_service.domain.run_results import RunAssessment, Window
+from evalstop_service.domain.health import Liveness, MetricFault
+from evalstop_service.domain.run import EvalChange, Recognition, RunAssessment, Window
 from evalstop_service.domain.statuses import OPEN, UNENDED
 from evalstop_service.ingest.open_request import Limit
 from evalstop_service.runs import health

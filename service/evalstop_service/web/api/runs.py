@@ -12,7 +12,7 @@ from pydantic import Field
 from evalstop_service.decisions import commands, second_person
 from evalstop_service.domain.decision_lifecycle import StopOrdered
 from evalstop_service.domain.fields import Body, Integral, Line, Mode, Name, Plain
-from evalstop_service.domain.run_descriptions import NOTHING_SAID, DescriptionIn
+from evalstop_service.domain.run import NOTHING_SAID, DescriptionIn
 from evalstop_service.ingest import EvalChanged, Message, Resumed
 from evalstop_service.ingest import open_run as run_opening
 from evalstop_service.ingest.open_request import describe_limits

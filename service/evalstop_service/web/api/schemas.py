@@ -31,7 +31,7 @@ from evalstop_service.clock import in_utc, rfc3339
 from evalstop_service.domain.decision_lifecycle import GuardKind
 from evalstop_service.domain.fields import Body, Integral, Line, Name, Outcome
 from evalstop_service.domain.project_settings import list_settings
-from evalstop_service.domain.run_results import BestCheckpoint, ChangePoint, Evidence, RawMaximum, Verdict
+from evalstop_service.domain.run import BestCheckpoint, ChangePoint, Evidence, RawMaximum, Verdict
 from evalstop_service.projects.project_settings import QuotasIn
 from evalstop_service.store.decisions import Decision
 

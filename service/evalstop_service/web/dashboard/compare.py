@@ -14,7 +14,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from evalstop_service.domain.fields import Name
-from evalstop_service.domain.run_results import BestCheckpoint, RawMaximum
+from evalstop_service.domain.run import BestCheckpoint, RawMaximum
 from evalstop_service.errors import Invalid
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import decisions, mlflow, observations, run_lists

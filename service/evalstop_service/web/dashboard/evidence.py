@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from evalstop_detectors import Evidence, MetricRole, MonitorState, Observation, Policy, advance, start
 from evalstop_detectors.detectors.posterior import Posterior
 
-from evalstop_service.domain.run_results import Verdict
+from evalstop_service.domain.run import Verdict
 from evalstop_service.store.observations import PostedObservation
 
 

@@ -14,7 +14,7 @@ from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.detectors.detector import Kind
 from fastapi import APIRouter, Query, Response
 
-from evalstop_service.domain.run_results import Call, Verdict
+from evalstop_service.domain.run import Call, Verdict
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import run_lists

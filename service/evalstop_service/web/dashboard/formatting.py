@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Mode
-from evalstop_service.domain.run_results import Call, Evidence
+from evalstop_service.domain.run import Call, Evidence
 from evalstop_service.domain.statuses import UNENDED, RunStatus
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.runs import Run

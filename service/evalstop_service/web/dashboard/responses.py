@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
-from evalstop_service.domain.durations import format_duration
+from evalstop_service.domain.times import format_duration
 from evalstop_service.errors import Conflict, Invalid, NotFound, ServiceError
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.store.database import lacks_schema

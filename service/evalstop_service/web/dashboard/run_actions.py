@@ -9,8 +9,7 @@ from fastapi import APIRouter, Depends, Form, Request, Response
 
 from evalstop_service.decisions import commands, second_person
 from evalstop_service.domain.decision_lifecycle import Released, StopOrdered, Undone, Vetoed
-from evalstop_service.domain.role_recognition import MetricFields
-from evalstop_service.domain.run_descriptions import DescriptionIn
+from evalstop_service.domain.run import DescriptionIn, MetricFields
 from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Message, RolesCorrected

@@ -12,9 +12,8 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, model_validator
 
 from evalstop_service.clock import in_utc
-from evalstop_service.domain.liveness import Liveness
-from evalstop_service.domain.metric_health import MetricFault
-from evalstop_service.domain.run_descriptions import RunDescription
+from evalstop_service.domain.health import Liveness, MetricFault
+from evalstop_service.domain.run import RunDescription
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Invalid
 from evalstop_service.runs import health, watched_metrics

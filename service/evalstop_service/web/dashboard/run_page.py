@@ -11,7 +11,6 @@ from uuid import UUID
 from fastapi import APIRouter, Response
 
 from evalstop_service.decisions import transitions
-from evalstop_service.domain import liveness
 from evalstop_service.domain.decision_lifecycle import (
     NEXT_STATES,
     Action,
@@ -21,8 +20,8 @@ from evalstop_service.domain.decision_lifecycle import (
     Undone,
     Vetoed,
 )
-from evalstop_service.domain.liveness import Liveness
-from evalstop_service.domain.role_recognition import COMBINED_METRIC, MetricFields
+from evalstop_service.domain.health import LOST_TIMES, Liveness, stale_after_seconds
+from evalstop_service.domain.run import COMBINED_METRIC, MetricFields
 from evalstop_service.domain.statuses import OPEN, UNENDED, RunStatus
 from evalstop_service.errors import require
 from evalstop_service.projects import policies
@@ -193,12 +192,12 @@ def _find_actions(
 
 def _find_silence(run: Run, record: RunHealth | None, stale_seconds: float, now: datetime) -> Silence:
     cadence_seconds = record.cadence_seconds if record is not None else None
-    limit = liveness.stale_after_seconds(stale_seconds, cadence_seconds)
+    limit = stale_after_seconds(stale_seconds, cadence_seconds)
     return Silence(
         health.find_liveness(run, record, stale_seconds, now),
         (now - health.last_report_at(run, record)).total_seconds(),
         cadence_seconds,
-        limit * (1 + liveness.LOST_TIMES),
+        limit * (1 + LOST_TIMES),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from evalstop_service.domain.run_results import BestCheckpoint
+from evalstop_service.domain.run import BestCheckpoint
 from evalstop_service.store.series import Segment
 
 WIDTH, HEIGHT, MARGIN = 132, 34, 4

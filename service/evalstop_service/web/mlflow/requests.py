@@ -15,8 +15,8 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer
 
-from evalstop_service.domain.labels import MOST_LABEL_BYTES, count_bytes
-from evalstop_service.domain.labels import MOST_LABELS as MOST_LABELS
+from evalstop_service.domain.run import MOST_LABEL_BYTES, count_bytes
+from evalstop_service.domain.run import MOST_LABELS as MOST_LABELS
 from evalstop_service.store.mlflow import RUN_NAME as RUN_NAME
 from evalstop_service.store.mlflow import USER as USER
 from evalstop_service.store.observations import PostedObservation

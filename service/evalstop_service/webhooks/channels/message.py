@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import Struct
 
-from evalstop_service.domain.durations import format_duration
 from evalstop_service.domain.event_types import PENDING_EVENTS, EventType
-from evalstop_service.domain.run_results import BestCheckpoint, Verdict
+from evalstop_service.domain.run import BestCheckpoint, Verdict
+from evalstop_service.domain.times import format_duration
 from evalstop_service.webhooks.event_data import Decision, Guard, Policy, Project, RolloutStage, Run
 from evalstop_service.webhooks.events import DECLARATIONS
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from evalstop_service.domain.decision_lifecycle import Mode
-from evalstop_service.domain.run_results import Call, Verdict
+from evalstop_service.domain.run import Call, Verdict
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import NotFound
 from evalstop_service.ingest import Message, Observations, Receipt, ValueConflict

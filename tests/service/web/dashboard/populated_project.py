@@ -7,8 +7,7 @@ from datetime import timedelta
 
 from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_service.clock import utc_now
-from evalstop_service.domain.role_recognition import MetricFields
-from evalstop_service.domain.run_descriptions import DescriptionIn
+from evalstop_service.domain.run import DescriptionIn, MetricFields
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store.audit import Author

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from evalstop_service.domain.run_descriptions import DescriptionIn
+from evalstop_service.domain.run import DescriptionIn
 from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database

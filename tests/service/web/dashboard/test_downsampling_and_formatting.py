@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 
 from evalstop_service.domain.decision_lifecycle import DecisionState
-from evalstop_service.domain.run_results import BestCheckpoint
+from evalstop_service.domain.run import BestCheckpoint
 from evalstop_service.store.decisions import DecisionChange
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.series import Segment

@@ -7,7 +7,7 @@ import re
 import httpx
 import pytest
 from evalstop_service.domain.decision_lifecycle import Mode
-from evalstop_service.domain.role_recognition import MetricFields
+from evalstop_service.domain.run import MetricFields
 from evalstop_service.ingest import CheckpointSaved
 from evalstop_service.store.observations import PostedObservation
 

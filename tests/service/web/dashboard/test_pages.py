@@ -12,7 +12,7 @@ import httpx
 import pytest
 from evalstop_service.decisions import commands, deadlines, stale_runs, veto_windows
 from evalstop_service.domain.decision_lifecycle import DecisionState, Reported, Undone, Vetoed
-from evalstop_service.domain.role_recognition import MetricFields
+from evalstop_service.domain.run import MetricFields
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.ingest import EvalChanged, Resumed
 from evalstop_service.store.database import Database

@@ -7,7 +7,7 @@ import re
 from datetime import datetime
 
 import pytest
-from evalstop_service.domain.role_recognition import MetricFields
+from evalstop_service.domain.run import MetricFields
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from playwright.sync_api import Route, expect

@@ -20,7 +20,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.domain.decision_lifecycle import DecisionState, Mode
-from evalstop_service.domain.run_results import Call, Verdict
+from evalstop_service.domain.run import Call, Verdict
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption

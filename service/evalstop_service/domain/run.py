@@ -1,0 +1,342 @@
+"""What a run has, as rows, responses and events hold it: verdict, best checkpoint, turn, outcome, the origin of its
+metric roles, changes of its eval, labels and description. Pure.
+
+The store and the webhooks know these structs but no detectors. What a later release wrote before a rollback stays
+readable: kinds of evidence and roles are plain text here.
+
+From the first step of a change of the eval on, levels are compared only with each other. Changes are stored by
+ascending step, one for each step, the first that was reported.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from functools import lru_cache
+from typing import Annotated, Literal, NamedTuple, NotRequired, TypedDict
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+from pydantic import Field
+
+from evalstop_service.domain.fields import Body, Name, Plain, doc
+from evalstop_service.domain.statuses import RunOutcome
+
+
+class Call(StrEnum):
+    """What a verdict calls for."""
+
+    CONTINUE = "continue"
+    SUSPECT = "suspect"
+    STOP = "stop"
+
+
+class Evidence(Struct, frozen=True, cache_hash=True):
+    """A detector's reading and its thresholds."""
+
+    detector: Annotated[str, doc("the name of the detector")]
+    roles: Annotated[tuple[str, ...], doc("the roles of the metrics that it uses")]
+    kind: Annotated[str, Meta(description="the kind of value: a count, a statistic, ...")]
+    value: Annotated[float, doc("the number, in the unit of `kind`")]
+    suspect_at: Annotated[float | None, doc("the value from which the verdict is `suspect`; null: never")]
+    stop_at: Annotated[float | None, doc("the value from which the verdict is `stop`; null: never")]
+    turn_step: Annotated[int | None, doc("the estimated step of the turn; null: no estimate")]
+    note: Annotated[str, doc("the evidence, for people")]
+
+
+class Verdict(Struct, frozen=True):
+    """The policy's verdict on the run so far."""
+
+    verdict: Annotated[Call, doc("what to do with the run")]
+    step: Annotated[int | None, doc("the step of the observation that led to it; null: none yet")]
+    turn_step: Annotated[int | None, doc("the detectors' estimate of the step of the turn")]
+    reason: Annotated[str, doc("the reason, for people")]
+    evidence: Annotated[tuple[Evidence, ...], doc("the evidence of each detector")] = ()
+    ground: Annotated[str | None, doc("why the verdict is `stop`: turned or levelled_off; null: it is not")] = None
+    critical: Annotated[str | None, doc("the critical eval that caused it; null: the watched score")] = None
+
+    @property
+    def stops(self) -> bool:
+        """Whether it calls for a stop."""
+        return self.verdict is Call.STOP
+
+    @property
+    def reason_in_words(self) -> str:
+        """The reason without the names of detectors, for messages to people."""
+        words = self.reason
+        for item in self.evidence:
+            words = words.replace(f"{item.detector}: {item.note}", item.note) if item.note else words
+        return words
+
+    @property
+    def for_json(self) -> Verdict:
+        """The verdict for JSON encoding, with its evidence as already encoded text.
+
+        Evidence is most of a verdict's text, and between two evals only the step changes.
+        """
+        return msgspec.structs.replace(self, evidence=_encode_evidence(self.evidence))
+
+
+@lru_cache(maxsize=2_000)
+def _encode_evidence(evidence: tuple[Evidence, ...]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(evidence))
+
+
+class BestCheckpoint(Struct, frozen=True):
+    """The checkpoint to ship."""
+
+    step: Annotated[int, doc("the training step that it holds")]
+    uri: Annotated[str, doc("the URI that the trainer reported")]
+    score: Annotated[float, doc("the score measured at this step")]
+    chosen_by: Annotated[str, doc("the rule that chose it, such as smoothed_maximum or raw_maximum")]
+    smoothed: Annotated[float | None, doc("the score smoothed over neighboring evals")] = None
+    smoothed_stderr: Annotated[float | None, doc("standard error of `smoothed`")] = None
+
+
+class RawMaximum(Struct, frozen=True):
+    """The highest measured eval, with or without a checkpoint."""
+
+    step: Annotated[int, doc("the training step of the highest eval")]
+    score: Annotated[float, doc("the highest eval, as measured")]
+
+
+class ChangePoint(Struct, frozen=True):
+    """Where the eval turned, by all evals of an ended run; higher is better."""
+
+    step: Annotated[int, doc("the last eval before the lasting fall")]
+    low_step: Annotated[int, doc("the first step of the range of the peak")]
+    high_step: Annotated[int, doc("the last step of the range")]
+    gain: Annotated[float, doc("from the first eval to the peak, in the unit of the metric")]
+    drop: Annotated[float, doc("from the peak to the last eval")]
+
+
+class Window(Struct, frozen=True):
+    """Adjacent evals: the steps of the first, the middle and the last of them, and their mean."""
+
+    first_step: Annotated[int, doc("step of its first eval")]
+    middle_step: Annotated[int, doc("step of its middle eval")]
+    last_step: Annotated[int, doc("step of its last eval")]
+    mean: Annotated[float, doc("in the unit of the metric")]
+
+
+class RunAssessment(Struct, frozen=True):
+    """The outcome of a run with its reason and the numbers behind it; None: there were too few evals."""
+
+    run_outcome: Annotated[RunOutcome, doc("turned: the eval fell for good; healthy: it did not; undecided: unknown")]
+    reason: Annotated[str, doc("the rule that applied, with its numbers")]
+    evals: Annotated[int, doc("number of finite evals")]
+    window: Annotated[int, doc("number of consecutive evals in a mean")]
+    best: Annotated[Window | None, doc("the evals around the peak")] = None
+    last: Annotated[Window | None, doc("the evals at the end")] = None
+    gain: Annotated[float | None, doc("in the unit of the metric, higher is better; so are drop and stderr")] = None
+    drop: Annotated[float | None, doc("from the best mean to the last")] = None
+    stderr: Annotated[float | None, doc("the standard error of the drop")] = None
+
+
+RoleOrigin = Literal["declared", "recognized", "guessed"]
+"""The values of `evalstop_detectors.RoleOrigin`; the store does not import detectors."""
+
+
+COMBINED_METRIC = "evalstop/score"
+"""The series that combines several evals of a run: their standardized weighted mean, higher is better."""
+
+
+class MetricFields(TypedDict):
+    """A metric with a role: the role, and the direction. One of several evals also has its weight, by default 1, and
+    whether a lasting fall of it alone counts as a fall of the run."""
+
+    role: str
+    direction: str
+    weight: NotRequired[float]
+    critical: NotRequired[bool]
+
+
+class Recognition(Struct, frozen=True):
+    """Where the roles of a run's metrics come from. No run is stopped on a guess."""
+
+    open: Annotated[bool, doc("true: new metrics can still change the roles")]
+    preset: Annotated[str | None, doc("the known trainer whose metric names match")] = None
+    sources: Annotated[
+        dict[str, str],
+        doc("by metric: trainer, default, preset NAME, names (a common name), pattern (of the project), person"),
+    ] = {}
+    origins: Annotated[
+        dict[str, RoleOrigin],
+        doc(
+            "by metric: declared, recognized (a known trainer's name), guessed: a guess never stops the run;"
+            " confirm it by PATCH /runs/{run_id}/metrics"
+        ),
+    ] = {}
+    reasons: Annotated[dict[str, str], doc("by metric: why it has this role, or none")] = {}
+    warnings: Annotated[list[str], doc("what may be wrong with the roles, for people")] = []
+
+    @property
+    def guessed(self) -> list[str]:
+        """The metrics whose role or direction is a guess, by name."""
+        return sorted(metric for metric, origin in self.origins.items() if origin == "guessed")
+
+
+MOST_CHANGES = 100
+
+
+class EvalChange(Struct, frozen=True):
+    """From `step` on the eval is measured differently. `version`: the trainer's name for it, if any."""
+
+    step: Annotated[int, doc("the first step measured differently")]
+    reason: Annotated[str, doc("what changed")]
+    actor: Annotated[str, doc("who reported it")]
+    at: Annotated[datetime, doc("when it was reported")]
+    version: Annotated[str | None, doc("the eval version from there on; null: not reported")] = None
+
+
+def find_version(changes: Sequence[EvalChange], step: int) -> int:
+    """How many times the measurement had changed by this step."""
+    return bisect_right(changes, step, key=lambda change: change.step) if changes else 0
+
+
+def add_change(changes: Sequence[EvalChange], change: EvalChange) -> tuple[EvalChange, ...]:
+    """The changes with another one, unless they already have one at its step."""
+    if any(earlier.step == change.step for earlier in changes):
+        return tuple(changes)
+    return tuple(sorted((*changes, change), key=lambda item: item.step))
+
+
+def carry_into_attempt(changes: Sequence[EvalChange], resumed_at: int) -> tuple[EvalChange, ...]:
+    """The changes for a run resumed after this step. The measurement in force at the end applies from there on."""
+    earlier = tuple(change for change in changes if change.step <= resumed_at)
+    later = changes[len(earlier) :]
+    return (*earlier, replace(later[-1], step=resumed_at + 1)) if later else earlier
+
+
+MOST_LABELS = 500
+
+MOST_LABEL_BYTES = 256 * 1024
+
+
+def count_bytes(labels: Mapping[str, str]) -> int:
+    """The size of names and values in UTF-8."""
+    return sum(len(name.encode()) + len(value.encode()) for name, value in labels.items())
+
+
+JOB_PREFIXES = ("slurm_", "kubernetes_")
+"""Prefixes of labels that identify a job on their own."""
+
+FREE_PREFIX = "mlflow."
+"""Prefix of labels that are notes of MLflow clients and identify no job."""
+
+
+def list_job_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """The labels whose change may identify another job: any that already had a value, since a command can identify its
+    job by any of them, and new ones with a scheduler's prefix."""
+    return sorted(
+        name
+        for name in before.keys() | after.keys()
+        if before.get(name) != after.get(name)
+        and (name in before or name.startswith(JOB_PREFIXES))
+        and not name.startswith(FREE_PREFIX)
+    )
+
+
+def find_objection(labels: Mapping[str, str]) -> str | None:
+    """Why a run may not have these labels; None if it may."""
+    if len(labels) > MOST_LABELS:
+        return f"the run would have {len(labels)} labels; the limit is {MOST_LABELS}"
+    if (size := count_bytes(labels)) > MOST_LABEL_BYTES:
+        return f"the labels of the run would take {size} bytes; the limit is {MOST_LABEL_BYTES // 1024} KiB"
+    return None
+
+
+KUBERNETES_JOB = tuple(f"kubernetes_{field}" for field in ("name", "namespace", "kind", "uid", "cluster"))
+
+_JOBS = (("slurm_job_id", "slurm_cluster"), KUBERNETES_JOB, ("receiver",), ("job_id", "scheduler", "cluster"))
+"""The labels by which a receiver finds a job, the one that may contain the others first; the first label must be set.
+"""
+
+PartKind = Literal["step", "process"]
+
+_PARTS: dict[str, tuple[PartKind, str]] = {
+    "slurm_job_id": ("step", "slurm_step_id"),
+    "receiver": ("process", "process_id"),
+}
+
+
+class JobPart(NamedTuple):
+    """Something smaller than the job that a run is in: a `step` of Slurm, or a `process` of a `process` receiver."""
+
+    kind: PartKind
+    id: str
+
+    @property
+    def can_be_ended(self) -> bool:
+        """Whether it can be ended by itself; the end of the batch script is that of the job."""
+        return self.id != BATCH
+
+
+BATCH = "batch"
+"""The label `slurm_step_id` of a run in the batch script, which the end of a step does not reach."""
+
+
+def find_job_key(labels: Mapping[str, str], job: str | None) -> str | None:
+    """What all runs of a job have in common: the job that a receiver would end, else the trainer's own name for it.
+
+    None: it is not known where the run runs.
+    """
+    for names in _JOBS:
+        if labels.get(names[0]):
+            return "/".join(f"{name}={labels.get(name, '')}" for name in names)
+    return job
+
+
+def find_job_part(labels: Mapping[str, str]) -> JobPart | None:
+    """The part of its job that a run names; None: it may be anywhere in the job."""
+    name = next((names[0] for names in _JOBS if labels.get(names[0])), "")
+    kind, label = _PARTS.get(name, (None, ""))
+    return JobPart(kind, labels[label]) if kind is not None and labels.get(label) else None
+
+
+MOST_TAGS = 50
+LONGEST_TAG = 100
+LONGEST_NOTES = 20_000
+
+Tag = Annotated[Name, Field(max_length=LONGEST_TAG)]
+
+
+class RunDescription(msgspec.Struct, frozen=True):
+    """The stored description. `group`: the runs that it is compared with."""
+
+    owner: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    notes: str = ""
+
+
+NOTHING_SAID = RunDescription()
+
+
+class DescriptionIn(Body):
+    """A change of a description. An omitted field stays as it is; null clears it."""
+
+    owner: Name | None = Field(
+        None, description="who is notified: an e-mail address, or any name", examples=["dana@example.org"]
+    )
+    group: Name | None = Field(
+        None, description="what it is compared with: a sweep, or the seeds of one configuration", examples=["ppo-7b"]
+    )
+    tags: Annotated[list[Tag], Field(max_length=MOST_TAGS)] | None = Field(
+        None, description="short words to find it by", examples=[["baseline"]]
+    )
+    notes: Annotated[str, Field(max_length=LONGEST_NOTES), Plain] | None = Field(
+        None, description="text for people, of any number of lines", examples=["the grader was down from 14:00 on"]
+    )
+
+    def change(self, before: RunDescription) -> RunDescription:
+        """The description after this change."""
+        changed = {name: getattr(self, name) for name in DescriptionIn.model_fields if name in self.model_fields_set}
+        if "tags" in changed:
+            changed["tags"] = tuple(dict.fromkeys(changed["tags"] or ()))
+        if "notes" in changed:
+            changed["notes"] = changed["notes"] or ""
+        return msgspec.structs.replace(before, **changed)
