@@ -64,6 +64,10 @@ def find_eval(metrics: Mapping[str, Any]) -> str | None:
     return next((name for name, role in metrics.items() if role.get("role") == "eval"), None)
 
 
+_COPIED = {"name": str, "status": str, "url": str, "mode": str, "should_stop": bool, "length_known": bool}
+"""Fields of an answer that are taken as they are, if they have this type."""
+
+
 @dataclass(frozen=True)
 class LatestAnswer:
     """A run as reported by the service; before the first answer `should_stop` is False.
@@ -94,15 +98,11 @@ class LatestAnswer:
 
     def after(self, answer: Mapping[str, Any]) -> LatestAnswer:
         """Update with the fields of `answer`; fields that it omits keep their values."""
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {
+            name: answer[name] for name, kind in _COPIED.items() if isinstance(answer.get(name), kind)
+        }
         if isinstance(answer.get("id"), str):
             changes["run_id"] = answer["id"]
-        for text in ("name", "status", "url", "mode"):
-            if isinstance(answer.get(text), str):
-                changes[text] = answer[text]
-        for flag in ("should_stop", "length_known"):
-            if isinstance(answer.get(flag), bool):
-                changes[flag] = answer[flag]
         if isinstance(policy := answer.get("policy"), Mapping):
             changes["policy"] = f"{policy.get('name')}@{policy.get('version')}"
         if isinstance(metrics := answer.get("metrics"), Mapping):

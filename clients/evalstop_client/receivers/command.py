@@ -119,7 +119,6 @@ class CommandJobControl:
         allow: Mapping[str, frozenset[str]] | None = None,
         patterns: Mapping[str, re.Pattern[str]] | None = None,
         command_seconds: float = 60.0,
-        gone_exit_code: int = GONE_EXIT_CODE,
     ) -> None:
         self._commands = commands
         self._environment = environment
@@ -127,7 +126,6 @@ class CommandJobControl:
         self._allow = allow or {}
         self._patterns = patterns or {}
         self._command_seconds = command_seconds
-        self._gone_exit_code = gone_exit_code
 
     def find_job(self, request: StopRequest) -> Job | ForeignJob:
         """Check the labels that the commands need; runs nothing."""
@@ -156,11 +154,11 @@ class CommandJobControl:
         self._run_on_present(self._commands.force or self._commands.cancel, job)
 
     def check_job(self, job: Job) -> Present | Gone:
-        """Run the check command: exit 0, the job exists; `gone_exit_code`, it is gone; any other, unknown."""
+        """Run the check command: exit 0, the job exists; 3, it is gone; any other, unknown."""
         result = self._run_template(self._commands.check, job)
         if result.exit_code == 0:
             return Present(_first_line(result) or "there")
-        if result.exit_code == self._gone_exit_code:
+        if result.exit_code == GONE_EXIT_CODE:
             return Gone("gone", _read_details(result))
         raise SchedulerUnavailable(
             f"{self._commands.check.arguments[0]}: exit code {result.exit_code}: {result.last_line}"
@@ -232,8 +230,8 @@ examples:
     --signal 'bkill -s USR1 {job_id}' --run 'bkill {job_id}' --force 'bkill -s KILL {job_id}' \\
     --check 'lsf-gone {job_id}'
 
-The exit code of --check: 0, the job exists; 3 (--gone-exit-code), it is gone; any other, unknown, and the check is
-repeated. Its output when the job is gone goes into the report; a JSON object is included as it is.
+The exit code of --check: 0, the job exists; 3, it is gone; any other, unknown, and the check is repeated. Its output
+when the job is gone goes into the report; a JSON object is included as it is.
 --pattern is a regular expression for the whole value of a label in a command: some values may mean all jobs of a user,
 as 0 does for LSF.
 The commands are split as by a shell but not run by one; each label value stays one argument.
@@ -268,13 +266,6 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         metavar="LABEL=REGEX",
         help="pattern for the whole value of a label; required for each label in a command",
     )
-    add(
-        "--gone-exit-code",
-        type=int,
-        default=GONE_EXIT_CODE,
-        metavar="N",
-        help="exit code of --check for a gone job (default: %(default)s)",
-    )
     add_seconds(parser, "--command-seconds", 60.0, "timeout of each command")
     add_service_options(parser)
     add_receiver_options(parser)
@@ -283,8 +274,6 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 def run_command_receiver(options: argparse.Namespace) -> int:
     """Run the receiver for a scheduler that is controlled by commands."""
-    if options.gone_exit_code == 0:
-        raise ConfigurationError("gone-exit-code: 0 means that the job exists; choose another.")
     own_labels = dict(parse_pairs(options.mine, "--mine"))
     allow: dict[str, frozenset[str]] = {}
     for name, value in parse_pairs(options.allow, "--allow"):
@@ -304,7 +293,6 @@ def run_command_receiver(options: argparse.Namespace) -> int:
         allow=allow,
         patterns=_parse_patterns(options.pattern, commands.names - IDS),
         command_seconds=options.command_seconds,
-        gone_exit_code=options.gone_exit_code,
     )
     return run_receiver(action, options, "command")
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
-import json
 import logging
 import re
 import threading
@@ -31,7 +29,7 @@ from evalstop_client.receivers.kubernetes.kinds import (
     find_kind,
     find_kind_of,
 )
-from evalstop_client.receivers.kubernetes.pods import PodWatch, parse_pod, parse_time, summarize_pods
+from evalstop_client.receivers.kubernetes.pods import PodWatch, digest_containers, parse_pod, parse_time, summarize_pods
 from evalstop_client.receivers.kubernetes.suspension import FALLBACKS, STOP_METHODS, TRIES, Suspension
 from evalstop_client.receivers.stop.job_control import LABEL as CHECKPOINT_LABEL
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest, Unproven
@@ -272,7 +270,7 @@ class KubernetesJobControl:
         for pod in self._api.list(POD, namespace, "").items:
             created_at = parse_time(pod["metadata"].get("creationTimestamp"))
             is_new = created_at is not None and created_at >= datetime.fromisoformat(job.facts["found_at"])
-            if is_new and parse_pod(pod).holds and _digest_containers(pod["spec"]) == job.facts["containers"]:
+            if is_new and parse_pod(pod).holds and digest_containers(pod["spec"]) == job.facts["containers"]:
                 with contextlib.suppress(RequestRefused):  # it belongs to nothing that can be stopped
                     candidates.append(self._find_topmost(POD, pod))
         for kind, item in candidates:
@@ -320,16 +318,8 @@ def _list_facts(kind: Kind, item: Object) -> dict[str, str]:
     owner = find_controller(item)
     if owner is not None and owner["kind"] != "CronJob":  # which creates the next one anyway
         facts |= {"owner": f"{owner['kind']} {owner['name']}", "owner_uid": owner["uid"]}
-        facts["containers"] = _digest_containers(at(item, "spec", "template", "spec") or {})
+        facts["containers"] = digest_containers(at(item, "spec", "template", "spec") or {})
     return {**facts, "selector": kind.selector(item)}
-
-
-def _digest_containers(spec: Object) -> str:
-    """What the containers of a pod or of its template run, in short."""
-    run = [
-        [container.get(field) for field in ("image", "command", "args")] for container in spec.get("containers") or []
-    ]
-    return hashlib.sha256(json.dumps(run).encode()).hexdigest()[:16]
 
 
 EXAMPLES = """\

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -104,6 +106,14 @@ def summarize_pods(pods: Iterable[Pod]) -> dict[str, Any]:
 def parse_time(text: Any) -> datetime | None:
     """A time as the API writes it."""
     return datetime.fromisoformat(text) if isinstance(text, str) else None
+
+
+def digest_containers(spec: Object) -> str:
+    """What the containers of a pod or of its template run, in short."""
+    run = [
+        [container.get(field) for field in ("image", "command", "args")] for container in spec.get("containers") or []
+    ]
+    return hashlib.sha256(json.dumps(run).encode()).hexdigest()[:16]
 
 
 def _describe_pod(pod: Pod) -> dict[str, Any]:
