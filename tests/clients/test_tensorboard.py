@@ -343,7 +343,7 @@ def test_growing_file_is_followed_through_an_outage(tmp_path: Path, server: Fake
         (["absent"], "no such folder"),
         ([".", "--metric", "score"], "TAG=ROLE"),
         ([".", "--metric", "score=eval:up"], "TAG=ROLE"),
-        ([".", "--label", "x"], "label=value"),
+        ([".", "--label", "x"], "NAME=VALUE"),
         (["."], "EVALSTOP_URL"),
     ],
 )
