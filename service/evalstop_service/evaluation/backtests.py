@@ -16,7 +16,17 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import sqlalchemy as sa
-from evalstop_detectors import DetectorError, Ground, Policy, policy_from_document, policy_to_document
+from evalstop_detectors import (
+    DetectorError,
+    Evidence,
+    Ground,
+    Policy,
+    Verdict,
+    advance,
+    policy_from_document,
+    policy_to_document,
+    start,
+)
 from msgspec import structs
 
 from evalstop_service.background import PeriodicJob, Wait
@@ -25,13 +35,14 @@ from evalstop_service.domain.fields import doc
 from evalstop_service.domain.outcome import Turn, assess_run, judge_decision, judge_levelled_off, locate_turn
 from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome
 from evalstop_service.errors import Conflict, Invalid
-from evalstop_service.evaluation.replays import Replay, replay_run
 from evalstop_service.projects.policies import require_bounded_cost
-from evalstop_service.runs.watched_metrics import select_evals
-from evalstop_service.store import audit, backtests, projects
+from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy, select_evals
+from evalstop_service.store import audit, backtests, observations, projects
 from evalstop_service.store.backtests import Backtest, BacktestFinding, PastRun
 from evalstop_service.store.database import Database, Transaction, read_now
 from evalstop_service.store.ids import new_id
+from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.runs import Run
 
 log = logging.getLogger(__name__)
 
@@ -268,3 +279,33 @@ def summarize_findings(findings: Sequence[BacktestFinding]) -> Summary:
         stops_without_gpus=sum(stop.hours_after is None for stop in stops),
         failed=sum(finding.error is not None for finding in findings),
     )
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a policy says of a run: each verdict that changed the call, and the final verdict.
+
+    `evidence`: of each member at the end. `observations`: the number that the policy watches.
+    """
+
+    verdicts: Sequence[Verdict]
+    evidence: Sequence[Evidence | None]
+    observations: Sequence[PostedObservation]
+
+
+def replay_run(tx: Transaction, run: Run, policy: Policy) -> Replay:
+    """Replay a run under a policy; raises DetectorError if a detector rejects the observations or fails on them."""
+    policy = restrict_policy(policy, run)
+    watched = WatchedMetrics(run, policy)
+    series = observations.load_series(tx, run.id, watched.metrics)
+    try:
+        monitor, verdicts = advance(policy, start(policy), watched.observations(series))
+    except DetectorError:
+        raise
+    except Exception as error:  # observations are stored although a detector fails on them
+        _log.exception("a detector failed in a replay of run %s (%s)", run.id, run.name)
+        raise DetectorError(f"a detector failed: {error!r:.200}") from error
+    return Replay(verdicts, monitor.evidence, series)

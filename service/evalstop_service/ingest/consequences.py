@@ -25,7 +25,7 @@ from evalstop_service.ingest.messages import (
     RolesCorrected,
 )
 from evalstop_service.ingest.run_state import RunState, is_same_stop
-from evalstop_service.runs.recorded_verdict import record_verdict
+from evalstop_service.runs.watched_metrics import record_verdict
 from evalstop_service.store import (
     audit,
     decisions,

@@ -27,8 +27,7 @@ from opentelemetry.trace import SpanContext
 
 from evalstop_service.clock import Clock
 from evalstop_service.errors import ServiceError, TooOften
-from evalstop_service.ingest.append import append
-from evalstop_service.ingest.changes import Changes
+from evalstop_service.ingest.changes import Changes, append
 from evalstop_service.ingest.consequences import carry_out
 from evalstop_service.ingest.costs import CostlyRuns, EditCosts, Limits
 from evalstop_service.ingest.edits import Edit

@@ -13,8 +13,7 @@ from evalstop_service.domain.run import Call
 from evalstop_service.errors import ServiceError, UnreadableRow
 from evalstop_service.ingest.run_state import SAVE_EVERY, RunState, is_same_stop, move_monitor, observations_past
 from evalstop_service.projects import policies
-from evalstop_service.runs.recorded_verdict import record_verdict
-from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy, select_scores
+from evalstop_service.runs.watched_metrics import WatchedMetrics, record_verdict, restrict_policy, select_scores
 from evalstop_service.store import decisions, eval_requests, ingest, observations, run_details, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision

@@ -25,14 +25,12 @@ from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest.open_request import OpenRequest as OpenRequest
 from evalstop_service.ingest.open_request import Resume as Resume
-from evalstop_service.ingest.open_request import apply_limits
-from evalstop_service.ingest.run_terms import list_other_terms, refuse_other_key, refuse_other_terms
+from evalstop_service.ingest.open_request import apply_limits, list_other_terms, refuse_other_key, refuse_other_terms
 from evalstop_service.projects import policies
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.descriptions import fill_description
-from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.runs.retention import refuse_pruned_run
-from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
+from evalstop_service.runs.watched_metrics import DEFAULT_METRICS, record_verdict
 from evalstop_service.store import audit, counts, mlflow, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id

@@ -1,4 +1,4 @@
-"""API keys: created, listed and revoked. Changes are in the audit log of their project, or of the installation."""
+"""API keys and sessions: created, listed and ended. Changes are in the audit log of the project or the installation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evalstop_service.security.address_policy import check_network
 from evalstop_service.store import audit, counts, endpoints, keys, projects
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.keys import SCOPES, UNLIMITED, Key, KeyLimits
+from evalstop_service.store.keys import SCOPES, UNLIMITED, Key, KeyLimits, Session
 
 FIRST_PROJECT = "default"
 COMMAND_LINE = "command line"
@@ -144,3 +144,18 @@ def _require_sound_limits(
     for endpoint_id in limits.endpoint_ids:
         if project_id is None or endpoints.find_endpoint(tx, project_id, endpoint_id) is None:
             raise Invalid(f"endpoint_ids: there is no endpoint {endpoint_id} in this project")
+
+
+def list_sessions(tx: Transaction, project_id: UUID, now: datetime) -> list[Session]:
+    """The sessions with access to the project, oldest first."""
+    return keys.list_sessions(tx, project_id, projects.get_project(tx, project_id).name, now)
+
+
+def end_session(database: Database, author: Author, session_id: UUID) -> None:
+    """End a session, for all its projects; raises NotFound when it has no access to this one."""
+    with database.transaction() as tx:
+        matching = [session for session in list_sessions(tx, author.project_id, author.at) if session.id == session_id]
+        if not matching:
+            raise NotFound(f"there is no session {session_id} in this project")
+        keys.delete_session(tx, session_id)
+        author.record(tx, "session.ended", f"session of {matching[0].name}", {"id": str(session_id)})

@@ -8,11 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 
-from evalstop_detectors import ROLES, EvalValue, MetricRole, Observation, Policy, Score
+import msgspec
+from evalstop_detectors import (
+    ROLES,
+    EvalValue,
+    MetricRole,
+    Observation,
+    Policy,
+    Score,
+    Verdict,
+    combine_values,
+    start_combining,
+)
 
 from evalstop_service.domain.run import COMBINED_METRIC, MetricFields, find_version
+from evalstop_service.domain.run import Verdict as RecordedVerdict
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
@@ -72,10 +85,6 @@ class WatchedMetrics:
     def metrics(self) -> list[str]:
         """The metrics that the policy watches."""
         return list(self._roles)
-
-    def is_eval(self, metric: str) -> bool:
-        """Whether the metric is the eval, or one of those that are combined."""
-        return metric == self.eval_metric or metric in self.combined
 
     def observations(self, points: Iterable[PostedObservation]) -> list[Observation]:
         """The observations to show to the policy's detectors, in the order of their steps."""
@@ -194,3 +203,34 @@ def find_sign(run: Run, metric: str | None) -> float:
         return 1.0
     role = run.metrics[metric]
     return ROLES[MetricRole(role["role"])].choose_sign(role["direction"] == "minimize")
+
+
+def record_verdict(verdict: Verdict) -> RecordedVerdict:
+    """The verdict as the store holds it; the store does not import detectors."""
+    return msgspec.convert(verdict, RecordedVerdict, from_attributes=True)
+
+
+@dataclass(frozen=True)
+class EvalShare:
+    """One of several evals.
+
+    `change`: its contribution to the score since the score's best, below 0 if it fell. `missing`: it has no recent
+    value, and the score is computed from the others.
+    """
+
+    metric: str
+    weight: float
+    critical: bool
+    change: float
+    missing: bool
+
+
+def list_shares(run: Run, points: Iterable[PostedObservation]) -> list[EvalShare]:
+    """The evals of a run that has several, largest fall first, from all their observations."""
+    weights = find_combined_evals(run)
+    state, _ = combine_values(tuple(weights.values()), start_combining(len(weights)), select_eval_values(run, points))
+    shares = [
+        EvalShare(metric, weight, run.metrics[metric].get("critical", False), -fall, not item.counts)
+        for (metric, weight), fall, item in zip(weights.items(), state.falls, state.evals, strict=True)
+    ]
+    return sorted(shares, key=lambda share: share.change)

@@ -215,12 +215,6 @@ def lock_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:
     return {row.id: row.version for row in tx.execute(query.with_for_update())}
 
 
-def load_versions(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:
-    """The versions of those of these runs that exist."""
-    query = sa.select(runs.c.id, runs.c.version).where(runs.c.id.in_(run_ids))
-    return {row.id: row.version for row in tx.execute(query)}
-
-
 def load_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Run]:
     """Those of these runs that exist."""
     return {run.id: run for run in find_all(tx, Run, _SELECT.where(runs.c.id.in_(run_ids)))}

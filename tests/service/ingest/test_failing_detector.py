@@ -7,9 +7,9 @@ from typing import ClassVar
 import pytest
 from evalstop_detectors import DetectorError, Evidence, Kind, Member, Observation, Policy, start
 from evalstop_service.domain.run import Call
-from evalstop_service.evaluation.replays import replay_run
+from evalstop_service.evaluation.backtests import replay_run
 from evalstop_service.ingest import CheckpointSaved, Message, Observations, Receipt, Resumed
-from evalstop_service.ingest.append import append
+from evalstop_service.ingest.changes import append
 from evalstop_service.ingest.run_state import SAVE_EVERY
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store.runs import Run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -44,32 +44,8 @@ def moment_text(moment: datetime) -> str:
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
-class _CheckedColumn(sa.TypeDecorator[Any]):
-    """A column whose values are converted on reading, which raises UnreadableRow. `place`: its table and name."""
-
-    place = ""
-
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Callable[[Any], Any]:
-        """A reader of the column; raises UnreadableRow."""
-        convert = super().result_processor(dialect, coltype) or (lambda value: value)
-
-        def read(value: Any) -> Any:
-            try:
-                return convert(value)
-            except ValueError as error:
-                raise UnreadableRow(f"a later release wrote a row, or it is damaged: {self.place}: {error}") from error
-
-        return read
-
-
-@sa.event.listens_for(sa.Column, "after_parent_attach")
-def _name_place(column: sa.Column[Any], table: sa.Table) -> None:
-    if isinstance(column.type, _CheckedColumn):
-        column.type.place = f"{table.name}.{column.name}"
-
-
-class EnumText(_CheckedColumn):
-    """A text column with the values of an enum."""
+class EnumText(sa.TypeDecorator[Any]):
+    """A text column with the values of an enum. Reading raises UnreadableRow."""
 
     impl = sa.Text
     cache_ok = True
@@ -78,12 +54,12 @@ class EnumText(_CheckedColumn):
         super().__init__()
         self.kind = kind
 
-    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> StrEnum | None:
-        return None if value is None else self.kind(value)
+    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any:
+        return _read_stored(value, self.kind)
 
 
-class StructJson(_CheckedColumn):
-    """A value as a JSON document; None is NULL. Unknown fields of structs are skipped on reading."""
+class StructJson(sa.TypeDecorator[Any]):
+    """A value as a JSON document; None is NULL. Unknown fields of structs are skipped. Reading raises UnreadableRow."""
 
     impl = sa.JSON
     cache_ok = True
@@ -100,7 +76,15 @@ class StructJson(_CheckedColumn):
         return msgspec.to_builtins(value)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
-        return None if value is None else msgspec.convert(value, self.kind)
+        return _read_stored(value, self.kind)
+
+
+def _read_stored(value: Any, kind: Any) -> Any:
+    try:
+        return None if value is None else msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        name = getattr(kind, "__name__", kind)
+        raise UnreadableRow(f"a later release wrote a row, or it is damaged: {name}: {error}") from error
 
 
 class Real(sa.TypeDecorator[float]):

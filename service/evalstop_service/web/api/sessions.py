@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, Path
 from pydantic import Field
 
-from evalstop_service.projects import sessions
+from evalstop_service.projects import api_keys
 from evalstop_service.store.keys import Session
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Items, answers
@@ -28,7 +28,7 @@ class SessionOut(Answer):
 def list_sessions(caller: Admin, database: Db, now: Now) -> Items[SessionOut]:
     """All sessions with access to the project, oldest first."""
     with database.reading() as tx:
-        return Items[SessionOut].model_validate({"items": sessions.list_sessions(tx, caller.project_id, now)})
+        return Items[SessionOut].model_validate({"items": api_keys.list_sessions(tx, caller.project_id, now)})
 
 
 @router.delete("/{session_id}", status_code=204)
@@ -39,4 +39,4 @@ def end_session(
     now: Now,
 ) -> None:
     """End a session, in all projects that it can access."""
-    sessions.end_session(database, caller.author(now), session_id)
+    api_keys.end_session(database, caller.author(now), session_id)

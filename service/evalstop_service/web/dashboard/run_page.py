@@ -26,7 +26,7 @@ from evalstop_service.domain.statuses import OPEN, UNENDED, RunStatus
 from evalstop_service.errors import require
 from evalstop_service.projects import policies
 from evalstop_service.runs import health, metric_roles, watched_metrics
-from evalstop_service.runs.eval_shares import EvalShare, list_shares
+from evalstop_service.runs.watched_metrics import EvalShare, list_shares
 from evalstop_service.store import (
     decisions,
     eval_requests,

@@ -16,7 +16,6 @@ from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.project_settings import Declared, Group, format_value, list_settings
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.projects import api_keys, project_settings
-from evalstop_service.projects import sessions as people
 from evalstop_service.projects.project_settings import ProjectChange, RolePatterns, parse_form
 from evalstop_service.security.scopes import EVERY
 from evalstop_service.store import audit, counts, keys
@@ -142,7 +141,7 @@ def revoke_key(key_id: UUID, site: SiteOf, visitor: Admin) -> Response:
 @router.post("/sessions/{session_id}/end")
 def end_session(session_id: UUID, site: SiteOf, visitor: Admin) -> Response:
     """End a session."""
-    people.end_session(site.database, visitor.author(site.clock()), session_id)
+    api_keys.end_session(site.database, visitor.author(site.clock()), session_id)
     return RedirectResponse(f"{_PATH}#sessions", 303)
 
 
@@ -172,7 +171,7 @@ def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overr
     with site.database.reading() as tx:
         project_keys = _list_keys(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
         used = counts.load_use(tx, site.clock(), visitor.project.id)[visitor.project.id]
-        open_sessions = people.list_sessions(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
+        open_sessions = api_keys.list_sessions(tx, visitor.project.id, site.clock()) if visitor.may("admin") else []
     values: dict[str, Any] = {"problem": None, "wrong": None, "secret": None, "written": {}} | overrides
     project = visitor.project
     return render_page(

@@ -22,7 +22,7 @@ from fastapi import APIRouter, Query, Response
 from msgspec import structs
 
 from evalstop_service.errors import Invalid, NotFound
-from evalstop_service.evaluation.replays import Replay, replay_run
+from evalstop_service.evaluation.backtests import Replay, replay_run
 from evalstop_service.projects import policies
 from evalstop_service.projects.policies import Version
 from evalstop_service.runs.watched_metrics import list_watched, select_evals
