@@ -29,7 +29,8 @@ def api_server(cluster: FakeCluster) -> Iterator[FakeApiServer]:
 
 
 @pytest.fixture
-def kubernetes(api_server: FakeApiServer, tmp_path: Path) -> Iterator[KubernetesCluster]:
+def kubernetes(api_server: FakeApiServer, cluster: FakeCluster, tmp_path: Path) -> Iterator[KubernetesCluster]:
     """A running cluster."""
+    cluster.logs = tmp_path / "node/logs"
     with running_cluster(ApiServer(api_server.url, ADMIN, TOKEN), tmp_path) as kubernetes:
         yield kubernetes

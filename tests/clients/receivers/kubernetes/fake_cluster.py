@@ -1,8 +1,8 @@
 """The answers of a fake Kubernetes API server, as strict as the real one; fake_storage.py holds its objects.
 
 It implements resource versions, watches with a bounded history, merge patches, preconditions, grace periods,
-finalizers, garbage collection and RBAC, and asks nodes for the logs of pods. Controllers and nodes are separate
-programs that use it over HTTP, as in a cluster. real/test_fake_api_server.py compares its answers with a real server's.
+finalizers, garbage collection and RBAC. Controllers and nodes use it over HTTP, as in a cluster.
+real/test_fake_api_server.py compares its answers with a real server's.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
-
-import httpx
 
 from tests.clients.receivers.kubernetes.fake_requests import JOB_FIELDS, SINCE_1_21, Request, Resource
 from tests.clients.receivers.kubernetes.fake_storage import FakeStorage, Json, StatusError, format_time
@@ -33,6 +32,7 @@ class FakeCluster:
     knows_suspend: bool = True
     faults: list[Callable[[Request], None]] = field(default_factory=list)
     requests: list[tuple[str, str, str]] = field(default_factory=list)  # verb, path, user
+    logs: Path | None = None  # the folder in which the node keeps the logs of its pods
     watch_cuts_after: int | None = None  # events after which a watch is cut in mid-line
 
     def __post_init__(self) -> None:
@@ -125,19 +125,12 @@ class FakeCluster:
 
     def _get(self, request: Request) -> tuple[int, Json | str]:
         item = self.storage.read(self._get_key(request), request.namespace, request.name, *self._get_names(request))
-        return 200, self._read_log(request, item) if request.subresource == "log" else item
+        return 200, self._read_log(request) if request.subresource == "log" else item
 
-    def _read_log(self, request: Request, pod: Json) -> str:
-        if not pod.get("status", {}).get("containerStatuses"):
-            message = f'container "{request.query["container"]}" in pod "{request.name}" is waiting to start'
-            raise StatusError(400, "BadRequest", message)
-        node = self.storage.read("/nodes", "", pod["spec"]["nodeName"], "nodes", "")["status"]
-        host, port = node["addresses"][0]["address"], node["daemonEndpoints"]["kubeletEndpoint"]["Port"]
-        path = f"/containerLogs/{request.namespace}/{request.name}/{request.query['container']}"
-        answer = httpx.get(
-            f"https://{host}:{port}{path}", params=request.query, verify=False, trust_env=False, timeout=60
-        )  # as Kubernetes does
-        return answer.raise_for_status().text
+    def _read_log(self, request: Request) -> str:
+        assert self.logs is not None
+        file = self.logs / f"{request.name}.{request.query['container']}"
+        return file.read_text()[: int(request.query["limitBytes"])]
 
     def _list(self, request: Request) -> tuple[int, Json]:
         assert request.resource is not None

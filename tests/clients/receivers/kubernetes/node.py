@@ -1,7 +1,7 @@
 """A node whose pods are processes, over HTTP: it binds every pod, runs its command, and ends it as a kubelet would.
 
 There are no containers: a pod's first container is a process group, and its downward API is the environment and a file.
-The API server reads logs from it as from a kubelet.
+The fake API server finds the logs of its pods in its folder.
 """
 
 from __future__ import annotations
@@ -10,22 +10,18 @@ import contextlib
 import os
 import re
 import signal
-import ssl
 import subprocess
 import threading
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import httpx
 from evalstop_client.receivers.kubernetes.kinds import POD, at
 from evalstop_client.receivers.kubernetes.pods import parse_pod
 
-from tests.clients.receivers.kubernetes.admin import MERGE, Admin, Json
-from tests.fixtures.certificates import create_self_signed_certificate
+from tests.clients.receivers.kubernetes.admin import Admin, Json
 
 PAUSE_SECONDS = 0.03
 REFERENCE = re.compile(r"\$(?:\$|\((\w+)\))")
@@ -50,30 +46,22 @@ class Node:
     def __init__(self, admin: Admin, folder: Path, gpus: int = 64) -> None:
         self._admin = admin
         self._folder = folder
+        self._logs = folder / "logs"
+        self._logs.mkdir(parents=True)
         self.gpus = gpus
         self._containers: dict[str, Container] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.lost = False
-        self._logs = _LogServer(self._folder)
 
     def __enter__(self) -> Node:
         self._admin.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.name}})
-        status = {
-            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-            "daemonEndpoints": {"kubeletEndpoint": {"Port": self._logs.server_address[1]}},
-        }
-        place = f"/api/v1/nodes/{self.name}/status"
-        self._admin.http.patch(place, json={"status": status}, headers=MERGE).raise_for_status()
-        threading.Thread(target=self._logs.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._thread.join()
-        self._logs.shutdown()
-        self._logs.server_close()
         for container in self._containers.values():
             _send_signal(container, signal.SIGKILL)
             container.process.wait()
@@ -134,8 +122,7 @@ class Node:
         variables = {variable["name"]: _read_value(variable, pod) for variable in first.get("env", [])}
         environment = {**os.environ, "PODINFO": str(folder), **variables}
         command = [_expand(word, variables) for word in (*first["command"], *first.get("args", []))]
-        (self._folder / "logs").mkdir(exist_ok=True)
-        with (self._folder / "logs" / f"{pod['metadata']['name']}.{first['name']}").open("wb") as log:
+        with (self._logs / f"{pod['metadata']['name']}.{first['name']}").open("wb") as log:
             process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=log, stderr=log)
         return Container(process, folder)
 
@@ -149,38 +136,6 @@ class Node:
         self._admin.set_status(POD, pod, {"phase": phase, "containerStatuses": [_make_status(pod, state)]})
         if pod["metadata"].get("deletionTimestamp"):
             self._admin.delete(POD, pod, gracePeriodSeconds=0)
-
-
-class _LogServer(ThreadingHTTPServer):
-    """The part of a kubelet's API that serves logs."""
-
-    daemon_threads = True
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _LogHandler)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder / "logs"
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(create_self_signed_certificate(folder, datetime.now(UTC)))
-        self.socket = tls.wrap_socket(self.socket, server_side=True)
-
-
-class _LogHandler(BaseHTTPRequestHandler):
-    server: _LogServer
-
-    def do_GET(self) -> None:  # the name that the standard library looks for
-        url = urlsplit(self.path)
-        _, _, _, pod, container = url.path.split("/")
-        file, limit = self.server.folder / f"{pod}.{container}", parse_qs(url.query).get("limitBytes", ["-1"])[0]
-        exists = file.exists()
-        self.send_response(200 if exists else 404)
-        self.end_headers()
-        if exists:
-            with file.open("rb") as log:
-                self.wfile.write(log.read(int(limit)))
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the standard library's name
-        """Stay silent."""
 
 
 def _expand(text: str, variables: dict[str, str]) -> str:
