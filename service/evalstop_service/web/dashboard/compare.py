@@ -22,8 +22,8 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.store.runs import Run
-from evalstop_service.web.dashboard import charted_series
-from evalstop_service.web.dashboard.charted_series import ChartedSeries
+from evalstop_service.web.dashboard import charts
+from evalstop_service.web.dashboard.charts import ChartedSeries
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page, send_json
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf, Visitor
 
@@ -106,11 +106,10 @@ def show_series(site: SiteOf, visitor: SignedIn, comparison: ComparisonQuery) ->
     with site.database.reading() as tx:
         runs = _load_runs(tx, visitor, comparison)
         decided = decisions.load_decisions(tx, [run.id for run in runs])
-    charted = charted_series.load_charted(site.database, runs, MOST_POINTS)
+    charted = charts.load_charted(site.database, runs, MOST_POINTS)
     with site.database.reading() as tx:
         documents = [
-            _encode_run(tx, run, charted[run.id], charted_series.find_turn_step(run, decided.get(run.id)))
-            for run in runs
+            _encode_run(tx, run, charted[run.id], charts.find_turn_step(run, decided.get(run.id))) for run in runs
         ]
     return send_json({"runs": documents})
 
@@ -144,7 +143,7 @@ def _load_rows(tx: Transaction, runs: Sequence[Run]) -> tuple[list[tuple[str, st
         if metric is not None and (step := last_steps[run.id].get(metric)) is not None:
             value = observations.load_live_values(tx, run.id, [(metric, step)]).get((metric, step))
             last_eval = None if value is None else (step, value)
-        turn_step = charted_series.find_turn_step(run, decided.get(run.id))
+        turn_step = charts.find_turn_step(run, decided.get(run.id))
         field_values = [run_fields.get(field) for field in differing[:MOST_FIELDS]]
         rows.append(ComparedRun(run, run.best_checkpoint or run.raw_maximum, last_eval, turn_step, field_values))
     return differing, rows

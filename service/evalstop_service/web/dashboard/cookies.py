@@ -1,11 +1,19 @@
-"""Cookies of the pages: all are HttpOnly, and all but the OpenID flow are SameSite=Strict."""
+"""Cookies of the pages, what is signed in them, and notices about the last action, shown on the next page.
+
+All cookies are HttpOnly, and all but the OpenID flow are SameSite=Strict.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import UUID
 
 from fastapi import Request, Response
+from itsdangerous import BadData, Signer, TimestampSigner, URLSafeTimedSerializer
 
+from evalstop_service.clock import Clock
 from evalstop_service.web.context import Context
 
 SESSION = "evalstop_session"
@@ -64,3 +72,125 @@ def _full_name(request: Request, name: str) -> str:
 def _is_secure(request: Request) -> bool:
     context: Context = request.app.state.context
     return request.url.scheme == "https" or (context.public_url or "").startswith("https:")
+
+
+SESSION_SECONDS = 7 * 24 * 3600
+"""Duration of a session that was started with a key."""
+
+FRESH_SECONDS = 900
+"""How long after a sign-in changes that allow more stops, or grant access, need no new sign-in."""
+
+LINK_SECONDS = 12 * 3600
+FLOW_SECONDS = 600
+
+
+class Sessions:
+    """Signs and verifies values. A value signed for one purpose is invalid for every other."""
+
+    def __init__(self, secret: str, clock: Clock) -> None:
+        self._flow = _create_serializer(secret, "evalstop.openid", clock)
+        self._form = Signer(secret, salt="evalstop.form", key_derivation="hmac", digest_method=hashlib.sha256)
+        self._link = _create_serializer(secret, "evalstop.link", clock)
+
+    def sign_link(self, key_id: UUID) -> str:
+        """The token of a sign-in link, valid for twelve hours."""
+        return self._link.dumps(str(key_id))
+
+    def read_link(self, text: str) -> UUID | None:
+        """The key of a sign-in token; None if it is forged or expired."""
+        try:
+            return UUID(self._link.loads(text, max_age=LINK_SECONDS))
+        except (BadData, ValueError, TypeError, AttributeError):
+            return None
+
+    def sign_flow(self, flow: dict[str, str]) -> str:
+        """Sign the state of an OpenID sign-in, which the browser stores for ten minutes."""
+        return self._flow.dumps(flow)
+
+    def read_flow(self, text: str) -> dict[str, str] | None:
+        """The state of an OpenID sign-in; None when it is forged or expired."""
+        try:
+            flow: dict[str, str] = self._flow.loads(text, max_age=FLOW_SECONDS)
+        except BadData:
+            return None
+        return flow
+
+    def form_token(self, cookie: str) -> str:
+        """The CSRF token of the session in this cookie.
+
+        It stays the same during a session, so that repeated rendering of a page gives the same result.
+        """
+        return self._form.get_signature(cookie).decode()
+
+    def verify_form_token(self, cookie: str, token: str) -> bool:
+        """Whether the token belongs to the session in this cookie."""
+        return self._form.verify_signature(cookie, token)
+
+
+class _ClockedSigner(TimestampSigner):
+    def __init__(self, *args: Any, clock: Clock, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._clock = clock
+
+    def get_timestamp(self) -> int:
+        return int(self._clock().timestamp())
+
+
+def _create_serializer(secret: str, purpose: str, clock: Clock) -> URLSafeTimedSerializer:
+    return URLSafeTimedSerializer(secret, salt=purpose, signer=_ClockedSigner, signer_kwargs={"clock": clock})
+
+
+_COOKIE = "evalstop_notice"
+_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A sentence or two; `undo`: the form that undoes the action, None if that is not possible."""
+
+    text: str
+    undo: str | None = None
+
+
+_NOTICES = {
+    "vetoed": Notice(
+        "Vetoed: nothing is sent, and the run continues. A veto cannot be undone; to stop the run, use Stop now."
+    ),
+    "released": Notice(
+        "Released: the stop is carried out despite its guards. Veto it in its veto window, or undo it after that."
+    ),
+    "stopped": Notice(
+        "Receivers are asked to stop the job. Undo the stop takes that back: the job goes on where its scheduler can."
+    ),
+    "proposed": Notice("Proposed: nothing happens until a second person confirms it."),
+    "undone": Notice(
+        "Undone: receivers are asked to let the job go on, where its scheduler can. To stop it again, use Stop now."
+    ),
+    "labeled": Notice("Label saved. It stays on record; a new label takes its place."),
+    "paused": Notice("Stopping is paused.", "/settings/resume"),
+    "resumed": Notice("Stops are resumed. Those sent before you pause again are not recalled.", "/settings/pause"),
+}
+
+
+def find_notice(name: str) -> Notice | None:
+    """The notice of this name; None for any other."""
+    return _NOTICES.get(name)
+
+
+def add_notice(response: Response, request: Request, name: str) -> Response:
+    """Show a notice on the next page that the browser opens."""
+    assert name in _NOTICES
+    set_cookie(response, request, _COOKIE, name, _SECONDS)
+    return response
+
+
+def read_notice(request: Request) -> str:
+    """The name of the notice for a page that the browser opens; requests of scripts have none."""
+    opens = request.method == "GET" and request.headers.get("sec-fetch-mode", "navigate") == "navigate"
+    return read_cookie(request, _COOKIE) if opens else ""
+
+
+def clear_notice(response: Response, request: Request) -> None:
+    """Delete the cookie, so that the notice is shown only once."""
+    if response.status_code == 200 and read_notice(request):
+        delete_cookie(response, request, _COOKIE)

@@ -19,7 +19,7 @@ from evalstop_service.evaluation.blind_labels import MOST_CASES
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import cases, decisions
 from evalstop_service.store.cases import CaseFilter
-from evalstop_service.web.dashboard import curve_drawing, formatting, forms
+from evalstop_service.web.dashboard import charts, formatting, forms
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import Operator, SiteOf
 
@@ -72,7 +72,7 @@ def show_case(
         if at is not None and at > len(chosen):
             raise NotFound
         shown = chosen[place - 1] if place else None
-        curves = curve_drawing.load_curves(tx, shown.run) if shown else []
+        curves = charts.load_curves(tx, shown.run) if shown else []
     other_places = [other for other in unlabeled if other != place]
     following = next((other for other in other_places if place and other > place), next(iter(other_places), None))
     return render_page(

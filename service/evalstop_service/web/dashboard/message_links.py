@@ -14,7 +14,7 @@ from fastapi.responses import RedirectResponse
 from evalstop_service.decisions import message_links
 from evalstop_service.decisions.message_links import Choice, MessageLink
 from evalstop_service.errors import NotFound
-from evalstop_service.web.dashboard import curve_drawing, formatting, forms
+from evalstop_service.web.dashboard import charts, formatting, forms
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.visitor import SiteOf
 
@@ -29,7 +29,7 @@ def show_link(delivery_id: UUID, token: str, site: SiteOf) -> Response:
     now = site.clock()
     with site.database.reading() as tx:
         link = message_links.open_link(tx, site.context.encryption, delivery_id, token, now)
-        curves = curve_drawing.load_curves(tx, link.run) if link is not None and link.choices else []
+        curves = charts.load_curves(tx, link.run) if link is not None and link.choices else []
     if link is None:
         raise NotFound(_UNKNOWN)
     response = render_page(

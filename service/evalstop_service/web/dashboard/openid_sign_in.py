@@ -17,9 +17,16 @@ from evalstop_service.store import audit, keys, projects
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.keys import Session
 from evalstop_service.store.projects import Project
-from evalstop_service.web.dashboard.cookies import FLOW, PROJECT, SESSION, delete_cookie, read_cookie, set_cookie
+from evalstop_service.web.dashboard.cookies import (
+    FLOW,
+    FLOW_SECONDS,
+    PROJECT,
+    SESSION,
+    delete_cookie,
+    read_cookie,
+    set_cookie,
+)
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
-from evalstop_service.web.dashboard.sessions import FLOW_SECONDS
 from evalstop_service.web.dashboard.sign_in import render_login_form, safe_path
 from evalstop_service.web.dashboard.visitor import OpenId, SignedIn, Site, SiteOf, load_granted_projects, name_user
 

@@ -35,10 +35,9 @@ from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.store.run_lists import Excerpt, RunAlert, WaitingStop
 from evalstop_service.web.dashboard import formatting, run_list, sparkline
-from evalstop_service.web.dashboard.live_updates import Follow
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.sparkline import Sparkline
-from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
+from evalstop_service.web.dashboard.visitor import Follow, SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
 

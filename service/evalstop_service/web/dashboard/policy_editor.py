@@ -1,4 +1,4 @@
-"""The page that edits a policy: its document, its errors, and a backtest of the draft."""
+"""The page that edits a policy, with its errors and a backtest of the draft, and the page of a backtest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import APIRouter, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import second_person
-from evalstop_service.errors import Conflict, Invalid, QuotaReached
+from evalstop_service.errors import Conflict, Invalid, QuotaReached, require
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import policies
 from evalstop_service.store import backtests as backtest_rows
@@ -18,18 +18,49 @@ from evalstop_service.store.backtests import Backtest
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.web.api.json_body import NotJson, load
 from evalstop_service.web.dashboard import formatting
-from evalstop_service.web.dashboard.notices import add_notice
+from evalstop_service.web.dashboard.cookies import add_notice
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
-from evalstop_service.web.dashboard.visitor import Admin, Operator, Site, SiteOf, Visitor
+from evalstop_service.web.dashboard.visitor import Admin, Follow, Operator, SignedIn, Site, SiteOf, Visitor
 
-router = APIRouter(prefix="/policies/{name}/edit", route_class=PageRoute)
+router = APIRouter(prefix="/policies", route_class=PageRoute)
+
+MOST_SHOWN = 200
+
+
+@router.get("/backtests/{backtest_id}")
+def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
+    """Its progress and findings, those that differ from the recorded decisions first."""
+    with site.database.reading() as tx:
+        revision = backtest_rows.read_revision(tx, visitor.project.id, backtest_id)
+        backtest = backtest_rows.load_backtest(tx, visitor.project.id, backtest_id)
+    ordered = backtests.sort_findings(backtest.findings)
+    return render_page(
+        "backtest.html",
+        visitor=visitor,
+        backtest=backtest,
+        revision=revision,
+        figures=backtests.summarize_findings(backtest.findings),
+        differing=sum(finding.differs for finding in ordered),
+        findings=ordered[:MOST_SHOWN],
+        left_out=max(0, len(ordered) - MOST_SHOWN),
+        name_state=formatting.name_state,
+    )
+
+
+@router.get("/backtests/{backtest_id}/events")
+def follow_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn, follow: Follow) -> Response:
+    """Send an event whenever it has progressed."""
+    with site.database.reading() as tx:
+        require(backtest_rows.read_revision(tx, visitor.project.id, backtest_id), "such backtest")
+    return follow(lambda tx: backtest_rows.read_revision(tx, visitor.project.id, backtest_id))
+
 
 Document = Annotated[str, Form(max_length=100_000)]
 
 _REFUSALS = (InvalidPolicy, Invalid, Conflict, QuotaReached)
 
 
-@router.get("")
+@router.get("/{name}/edit")
 def edit_policy(
     name: str,
     site: SiteOf,
@@ -49,7 +80,7 @@ def edit_policy(
     return _render_editor(site, visitor, name, text, backtest=tried, revision=revision)
 
 
-@router.post("")
+@router.post("/{name}/edit")
 def save_policy(request: Request, name: str, site: SiteOf, visitor: Admin, document: Document = "") -> Response:
     """Save the document as the next version of its name, and show what changed, or propose it."""
     try:
@@ -62,7 +93,7 @@ def save_policy(request: Request, name: str, site: SiteOf, visitor: Admin, docum
     return RedirectResponse(f"/policies/{stored.name}?version={stored.version}{against}", 303)
 
 
-@router.post("/try")
+@router.post("/{name}/edit/try")
 def try_policy(name: str, site: SiteOf, visitor: Operator, document: Document = "") -> Response:
     """Backtest the document on the newest ended runs."""
     try:

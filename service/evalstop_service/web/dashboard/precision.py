@@ -18,9 +18,8 @@ from evalstop_service.store import cases, policies, rollout_stages
 from evalstop_service.store.cases import CaseFilter, Delay, Grouping, Key
 from evalstop_service.web.api.list_filters import ListedCases
 from evalstop_service.web.dashboard import forms
-from evalstop_service.web.dashboard.live_updates import Follow
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page, send_json
-from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
+from evalstop_service.web.dashboard.visitor import Follow, SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
 import sqlalchemy as sa
@@ -22,10 +24,52 @@ from evalstop_service.domain.times import format_duration
 from evalstop_service.errors import Conflict, Invalid, NotFound, ServiceError
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.store.database import lacks_schema
-from evalstop_service.web.dashboard import documentation, formatting, notices, static_files
-from evalstop_service.web.dashboard.period import PERIODS
+from evalstop_service.web.dashboard import cookies, formatting, static_files
 from evalstop_service.web.limits import to_coroutine
 from evalstop_service.web.problems import count_refusal, describe_fault, problem_of
+
+PARAMETER = "days"
+
+PERIODS = {"": "all time", "7": "7 days", "30": "30 days", "90": "90 days", "365": "a year"}
+"""The available periods: values of the parameter, and their names."""
+
+
+@dataclass(frozen=True)
+class Period:
+    """The last days, or all time."""
+
+    days: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name for people."""
+        return PERIODS[self.days]
+
+    def since(self, now: datetime) -> datetime | None:
+        """Its beginning, to the hour, so that repeated rendering gives the same links; None: all time."""
+        if not self.days:
+            return None
+        return (now - timedelta(days=int(self.days))).replace(minute=0, second=0, microsecond=0)
+
+    def link(self, address: str) -> str:
+        """The address of a page, with the same period."""
+        if not self.days:
+            return address
+        parts = urlsplit(address)
+        query = [*parse_qsl(parts.query, keep_blank_values=True), (PARAMETER, self.days)]
+        return parts._replace(query=urlencode(query)).geturl()
+
+
+ALL_TIME = Period()
+
+
+def read_period(request: Request) -> Period:
+    """The period of a request; raises Invalid for one that is not available."""
+    period = Period(request.query_params.get(PARAMETER, ""))
+    if period.days not in PERIODS:
+        raise Invalid(f"{PARAMETER}: {', '.join(filter(None, PERIODS))}, or none for all time")
+    return period
+
 
 _log = logging.getLogger(__name__)
 
@@ -78,9 +122,9 @@ def _create_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["asset"] = static_files.asset_url
-    environment.globals["find_notice"] = notices.find_notice
+    environment.globals["find_notice"] = cookies.find_notice
     environment.globals["periods"] = PERIODS
-    environment.globals["help_is_built"] = documentation.is_built
+    environment.globals["help_is_built"] = static_files.is_built
     environment.filters.update(
         step=formatting.format_step,
         number=formatting.format_number,
@@ -128,7 +172,7 @@ class PageRoute(APIRoute):
                 response = await handle(request)
             except Exception as error:
                 response = _answer_error(request, error)
-            notices.clear_notice(response, request)
+            cookies.clear_notice(response, request)
             for name, value in HEADERS.items():
                 response.headers[name] = value
             return response

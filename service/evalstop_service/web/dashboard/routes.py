@@ -1,33 +1,29 @@
-"""Adds the pages to the app."""
+"""Adds the pages to the app, and the 404 page for browsers; API and MLflow clients get errors in their own formats."""
 
 from __future__ import annotations
 
 from functools import cache
 from uuid import UUID
 
-from fastapi import APIRouter, FastAPI
-from starlette.routing import BaseRoute
+from fastapi import APIRouter, FastAPI, Response
+from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
 
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.web.context import Context
 from evalstop_service.web.dashboard import (
     analysis,
-    backtests,
     compare,
-    documentation,
     fleet,
     labeling,
     message_links,
-    metric_charts,
-    not_found,
     observations,
     openid_sign_in,
     overview,
     policies,
     policy_editor,
-    policy_ladder,
     precision,
-    proposals,
     run_actions,
     run_list,
     run_page,
@@ -37,23 +33,46 @@ from evalstop_service.web.dashboard import (
     webhooks,
     what_if,
 )
+from evalstop_service.web.dashboard.cookies import Sessions
+from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.server_sent_events import Streams
-from evalstop_service.web.dashboard.sessions import Sessions
 from evalstop_service.web.dashboard.visitor import OpenId, Site
 
 PAGES = (
     *(static_files, message_links, sign_in, openid_sign_in, overview, precision, labeling, run_list, fleet),
     compare,  # before the page of a run, which would match its address as a run's id
-    *(run_page, what_if, metric_charts, analysis, observations, run_actions),
-    *(backtests, policies, policy_editor, policy_ladder, proposals, webhooks, settings),
-    not_found,  # last, because it matches any path
+    *(run_page, what_if, analysis, observations, run_actions),
+    *(policy_editor, policies, webhooks, settings),
 )
+
+
+API_PREFIXES = ("/api/", "/mlflow/")
+
+
+class _BrowserRoute(PageRoute):
+    """A route that matches requests for HTML only."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        wants_html = scope["type"] == "http" and "text/html" in Headers(scope=scope).get("accept", "")
+        if not wants_html or scope["path"].startswith(API_PREFIXES):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+_not_found = APIRouter(route_class=_BrowserRoute)
+
+
+@_not_found.get("/{path:path}")
+def show_not_found() -> Response:
+    """Answer that there is no such page."""
+    detail = "There is no page at this address. Was the link cut off when it was copied?"
+    return render_page("error.html", 404, visitor=None, title="Not found", detail=detail)
 
 
 def install(app: FastAPI, context: Context, session_secret: str, openid: OpenId | None = None) -> None:
     """Add the pages to an app. Replicas of one service need the same `session_secret`."""
     app.state.pages = Site(context, Sessions(session_secret, context.clock), Streams(context.limits), openid)
-    documentation.install(app)
+    static_files.install(app)
     app.router.routes.extend(_build_routes())
 
 
@@ -63,6 +82,7 @@ def _build_routes() -> list[BaseRoute]:
     router = APIRouter(include_in_schema=False)
     for page in PAGES:
         router.include_router(page.router)
+    router.include_router(_not_found)  # last, because it matches any path
     return router.routes
 
 

@@ -1,4 +1,6 @@
-"""Forms that act on a run: stop it, veto, release or undo its decision, label, describe, correct its metric roles."""
+"""Forms that act on a run: stop it, veto, release or undo its decision, label, describe, correct its metric roles; and
+forms that confirm or refuse a proposal.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Form, Request, Response
+from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import commands, second_person
 from evalstop_service.domain.decision_lifecycle import Released, StopOrdered, Undone, Vetoed
@@ -15,17 +18,19 @@ from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Message, RolesCorrected
 from evalstop_service.projects.project_settings import parse_form
 from evalstop_service.runs.descriptions import describe_run
-from evalstop_service.store import decisions
+from evalstop_service.security.scopes import VisitorRole
+from evalstop_service.store import decisions, proposals
 from evalstop_service.web.dashboard import forms
-from evalstop_service.web.dashboard.notices import add_notice
-from evalstop_service.web.dashboard.responses import Forbidden, PageRoute
+from evalstop_service.web.dashboard.cookies import add_notice
+from evalstop_service.web.dashboard.responses import Forbidden, PageRoute, SignInOutdated
+from evalstop_service.web.dashboard.sign_in import safe_path
 from evalstop_service.web.dashboard.visitor import Operator, Site, SiteOf, Visitor
 
 router = APIRouter(route_class=PageRoute)
 
 Text = Annotated[str, Form()]
 Next = Annotated[str, Form(alias="next")]
-"""The page to return to; by default the run's."""
+"""The page to return to; by default that of the run, or of the queue."""
 
 
 class LabelForm:
@@ -154,3 +159,37 @@ def correct_roles(
         visitor.load_run(tx, run_id)
     site.context.committer.submit_and_wait(Message(visitor.project.id, run_id, RolesCorrected(metrics, visitor.actor)))
     return forms.redirect_back(run_id, "")
+
+
+QUEUE = "/#queue"
+
+
+@router.post("/proposals/{proposal_id}/confirm")
+def confirm_proposal(
+    proposal_id: UUID, site: SiteOf, visitor: Operator, reason: Annotated[str, Form()] = "", target: Next = QUEUE
+) -> Response:
+    """Confirm a proposal of another person, or of the service."""
+    _require_right(proposal_id, site, visitor, target)
+    note = forms.parse_note(reason)
+    second_person.confirm_proposal(site.database, visitor.author(site.clock()), proposal_id, note)
+    return RedirectResponse(safe_path(target), 303)
+
+
+@router.post("/proposals/{proposal_id}/refuse")
+def refuse_proposal(proposal_id: UUID, site: SiteOf, visitor: Operator, target: Next = QUEUE) -> Response:
+    """Refuse a proposal, or withdraw your own."""
+    _require_right(proposal_id, site, visitor, target)
+    second_person.refuse_proposal(site.database, visitor.author(site.clock()), proposal_id)
+    return RedirectResponse(safe_path(target), 303)
+
+
+def _require_right(proposal_id: UUID, site: Site, visitor: Visitor, target: str) -> None:
+    """Raise unless the visitor may answer the proposal; one that allows more stops needs an admin who has just signed
+    in."""
+    with site.database.reading() as tx:
+        proposal = proposals.load_proposal(tx, visitor.project.id, proposal_id)
+    if proposal.kind.needs_admin:
+        if not visitor.role.covers(VisitorRole.ADMIN):
+            raise Forbidden(f"You are signed in as {visitor.role}. This needs the role admin.")
+        if not visitor.has_just_signed_in(site.clock()):
+            raise SignInOutdated(safe_path(target))

@@ -27,10 +27,9 @@ from evalstop_service.store.series import Segment
 from evalstop_service.web.api.list_filters import RunQuery
 from evalstop_service.web.dashboard import formatting, forms, sparkline
 from evalstop_service.web.dashboard.compare import LEAST_RUNS, MOST_RUNS
-from evalstop_service.web.dashboard.live_updates import Follow
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.sparkline import Sparkline
-from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
+from evalstop_service.web.dashboard.visitor import Follow, SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
 

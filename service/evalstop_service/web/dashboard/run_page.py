@@ -1,17 +1,18 @@
-"""The page of one run: its state, charts, decisions and metrics."""
+"""The page of one run: its state, charts, decisions as swim lanes over one time axis, and metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from evalstop_service.decisions import transitions
 from evalstop_service.domain.decision_lifecycle import (
+    AWAITING_CONFIRMATION,
     NEXT_STATES,
     Action,
     DecisionState,
@@ -39,15 +40,17 @@ from evalstop_service.store import (
     series,
 )
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.decisions import Decision
+from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.observations import LatestObservation, PostedObservation
 from evalstop_service.store.projects import Project
 from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
-from evalstop_service.web.dashboard import charted_series, curve_drawing, decision_lanes, formatting
-from evalstop_service.web.dashboard.live_updates import Follow
+from evalstop_service.store.series import Segment
+from evalstop_service.web.dashboard import charts, formatting
+from evalstop_service.web.dashboard.charts import list_charted
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page, send_json
-from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
+from evalstop_service.web.dashboard.sparkline import STRETCHES, Frame
+from evalstop_service.web.dashboard.visitor import Follow, SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
 
@@ -91,13 +94,11 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         proposed = proposals.list_open(tx, run.project_id, site.clock(), subjects)
         shares = _load_shares(tx, run)
         latest_policies = policies.list_latest(tx, visitor.project.id)
-        curves = curve_drawing.load_curves(tx, run)
+        curves = charts.load_curves(tx, run)
         others = runs.list_spared_runs(tx, run, Action.STOP) if run.status in OPEN else []
         current = next((decision for decision in on_record if decision.attempt == run.attempt), None)
         can = _find_actions(tx, visitor.project, run, current, site.clock())
-    lanes = {
-        decision.id: decision_lanes.draw_lanes(decision, histories[decision.id], site.clock()) for decision in on_record
-    }
+    lanes = {decision.id: draw_lanes(decision, histories[decision.id], site.clock()) for decision in on_record}
     return render_page(
         "run.html",
         visitor=visitor,
@@ -125,7 +126,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         sources=lambda metric: _describe_role_source(run, metric),
         # With a role but no value yet, too.
         choices=sorted({*run.metrics, *(item.metric for item, _ in metrics)})[:MOST_CHOICES],
-        has_others=not charted_series.list_charted(run).keys() >= {item.metric for item, _ in metrics},
+        has_others=not charts.list_charted(run).keys() >= {item.metric for item, _ in metrics},
         # Its own version first.
         tried=list(dict.fromkeys([f"{run.policy_name}@{run.policy_version}", *latest_policies])),
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),
@@ -133,7 +134,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         params=details.params,
         description=details.description,
         link=make_link,
-        turn_step=charted_series.find_turn_step(run, current),
+        turn_step=charts.find_turn_step(run, current),
         roles={role["role"]: metric for metric, role in run.metrics.items()},
         summary=formatting.describe_run(run, current, site.clock()),
         reason=(current or run).verdict.reason,
@@ -146,14 +147,14 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-    charted = charted_series.load_charted(site.database, [run], MOST_POINTS)[run.id]
+    charted = charts.load_charted(site.database, [run], MOST_POINTS)[run.id]
     return send_json(
         {
             # A list, because a metric may be named __proto__.
             "series": [{"metric": item.metric, "role": item.role, **_to_columns(item.drawn)} for item in charted],
             "best_checkpoint": run.best_checkpoint,
             "raw_maximum": run.raw_maximum,
-            "turn_step": charted_series.find_turn_step(run, decision),
+            "turn_step": charts.find_turn_step(run, decision),
             "last_step": run.last_step,
             # Drawn where the run was cut off.
             "planned_end": run.total_steps if run.length_known and run.status in _CUT_OFF else None,
@@ -229,3 +230,120 @@ def _to_columns(points: Sequence[PostedObservation]) -> dict[str, list[Any]]:
         "values": [point.value for point in points],
         "stderrs": [point.stderr for point in points],
     }
+
+
+A_PAGE = 24
+MOST_SHOWN = 480
+
+
+@dataclass(frozen=True)
+class MetricChart:
+    """The line of a metric and the frame that it fills; none without finite values."""
+
+    latest: LatestObservation
+    line: str
+    frame: Frame | None
+
+
+@router.get("/metric-charts")
+def show_metric_charts(
+    run_id: UUID, site: SiteOf, visitor: SignedIn, shown: Annotated[int, Query(ge=1, le=MOST_SHOWN)] = A_PAGE
+) -> Response:
+    """The first `shown` charts, by name."""
+    with site.database.reading() as tx:
+        run = visitor.load_run(tx, run_id)
+        charted = list_charted(run)
+        other_metrics = [item for item in observations.list_latest(tx, run.id) if item.metric not in charted]
+        segments = series.load_segments(tx, [(run.id, item.metric) for item in other_metrics[:shown]], STRETCHES)
+    charts = [_draw_chart(item, segments.get((run.id, item.metric), ())) for item in other_metrics[:shown]]
+    more_link = make_link(f"/runs/{run.id}/metric-charts", {"shown": min(shown + A_PAGE, MOST_SHOWN)})
+    remaining_count = max(0, len(other_metrics) - shown)
+    return render_page(
+        "metric_charts.html",
+        visitor=visitor,
+        run=run,
+        charts=charts,
+        left=remaining_count,
+        more=more_link if remaining_count and shown < MOST_SHOWN else None,
+    )
+
+
+def _draw_chart(latest: LatestObservation, segments: Sequence[Segment]) -> MetricChart:
+    frame = Frame.around(segments) if segments else None
+    return MetricChart(latest, frame.line(segments) if frame else "", frame)
+
+
+LASTING = AWAITING_CONFIRMATION | {DecisionState.ON_HOLD, DecisionState.PENDING, DecisionState.PARKED}
+"""States that another state must follow. Any other is shown as a moment while it is the last."""
+
+WITH_DEADLINE = AWAITING_CONFIRMATION | {DecisionState.PENDING}
+"""The ones with a deadline."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The verdict or a state: when it began, by whom and why, and its position in percent of the axis.
+
+    `seconds`: how long it lasted; None: it is a moment, or still lasts (`is_open`), at the latest `until`, if known.
+    `actor`, `reason`: empty if they are the same as in the verdict's lane.
+    """
+
+    name: str
+    state: str
+    at: datetime
+    actor: str
+    reason: str
+    x: float
+    width: float = 0.0
+    seconds: float | None = None
+    is_open: bool = False
+    until: datetime | None = None
+    details: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class DecisionLanes:
+    """The lanes of a decision, first to last, and the length of their axis in seconds."""
+
+    lanes: Sequence[Lane]
+    seconds: float
+
+
+def draw_lanes(decision: Decision, changes: Sequence[DecisionChange], now: datetime) -> DecisionLanes:
+    """The lanes of a decision and its changes, oldest first; there is at least one change."""
+    first, last = changes[0], changes[-1]
+    is_open = last.state in LASTING
+    until = decision.due_at if last.state is DecisionState.PENDING else decision.deadline_at
+    until = until if last.state in WITH_DEADLINE else None
+    end = max(last.at, now, until or now) if is_open else last.at
+    seconds = (end - first.at).total_seconds()
+
+    def place(at: datetime) -> float:
+        return round(100 * (at - first.at).total_seconds() / seconds, 2) if seconds else 0.0
+
+    lanes = []
+    if not decision.ordered:
+        lanes.append(Lane("verdict", "verdict", first.at, first.actor, first.reason, x=0.0))
+    for change, following in zip(changes, [*changes[1:], None], strict=True):
+        ended = following.at if following else end
+        is_last, is_told = following is None, change is first and bool(lanes)
+        lanes.append(
+            Lane(
+                _name_lane(change.state, decision),
+                change.state,
+                change.at,
+                "" if is_told else change.actor,
+                "" if is_told else change.reason,
+                x=place(change.at),
+                width=round(place(ended) - place(change.at), 2),
+                seconds=None if is_last else (ended - change.at).total_seconds(),
+                is_open=is_last and is_open,
+                until=until if is_last else None,
+                details=formatting.list_change_details(change),
+            )
+        )
+    return DecisionLanes(lanes, seconds)
+
+
+def _name_lane(state: DecisionState, decision: Decision) -> str:
+    return "veto window" if state is DecisionState.PENDING else formatting.name_state(state, decision.action)

@@ -23,7 +23,7 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.keys import SCOPES, Key
 from evalstop_service.store.projects import Project
 from evalstop_service.web.dashboard import forms
-from evalstop_service.web.dashboard.notices import add_notice
+from evalstop_service.web.dashboard.cookies import add_notice
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import Admin, FreshAdmin, Operator, SignedIn, Site, SiteOf, Visitor
 

@@ -18,13 +18,13 @@ from evalstop_service.web.context import read_address
 from evalstop_service.web.dashboard.cookies import (
     PROJECT,
     SESSION,
+    SESSION_SECONDS,
     SIGN_IN_FORM,
     delete_cookie,
     read_cookie,
     set_cookie,
 )
 from evalstop_service.web.dashboard.responses import PageRoute, render_page, send_json
-from evalstop_service.web.dashboard.sessions import SESSION_SECONDS
 from evalstop_service.web.dashboard.visitor import SignedIn, Site, SiteOf, find_visitor, is_cross_site, may_view
 
 router = APIRouter(route_class=PageRoute)

@@ -9,7 +9,7 @@ from typing import Annotated
 from uuid import UUID
 
 from anyio import to_thread
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request, Response
 
 from evalstop_service.clock import Clock
 from evalstop_service.projects.key_cache import may_come_from
@@ -24,12 +24,17 @@ from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.runs import Run
 from evalstop_service.store.turns import WORK
 from evalstop_service.web.context import Context, read_address
-from evalstop_service.web.dashboard.cookies import PROJECT, SESSION, read_cookie
-from evalstop_service.web.dashboard.notices import read_notice
-from evalstop_service.web.dashboard.period import ALL_TIME, Period, read_period
-from evalstop_service.web.dashboard.responses import Forbidden, InvalidFormToken, SignInOutdated, SignInRequired
+from evalstop_service.web.dashboard.cookies import FRESH_SECONDS, PROJECT, SESSION, Sessions, read_cookie, read_notice
+from evalstop_service.web.dashboard.responses import (
+    ALL_TIME,
+    Forbidden,
+    InvalidFormToken,
+    Period,
+    SignInOutdated,
+    SignInRequired,
+    read_period,
+)
 from evalstop_service.web.dashboard.server_sent_events import Streams
-from evalstop_service.web.dashboard.sessions import FRESH_SECONDS, Sessions
 from evalstop_service.web.limits import LIMITS, hold_place, set_sender
 
 
@@ -247,3 +252,24 @@ async def _require_fresh_sign_in(request: Request, site: SiteOf, visitor: Admin)
 
 FreshAdmin = Annotated[Visitor, Depends(_require_fresh_sign_in)]
 """An admin with a recent sign-in: for changes that allow more stops or grant access, and for showing secrets."""
+
+
+FollowRevision = Callable[[Callable[[Transaction], str | None]], Response]
+
+
+async def _follow_revision(
+    request: Request, site: SiteOf, seen: str = "", last_event_id: Annotated[str | None, Header()] = None
+) -> FollowRevision:
+    def follow(revision: Callable[[Transaction], str | None]) -> Response:
+        def read_revision() -> str | None:
+            with site.database.reading() as tx:
+                return None if find_visitor(tx, site, request) is None else revision(tx)
+
+        return site.streams.open_stream(WORK.get(), last_event_id or seen, read_revision)
+
+    return follow
+
+
+Follow = Annotated[FollowRevision, Depends(_follow_revision)]
+"""Sends an event whenever a revision changes from the one that the page shows, which was rendered with it or got it by
+the last event; the stream ends when the revision is None or the visitor is signed out."""

@@ -10,8 +10,8 @@ from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
-from evalstop_service.web.dashboard import analysis, evidence
-from evalstop_service.web.dashboard.gao_chart import build_chart
+from evalstop_service.web.dashboard import analysis
+from evalstop_service.web.dashboard.analysis import build_chart
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,7 +89,7 @@ def test_evidence_equals_that_of_the_monitor() -> None:
     """Each track ends with the evidence of a replay, and reaches its threshold where the replay stops."""
     policy = policy_from_document(LEVEL_POLICY)
     observed = hacking_observations(29)
-    tracks = evidence.replay_evidence(policy, observed)
+    tracks = analysis.replay_evidence(policy, observed)
     verdict = replay(policy, observed)
     assert [track.points[-1].value for track in tracks] == [item.value for item in verdict.evidence if item is not None]
     track = tracks[0]
@@ -101,7 +101,7 @@ def test_share_covered_equals_the_detectors_outlook() -> None:
     """From the third eval on, the share of its final gain that a run has covered follows from the posterior's
     outlook, and grows."""
     policy, observed = POLICIES["default"], hacking_observations(45)
-    track, *others = evidence.replay_evidence(policy, observed)
+    track, *others = analysis.replay_evidence(policy, observed)
     assert not any(other.covered for other in others)
     assert [share.step for share in track.covered] == [item.step for item in HACKING[2:45]]
     for evals in (10, 29, 45):

@@ -10,7 +10,7 @@ import pytest
 from evalstop_service.domain.decision_lifecycle import NEXT_STATES, DecisionState
 from evalstop_service.domain.run import Call, Verdict
 from evalstop_service.store.decisions import Decision, DecisionChange
-from evalstop_service.web.dashboard.decision_lanes import LASTING, DecisionLanes, draw_lanes
+from evalstop_service.web.dashboard.run_page import LASTING, DecisionLanes, draw_lanes
 from hypothesis import given
 from hypothesis import strategies as st
 

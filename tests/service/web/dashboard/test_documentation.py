@@ -16,7 +16,7 @@ import httpx
 import pytest
 from evalstop_service.store.database import Database
 from evalstop_service.web import dashboard
-from evalstop_service.web.dashboard.documentation import FOLDER
+from evalstop_service.web.dashboard.static_files import FOLDER
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from playwright.sync_api import expect
 

@@ -12,7 +12,7 @@ from evalstop_service.store.decisions import DecisionChange
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.series import Segment
 from evalstop_service.web.dashboard import formatting, sparkline
-from evalstop_service.web.dashboard.downsampling import downsample
+from evalstop_service.web.dashboard.charts import downsample
 from hypothesis import given
 from hypothesis import strategies as st
 

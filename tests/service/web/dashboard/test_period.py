@@ -9,7 +9,7 @@ from html import unescape
 import httpx
 import pytest
 from evalstop_service.store.database import Database
-from evalstop_service.web.dashboard.period import PERIODS, Period
+from evalstop_service.web.dashboard.responses import PERIODS, Period
 
 from tests.service.case_rows import insert_cases
 from tests.service.web.dashboard.recorded_runs import Tenant, load_recorded_evals

@@ -39,7 +39,6 @@ ROUTE_ROLES: dict[tuple[str, str], int] = {
     ("GET", "/session"): ANYONE,
     ("GET", "/openid/start"): ANYONE,
     ("GET", "/openid/callback"): ANYONE,
-    ("GET", "/{path:path}"): ANYONE,
     ("POST", "/logout"): VIEWER,
     ("GET", "/projects"): VIEWER,
     ("POST", "/projects"): VIEWER,

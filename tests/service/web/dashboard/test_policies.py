@@ -15,7 +15,7 @@ from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_service.clock import utc_now
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.store.database import Database
-from evalstop_service.web.dashboard import policy_diff
+from evalstop_service.web.dashboard import policies
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,10 +40,10 @@ def level_document(**changes: Any) -> dict[str, Any]:
 def test_policy_diff_is_symmetric(first: str, second: str) -> None:
     """A policy does not differ from itself; swapping the documents swaps before and after."""
     before, after = policy_to_document(POLICIES[first]), policy_to_document(POLICIES[second])
-    assert policy_diff.compare_fields(before, before) == []
-    assert policy_diff.compare_lines(before, before) == []
-    forward = {(row.group, row.field, row.before, row.after) for row in policy_diff.compare_fields(before, after)}
-    backward = {(row.group, row.field, row.after, row.before) for row in policy_diff.compare_fields(after, before)}
+    assert policies.compare_fields(before, before) == []
+    assert policies.compare_lines(before, before) == []
+    forward = {(row.group, row.field, row.before, row.after) for row in policies.compare_fields(before, after)}
+    backward = {(row.group, row.field, row.after, row.before) for row in policies.compare_fields(after, before)}
     assert forward == backward
     assert bool(forward) == (first != second)
 
@@ -52,7 +52,7 @@ def test_members_are_matched_by_id() -> None:
     """A detector inserted before the others is one new member, not a change of all."""
     before = level_document()
     after = level_document(members=[{"detector": "floor", "params": {}, "weight": 1.0}, *before["members"]])
-    assert {change.group for change in policy_diff.compare_fields(before, after)} == {"floor"}
+    assert {change.group for change in policies.compare_fields(before, after)} == {"floor"}
 
 
 def test_diff_numbers_have_three_digits_or_as_many_as_differ() -> None:
@@ -62,7 +62,7 @@ def test_diff_numbers_have_three_digits_or_as_many_as_differ() -> None:
         level_document(members=[members[0] | {"weight": first}, members[1] | {"weight": second}])
         for first, second in ((0.123456, 0.5), (0.123444, 0.6))
     )
-    changes = [(row.group, row.field, row.before, row.after) for row in policy_diff.compare_fields(before, after)]
+    changes = [(row.group, row.field, row.before, row.after) for row in policies.compare_fields(before, after)]
     assert changes == [
         ("k_below_best", "weight", "0.123456", "0.123444"),
         ("eval", "weight", "0.5", "0.6"),

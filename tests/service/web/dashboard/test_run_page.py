@@ -17,7 +17,7 @@ from evalstop_service.store import observations, policies, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
-from evalstop_service.web.dashboard import metric_charts
+from evalstop_service.web.dashboard import run_page
 from msgspec import structs
 
 from tests.service.web.dashboard.recorded_runs import (
@@ -173,7 +173,7 @@ def test_other_metrics_have_small_charts(visitor: httpx.Client, tenant: Tenant) 
     """Metrics that the main chart leaves out get small charts, 24 at first; one without finite values says so."""
     run = tenant.open_run("ppo")
     tenant.post_evals(run, HACKING[:3])
-    names = [f"train/<b>{number:02}" for number in range(metric_charts.A_PAGE + 2)]
+    names = [f"train/<b>{number:02}" for number in range(run_page.A_PAGE + 2)]
     points = [PostedObservation(name, step, step * 0.5) for name in names for step in range(4)]
     points.append(PostedObservation("a/nan", 0, float("nan")))
     tenant.post_observations(run, points)

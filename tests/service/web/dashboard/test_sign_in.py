@@ -10,8 +10,7 @@ import httpx
 import pytest
 from evalstop_service.store import keys
 from evalstop_service.store.database import Database
-from evalstop_service.web.dashboard.cookies import SESSION
-from evalstop_service.web.dashboard.sessions import LINK_SECONDS, Sessions
+from evalstop_service.web.dashboard.cookies import LINK_SECONDS, SESSION, Sessions
 from evalstop_service.web.dashboard.sign_in import safe_path
 from hypothesis import example, given
 from hypothesis import strategies as st
