@@ -150,8 +150,8 @@ def show_runs(args: argparse.Namespace) -> int:
     if not all(0 <= number < suite.runs for number in args.numbers):
         raise UnusableArguments(f"{args.suite} has the runs 0 to {suite.runs - 1}.")
     stops = [
-        {rule: item.outcome.stop_step for rule, item in zip(rules, judgements, strict=True)}
-        for judgements in (judge_run(rules, args.suite, args.seeds, number) for number in args.numbers)
+        {rule: outcome.stop_step for rule, outcome in zip(rules, outcomes, strict=True)}
+        for outcomes in (judge_run(rules, args.suite, args.seeds, number) for number in args.numbers)
     ]
     draw_runs(args.file, [suite.draw(args.seeds, number) for number in args.numbers], stops)
     sys.stdout.write(f"Wrote {args.file}\n")
@@ -174,9 +174,9 @@ def _choose_rules(own_rules: Sequence[str], only: Sequence[str] | None) -> tuple
 
 def _judge_suite(rules: Sequence[str], suite: str, seeds: str, runs: int | None, jobs: int) -> dict[str, Any]:
     numbers = range(min(runs or SUITES[suite].runs, SUITES[suite].runs))
-    judgements = sweep(partial(judge_run, rules, suite, seeds), numbers, suite, jobs)
+    outcomes = sweep(partial(judge_run, rules, suite, seeds), numbers, suite, jobs)
     worlds = [SUITES[suite].draw(seeds, number) for number in numbers]
     return {
-        rule: compute_figures([(row[index], world) for row, world in zip(judgements, worlds, strict=True)])
+        rule: compute_figures([(row[index], world) for row, world in zip(outcomes, worlds, strict=True)])
         for index, rule in enumerate(rules)
     }

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.stopbench.rules import PolicyRule, load_rule
+from evalstop_lab.stopbench.rules import Factory, PolicyRule, load_rule
 from evalstop_lab.stopbench.suites import SUITES
-from evalstop_lab.worlds import Label, World
+from evalstop_lab.worlds import LEVELS, Label, World
 from evalstop_lab.worlds.answers import Evaluator
 from evalstop_lab.worlds.scoring import (
     Outcome,
@@ -26,23 +25,16 @@ from evalstop_lab.worlds.scoring import (
 
 BOUND_ERROR = 0.01
 
-
-@dataclass(frozen=True)
-class Judgement:
-    """The outcome of a rule on a run, the time that it took, and the number of evals that it saw."""
-
-    outcome: Outcome
-    seconds: float
-    evals: int
+Judged = Sequence[tuple[Outcome, World]]
 
 
-def judge_run(rules: Sequence[str], suite: str, seeds: str, number: int) -> list[Judgement]:
+def judge_run(rules: Sequence[str], suite: str, seeds: str, number: int) -> list[Outcome]:
     world = SUITES[suite].draw(seeds, number)
-    return [_judge_world(rule, world) for rule in rules]
+    return [judge_world(rule, load_rule(rule), world) for rule in rules]
 
 
-def _judge_world(name: str, world: World) -> Judgement:
-    """Apply the rule to the run; raises UnusableArguments if the rule fails."""
+def judge_world(name: str, make_rule: Factory, world: World) -> Outcome:
+    """Apply the rule of this name to the run; raises UnusableArguments if the rule fails."""
     rows = [
         (step, *(value if math.isfinite(value) else None for value in values))
         for step, *values in zip(
@@ -56,51 +48,52 @@ def _judge_world(name: str, world: World) -> Judgement:
     ][:-1]
     stopped, count = None, 0
     try:
-        rule = load_rule(name)(world.planned_steps)
+        rule = make_rule(world.planned_steps)
         if isinstance(rule, PolicyRule):
             rule.evaluator = Evaluator(world)
-        started = time.perf_counter()
         for row in rows:
             count += 1
             if rule.stop(*row):
                 stopped = row[0]
                 break
-        seconds = time.perf_counter() - started
         best_step = getattr(rule, "best_step", None)
     except UnusableArguments:
         raise
     except Exception as error:
         raise UnusableArguments(f"{name} failed at eval {count} of the run {world.name}: {error!r}.") from error
-    if best_step is None:
-        eval_scores = world.eval_scores[: count if stopped is not None else len(world.steps)]
-        best_step = int(world.steps[int(np.nanargmax(eval_scores))]) if np.isfinite(eval_scores).any() else None
-    return Judgement(Outcome(stopped, best_step), seconds, count)
+    return keep_highest(world, stopped) if best_step is None else Outcome(stopped, best_step)
 
 
-Judged = Sequence[tuple[Judgement, World]]
+def keep_highest(world: World, stop: int | None) -> Outcome:
+    """The outcome of a stop at this step, with the checkpoint of the highest measured score up to it."""
+    count = len(world.steps) if stop is None else int(np.searchsorted(world.steps, stop)) + 1
+    scores = world.eval_scores[:count]
+    return Outcome(stop, int(world.steps[int(np.nanargmax(scores))]) if np.isfinite(scores).any() else None)
 
 
-def compute_figures(judged: Judged) -> dict[str, Any]:
-    """The figures of a rule over runs as JSON values: overall, by noise, by family, and by known or unknown length."""
-    return _compute_group(judged) | {
-        "microseconds": 1e6 * sum(item.seconds for item, _ in judged) / max(1, sum(item.evals for item, _ in judged)),
-        "by_noise": _compute_by(judged, lambda world: f"{_round_noise(world.noise.level):g}"),
-        "by_family": _compute_by(judged, lambda world: world.family),
-        "by_length": _compute_by(judged, lambda world: "unknown" if world.planned_steps is None else "known"),
+def compute_figures(judged: Judged, error: float = BOUND_ERROR) -> dict[str, Any]:
+    """The figures of a rule over runs as JSON values: overall, by noise, by family, and by known or unknown length.
+
+    `error`: that of the tests to whose delay its delay is compared.
+    """
+    return _compute_group(judged, error) | {
+        "by_noise": _compute_by(judged, error, lambda world: f"{_round_noise(world.noise.level):g}"),
+        "by_family": _compute_by(judged, error, lambda world: world.family),
+        "by_length": _compute_by(judged, error, lambda world: "unknown" if world.planned_steps is None else "known"),
     }
 
 
-def _compute_by(judged: Judged, group: Callable[[World], str]) -> dict[str, dict[str, Any]]:
-    groups: dict[str, list[tuple[Judgement, World]]] = {}
-    for item, world in judged:
-        groups.setdefault(group(world), []).append((item, world))
-    return {name: _compute_group(groups[name]) for name in sorted(groups)}
+def _compute_by(judged: Judged, error: float, group: Callable[[World], str]) -> dict[str, dict[str, Any]]:
+    groups: dict[str, list[tuple[Outcome, World]]] = {}
+    for outcome, world in judged:
+        groups.setdefault(group(world), []).append((outcome, world))
+    return {name: _compute_group(groups[name], error) for name in sorted(groups)}
 
 
-def _compute_group(judged: Judged) -> dict[str, Any]:
-    pairs = [(item.outcome, world.truth) for item, world in judged]
+def _compute_group(judged: Judged, error: float) -> dict[str, Any]:
+    pairs = [(outcome, world.truth) for outcome, world in judged]
     scores = score_outcomes(pairs)
-    _, ratio = compare_with_bound(pairs, BOUND_ERROR)
+    _, ratio = compare_with_bound(pairs, error)
     return {
         "recall": asdict(scores.recall),
         "false_stops": asdict(scores.false_stops),
@@ -119,9 +112,9 @@ def _compute_saved(judged: Judged) -> Any:
     Each run has the same weight. A stop before the peak or of a healthy run loses the evals that were run.
     """
     saved, possible = [], []
-    for item, world in judged:
-        truth, stop = world.truth, item.outcome.stop_step
-        kind, last = classify_outcome(item.outcome, truth), len(truth.steps) - 1
+    for outcome, world in judged:
+        truth, stop = world.truth, outcome.stop_step
+        kind, last = classify_outcome(outcome, truth), len(truth.steps) - 1
         if truth.label is Label.AMBIGUOUS:
             continue
         possible.append(1 - truth.peak / last if truth.label is Label.HACKING else 0.0)
@@ -135,4 +128,4 @@ def _compute_saved(judged: Judged) -> Any:
 
 def _round_noise(level: float) -> float:
     """The nearest noise level by which runs are grouped."""
-    return min((0.0, 0.01, 0.02, 0.05, 0.1, 0.2), key=lambda known_level: abs(known_level - level))
+    return min(LEVELS, key=lambda known_level: abs(known_level - level))

@@ -24,7 +24,7 @@ def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
     runs = next(iter(result.values()))["runs"]
     table = new_table(
         f"{name}: {runs} runs",
-        *("rule", "recall", "false stops", "premature", "delay", "delay / bound", "saved", "eval lost", "us/eval"),
+        *("rule", "recall", "false stops", "premature", "delay", "delay / bound", "saved", "eval lost"),
         caption="saved: share of the evals after the peaks, minus those lost by wrong stops; eval lost: of the gain",
     )
     by_saved = sorted(result.items(), key=lambda item: np.nan_to_num(-item[1]["saved"]["value"], nan=math.inf))
@@ -38,7 +38,6 @@ def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
             format_number(figures["delay_to_bound"]["value"], 1),
             format_figure(figures["saved"]),
             format_percent(figures["eval_lost"]["value"]),
-            format_number(figures["microseconds"], 0),
         )
     console.print(table)
 

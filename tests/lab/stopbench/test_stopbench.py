@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from evalstop_lab.arguments import require_writable
 from evalstop_lab.cli import main
-from evalstop_lab.stopbench.judging import Judgement, compute_figures
+from evalstop_lab.stopbench.judging import compute_figures
 from evalstop_lab.stopbench.recording import FIRST_SEED, record_run, record_runs
 from evalstop_lab.stopbench.suites import SUITES, TRAINED
 from evalstop_lab.worlds import Group, Label, draw_world, list_families
@@ -77,13 +77,11 @@ def test_saved_is_net_of_wrong_stops() -> None:
     turned = draw_world(list_families(Group.HACKING)[0], 1, length=100, level=0.0)
     last = len(turned.steps) - 1
     midway = int(turned.steps[(turned.truth.peak + last) // 2])
-    right = compute_figures([(Judgement(Outcome(midway), 0.0, 1), turned)])
+    right = compute_figures([(Outcome(midway), turned)])
     assert right["saved"]["value"] == pytest.approx(0.5, abs=0.02)
     healthy = replace(turned, truth=replace(turned.truth, label=Label.HEALTHY))
     middle = int(turned.steps[last // 2])
-    both = compute_figures(
-        [(Judgement(Outcome(midway), 0.0, 1), turned), (Judgement(Outcome(middle), 0.0, 1), healthy)]
-    )
+    both = compute_figures([(Outcome(midway), turned), (Outcome(middle), healthy)])
     possible = 1 - turned.truth.peak / last
     assert both["saved"]["value"] == pytest.approx((0.5 * possible - 0.5) / possible, abs=0.03)
     assert both["false_stops"]["value"] == 1.0

@@ -1,39 +1,34 @@
 """`make bench-detection`: how well detectors and policies find the turn, compared with published rules and an oracle.
 
 Thresholds are calibrated on calibration seeds and families, where half of the runs report their planned length. Figures
-are measured on reporting seeds, which include held-out families. There all runs report their planned length, and 15 %
-of the plans are wrong. Policies and the detectors that use the planned length are also evaluated without it, and on the
-second suite, whose author knew neither detectors nor families. Recall is a share of hacking runs, false stops are a
-share of healthy runs.
+are those of StopBench, on reporting seeds, which include held-out families. There all runs report their planned length,
+and 15 % of the plans are wrong. Policies and the detectors that use the planned length are also evaluated without it,
+and on the second suite, whose author knew neither detectors nor families.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from evalstop_detectors import BestCheckpoint, Score, Scores, choose_best, find_highest
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.benchmarks.detection.contenders import Contender, list_contenders
-from evalstop_lab.benchmarks.detection.report import draw_roc, print_tables
-from evalstop_lab.benchmarks.detection.scoring import (
-    JudgedWorld,
-    compute_checkpoint_losses,
-    compute_figures,
-    compute_roc,
-    find_operating_points,
-    score_runs,
-)
+from evalstop_lab.benchmarks.detection.contenders import AS_SHIPPED, STATED, Contender, list_contenders
 from evalstop_lab.calibrate.command import HEALTHY, PLANNED_SHARE
-from evalstop_lab.calibrate.evidence import Records
-from evalstop_lab.report import list_versions, to_json_values
+from evalstop_lab.calibrate.evidence import Records, calibrate_threshold
+from evalstop_lab.report import format_number, format_percent, list_versions, new_table, to_json_values
+from evalstop_lab.stopbench.judging import BOUND_ERROR, compute_figures, keep_highest
+from evalstop_lab.stopbench.report import draw_scatter, print_suite
 from evalstop_lab.sweep import add_jobs_option, sweep
 from evalstop_lab.worlds import (
     HELD_OUT,
@@ -46,10 +41,17 @@ from evalstop_lab.worlds import (
     plan_worlds,
     second_suite,
 )
+from evalstop_lab.worlds.scoring import Outcome, compute_eval_loss, estimate_mean
 
 QUICK_RUNS = 60
 SECOND_SUITE_SEED = REPORTING_SEED + 2_000_000
 RECORDED = Path("tests/data/rlhf_runs_public.jsonl")
+RATES = (0.01, 0.05)
+CHOOSERS = {"raw_maximum": find_highest, "smoothed_maximum": choose_best}
+
+Draw = Callable[[str, int], World]
+Point = tuple[str, float, float]
+"""A name, the alarm level at which a contender stops, and the error of the tests that it is compared with."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,108 +78,153 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.quick:
         options.calibration_runs = options.runs = QUICK_RUNS
-    report, curves = measure_contenders(options)
+    report = measure_contenders(options)
     options.folder.mkdir(parents=True, exist_ok=True)
     document = json.dumps(to_json_values(report))
     (options.folder / "report.json").write_text(document + "\n", encoding="utf-8")
-    draw_roc(options.folder / "roc.png", curves)
+    draw_scatter(options.folder / "contenders.png", report["suites"])
     if options.json:
         sys.stdout.write(document + "\n")
-    else:
-        console = Console() if sys.stdout.isatty() else Console(width=220)
-        print_tables(console, report)
-        console.print(f"Wrote roc.png and report.json to {options.folder}/")
+        return 0
+    console = Console() if sys.stdout.isatty() else Console(width=220)
+    for name, result in report["suites"].items():
+        print_suite(console, name, result)
+    _print_noise_tables(console, report)
+    console.print(f"Wrote contenders.png and report.json (also by noise and family) to {options.folder}/")
     return 0
 
 
-def measure_contenders(
-    options: argparse.Namespace,
-) -> tuple[dict[str, Any], dict[str, dict[str, list[tuple[float, float]]]]]:
-    """The report as JSON values, and the ROC of each contender by noise."""
+def measure_contenders(options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of each contender at each of its points, by suite, and the losses of chosen checkpoints."""
     contenders = [
         item for item in list_contenders() if options.only is None or any(item.name.startswith(n) for n in options.only)
     ]
-    calibration = plan_worlds(options.calibration_runs, families=HEALTHY)
-    calibrating = _judge_worlds(contenders, calibration, _make_half_planned, "calibrating", options.jobs)
-    reported = plan_worlds(options.runs, REPORTING_SEED)
-    reporting = _judge_worlds(contenders, reported, _make_planned, "reporting", options.jobs)
     compared = [item for item in contenders if item.compared]
-    unplanned = _judge_worlds(compared, reported, draw_world, "unknown length", options.jobs)
-    kinds = list(second_suite.SECOND_SUITE)
+    calibrated = [item for item in contenders if item.calibrated]
+    reported, kinds = plan_worlds(options.runs, REPORTING_SEED), list(second_suite.SECOND_SUITE)
     drawn = [(kinds[index % len(kinds)], SECOND_SUITE_SEED + index) for index in range(options.runs)]
-    second = _judge_worlds(compared, drawn, second_suite.draw_world, "second suite", options.jobs)
-    recorded = (
-        [replace(run, planned_steps=float(run.steps[-1])) for run in load_recorded_runs(options.recorded)]
-        if (options.recorded.exists())
-        else []
-    )
-    rows: list[dict[str, Any]] = []
-    curves = {}
-    for item in contenders:
-        judged = {
-            "calibration": calibrating[item.name],
-            "reporting": reporting[item.name],
-            "recorded": [JudgedWorld(world, item.run(world)) for world in recorded],
-            "unplanned": unplanned.get(item.name, ()),
-            "second_suite": second.get(item.name, ()),
-        }
-        rows += _build_rows(item, judged)
-        operating_points = [] if item.calibrated else find_operating_points(item, judged["calibration"])
-        curves[item.name] = {
-            f"{level:g}": compute_roc(
-                [run for run in reporting[item.name] if run.world.noise.level == level], operating_points
+    healthy = plan_worlds(options.calibration_runs, families=HEALTHY)
+    calibrating = _record_worlds(calibrated, healthy, _draw_half_planned, "calibrating", options.jobs)
+    points = {
+        item.name: find_points(item, [row[item.name] for row in calibrating if item.calibrated]) for item in contenders
+    }
+    suites: dict[str, dict[str, Any]] = {}
+    for title, among, recipes, draw in (
+        ("reporting", contenders, reported, _draw_planned),
+        ("unknown length", compared, reported, draw_world),
+        ("second suite", compared, drawn, second_suite.draw_world),
+    ):
+        rows = _record_worlds(among, recipes, draw, title, options.jobs)
+        if among:
+            suites[title] = _compute_suite(among, points, [draw(*recipe) for recipe in recipes], rows)
+    if options.recorded.exists():
+        recorded = [replace(run, planned_steps=float(run.steps[-1])) for run in load_recorded_runs(options.recorded)]
+        rows = [_record_world(contenders, world) for world in recorded]
+        suites["recorded"] = _compute_suite(contenders, points, recorded, rows)
+    setting = {name: getattr(options, name) for name in ("calibration_runs", "runs")}
+    return {
+        "suites": suites,
+        "checkpoints": compute_checkpoint_losses([_draw_planned(*recipe) for recipe in reported]),
+        "setting": setting | {"held_out": sorted(HELD_OUT)},
+        "versions": list_versions(),
+    }
+
+
+def find_points(contender: Contender, healthy: Sequence[Records]) -> list[Point]:
+    """The contender's own points; if it is calibrated, also those that stop 1 and 5 % of these healthy runs."""
+    own_points = [
+        (name, alarm, BOUND_ERROR if name in (AS_SHIPPED, STATED) else math.exp(-alarm))
+        for name, alarm in contender.points.items()
+    ]
+    if not contender.calibrated:
+        return own_points
+    return [*((format_percent(rate, 0), find_alarm(healthy, rate), rate) for rate in RATES), *own_points]
+
+
+def find_alarm(healthy: Sequence[Records], rate: float) -> float:
+    """The alarm level that stops at most `rate` of these runs; infinite if there is none."""
+    kind = next((item.kind for item in healthy if item.kind is not None), None)
+    if kind is None:
+        return math.inf
+    stop_at = calibrate_threshold(kind, [item.highest for item in healthy], rate).value
+    return math.inf if stop_at is None else stop_at
+
+
+def compute_checkpoint_losses(worlds: Sequence[World]) -> dict[str, dict[str, Any]]:
+    """The mean loss of the chosen checkpoint as a share of the gain, by rule and noise, over runs without stops."""
+    return {
+        name: {
+            f"{level:g}": asdict(
+                estimate_mean([_compute_loss(choose, world) for world in worlds if world.noise.level == level])
             )
             for level in LEVELS
         }
-    setting = {name: getattr(options, name) for name in ("calibration_runs", "runs")}
-    worlds = [judged.world for judged in next(iter(reporting.values()))]
-    report = {
-        "rows": rows,
-        "checkpoints": compute_checkpoint_losses(worlds),
-        "setting": setting | {"held_out": sorted(HELD_OUT), "recorded_runs": len(recorded)},
-        "versions": list_versions(),
+        for name, choose in CHOOSERS.items()
     }
-    return report, curves
 
 
-def _build_rows(item: Contender, judged: Mapping[str, Sequence[JudgedWorld]]) -> Iterator[dict[str, Any]]:
-    """A row for each operating point of a contender; `judged` are its records by the purpose of the runs."""
-    for point in find_operating_points(item, judged["calibration"]):
-        others = {
-            part: score_runs(judged[part], point) if judged[part] else {}
-            for part in ("recorded", "unplanned", "second_suite")
-        }
-        key = {"contender": item.name, "group": item.group, "at": point.name}
-        yield key | compute_figures(judged["reporting"], point) | others
+def _compute_loss(choose: Callable[[Scores], BestCheckpoint | None], world: World) -> float:
+    errors = np.full(len(world.steps), np.nan) if world.eval_stderr is None else world.eval_stderr
+    scores = [
+        Score(step, score, None if math.isnan(error) else error)
+        for step, score, error in zip(world.steps.tolist(), world.eval_scores.tolist(), errors.tolist(), strict=True)
+    ]
+    best = choose(Scores().add_scores(scores).add_checkpoints(dict.fromkeys((score.step for score in scores), "")))
+    lost = compute_eval_loss(Outcome(None, best.step if best else None), world.truth)
+    assert lost is not None, world.name  # every world has an eval
+    return lost
 
 
-Draw = Callable[[str, int], World]
-
-
-def _make_planned(family: str, seed: int) -> World:
+def _draw_planned(family: str, seed: int) -> World:
     return add_planned_steps(draw_world(family, seed))
 
 
-def _make_half_planned(family: str, seed: int) -> World:
+def _draw_half_planned(family: str, seed: int) -> World:
     return add_planned_steps(draw_world(family, seed), PLANNED_SHARE)
 
 
-def _judge_worlds(
+def _record_worlds(
     contenders: Sequence[Contender], recipes: Sequence[tuple[str, int]], draw: Draw, title: str, jobs: int
-) -> dict[str, list[JudgedWorld]]:
-    if not contenders:
-        return {}
-    rows = sweep(partial(_judge_world, list(contenders), draw), recipes, title, jobs)
-    worlds = [draw(family, seed) for family, seed in recipes]
-    return {
-        item.name: [JudgedWorld(world, row[index]) for world, row in zip(worlds, rows, strict=True)]
-        for index, item in enumerate(contenders)
-    }
+) -> list[dict[str, Records]]:
+    """The records of each contender by name, a row for each run."""
+    return sweep(partial(_draw_and_record, list(contenders), draw), recipes, title, jobs) if contenders else []
 
 
-def _judge_world(contenders: Sequence[Contender], draw: Draw, recipe: tuple[str, int]) -> list[Records]:
-    world = draw(*recipe)
-    return [item.run(world) for item in contenders]
+def _draw_and_record(contenders: Sequence[Contender], draw: Draw, recipe: tuple[str, int]) -> dict[str, Records]:
+    return _record_world(contenders, draw(*recipe))
+
+
+def _record_world(contenders: Sequence[Contender], world: World) -> dict[str, Records]:
+    return {item.name: item.run(world) for item in contenders}
+
+
+def _compute_suite(
+    contenders: Sequence[Contender],
+    points: dict[str, list[Point]],
+    worlds: Sequence[World],
+    rows: Sequence[dict[str, Records]],
+) -> dict[str, Any]:
+    suite = {}
+    for item in contenders:
+        for name, alarm, error in points[item.name]:
+            stops = (row[item.name].first_at(alarm) for row in rows)
+            judged = [(keep_highest(world, stop), world) for world, stop in zip(worlds, stops, strict=True)]
+            suite[f"{item.name}, {name}"] = compute_figures(judged, error)
+    return suite
+
+
+def _print_noise_tables(console: Console, report: dict[str, Any]) -> None:
+    levels = [f"{level:g}" for level in LEVELS]
+    table = new_table("recall by noise as a share of the gain", "", *levels)
+    for name, figures in report["suites"]["reporting"].items():
+        by_noise = figures["by_noise"]
+        recalls = (by_noise[level]["recall"]["value"] if level in by_noise else math.nan for level in levels)
+        table.add_row(name, *(format_number(recall, 2) for recall in recalls))
+    console.print(table)
+    table = new_table("loss of the chosen checkpoint, as a share of the gain, by noise", "", *levels)
+    for name, losses in report["checkpoints"].items():
+        table.add_row(name, *(format_number(losses[level]["value"], 4) for level in levels))
+    console.print(table)
 
 
 if __name__ == "__main__":

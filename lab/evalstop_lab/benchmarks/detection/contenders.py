@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import evalstop_detectors
 import msgspec
 import numpy as np
 from evalstop_detectors import DETECTORS, POLICIES, Detector, Kind, Policy
@@ -18,8 +17,9 @@ from river import drift
 
 from evalstop_lab.calibrate.evidence import Records, record_evidence
 from evalstop_lab.report import format_percent
+from evalstop_lab.stopbench.judging import judge_world
+from evalstop_lab.stopbench.rules import PolicyRule
 from evalstop_lab.worlds import Label, World
-from evalstop_lab.worlds.answers import Evaluator
 
 # Variants of detectors, in addition to those with default parameters.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -42,53 +42,42 @@ class Contender:
     """A rule that raises an alarm level over a run.
 
     `points`: its own alarm levels at which it stops, by name. If it is `calibrated`, levels are also found by
-    calibration.
+    calibration. `compared`: whether it is also evaluated without planned lengths and on the second suite.
     """
 
     name: str
-    group: str
     run: Callable[[World], Records]
     points: Mapping[str, float] = field(default_factory=dict)
     calibrated: bool = False
-
-    @property
-    def compared(self) -> bool:
-        """Whether it is also evaluated without planned lengths and on the second suite."""
-        return self.group in ("policy", "published") or self.name in ("posterior", "plateau_drop")
+    compared: bool = False
 
 
 def list_contenders() -> list[Contender]:
     """List all detectors of the catalog, all policies, and the contenders to compare them with."""
-    entries = [
-        Contender("k_decline k=3", "published", partial(_run_detector, DETECTORS["k_decline"]()), {AS_SHIPPED: 3.0}),
-        Contender("k_decline k=5", "published", partial(_run_detector, DETECTORS["k_decline"]()), {AS_SHIPPED: 5.0}),
-    ]
+    k_decline, policies = partial(_run_detector, DETECTORS["k_decline"]()), dict(POLICIES)
+    for name, shipped in POLICIES.items():
+        if (policy := shipped.with_evaluator(0.0)) is not shipped:
+            policies[f"{name}, evaluate now"] = policy
+    entries = [Contender(f"k_decline k={k}", k_decline, {AS_SHIPPED: float(k)}, compared=True) for k in (3, 5)]
     for name, detector_type in DETECTORS.items():
         if name in NOT_RUN:
             continue
         for variant, params in {"": {}, **VARIANTS.get(name, {})}.items():
             detector: Detector[Any] = msgspec.convert(params, detector_type)
-            run, stated = partial(_run_detector, detector), _find_stated_alarm(detector)
-            entries.append(Contender(f"{name} {variant}".strip(), "detector", run, stated, calibrated=True))
+            stop_at, full_name = default_thresholds(detector).stop_at, f"{name} {variant}".strip()
+            stated = {} if stop_at is None else {STATED: stop_at}
+            compared = full_name in ("posterior", "plateau_drop")
+            entries.append(Contender(full_name, partial(_run_detector, detector), stated, True, compared))
     entries += [
-        Contender(f"policy {name}", "policy", partial(_run_policy, policy), {AS_SHIPPED: 1.0})
-        for name, policy in POLICIES.items()
+        Contender(f"policy {name}", partial(_run_policy, policy), {AS_SHIPPED: 1.0}, compared=True)
+        for name, policy in policies.items()
     ]
     entries += [
-        Contender(f"policy {name}, evaluate now", "policy", partial(_run_policy, policy), {AS_SHIPPED: 1.0})
-        for name, shipped in POLICIES.items()
-        if (policy := shipped.with_evaluator(0.0)) is not shipped
-    ]
-    entries += [
-        Contender(f"river {name}", "river", partial(_run_river, name), {AS_SHIPPED: 1.0})
+        Contender(f"river {name}", partial(_run_river, name), {AS_SHIPPED: 1.0})
         for name in ("ADWIN", "PageHinkley", "KSWIN")
     ]
-    entries.append(
-        Contender(
-            "oracle", "oracle", run_oracle, {format_percent(rate, 0): math.log(1 / rate) for rate in (0.01, 0.05)}
-        )
-    )
-    return entries
+    points = {format_percent(rate, 0): math.log(1 / rate) for rate in (0.01, 0.05)}
+    return [*entries, Contender("oracle", run_oracle, points)]
 
 
 def run_oracle(world: World) -> Records:
@@ -116,32 +105,13 @@ def run_oracle(world: World) -> Records:
     return Records(Kind.COUNT, tuple(steps), tuple(alarms))
 
 
-def _find_stated_alarm(detector: Detector[Any]) -> dict[str, float]:
-    """The alarm level at which the detector stops by default."""
-    stop_at = default_thresholds(detector).stop_at
-    return {} if stop_at is None else {STATED: stop_at}
-
-
 def _run_detector(detector: Detector[Any], world: World) -> Records:
     return record_evidence(detector, world.observations(), world.last_step)
 
 
 def _run_policy(policy: Policy, world: World) -> Records:
-    """Apply the policy to the run; requested evaluations are answered before the next observation."""
-    state, last = evalstop_detectors.start(policy), world.last_step
-    evaluator = Evaluator(world) if policy.evaluate_now is not None else None
-    for item in world.observations():
-        if item.step == last:
-            break
-        state, verdict = evalstop_detectors.step(policy, state, item)
-        if evaluator is not None:
-            evaluator.observe(item)
-            request = evalstop_detectors.find_request(policy, state)
-            if request is not None and request.step == item.step:
-                state, verdict = evalstop_detectors.step(policy, state, evaluator.answer(request, item.progress))
-        if verdict.stops:
-            return Records(Kind.COUNT, (item.step,), (1.0,))
-    return Records(Kind.COUNT, (), ())
+    stop = judge_world(policy.name, partial(PolicyRule, policy), world).stop_step
+    return Records(Kind.COUNT, (), ()) if stop is None else Records(Kind.COUNT, (stop,), (1.0,))
 
 
 def _run_river(name: str, world: World) -> Records:
