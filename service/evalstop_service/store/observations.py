@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections import defaultdict
@@ -157,39 +156,32 @@ def load_last_steps_and_series(
         rows = tx.execute(
             _LAST_STEPS_AND_SERIES, {"run_ids": list(run_ids), "until": MAX_STEP, **series_parameters, "most": most}
         )
-        for run_id, metric, last_step, step, value, stderr in rows:
+        for run_id, metric, last_step, *point in rows:
             last_steps[run_id][metric] = last_step
-            if step is not None:
-                series[run_id][metric].append(_to_observation(metric, step, value, stderr))
+            if point[0] is not None:
+                series[run_id][metric].append(PostedObservation(metric, *point))
     else:
         last_steps = load_last_steps(tx, run_ids)
-        keys = list(first_steps)
-        requested = [(run_id.hex, metric, step) for (run_id, metric), step in first_steps.items()]
-        parameters = {"series": msgspec.json.encode(requested).decode(), "most": most}
-        for index, step, value, stderr in tx.exec_driver_sql(_SERIES_ON_SQLITE, parameters) if first_steps else ():
-            run_id, metric = keys[index]
-            series[run_id][metric].append(_to_observation(metric, step, value, stderr))
+        for (run_id, metric), first_step in first_steps.items():
+            parameters = {"of_run": run_id, "of_metric": metric, "first_step": first_step, "most": most + 1}
+            series[run_id][metric] = [PostedObservation(*row) for row in tx.execute(_FIRST_OF_SERIES, parameters)]
     return last_steps, {
         run_id: None if any(len(points) > most for points in by_metric.values()) else list(chain(*by_metric.values()))
         for run_id, by_metric in series.items()
     }
 
 
-def _to_observation(metric: str, step: int, value: float | None, stderr: float | None) -> PostedObservation:
-    return PostedObservation(metric, step, math.nan if value is None else value, stderr)
-
-
 def load_last_steps(tx: Transaction, run_ids: Sequence[UUID], until: int = MAX_STEP) -> dict[UUID, dict[str, int]]:
     """The highest live step of each metric of these runs, at most `until`; a run without any has an empty dict."""
     last_steps: dict[UUID, dict[str, int]] = {run_id: {} for run_id in run_ids}
-    for run_id, metric, step in tx.execute(_LAST_STEPS[tx.dialect.name], _ids(tx, run_ids) | {"until": until}):
+    for run_id, metric, step in tx.execute(_LAST_STEPS, {"run_ids": run_ids, "until": until}):
         last_steps[run_id][metric] = step
     return last_steps
 
 
 def list_latest(tx: Transaction, run_id: UUID) -> list[LatestObservation]:
     """Each metric of a run, by name."""
-    rows = tx.execute(_LATEST[tx.dialect.name], _ids(tx, [run_id]) | {"until": MAX_STEP})
+    rows = tx.execute(_LATEST, {"run_ids": [run_id], "until": MAX_STEP})
     return [LatestObservation(*row) for row in rows]
 
 
@@ -285,38 +277,26 @@ def list_observations(
     return [StoredObservation(*row) for row in tx.execute(query)]
 
 
-def _ids(tx: Transaction, run_ids: Sequence[UUID]) -> dict[str, Any]:
-    if tx.dialect.name == "postgresql":
-        return {"run_ids": list(run_ids)}
-    return {"run_ids": msgspec.json.encode([run_id.hex for run_id in run_ids]).decode()}
-
-
 _POINT = [observations.c[name] for name in ("metric", "step", "value", "stderr", "observed_at")]
 
-# Each series is read through its index, and only as far as wanted.
-_SERIES_ON_SQLITE = f"""
-WITH given (place, run_id, metric, step) AS (
-    SELECT key, json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')
-    FROM json_each(:series)
-), bounded (place, run_id, metric, step, last_step) AS MATERIALIZED (
-    SELECT given.*, coalesce((
-        SELECT o.step FROM observations AS o
-        WHERE o.run_id = given.run_id AND o.metric = given.metric AND o.step >= given.step AND o.superseded_by = {LIVE}
-        ORDER BY o.step LIMIT 1 OFFSET :most
-    ), {MAX_STEP}) FROM given
+_FIRST_OF_SERIES = (
+    sa.select(*(observations.c[name] for name in ("metric", "step", "value", "stderr")))
+    .where(
+        observations.c.run_id == sa.bindparam("of_run"),
+        observations.c.metric == sa.bindparam("of_metric"),
+        observations.c.step >= sa.bindparam("first_step"),
+        observations.c.superseded_by == LIVE,
+    )
+    .order_by(observations.c.step)
+    .limit(sa.bindparam("most"))
 )
-SELECT given.place, o.step, o.value, o.stderr
-FROM bounded AS given CROSS JOIN observations AS o ON o.run_id = given.run_id AND o.metric = given.metric
-    AND o.step >= given.step AND o.step <= given.last_step AND o.superseded_by = {LIVE}
-ORDER BY given.place, o.step
-"""  # noqa: S608
 
 # Walk the index from one metric of a run to the next, and to the last live step of each. Observations past the
 # run's last step are superseded, and there may be very many.
 _ENDS = f"""
 WITH RECURSIVE found (run_id, last_step, metric) AS (
     SELECT runs.id, runs.last_step, (SELECT min(o.metric) FROM observations AS o WHERE o.run_id = runs.id)
-    FROM {{ids}} JOIN runs ON runs.id = wanted.id
+    FROM runs WHERE runs.id IN :run_ids
     UNION ALL
     SELECT run_id, last_step, (
         SELECT min(o.metric) FROM observations AS o WHERE o.run_id = found.run_id AND o.metric > found.metric
@@ -333,7 +313,6 @@ WITH RECURSIVE found (run_id, last_step, metric) AS (
 )
 """  # noqa: S608
 
-_IDS_ON_POSTGRESQL = "unnest(:run_ids) AS wanted (id)"
 _STEPS = "SELECT run_id, metric, step FROM ended WHERE step IS NOT NULL"
 
 # Summarized observations are already counted.
@@ -370,29 +349,23 @@ ORDER BY ended.run_id, ended.metric, o.step
 """  # noqa: S608
 
 
-def _of_runs(query: str, *columns: sa.ColumnClause[Any]) -> dict[str, sa.TextualSelect]:
-    """A query on the result of `_ENDS`, by dialect."""
-    until = sa.bindparam("until", type_=sa.BigInteger)
-    array = sa.bindparam("run_ids", type_=postgresql.ARRAY(sa.Uuid))
-    on_postgresql = sa.text(_ENDS.format(ids=_IDS_ON_POSTGRESQL) + query)
-    on_sqlite = sa.text(_ENDS.format(ids="(SELECT value AS id FROM json_each(:run_ids)) AS wanted") + query)
-    return {
-        "postgresql": on_postgresql.bindparams(array, until).columns(*columns),
-        "sqlite": on_sqlite.bindparams(until).columns(*columns),
-    }
+def _of_runs(query: str) -> sa.TextClause:
+    """A query on the result of `_ENDS`."""
+    ids = sa.bindparam("run_ids", expanding=True, type_=sa.Uuid)
+    return sa.text(_ENDS + query).bindparams(ids, sa.bindparam("until", type_=sa.BigInteger))
 
 
 _METRIC, _STEP = sa.column("metric", sa.Text), sa.column("step", sa.BigInteger)
-_LAST_STEPS = _of_runs(_STEPS, sa.column("run_id", sa.Uuid), _METRIC, _STEP)
-_LATEST = _of_runs(
-    _LATEST_OBSERVATIONS,
-    *(_METRIC, sa.column("count", sa.BigInteger), _STEP, sa.column("value", Real), sa.column("stderr", sa.Double)),
-)
-_LAST_STEPS_AND_SERIES = sa.text(_ENDS.format(ids=_IDS_ON_POSTGRESQL) + _STEPS_AND_SERIES).bindparams(
-    sa.bindparam("run_ids", type_=postgresql.ARRAY(sa.Uuid)),
-    sa.bindparam("until", type_=sa.BigInteger),
-    sa.bindparam("given_ids", type_=postgresql.ARRAY(sa.Uuid)),
-    sa.bindparam("metrics", type_=postgresql.ARRAY(sa.Text)),
-    sa.bindparam("steps", type_=postgresql.ARRAY(sa.BigInteger)),
-    sa.bindparam("most", type_=sa.BigInteger),
+_VALUE, _STDERR = sa.column("value", Real), sa.column("stderr", sa.Double)
+_LAST_STEPS = _of_runs(_STEPS).columns(sa.column("run_id", sa.Uuid), _METRIC, _STEP)
+_LATEST = _of_runs(_LATEST_OBSERVATIONS).columns(_METRIC, sa.column("count", sa.BigInteger), _STEP, _VALUE, _STDERR)
+_LAST_STEPS_AND_SERIES = (
+    _of_runs(_STEPS_AND_SERIES)
+    .bindparams(
+        sa.bindparam("given_ids", type_=postgresql.ARRAY(sa.Uuid)),
+        sa.bindparam("metrics", type_=postgresql.ARRAY(sa.Text)),
+        sa.bindparam("steps", type_=postgresql.ARRAY(sa.BigInteger)),
+        sa.bindparam("most", type_=sa.BigInteger),
+    )
+    .columns(sa.column("run_id", sa.Uuid), _METRIC, sa.column("last_step", sa.BigInteger), _STEP, _VALUE, _STDERR)
 )
