@@ -40,7 +40,7 @@ from evalstop_service.domain.proposals import PROPOSED_AGAIN_AFTER, ProposalKind
 from evalstop_service.domain.statuses import Stage
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import figures
-from evalstop_service.store import audit, cases, policies, projects, proposals, rollout_stages
+from evalstop_service.store import audit, policies, projects, proposals, rollout_stages
 from evalstop_service.store.audit import Author
 from evalstop_service.store.cases import Case, CaseFilter
 from evalstop_service.store.database import Database, Transaction
@@ -148,8 +148,8 @@ def load_stage_cases(tx: Transaction, stage: RolloutStage) -> StageCases:
     """The precision of the policy version that earns the stage."""
     needed = projects.get_project(tx, stage.project_id).case_requirements
     of_version = CaseFilter(policy=stage.policy_name, version=stage.version)
-    counted, not_counted = cases.count_towards_stage(tx, stage.project_id, of_version, needed)
-    since, _ = cases.count_towards_stage(tx, stage.project_id, replace(of_version, since=stage.since), needed)
+    counted, not_counted = rollout_stages.count_towards_stage(tx, stage.project_id, of_version, needed)
+    since, _ = rollout_stages.count_towards_stage(tx, stage.project_id, replace(of_version, since=stage.since), needed)
     return StageCases(
         figures.compute_total(counted, ()).precision,
         figures.compute_total(since, ()).precision,
@@ -161,7 +161,7 @@ def load_stage_cases(tx: Transaction, stage: RolloutStage) -> StageCases:
 def explain_shortfalls(tx: Transaction, project_id: UUID, listed: Sequence[Case]) -> dict[tuple[UUID, int], str]:
     """Why cases do not count towards a rollout stage, by run and attempt; cases that may count are left out."""
     needed = projects.get_project(tx, project_id).case_requirements
-    shortfalls = cases.find_shortfalls(tx, project_id, listed, needed)
+    shortfalls = rollout_stages.find_shortfalls(tx, project_id, listed, needed)
     return {
         (case.run_id, case.attempt): needed.explain(shortfall, case.seconds, case.evals, case.gpu_hours)
         for case in listed

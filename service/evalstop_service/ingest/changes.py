@@ -24,8 +24,8 @@ from evalstop_service.ingest.messages import Answer, Content, Message, Observati
 from evalstop_service.ingest.run_state import RunState, describe_failure, is_same_stop, move_monitor
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.watched_metrics import OWN_METRICS, record_verdict, select_scores
-from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.run_details import EvalRequest
 from evalstop_service.store.runs import FOUND_AGAIN, Run, RunChanges
 
 MOST_UNWATCHED = 20

@@ -29,7 +29,6 @@ from evalstop_service.runs.watched_metrics import record_verdict
 from evalstop_service.store import (
     audit,
     decisions,
-    eval_requests,
     ingest,
     observations,
     projects,
@@ -40,10 +39,9 @@ from evalstop_service.store import (
 )
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.ingest import StoredMonitorState
-from evalstop_service.store.run_details import Checkpoint
+from evalstop_service.store.run_details import Checkpoint, EvalRequest
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
 
@@ -206,7 +204,7 @@ def _announce_changes(
 
 def _save_answer(tx: Transaction, state: RunState, content: EvalAnswered, now: datetime) -> None:
     """Write the answer, which has become an observation, to its request."""
-    request = eval_requests.find_request(tx, state.run.id, content.request_id)
+    request = run_details.find_request(tx, state.run.id, content.request_id)
     if request is None:
         return
     request = replace(
@@ -218,7 +216,7 @@ def _save_answer(tx: Transaction, state: RunState, content: EvalAnswered, now: d
         prompts=content.prompts,
         probability_after=_find_probability(state),
     )
-    eval_requests.save_answer(tx, request)
+    run_details.save_answer(tx, request)
 
 
 def _raise_request(tx: Transaction, before: RunState, state: RunState, now: datetime) -> EvalRequest | None:
@@ -249,7 +247,7 @@ def _raise_request(tx: Transaction, before: RunState, state: RunState, now: date
         created_at=now,
         deadline_at=now + OPEN_FOR,
     )
-    return request if eval_requests.add_request(tx, request) else None
+    return request if run_details.add_request(tx, request) else None
 
 
 def _find_open_request(state: RunState, request: EvalRequest | None) -> EvalRequest | None:

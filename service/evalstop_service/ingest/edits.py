@@ -49,8 +49,8 @@ from evalstop_service.runs import metric_roles
 from evalstop_service.runs.watched_metrics import OWN_METRICS, select_scores
 from evalstop_service.store import ingest, observations, projects, run_details, runs
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.run_details import EvalRequest
 from evalstop_service.store.runs import RunChanges
 
 BEGINNING = (-1, -1)

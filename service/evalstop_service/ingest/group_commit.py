@@ -39,8 +39,8 @@ from evalstop_service.observability.tracing import Tracer
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.store import run_health, runs
 from evalstop_service.store.database import Database, Transaction, is_disk_full, is_transient
-from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.ingest import IngestStore, RunChange, save_edit
+from evalstop_service.store.run_details import EvalRequest
 
 T = TypeVar("T")
 

@@ -14,11 +14,11 @@ from evalstop_service.errors import ServiceError, UnreadableRow
 from evalstop_service.ingest.run_state import SAVE_EVERY, RunState, is_same_stop, move_monitor, observations_past
 from evalstop_service.projects import policies
 from evalstop_service.runs.watched_metrics import WatchedMetrics, record_verdict, restrict_policy, select_scores
-from evalstop_service.store import decisions, eval_requests, ingest, observations, run_details, runs
+from evalstop_service.store import decisions, ingest, observations, run_details, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.ingest import StoredMonitorState
+from evalstop_service.store.run_details import EvalRequest
 from evalstop_service.store.runs import Run, RunWithCounts
 
 TOGETHER = 64
@@ -100,7 +100,7 @@ def load_followed(tx: Transaction, states: Iterable[RunState]) -> tuple[dict[UUI
     deciding = [state.run.id for state in states if state.awaits_decision]
     return (
         decisions.load_decisions(tx, deciding) if deciding else {},
-        eval_requests.load_unanswered(tx, places) if places else {},
+        run_details.load_unanswered(tx, places) if places else {},
     )
 
 

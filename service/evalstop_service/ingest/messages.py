@@ -10,8 +10,8 @@ from evalstop_service.domain.decision_lifecycle import SERVICE
 from evalstop_service.domain.run import MetricFields
 from evalstop_service.errors import NotFound, ServiceError
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.run_details import EvalRequest
 from evalstop_service.store.runs import Run
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -14,7 +14,6 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.domain.fields import doc
-from evalstop_service.domain.project_settings import CaseRequirements, Shortfall
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid
 from evalstop_service.store.database import Transaction, find_all, find_one, match_given
@@ -89,11 +88,9 @@ Grouping = Literal["policy", "detector", "job_kind", "day", "week", "month"]
 """`policy`: each version of a policy. `detector`: each one that called for the stop; a case counts for each of them.
 Periods are in UTC and named by their first day; a case belongs to the period in which its attempt ended."""
 
-
 Split = Grouping | Literal["called"]
 """`called`: the set of detectors that called for the stop as one part of the key, so that a case counts once. Such
 counts can be summed by `policy`, by `detector` and as a whole without another query."""
-
 
 Key = tuple[Any, ...]
 """The key of a group: one part for each grouping, a text or None; for a policy its name and version, for `called` the
@@ -202,7 +199,7 @@ def count_cases(
 
 def count_flagged(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Split]) -> list[CaseCount]:
     """Count the cases with a decision to stop by group, treatment and outcome."""
-    keys = [_key_column(tx, split) for split in by]
+    keys = [key_column(tx, split) for split in by]
     kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome]
     columns: list[Any] = [
         *keys,
@@ -217,45 +214,9 @@ def count_flagged(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by
         sa.func.max(cases.c.stated_risk),
         sa.func.min(cases.c.ended_at),
     ]
-    query = _filter_cases(tx, sa.select(*columns), project_id, case_filter, by).where(_FLAGGED).group_by(*keys, *kinds)
+    query = filter_cases(tx, sa.select(*columns), project_id, case_filter, by).where(IS_FLAGGED).group_by(*keys, *kinds)
     name_key = _load_key_names(tx, project_id, by)
     return [CaseCount(name_key(row), *row[len(keys) :]) for row in tx.execute(query)]
-
-
-def count_towards_stage(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, needed: CaseRequirements
-) -> tuple[list[CaseCount], dict[Shortfall, int]]:
-    """Count the stops that count towards a rollout stage, by outcome, and those that do not, by reason.
-
-    For each key and day the cases that ended first count, whatever their outcome.
-    """
-    lacking = _select_shortfalls(tx, project_id, replace(case_filter, since=None, until=None), needed)
-    kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome, lacking.c.shortfall]
-    query = _filter_cases(tx, sa.select(*kinds, sa.func.count()), project_id, case_filter, ())
-    query = query.join(lacking, (lacking.c.run_id == cases.c.run_id) & (lacking.c.attempt == cases.c.attempt))
-    counted, not_counted = [], dict.fromkeys(Shortfall, 0)
-    for treatment, probability, outcome, shortfall, number in tx.execute(query.group_by(*kinds)):
-        if shortfall is None:
-            counted.append(CaseCount((), treatment, probability, outcome, number))
-        else:
-            not_counted[Shortfall(shortfall)] += number
-    return counted, not_counted
-
-
-def find_shortfalls(
-    tx: Transaction, project_id: UUID, listed_cases: Sequence[Case], needed: CaseRequirements
-) -> dict[tuple[UUID, int], Shortfall]:
-    """Why each of these cases does not count towards a rollout stage, by run and attempt; cases that count are left
-    out."""
-    if not listed_cases:
-        return {}
-    days = [case.ended_at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) for case in listed_cases]
-    of_days = CaseFilter(since=min(days), until=max(days) + timedelta(days=1))
-    lacking = _select_shortfalls(tx, project_id, of_days, needed)
-    query = sa.select(lacking).where(
-        lacking.c.shortfall.is_not(None), lacking.c.run_id.in_([case.run_id for case in listed_cases])
-    )
-    return {(run_id, attempt): Shortfall(shortfall) for run_id, attempt, shortfall in tx.execute(query)}
 
 
 def count_unflagged(
@@ -265,18 +226,18 @@ def count_unflagged(
 
     They are many times as many as the flagged ones; by policy or as a whole an index alone answers.
     """
-    keys = [_key_column(tx, grouping) for grouping in by]
-    query = _filter_cases(tx, sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, case_filter, by)
-    rows = tx.execute(query.where(~_FLAGGED).group_by(*keys, cases.c.outcome))
+    keys = [key_column(tx, grouping) for grouping in by]
+    query = filter_cases(tx, sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, case_filter, by)
+    rows = tx.execute(query.where(~IS_FLAGGED).group_by(*keys, cases.c.outcome))
     name_key = _load_key_names(tx, project_id, by)
     return [CaseCount(name_key(row), None, None, *row[len(keys) :]) for row in rows]
 
 
 def count_delays(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Split] = ()) -> list[Delay]:
     """The delays of all stops that were observed and right and whose turn is known."""
-    kinds = [*(_key_column(tx, split) for split in by), cases.c.delay_steps, cases.c.observed_probability]
-    query = _filter_cases(tx, sa.select(*kinds, sa.func.count()), project_id, case_filter, by).where(
-        _FLAGGED,
+    kinds = [*(key_column(tx, split) for split in by), cases.c.delay_steps, cases.c.observed_probability]
+    query = filter_cases(tx, sa.select(*kinds, sa.func.count()), project_id, case_filter, by).where(
+        IS_FLAGGED,
         cases.c.treatment == Treatment.OBSERVED,
         cases.c.outcome == DecisionOutcome.RIGHT,
         cases.c.delay_steps.is_not(None),
@@ -301,7 +262,7 @@ def list_cases(
     """The cases behind a count, those that ended last first, after the position `before`."""
     columns = [*(cases.c[name] for name in Case.__dataclass_fields__), runs.c.name.label("run_name"), *POLICY_COLUMNS]
     order = (cases.c.ended_at, cases.c.run_id, cases.c.attempt)
-    query = _filter_cases(tx, sa.select(*columns), project_id, case_filter, ())
+    query = filter_cases(tx, sa.select(*columns), project_id, case_filter, ())
     query = query.join(runs, runs.c.id == cases.c.run_id).join(policies, policies.c.id == cases.c.policy_id)
     query = query.where(*match_given(before={sa.tuple_(*order): before}))
     return find_all(tx, ListedCase, query.order_by(*(column.desc() for column in order)).limit(limit))
@@ -310,41 +271,19 @@ def list_cases(
 def list_job_kinds(tx: Transaction, project_id: UUID) -> list[str]:
     """All job kinds that were ever flagged in a project, by name."""
     kind = cases.c.job_kind
-    query = sa.select(kind).where(cases.c.project_id == project_id, _FLAGGED, kind.is_not(None))
+    query = sa.select(kind).where(cases.c.project_id == project_id, IS_FLAGGED, kind.is_not(None))
     return list(tx.execute(query.distinct().order_by(cases.c.job_kind)).scalars())
 
 
 _NEWEST = 50
 
-_FLAGGED = cases.c.decision_id.is_not(None)
+IS_FLAGGED = cases.c.decision_id.is_not(None)
 
 
-def _select_shortfalls(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, needed: CaseRequirements
-) -> sa.Subquery:
-    """Why each observed stop does not count towards a rollout stage; NULL: it counts."""
-    by_itself = sa.case(
-        (cases.c.seconds < needed.seconds, Shortfall.DURATION.value),
-        (cases.c.evals < needed.evals, Shortfall.EVALS.value),
-        (cases.c.gpu_hours < needed.gpu_hours, Shortfall.GPU_HOURS.value),  # unknown GPU-hours pass
-    )
-    rank = sa.func.row_number().over(
-        partition_by=[cases.c.policy_id, cases.c.key_id, _key_column(tx, "day"), by_itself],
-        order_by=[cases.c.ended_at, cases.c.run_id, cases.c.attempt],
-    )
-    identity = (cases.c.run_id, cases.c.attempt)
-    placed = sa.select(*identity, by_itself.label("own"), rank.label("place"))
-    query = _filter_cases(tx, placed, project_id, case_filter, ())
-    observed = query.where(_FLAGGED, cases.c.treatment == Treatment.OBSERVED).subquery()
-    too_many = sa.case((observed.c.place > needed.per_key_and_day, Shortfall.KEY_AND_DAY.value))
-    return sa.select(
-        observed.c.run_id, observed.c.attempt, sa.func.coalesce(observed.c.own, too_many).label("shortfall")
-    ).subquery()
-
-
-def _filter_cases(
+def filter_cases(
     tx: Transaction, query: sa.Select[Any], project_id: UUID, case_filter: CaseFilter, by: Sequence[Split]
 ) -> sa.Select[Any]:
+    """A query of the cases that match a filter, one row for each detector if it groups by them."""
     query = query.select_from(cases)
     if "detector" in by:
         query = query.join(_select_detectors(tx), sa.true())
@@ -353,7 +292,7 @@ def _filter_cases(
         cases.c.treatment: case_filter.treatment,
         cases.c.outcome: case_filter.outcome,
         cases.c.run_outcome: case_filter.run_outcome,
-        _FLAGGED: case_filter.flagged,
+        IS_FLAGGED: case_filter.flagged,
     }
     ended_at = cases.c.ended_at
     conditions = match_given(exact, since={ended_at: case_filter.since}, before={ended_at: case_filter.until})
@@ -367,7 +306,8 @@ def _filter_cases(
     return query.where(cases.c.project_id == project_id, *conditions)
 
 
-def _key_column(tx: Transaction, by: Split) -> sa.ColumnElement[Any]:
+def key_column(tx: Transaction, by: Split) -> sa.ColumnElement[Any]:
+    """What cases are grouped by, as it is stored."""
     match by:
         case "policy":
             return cases.c.policy_id  # resolved to names afterwards: a join would look one up for each of many rows

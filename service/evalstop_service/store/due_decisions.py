@@ -13,7 +13,7 @@ from evalstop_service.domain.decision_lifecycle import SERVICE, DecisionState, R
 from evalstop_service.domain.event_types import REQUEST_EVENTS
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.store import runs
-from evalstop_service.store.database import Transaction, insert_if_new
+from evalstop_service.store.database import Transaction, save_row
 from evalstop_service.store.decisions import PENDING, add_change
 from evalstop_service.store.tables import UtcTime, decisions, deliveries, endpoints, events, projects, veto_listeners
 
@@ -88,9 +88,7 @@ def read_listeners(tx: Transaction) -> dict[UUID, datetime]:
 
 def save_listener(tx: Transaction, listener_id: UUID, heard_until: datetime) -> None:
     """Record until when a listener has heard vetoes."""
-    if not insert_if_new(tx, veto_listeners, {"id": listener_id, "heard_until": heard_until}, ["id"]):
-        own = veto_listeners.c.id == listener_id
-        tx.execute(veto_listeners.update().where(own).values(heard_until=heard_until))
+    save_row(tx, veto_listeners, {"id": listener_id, "heard_until": heard_until})
 
 
 def remove_listeners(tx: Transaction, listener_ids: Collection[UUID]) -> None:

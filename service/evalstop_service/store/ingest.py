@@ -19,12 +19,11 @@ from uuid import UUID
 import asyncpg
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from evalstop_service.domain.run import Verdict
-from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.database import Database, Transaction, save_row
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import LIVE, moment_text, monitor_states, observations, runs
@@ -359,7 +358,4 @@ def load_states(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, StoredMo
 
 def save_state(tx: Transaction, run_id: UUID, stored: StoredMonitorState) -> None:
     """Store the monitor of a run, which is locked, replacing the previous one."""
-    insert = (postgresql if tx.dialect.name == "postgresql" else sqlite).insert(monitor_states)
-    row = {"run_id": run_id, "version": stored.version, "state": stored.state}
-    updated = {name: insert.excluded[name] for name in ("version", "state")}
-    tx.execute(insert.values(row).on_conflict_do_update(index_elements=["run_id"], set_=updated))
+    save_row(tx, monitor_states, {"run_id": run_id, "version": stored.version, "state": stored.state})

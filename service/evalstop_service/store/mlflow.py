@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Invalid
-from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new
+from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, save_row
 from evalstop_service.store.tables import experiments, mlflow_runs, observations, runs
 from evalstop_service.store.tables.runs import LIVE
 
@@ -62,9 +62,7 @@ def change_mlflow_run(tx: Transaction, run_id: UUID, change: Callable[[MlflowRun
     before = load_mlflow_runs(tx, [run_id])[run_id]
     after = change(before)
     if after != before:
-        values = msgspec.structs.asdict(after)
-        if not insert_if_new(tx, mlflow_runs, values, ["run_id"]):
-            tx.execute(mlflow_runs.update().where(mlflow_runs.c.run_id == run_id).values(values))
+        save_row(tx, mlflow_runs, msgspec.structs.asdict(after))
 
 
 def load_mlflow_runs(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, MlflowRun]:

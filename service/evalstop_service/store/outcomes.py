@@ -84,13 +84,7 @@ def load_history(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[
     if not attempts:
         return {}
     by_attempt: dict[tuple[UUID, int], list[Outcome]] = defaultdict(list)
-    for run_id, attempt, *columns in tx.execute(_LOAD, {"attempts": attempts}):
+    query = sa.select(outcomes).where(sa.tuple_(outcomes.c.run_id, outcomes.c.attempt).in_(attempts))
+    for run_id, attempt, *columns in tx.execute(query.order_by(outcomes.c.sequence)):
         by_attempt[run_id, attempt].append(Outcome(*columns))
     return by_attempt
-
-
-_LOAD = (
-    sa.select(outcomes)
-    .where(sa.tuple_(outcomes.c.run_id, outcomes.c.attempt).in_(sa.bindparam("attempts", expanding=True)))
-    .order_by(outcomes.c.sequence)
-)

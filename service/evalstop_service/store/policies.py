@@ -67,14 +67,8 @@ def get_policy(tx: Transaction, policy_id: UUID) -> StoredPolicy:
 
 def load_latest_versions(tx: Transaction, project_id: UUID) -> dict[str, int]:
     """The latest version of each of a project's policies, by name."""
-    return {row.name: row.version for row in tx.execute(_LATEST_VERSIONS, {"of_project": project_id})}
-
-
-_LATEST_VERSIONS = (
-    sa.select(policies.c.name, sa.func.max(policies.c.version).label("version"))
-    .where(policies.c.project_id == sa.bindparam("of_project"))
-    .group_by(policies.c.name)
-)
+    query = sa.select(policies.c.name, sa.func.max(policies.c.version)).where(policies.c.project_id == project_id)
+    return {row[0]: row[1] for row in tx.execute(query.group_by(policies.c.name))}
 
 
 def list_policies(tx: Transaction, project_id: UUID) -> list[StoredPolicy]:

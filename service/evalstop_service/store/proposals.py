@@ -115,8 +115,12 @@ def list_proposals(
 
 def list_open(tx: Transaction, project_id: UUID, now: datetime, subjects: Collection[str]) -> list[Proposal]:
     """The proposals about these subjects that can be confirmed, newest first: at most one of each kind."""
-    about = {"of_project": project_id, "subjects": list(subjects), "expired_at": now - OPEN_FOR}
-    return find_all(tx, Proposal, _LIST_OPEN, about)
+    query = sa.select(proposals).where(
+        proposals.c.project_id == project_id,
+        proposals.c.subject.in_(subjects),
+        _is_in_state(ProposalState.OPEN, now - OPEN_FOR),
+    )
+    return find_all(tx, Proposal, query.order_by(proposals.c.id.desc()))
 
 
 def count_open(tx: Transaction, project_id: UUID, now: datetime) -> int:
@@ -127,7 +131,7 @@ def count_open(tx: Transaction, project_id: UUID, now: datetime) -> int:
     return tx.execute(query).scalar_one()
 
 
-def _is_in_state(state: ProposalState, expired_at: datetime | sa.BindParameter[Any]) -> sa.ColumnElement[bool]:
+def _is_in_state(state: ProposalState, expired_at: datetime) -> sa.ColumnElement[bool]:
     """As in `Proposal.state_at`: nothing is written when a proposal expires. `expired_at`: when the latest that has
     expired was created."""
     over = (proposals.c.kind != ProposalKind.RAISE_STAGE) & (proposals.c.created_at <= expired_at)
@@ -138,14 +142,3 @@ def _is_in_state(state: ProposalState, expired_at: datetime | sa.BindParameter[A
 
 def _of(project_id: UUID, proposal_id: UUID) -> tuple[sa.ColumnElement[bool], ...]:
     return proposals.c.project_id == project_id, proposals.c.id == proposal_id
-
-
-_LIST_OPEN = (
-    sa.select(proposals)
-    .where(
-        proposals.c.project_id == sa.bindparam("of_project"),
-        proposals.c.subject.in_(sa.bindparam("subjects", expanding=True)),
-        _is_in_state(ProposalState.OPEN, sa.bindparam("expired_at")),
-    )
-    .order_by(proposals.c.id.desc())
-)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 from uuid import UUID
 
@@ -11,9 +12,11 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.confidence_sequences import StageNumbers
 from evalstop_service.domain.fields import doc
-from evalstop_service.domain.statuses import Stage
-from evalstop_service.store.database import Transaction, find_all, find_one
-from evalstop_service.store.tables import policies, rollout_stages, runs
+from evalstop_service.domain.project_settings import CaseRequirements, Shortfall
+from evalstop_service.domain.statuses import Stage, Treatment
+from evalstop_service.store.cases import IS_FLAGGED, Case, CaseCount, CaseFilter, filter_cases, key_column
+from evalstop_service.store.database import Transaction, find_all, find_one, save_row
+from evalstop_service.store.tables import cases, policies, rollout_stages, runs
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,7 @@ def list_stages(tx: Transaction, project_id: UUID | None = None) -> list[Rollout
 
 def save_stage(tx: Transaction, rollout_stage: RolloutStage) -> None:
     """Store a policy's rollout stage, replacing the previous one; its project or its row is locked."""
-    # Not deleted and inserted again: whoever waits for the lock of a deleted row finds none.
-    of_policy = _of(rollout_stage.project_id, rollout_stage.policy_name)
-    if tx.execute(rollout_stages.update().where(*of_policy).values(vars(rollout_stage))).rowcount == 0:
-        tx.execute(rollout_stages.insert().values(vars(rollout_stage)))
+    save_row(tx, rollout_stages, vars(rollout_stage))
 
 
 def delete_stage(tx: Transaction, project_id: UUID, policy_name: str) -> bool:
@@ -68,6 +68,65 @@ def find_newest_run(tx: Transaction, project_id: UUID, policy_name: str) -> UUID
     query = query.where(runs.c.project_id == project_id, policies.c.name == policy_name)
     run_id: UUID | None = tx.execute(query.order_by(runs.c.id.desc()).limit(1)).scalar()
     return run_id
+
+
+def count_towards_stage(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, needed: CaseRequirements
+) -> tuple[list[CaseCount], dict[Shortfall, int]]:
+    """Count the stops that count towards a rollout stage, by outcome, and those that do not, by reason.
+
+    For each key and day the cases that ended first count, whatever their outcome.
+    """
+    lacking = _select_shortfalls(tx, project_id, replace(case_filter, since=None, until=None), needed)
+    kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome, lacking.c.shortfall]
+    query = filter_cases(tx, sa.select(*kinds, sa.func.count()), project_id, case_filter, ())
+    query = query.join(lacking, (lacking.c.run_id == cases.c.run_id) & (lacking.c.attempt == cases.c.attempt))
+    counted, not_counted = [], dict.fromkeys(Shortfall, 0)
+    for treatment, probability, outcome, shortfall, number in tx.execute(query.group_by(*kinds)):
+        if shortfall is None:
+            counted.append(CaseCount((), treatment, probability, outcome, number))
+        else:
+            not_counted[Shortfall(shortfall)] += number
+    return counted, not_counted
+
+
+def find_shortfalls(
+    tx: Transaction, project_id: UUID, listed_cases: Sequence[Case], needed: CaseRequirements
+) -> dict[tuple[UUID, int], Shortfall]:
+    """Why each of these cases does not count towards a rollout stage, by run and attempt; cases that count are left
+    out."""
+    if not listed_cases:
+        return {}
+    days = [case.ended_at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) for case in listed_cases]
+    of_days = CaseFilter(since=min(days), until=max(days) + timedelta(days=1))
+    lacking = _select_shortfalls(tx, project_id, of_days, needed)
+    query = sa.select(lacking).where(
+        lacking.c.shortfall.is_not(None), lacking.c.run_id.in_([case.run_id for case in listed_cases])
+    )
+    return {(run_id, attempt): Shortfall(shortfall) for run_id, attempt, shortfall in tx.execute(query)}
+
+
+def _select_shortfalls(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, needed: CaseRequirements
+) -> sa.Subquery:
+    """Why each observed stop does not count towards a rollout stage; NULL: it counts."""
+    by_itself = sa.case(
+        (cases.c.seconds < needed.seconds, Shortfall.DURATION.value),
+        (cases.c.evals < needed.evals, Shortfall.EVALS.value),
+        (cases.c.gpu_hours < needed.gpu_hours, Shortfall.GPU_HOURS.value),  # unknown GPU-hours pass
+    )
+    rank = sa.func.row_number().over(
+        partition_by=[cases.c.policy_id, cases.c.key_id, key_column(tx, "day"), by_itself],
+        order_by=[cases.c.ended_at, cases.c.run_id, cases.c.attempt],
+    )
+    identity = (cases.c.run_id, cases.c.attempt)
+    placed = sa.select(*identity, by_itself.label("own"), rank.label("place"))
+    query = filter_cases(tx, placed, project_id, case_filter, ())
+    observed = query.where(IS_FLAGGED, cases.c.treatment == Treatment.OBSERVED).subquery()
+    too_many = sa.case((observed.c.place > needed.per_key_and_day, Shortfall.KEY_AND_DAY.value))
+    return sa.select(
+        observed.c.run_id, observed.c.attempt, sa.func.coalesce(observed.c.own, too_many).label("shortfall")
+    ).subquery()
 
 
 def _of(project_id: UUID, policy_name: str) -> tuple[sa.ColumnElement[bool], ...]:

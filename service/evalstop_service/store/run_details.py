@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, NamedTuple
@@ -14,13 +14,15 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.run import NOTHING_SAID, Call, RunDescription, Verdict
-from evalstop_service.store.database import Transaction, find_page, insert_if_new, read_columns
+from evalstop_service.domain.statuses import RunStatus
+from evalstop_service.store.database import Transaction, find_page, insert_if_new, read_columns, save_row
 from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import (
     LIVE,
     attempts,
     checkpoints,
+    eval_requests,
     mlflow_runs,
     policies,
     run_descriptions,
@@ -87,9 +89,8 @@ def save_description(
     tx: Transaction, project_id: UUID, run_id: UUID, description: RunDescription, now: datetime
 ) -> None:
     """Store the description of a run."""
-    values = msgspec.structs.asdict(description) | {"changed_at": now}
-    if not insert_if_new(tx, run_descriptions, values | {"run_id": run_id, "project_id": project_id}, ["run_id"]):
-        tx.execute(run_descriptions.update().where(run_descriptions.c.run_id == run_id).values(values))
+    key = {"run_id": run_id, "project_id": project_id, "changed_at": now}
+    save_row(tx, run_descriptions, key | msgspec.structs.asdict(description))
 
 
 @dataclass(frozen=True)
@@ -160,3 +161,90 @@ def list_verdicts(tx: Transaction, run_id: UUID, before: int | None = None, limi
     """A run's verdict changes, newest first, before the sequence number `before`."""
     query = sa.select(verdicts.c.sequence, verdicts.c.attempt, verdicts.c.verdict, verdicts.c.at)
     return find_page(tx, VerdictChange, query.where(verdicts.c.run_id == run_id), verdicts.c.sequence, before, limit)
+
+
+class EvalRequest(msgspec.Struct, frozen=True):
+    """A request for a paired evaluation at a step, and its answer."""
+
+    id: Annotated[UUID, doc("id of the request")]
+    run_id: Annotated[UUID, doc("the run that is suspected to have turned")]
+    project_id: UUID
+    attempt: Annotated[int, doc("the attempt of the run")]
+    step: Annotated[int, doc("evaluate the first checkpoint registered at or after this step")]
+    number: Annotated[int, doc("1 for the run's first request")]
+    multiplier: Annotated[int, doc("number of prompts, as a multiple of a usual eval")]
+    best_step: int
+    best_uri: str
+    probability: Annotated[float | None, doc("probability that the run had turned, at the time of the request")]
+    created_at: Annotated[datetime, doc("when it was requested")]
+    deadline_at: Annotated[datetime, doc("it can be answered until then")]
+    answered_at: Annotated[datetime | None, doc("null: not answered")] = None
+    actor: Annotated[str | None, doc("who answered")] = None
+    difference: Annotated[float | None, doc("the current score minus the best one, in the unit of the eval metric")] = (
+        None
+    )
+    stderr: Annotated[float | None, doc("the standard error of the difference")] = None
+    prompts: Annotated[int | None, doc("number of prompts on which both were scored")] = None
+    probability_after: Annotated[float | None, doc("probability that the run had turned, including the answer")] = None
+
+    @property
+    def seed(self) -> int:
+        """The seed from which both evaluations draw their prompts."""
+        return self.id.int & 0x7FFF_FFFF
+
+    def is_open(self, now: datetime) -> bool:
+        """Whether it can still be answered."""
+        return self.answered_at is None and now < self.deadline_at
+
+
+def add_request(tx: Transaction, request: EvalRequest) -> bool:
+    """Store a request; False if the attempt already has one for this step."""
+    return insert_if_new(tx, eval_requests, msgspec.structs.asdict(request), ["run_id", "attempt", "step"])
+
+
+def save_answer(tx: Transaction, request: EvalRequest) -> None:
+    """Store the answer to a request that has none."""
+    columns = ("answered_at", "actor", "difference", "stderr", "prompts", "probability_after")
+    is_request = (eval_requests.c.run_id == request.run_id) & (eval_requests.c.id == request.id)
+    query = eval_requests.update().where(is_request, eval_requests.c.answered_at.is_(None))
+    tx.execute(query.values({name: getattr(request, name) for name in columns}))
+
+
+def find_request(tx: Transaction, run_id: UUID, request_id: UUID) -> EvalRequest | None:
+    """The run's request with this id."""
+    query = _ALL.where(eval_requests.c.run_id == run_id, eval_requests.c.id == request_id)
+    row = tx.execute(query).one_or_none()
+    return EvalRequest(*row) if row is not None else None
+
+
+def load_unanswered(tx: Transaction, places: Mapping[UUID, tuple[int, int]]) -> dict[UUID, EvalRequest]:
+    """For each run the request of this attempt at this step, if it has no answer."""
+    query = _ALL.where(eval_requests.c.run_id.in_(places), eval_requests.c.answered_at.is_(None))
+    requests = [EvalRequest(*row) for row in tx.execute(query)]
+    return {
+        request.run_id: request for request in requests if (request.attempt, request.step) == places[request.run_id]
+    }
+
+
+def list_requests(tx: Transaction, run_id: UUID) -> list[EvalRequest]:
+    """All requests of a run, by ascending attempt and step."""
+    query = _ALL.where(eval_requests.c.run_id == run_id)
+    return [EvalRequest(*row) for row in tx.execute(query.order_by(eval_requests.c.attempt, eval_requests.c.step))]
+
+
+def list_open_requests(
+    tx: Transaction, project_id: UUID, run_ids: Sequence[UUID], now: datetime, limit: int
+) -> list[EvalRequest]:
+    """The open requests of a project's running runs (if any are named, of these), earliest deadline first."""
+    query = _ALL.join(runs, (runs.c.id == eval_requests.c.run_id) & (runs.c.attempt == eval_requests.c.attempt)).where(
+        eval_requests.c.project_id == project_id,
+        eval_requests.c.answered_at.is_(None),
+        eval_requests.c.deadline_at > now,
+        runs.c.status == RunStatus.RUNNING,
+    )
+    if run_ids:
+        query = query.where(eval_requests.c.run_id.in_(run_ids))
+    return [EvalRequest(*row) for row in tx.execute(query.order_by(eval_requests.c.deadline_at).limit(limit))]
+
+
+_ALL = sa.select(*(eval_requests.c[name] for name in EvalRequest.__struct_fields__))

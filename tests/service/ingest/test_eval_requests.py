@@ -12,9 +12,9 @@ from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, EvalAnswered, Receipt, Resumed
 from evalstop_service.ingest.consequences import OPEN_FOR
 from evalstop_service.runs.watched_metrics import PAIRED_METRIC
-from evalstop_service.store import eval_requests, tables
-from evalstop_service.store.eval_requests import EvalRequest
+from evalstop_service.store import run_details, tables
 from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.run_details import EvalRequest
 from evalstop_service.store.runs import Run
 
 from tests.service.project_fixture import NOW, ProjectFixture, evals
@@ -134,11 +134,11 @@ def test_answer_to_an_earlier_attempt_is_refused(project: ProjectFixture) -> Non
     run = open_evaluated_run(project)
     request = post_until_request(project, run)
     with project.database.reading() as tx:
-        assert [item.id for item in eval_requests.list_open_requests(tx, project.id, [run.id], NOW, 9)] == [request.id]
-        assert eval_requests.list_open_requests(tx, project.id, [], NOW + OPEN_FOR, 9) == []
+        assert [item.id for item in run_details.list_open_requests(tx, project.id, [run.id], NOW, 9)] == [request.id]
+        assert run_details.list_open_requests(tx, project.id, [], NOW + OPEN_FOR, 9) == []
     project.submit(run, Resumed(10))
     with project.database.reading() as tx:
-        assert eval_requests.list_open_requests(tx, project.id, [run.id], NOW, 9) == []
+        assert run_details.list_open_requests(tx, project.id, [run.id], NOW, 9) == []
     with pytest.raises(Conflict, match="attempt 1"):
         answer_request(project, run, request, -3.0)
 

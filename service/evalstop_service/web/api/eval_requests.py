@@ -14,10 +14,10 @@ from evalstop_service.domain.fields import Body, Integral
 from evalstop_service.errors import Conflict, require
 from evalstop_service.ingest import EvalAnswered, Message
 from evalstop_service.runs.watched_metrics import PAIRED_METRIC
-from evalstop_service.store import eval_requests, run_details, runs
+from evalstop_service.store import run_details, runs
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.run_details import EvalRequest
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.observations import CheckpointPlaceOut
 from evalstop_service.web.api.schemas import Answer, Items, Limit, RunId, VerdictOut, answers
@@ -69,7 +69,7 @@ def list_open_eval_requests(
 ) -> Items[EvalRequestOut]:
     """The open requests, by deadline."""
     with database.reading() as tx:
-        return _view_requests(tx, eval_requests.list_open_requests(tx, caller.project_id, run_id, now, limit))
+        return _view_requests(tx, run_details.list_open_requests(tx, caller.project_id, run_id, now, limit))
 
 
 @router.get("/runs/{run_id}/eval-requests")
@@ -77,7 +77,7 @@ def list_eval_requests(run_id: RunId, caller: AnyScope, database: Db) -> Items[E
     """All requests of a run, by ascending attempt and step."""
     with database.reading() as tx:
         runs.load_run(tx, caller.project_id, run_id)
-        return _view_requests(tx, eval_requests.list_requests(tx, run_id))
+        return _view_requests(tx, run_details.list_requests(tx, run_id))
 
 
 @router.post("/runs/{run_id}/eval-requests/{request_id}/answer")
@@ -93,7 +93,7 @@ def answer_eval_request(
     """Answer a request. Repeating the same answer changes nothing; a different one is refused (409)."""
     with database.reading() as tx:
         runs.load_run(tx, caller.project_id, run_id)
-        request = require(eval_requests.find_request(tx, run_id, request_id), f"request {request_id} of this run")
+        request = require(run_details.find_request(tx, run_id, request_id), f"request {request_id} of this run")
     point = PostedObservation(PAIRED_METRIC, request.step, body.difference, body.stderr)
     content = EvalAnswered(request_id, request.attempt, point, body.prompts, caller.actor)
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, content, caller.key.id))
@@ -102,7 +102,7 @@ def answer_eval_request(
         raise Conflict(f"this request was already answered, with a difference of {stored:g}; the first answer stands")
     should_stop = tell_trainer(database, clock, receipt.decision)
     with database.reading() as tx:
-        answered = eval_requests.find_request(tx, run_id, request_id)
+        answered = run_details.find_request(tx, run_id, request_id)
         return EvalAnsweredOut.model_validate(
             {
                 "request": _view_requests(tx, [require(answered, "such request")]).items[0],

@@ -20,8 +20,8 @@ from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Closed, Overloaded, ServiceError
 from evalstop_service.ingest import MOST_UNWATCHED, Message, Observations, Receipt, ValueConflict
 from evalstop_service.store import observations, runs, series
-from evalstop_service.store.eval_requests import EvalRequest
 from evalstop_service.store.observations import PostedObservation, StoredObservation
+from evalstop_service.store.run_details import EvalRequest
 from evalstop_service.store.series import Bucket
 from evalstop_service.web import problems
 from evalstop_service.web.api.json_body import JsonRoute

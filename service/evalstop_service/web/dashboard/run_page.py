@@ -28,17 +28,7 @@ from evalstop_service.errors import require
 from evalstop_service.projects import policies
 from evalstop_service.runs import health, metric_roles, watched_metrics
 from evalstop_service.runs.watched_metrics import EvalShare, list_shares
-from evalstop_service.store import (
-    decisions,
-    eval_requests,
-    observations,
-    outcomes,
-    proposals,
-    run_details,
-    run_lists,
-    runs,
-    series,
-)
+from evalstop_service.store import decisions, observations, outcomes, proposals, run_details, run_lists, runs, series
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.observations import LatestObservation, PostedObservation
@@ -89,7 +79,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         judged = outcomes.load_outcomes(tx, [(run.id, decision.attempt) for decision in on_record])
         changes = run_details.list_verdicts(tx, run.id, limit=MOST_VERDICTS)
         metrics = _order_by_role(run, observations.list_latest(tx, run.id))
-        requests = eval_requests.list_requests(tx, run.id)
+        requests = run_details.list_requests(tx, run.id)
         subjects = {str(run.id), *(str(decision.id) for decision in on_record)}
         proposed = proposals.list_open(tx, run.project_id, site.clock(), subjects)
         shares = _load_shares(tx, run)
