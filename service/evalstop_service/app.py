@@ -52,7 +52,6 @@ from evalstop_service.web.api import (
     deliveries,
     endpoints,
     eval_requests,
-    events,
     health,
     keys,
     kubeflow,
@@ -65,14 +64,11 @@ from evalstop_service.web.api import (
     proposals,
     pull,
     roles,
-    rollout_stages,
     runs,
-    sessions,
 )
-from evalstop_service.web.api import backtests as backtest_routes
 from evalstop_service.web.api import openapi as description
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
-from evalstop_service.web.body import BodyLimit, HearVetoes, HeldBodies
+from evalstop_service.web.body import BodyLimit, HearVetoes, HeldBodies, create_identify
 from evalstop_service.web.context import Context
 from evalstop_service.web.limits import Entrance
 from evalstop_service.web.limits import Limits as WebLimits
@@ -80,7 +76,6 @@ from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
 from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.request_log import HeadRequests, RequestLog, SecurityHeaders
 from evalstop_service.web.route_index import RouteIndex
-from evalstop_service.web.senders import create_identify
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
@@ -90,9 +85,9 @@ _log = logging.getLogger(__name__)
 prepare_structs()  # here, because no thread can decode a struct before this module is imported
 
 RESOURCES = (
-    *(projects, keys, sessions, backtest_routes, policies, runs, roles, observations, openmetrics, kubeflow),
+    *(projects, keys, policies, runs, roles, observations, openmetrics, kubeflow),
     eval_requests,
-    *(checkpoints, decisions, endpoints, deliveries, pull, events, audit, precision, rollout_stages, proposals),
+    *(checkpoints, decisions, endpoints, deliveries, pull, audit, precision, proposals),
 )
 
 API = "/api/v1"

@@ -21,14 +21,28 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from uuid import UUID
 
+from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evalstop_service.clock import Clock
 from evalstop_service.decisions.veto_windows import HeardVeto
 from evalstop_service.errors import Overloaded, TooOften
+from evalstop_service.security.scopes import VisitorRole
 from evalstop_service.store.turns import Work
-from evalstop_service.web.context import UNAUTHORIZED
-from evalstop_service.web.limits import RECEIVED_AT, SIGN_IN, Limit, Places, in_thread, is_decision_path, is_veto_path
+from evalstop_service.web.context import UNAUTHORIZED, read_address
+from evalstop_service.web.dashboard.cookies import SESSION, read_cookie
+from evalstop_service.web.dashboard.visitor import Site, identify_visitor
+from evalstop_service.web.limits import (
+    LIMITS,
+    RECEIVED_AT,
+    SIGN_IN,
+    Limit,
+    Places,
+    in_thread,
+    is_decision_path,
+    is_veto_path,
+)
+from evalstop_service.web.mlflow.protocol import read_secret
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, answer, problem_of
 
@@ -86,6 +100,34 @@ class Sender:
     operates: bool = False
     reports: bool = False
     project_id: UUID | None = None
+
+
+def create_identify(site: Site) -> Callable[[Scope], Awaitable[Sender]]:
+    """A function that identifies the sender of a request; raises the database's errors if it is unavailable."""
+    key_cache = site.context.key_cache
+
+    async def identify(scope: Scope) -> Sender:
+        request = Request(scope)
+        address = read_address(request)
+        secret = read_secret(request.headers.get("authorization", ""))
+        if secret is not None:
+            try:
+                urgent = is_decision_path(scope["path"])
+                key = await key_cache.authenticate_together(secret, address, urgent, LIMITS.get().authentication)
+            except TooOften:  # unknown senders get a small share; the route explains the refusal
+                key = None
+            if key is not None:
+                operates = not {"operate", "admin"}.isdisjoint(key.scopes)
+                reports = operates or "report" in key.scopes
+                return Sender(Work(key.id, key.project_id), True, operates, reports, key.project_id)
+        elif read_cookie(request, SESSION):
+            visitor = await identify_visitor(request, site)
+            if visitor is not None:
+                operates = visitor.role.covers(VisitorRole.OPERATOR)
+                return Sender(Work(visitor.identity, visitor.project.id), True, operates, operates, visitor.project.id)
+        return Sender(Work(address))
+
+    return identify
 
 
 class HeldBodies:

@@ -1,21 +1,21 @@
-"""Routes of webhook endpoints: create, change, test, and send events to them again."""
+"""Routes of webhook endpoints: create, change, test, and send events to them again; and the schemas of events."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import Field, RootModel
 
-from evalstop_service.domain.event_types import PRESETS, SUBSCRIBABLE
+from evalstop_service.domain.event_types import PRESETS, SUBSCRIBABLE, EventType
 from evalstop_service.domain.fields import Body, Plain, Rule
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, EndpointId, Items, Time, answers
-from evalstop_service.web.context import Admin, Allowed, Ctx, Db, Now, Operate, Secrets
+from evalstop_service.web.context import Admin, Allowed, Ctx, Db, Now, Operate, Read, Secrets
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import resend
 from evalstop_service.webhooks.channels import Format
@@ -28,8 +28,9 @@ from evalstop_service.webhooks.endpoints import (
     check_url,
     choose_preset,
 )
+from evalstop_service.webhooks.events import build_schema
 
-router = APIRouter(prefix="/endpoints", tags=["webhooks"], route_class=JsonRoute)
+router = APIRouter(tags=["webhooks"], route_class=JsonRoute)
 
 
 URL = r"^mailto:([^\s@,:;<>\x00-\x1f\x7f-\x9f]+@[A-Za-z0-9.-]+|owner)$|^[Hh][Tt][Tt][Pp][Ss]?://([^/?#@:\[\]\s\x00-\x1f\x7f-\x9f]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?([/?#][^\s\x00-\x1f\x7f-\x9f]*)?$"
@@ -136,14 +137,14 @@ class TestOut(Answer):
     duration_ms: float = Field(description="from connecting to the answer, in milliseconds")
 
 
-@router.get("")
+@router.get("/endpoints")
 def list_endpoints(caller: Admin, database: Db) -> Items[EndpointOut]:
     """All endpoints of the project, oldest first."""
     with database.reading() as tx:
         return Items[EndpointOut].model_validate({"items": endpoints.list_endpoints(tx, caller.project_id)})
 
 
-@router.post("", status_code=201)
+@router.post("/endpoints", status_code=201)
 def create_endpoint(
     body: EndpointIn, caller: Admin, database: Db, now: Now, address_policy: Allowed, encryption: Secrets
 ) -> EndpointWithSecret:
@@ -159,7 +160,7 @@ def create_endpoint(
     return view_with_secret(endpoint, encryption)
 
 
-@router.patch("/{endpoint_id}")
+@router.patch("/endpoints/{endpoint_id}")
 def change_endpoint(
     endpoint_id: EndpointId, body: EndpointChange, caller: Admin, database: Db, now: Now, address_policy: Allowed
 ) -> EndpointOut:
@@ -169,7 +170,7 @@ def change_endpoint(
     return EndpointOut.model_validate(endpoint)
 
 
-@router.post("/{endpoint_id}/rotate-secret")
+@router.post("/endpoints/{endpoint_id}/rotate-secret")
 def rotate_endpoint_secret(
     endpoint_id: EndpointId, caller: Admin, database: Db, now: Now, encryption: Secrets
 ) -> EndpointWithSecret:
@@ -178,13 +179,13 @@ def rotate_endpoint_secret(
     return view_with_secret(endpoint, encryption)
 
 
-@router.delete("/{endpoint_id}", status_code=204)
+@router.delete("/endpoints/{endpoint_id}", status_code=204)
 def delete_endpoint(endpoint_id: EndpointId, caller: Admin, database: Db, now: Now) -> None:
     """Delete the endpoint and cancel its waiting deliveries."""
     webhooks.delete_endpoint(database, caller.author(now), endpoint_id)
 
 
-@router.post("/{endpoint_id}/replay")
+@router.post("/endpoints/{endpoint_id}/replay")
 def replay_events(endpoint_id: EndpointId, body: ReplayIn, caller: Operate, context: Ctx, now: Now) -> ReplayOut:
     """Send events again, with the same ids, whether or not they were delivered; at most 1,000, oldest first."""
     context.limits.spend_costly()
@@ -200,7 +201,7 @@ def replay_events(endpoint_id: EndpointId, body: ReplayIn, caller: Operate, cont
     return ReplayOut(replayed=len(replayed.deliveries), passed_over=replayed.passed_over, next_after=replayed.last)
 
 
-@router.post("/{endpoint_id}/test")
+@router.post("/endpoints/{endpoint_id}/test")
 def test_endpoint(endpoint_id: EndpointId, caller: Operate, context: Ctx, now: Now) -> TestOut:
     """Send a signed `endpoint.test` event now and return the endpoint's answer; it is not a delivery and is not
     retried."""
@@ -223,3 +224,13 @@ def view_with_secret(endpoint: Endpoint, encryption: Encryption) -> EndpointWith
     return EndpointWithSecret.model_validate(
         vars(endpoint) | {"secret": encryption.decrypt(endpoint.secret, endpoint.id)}
     )
+
+
+class EventSchemas(RootModel[dict[str, dict[str, Any]]]):
+    """A JSON Schema (2020-12) for each type of event, with an example."""
+
+
+@router.get("/events/schemas")
+def list_event_schemas(caller: Read) -> EventSchemas:
+    """The JSON Schemas (2020-12) of all event types, by type, each with an example."""
+    return EventSchemas({event_type: build_schema(event_type) for event_type in EventType})

@@ -1,4 +1,6 @@
-"""Routes of policies. A stored version never changes."""
+"""Routes of policies: their versions, which never change, backtests on past runs, and the rollout stages that they earn
+by their measured precision.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +12,118 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field, RootModel
 
 from evalstop_service.decisions import second_person
+from evalstop_service.domain.confidence_sequences import StageNumbers
+from evalstop_service.domain.fields import Body, Integral, Line, Plain
+from evalstop_service.domain.run import Call
 from evalstop_service.errors import NotFound
+from evalstop_service.evaluation import backtests, rollout_stage
+from evalstop_service.evaluation.backtests import Summary
+from evalstop_service.evaluation.rollout_stage import StageTerms
 from evalstop_service.projects import policies
+from evalstop_service.store import backtests as backtest_rows
+from evalstop_service.store import rollout_stages
+from evalstop_service.store.backtests import Backtest, BacktestFinding
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.proposals import Proposal
+from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.examples import POLICY_DOCUMENT
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
-from evalstop_service.web.api.schemas import Answer, Items, Limit, Page, Time
-from evalstop_service.web.context import Admin, Ctx, Db, Now, Read
+from evalstop_service.web.api.run_views import make_cursor
+from evalstop_service.web.api.schemas import Answer, Cursor, Items, Limit, Page, Time, answers
+from evalstop_service.web.context import Admin, Caller, Ctx, Db, Now, Operate, Read
 
 router = APIRouter(prefix="/policies", tags=["policies"], route_class=JsonRoute)
 
 
-_REFERENCE = r"^[^@]{1,64}@[0-9]{1,9}$"
-
-
 class PolicyDocument(RootModel[dict[str, Any]]):
     """A policy document; the detectors' `describe_document` defines its fields."""
+
+
+class BacktestIn(Body):
+    """A policy, and how many of the newest ended runs to replay."""
+
+    policy: Annotated[str, Field(max_length=100), Plain] | PolicyDocument = Field(
+        description="NAME, NAME@VERSION, or a document that need not be stored", examples=["cautious", POLICY_DOCUMENT]
+    )
+    runs: Annotated[int, Field(ge=1, le=backtests.MOST_RUNS), Integral] = Field(
+        backtests.MOST_RUNS, description="how many of the newest ended runs to replay"
+    )
+
+
+@answers(BacktestFinding)
+class BacktestRunOut(Answer):
+    """The verdict of the policy on one run, with the recorded decision and outcome."""
+
+    status: str = Field(description="how the run ended")
+    state: str | None = Field(description="the state of the recorded decision")
+    verdict: Call = Field(description="the last verdict of the replayed policy")
+
+
+@answers(Summary)
+class BacktestSummaryOut(Answer):
+    """The findings counted; see `evaluation.backtests.Summary`."""
+
+
+@answers(Backtest)
+class BacktestOut(Answer):
+    """A backtest and its progress; `summary` and `findings` are left out of lists."""
+
+    document: dict[str, Any] = Field(
+        description="the policy that is replayed, with every number written out", examples=[POLICY_DOCUMENT]
+    )
+    summary: BacktestSummaryOut | None = Field(None, description="counts over all findings")
+    findings: list[BacktestRunOut] | None = Field(None, description="those that differ from recorded decisions first")
+
+
+@router.get("/backtests")
+def list_backtests(
+    caller: Read,
+    database: Db,
+    cursor: Cursor = None,
+    limit: Annotated[int, Query(ge=1, le=100, description="maximum number of items per page")] = 20,
+) -> Page[BacktestOut]:
+    """The project's backtests, newest first."""
+    with database.reading() as tx:
+        rows = backtest_rows.list_backtests(tx, caller.project_id, before=cursor, limit=limit)
+    items = [BacktestOut.model_validate(vars(row) | {"findings": None}) for row in rows]
+    return Page[BacktestOut](items=items, next_cursor=make_cursor(rows, limit))
+
+
+@router.post("/backtests", status_code=202)
+def create_backtest(body: BacktestIn, caller: Operate, context: Ctx, database: Db, now: Now) -> BacktestOut:
+    """Start a backtest on the newest ended runs; a worker runs it in the background."""
+    context.limits.spend_costly()
+    if isinstance(body.policy, str):
+        with database.reading() as tx:
+            document = policies.find_referred_policy(tx, caller.project_id, body.policy).document
+    else:
+        document = body.policy.root
+    backtest = backtests.request_backtest(database, caller.project_id, document, body.runs, caller.actor, now)
+    return _view_backtest(backtest)
+
+
+@router.get("/backtests/{backtest_id}")
+def get_backtest(
+    backtest_id: Annotated[UUID, Path(description="`id` of the backtest, as returned when it was created or listed")],
+    caller: Read,
+    database: Db,
+) -> BacktestOut:
+    """The progress and the findings so far."""
+    with database.reading() as tx:
+        backtest = backtest_rows.load_backtest(tx, caller.project_id, backtest_id)
+    return _view_backtest(backtest)
+
+
+def _view_backtest(backtest: Backtest) -> BacktestOut:
+    details = {
+        "summary": vars(backtests.summarize_findings(backtest.findings)),
+        "findings": backtests.sort_findings(backtest.findings),
+    }
+    return BacktestOut.model_validate(vars(backtest) | details)
+
+
+_REFERENCE = r"^[^@]{1,64}@[0-9]{1,9}$"
 
 
 class PolicyOut(Answer):
@@ -83,3 +180,100 @@ def create_policy(
     policy = policy_from_document(document.root)
     stored = second_person.add_policy(database, caller.author(now), policy)
     return answer_proposal(stored, now) if isinstance(stored, Proposal) else PolicyOut.model_validate(stored)
+
+
+class RolloutStageIn(Body):
+    """The requirements for a higher rollout stage."""
+
+    required_precision: float = Field(
+        ge=0.5, lt=1, description="what the lower bound of its precision must reach", examples=[0.9]
+    )
+    canary_share: float = Field(0.2, gt=0, le=0.5, description="share of its stops that are carried out in canary")
+
+
+class DemotionIn(Body):
+    """Why a policy goes back to shadow."""
+
+    reason: Line = Field(
+        min_length=1,
+        description="why; recorded in the audit log and in the event",
+        examples=["the eval set was replaced"],
+    )
+
+
+@answers(StageNumbers)
+class StageNumbersOut(Answer):
+    """The precision at the last change of stage; null at the start."""
+
+
+class NotCountedOut(Answer):
+    """Observed stops of this version that do not count, by the first requirement that they miss."""
+
+    duration: int = Field(description="lasted less than the project's case_seconds")
+    evals: int = Field(description="fewer finite evals than case_evals")
+    gpu_hours: int = Field(description="fewer GPU-hours than case_gpu_hours")
+    key_and_day: int = Field(description="beyond the cases_per_key_and_day of their key and day")
+
+
+class StageCasesOut(Answer):
+    """The observed stops of this version."""
+
+    counted: int = Field(description="those that its precision is estimated from")
+    not_counted: NotCountedOut = Field(description="the others, by the requirement that they miss")
+
+
+@answers(RolloutStage)
+class RolloutStageOut(Answer):
+    """The rollout stage of a policy, since when, and the numbers behind it."""
+
+    cases: StageCasesOut = Field(description="the cases so far")
+
+
+PolicyName = Annotated[str, Path(max_length=256, description="name of the policy")]
+
+
+@router.get("/{name}/rollout-stage")
+def get_rollout_stage(name: PolicyName, caller: Read, database: Db) -> RolloutStageOut:
+    """The rollout stage of the policy; 404 if it has none."""
+    return _load_stage(database, caller, name)
+
+
+@router.put("/{name}/rollout-stage", response_model=RolloutStageOut, responses=WAITS)
+def set_rollout_stage(
+    name: PolicyName, body: RolloutStageIn, caller: Admin, database: Db, now: Now
+) -> RolloutStageOut | Response:
+    """Start a policy's rollout in shadow, or change its terms. In a project with `second_person`, a lower
+    `required_precision` or a higher `canary_share` waits for another admin: 202."""
+    terms = StageTerms(body.required_precision, body.canary_share)
+    waiting = second_person.set_stage(database, caller.author(now), name, terms)
+    return _load_stage(database, caller, name) if waiting is None else answer_proposal(waiting, now)
+
+
+@router.post("/{name}/rollout-stage/demote")
+def demote_policy(name: PolicyName, body: DemotionIn, caller: Admin, database: Db, now: Now) -> RolloutStageOut:
+    """Move a policy back to shadow, whatever its cases show: its stops are only recorded until new cases earn the next
+    stage. 409 if it is in shadow, or has no rollout stage. A higher stage is confirmed as a proposal."""
+    with database.transaction() as tx:
+        policies.load_version(tx, caller.project_id, name)
+        return _view_stage(tx, rollout_stage.lower_stage(tx, caller.author(now), name, body.reason))
+
+
+@router.delete("/{name}/rollout-stage", status_code=204, responses=WAITS)
+def remove_rollout_stage(name: PolicyName, caller: Admin, database: Db, now: Now) -> Response:
+    """Remove the rollout stage; only the mode of its runs counts again. Removing it twice is harmless."""
+    with database.reading() as tx:
+        policies.load_version(tx, caller.project_id, name)
+    waiting = second_person.remove_stage(database, caller.author(now), name)
+    return Response(status_code=204) if waiting is None else answer_proposal(waiting, now)
+
+
+def _load_stage(database: Database, caller: Caller, name: str) -> RolloutStageOut:
+    with database.reading() as tx:
+        stage = rollout_stages.find_stage(tx, caller.project_id, name)
+        if stage is None:
+            raise NotFound(f"policy {name!r} has no rollout stage; only the mode of its runs counts")
+        return _view_stage(tx, stage)
+
+
+def _view_stage(tx: Transaction, stage: RolloutStage) -> RolloutStageOut:
+    return RolloutStageOut.model_validate(vars(stage) | {"cases": rollout_stage.load_stage_cases(tx, stage)})

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from evalstop_service.domain.confidence_sequences import ALPHA, Bounds, Estimate
+from evalstop_service.domain.confidence_sequences import ALPHA
 from evalstop_service.errors import Invalid
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import Delays, GroupFigures, Hours, Parks
@@ -17,22 +17,12 @@ from evalstop_service.store.cases import Case, CaseFilter, Grouping
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.list_filters import ChosenCases, ListedCases
 from evalstop_service.web.api.run_views import CaseOut
-from evalstop_service.web.api.schemas import Answer, Limit, Page, PolicyName, answers
+from evalstop_service.web.api.schemas import Answer, EstimateOut, Limit, Page, PolicyName, answers
 from evalstop_service.web.context import Db, Read
 
 router = APIRouter(tags=["precision"], route_class=JsonRoute)
 
 MOST_GROUPINGS = 2
-
-
-@answers(Bounds)
-class BoundsOut(Answer):
-    """The interval with all undecided cases counted as worst and as best."""
-
-
-@answers(Estimate)
-class EstimateOut(Answer):
-    """A share with a 95 % confidence interval, valid however often you look; `value` is null without decided cases."""
 
 
 @answers(Delays)

@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from evalstop_service.clock import in_utc, rfc3339
+from evalstop_service.domain.confidence_sequences import Bounds, Estimate
 from evalstop_service.domain.decision_lifecycle import GuardKind
 from evalstop_service.domain.fields import Body, Integral, Line, Name, Outcome
 from evalstop_service.domain.project_settings import list_settings
@@ -104,7 +105,7 @@ _ANSWERS: dict[type, type[Answer]] = {}
 def answers(record: type, names: str = "", *, without: str = "") -> Callable[[type[A]], type[A]]:
     """Add to an answer all fields that the record describes, or those named; its own fields count more.
 
-    Records in these fields become their own answers, which must be declared before.
+    Records in these fields become their own answers, which are declared before, in the same module or here.
     """
     described = {
         name: (_to_answer(hint), Field(description=part.description))
@@ -176,6 +177,16 @@ class RawMaximumOut(Answer):
 @answers(ChangePoint)
 class TurnOut(Answer):
     """The change point in hindsight: where the eval turned, from all evals of an ended run."""
+
+
+@answers(Bounds)
+class BoundsOut(Answer):
+    """The interval with all undecided cases counted as worst and as best."""
+
+
+@answers(Estimate)
+class EstimateOut(Answer):
+    """A share with a 95 % confidence interval, valid however often you look; `value` is null without decided cases."""
 
 
 class PolicyName(Answer):
