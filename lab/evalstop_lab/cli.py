@@ -17,7 +17,6 @@ SUBCOMMANDS = {
     "calibrate": "evalstop_lab.calibrate.command",
     "cluster": "evalstop_lab.simulator.command",
     "demo": "evalstop_lab.rlhf.demo",
-    "example-runs": "evalstop_lab.worlds.example_runs",
     "replay": "evalstop_lab.replay.command",
     "roles": "evalstop_lab.replay.roles",
     "stopbench": "evalstop_lab.stopbench.command",

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from evalstop_lab.arguments import import_library, positive_number
-from evalstop_lab.report import list_versions, save_figure
+from evalstop_lab.report import list_versions
 from evalstop_lab.worlds.prior import KINDS, DrawnRun, draw_run
 from evalstop_lab.worlds.scoring import Share, wilson
 
@@ -172,14 +172,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--without", nargs="+", choices=KINDS, default=[], metavar="KIND", help=f"leave out: {', '.join(KINDS)}"
     )
     parser.add_argument("--output", type=Path, default=Path("posterior.int16"), metavar="FILE", help="(%(default)s)")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="only draw 40 runs of the prior into this PNG")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.picture is not None:
-        draw_picture(args.picture, args.seed)
-        return 0
     torch = import_torch(args.seed)
     network = torch.nn.ModuleDict({"gru": torch.nn.GRU(FEATURES, HIDDEN), "head": torch.nn.Linear(HIDDEN, OUTPUTS)})
     started = time.time()
@@ -264,24 +260,3 @@ def _average_losses(torch: Any, network: Any, batches: Sequence[Batch]) -> list[
     with torch.no_grad():
         batch_losses = [[float(loss) for loss in _compute_losses(torch, network, batch)] for batch in batches]
     return [round(float(loss), 4) for loss in np.mean(batch_losses, axis=0)]
-
-
-ROWS, COLUMNS = 5, 8
-
-
-def draw_picture(path: Path, seed: int) -> None:
-    """Write a PNG of `ROWS` x `COLUMNS` runs; a red line marks the turn of a run that turns for good."""
-    rng = np.random.default_rng(seed)
-    with save_figure(path, (16, 8), ROWS, COLUMNS, dpi=90) as axes:
-        for axis in axes.flat:
-            run = draw_run(rng)
-            axis.plot(run.scores, ".", markersize=2, color="0.6")
-            axis.plot(run.truth, color="tab:red" if run.turned else "tab:blue", linewidth=1)
-            if run.turned:
-                axis.axvline(run.peak, color="tab:red", linewidth=0.6, linestyle=":")
-            axis.set_title(f"{len(run.scores)} evals", fontsize=7, pad=2)
-            axis.set_xticks([])
-            axis.set_yticks([])
-        axes[0, 0].figure.suptitle(
-            "Forty runs of the prior: measured (grey), healthy (blue), turned for good (red)", fontsize=10
-        )

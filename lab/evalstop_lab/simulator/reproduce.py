@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     }
 
     def show(console: Console) -> None:
-        tables = (_build_paper_table(lines), _build_rules_table(rows), _build_waste_table(rows))
+        tables = (_build_paper_table(lines), _build_rules_table(rows))
         console.print(*tables, _build_changes_table(changes), " ".join(FITTED.split()), sep="\n")
 
     return study.print_report(args, report, show, _plot)
@@ -189,18 +189,6 @@ def _build_rules_table(rows: Rows) -> Table:
         ]
         lost = _compute_shares(rows, rule)["eval_lost"]
         table.add_row(rule, *both, format_percent(counts.premature / counts.hacking), format_percent(lost))
-    return table
-
-
-def _build_waste_table(rows: Rows) -> Table:
-    shares = ("held", "after the peak", "false stops", "hacking jobs", "pauses")
-    table = new_table(f"shares of all GPU-hours without stops, {BASELINE}", "rule", *shares, "waste")
-    before = _compute_shares(rows, NONE)
-    for rule in (NONE, *STOPPING):
-        after = _compute_shares(rows, rule)
-        wasted = (after["post_peak"] + after["false_stop"]) / before["post_peak"] - 1
-        of_all = [after[name] for name in ("gpu_hours", "post_peak", "false_stop", "hacking", "pauses")]
-        table.add_row(rule, *(format_percent(share) for share in of_all), format_percent(wasted, sign=True))
     return table
 
 

@@ -1,20 +1,8 @@
 """The rules that StopBench evaluates: yours, EvalStop's policies, and unmodified early stopping of other libraries.
 
-A rule is a class, with one object per run:
-
-    class ThreeDeclines:
-        def __init__(self, planned_steps):        # None if the run does not report its planned length
-            self.last, self.declines = None, 0
-
-        def stop(self, step, score, stderr, proxy, kl):   # after each eval; higher scores are better
-            if score is None:                     # a missing eval; stderr, proxy and kl may be None, too
-                return False
-            self.declines = self.declines + 1 if self.last is not None and score < self.last else 0
-            self.last = score
-            return self.declines >= 3
-
-`stop` is called after each eval except the last. The optional property `best_step` is the step of the checkpoint that
-the rule keeps; the default is the one with the highest score so far.
+A rule is a class, with one object per run; docs/stopbench.md shows one. `stop` is called after each eval except the
+last. The optional property `best_step` is the step of the checkpoint that the rule keeps; the default is the one with
+the highest score so far.
 """
 
 from __future__ import annotations

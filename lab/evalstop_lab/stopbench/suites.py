@@ -1,17 +1,7 @@
 """The suites of StopBench. A suite never changes: a suite with other runs gets another number.
 
-| suite | runs |
-|---|---|
-| `drawn-1` | 2,000 runs of the lab's families, half turning; half report their planned length, 15 % of those wrongly |
-| `second-1` | 2,000 runs of 45 kinds by another author, who knew neither these families nor any detector |
-| `trained-1` | 400 policies trained against reward models, with evals of 1,024 texts |
-| `trained-1-small` | the same runs, with evals of 64 texts |
-| `language-1` | 72 runs of SmolLM2-135M-Instruct against reward models, with evals of 64 texts |
-| `language-2` | 40 such runs with KL penalties and better reward models: half of them stay healthy |
-| `language-3` | 50 more of them, which answer requests to evaluate now with the scores of texts for the same prompts |
-
-Develop a rule on the seeds `public`; report once on the seeds `held-out`. The recorded suites, all but the first two,
-have no held-out seeds.
+docs/stopbench.md describes them. Develop a rule on the seeds `public`; report once on the seeds `held-out`, which the
+recorded suites, all but the first two, don't have.
 """
 
 from __future__ import annotations

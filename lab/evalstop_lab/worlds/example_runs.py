@@ -1,4 +1,4 @@
-"""`evalstop-lab example-runs`: writes the example runs of `evalstop demo-data`.
+"""`python -m evalstop_lab.worlds.example_runs RECORDED OUT`: writes the example runs of `evalstop demo-data`.
 
 The service ships them as one compressed file, because it cannot import the lab: drawn runs and recorded ones, with
 rounded values. The same seed and the same recordings produce the same file.
@@ -6,15 +6,14 @@ rounded values. The same seed and the same recordings produce the same file.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from evalstop_lab.worlds import Label, World, draw_world, load_recorded_runs, plan_worlds
 from evalstop_lab.worlds.truth import Floats
@@ -23,10 +22,6 @@ SEED = 20_260
 DRAWN_RUNS = 160
 LENGTHS = (24, 32, 40, 60)
 DIGITS = 4
-
-EXAMPLES = """examples:
-  evalstop-lab example-runs tests/data/rlhf_runs_public.jsonl service/evalstop_service/example_runs.json.gz
-"""
 
 
 def encode_runs(worlds: Sequence[World]) -> bytes:
@@ -59,26 +54,10 @@ def draw_runs(count: int) -> list[World]:
     ]
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "example-runs",
-        help="write the file of example runs of `evalstop demo-data`",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("recorded", type=Path, help="recorded runs, one JSON object per line")
-    parser.add_argument("out", type=Path, help="the file to write")
-    parser.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
-    worlds = [*draw_runs(DRAWN_RUNS), *load_recorded_runs(args.recorded)]
-    data = encode_runs(worlds)
-    args.out.write_bytes(data)
-    Console().print(f"{len(worlds)} runs in {args.out}, {len(data) / 1024:.0f} KiB")
-    return 0
-
-
 def _round_values(values: Floats) -> list[float | None]:
     return [float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None for value in values]
+
+
+if __name__ == "__main__":
+    recorded, out = map(Path, sys.argv[1:])
+    out.write_bytes(encode_runs([*draw_runs(DRAWN_RUNS), *load_recorded_runs(recorded)]))

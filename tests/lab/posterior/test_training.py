@@ -28,10 +28,3 @@ def test_trained_network_is_readable_by_the_detector(tmp_path: Path, capsys: pyt
     for row in features:
         hidden = network.step(hidden, round_features(row.T))
     assert np.isfinite(network.read(hidden)).all()
-
-
-def test_picture_option_draws_runs_only(tmp_path: Path) -> None:
-    """`--picture` draws forty runs and trains nothing."""
-    picture = tmp_path / "prior.png"
-    assert cli.main(["train-posterior", "--picture", str(picture)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
