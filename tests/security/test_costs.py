@@ -12,7 +12,7 @@ import pytest
 from evalstop_detectors import Evidence, Kind, Member, Observation, Policy, start
 from evalstop_service.errors import TooOften
 from evalstop_service.ingest import Committer, Limits, Message, Observations, RunCache, running_in_thread
-from evalstop_service.ingest.costs import REPLAYS, CostlyRuns, EditCosts
+from evalstop_service.ingest.messages import REPLAYS, CostlyRuns, EditCosts
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.security.rate_limits import Rate

@@ -11,13 +11,13 @@ Any process may accept messages for any run at any time: caches hold copies, and
 
 from evalstop_service.ingest.changes import MOST_UNWATCHED
 from evalstop_service.ingest.committer import Committer, running_in_thread
-from evalstop_service.ingest.costs import Limits
 from evalstop_service.ingest.load import RunCache
 from evalstop_service.ingest.messages import (
     CheckpointSaved,
     Content,
     EvalAnswered,
     EvalChanged,
+    Limits,
     Message,
     Observations,
     Receipt,

@@ -21,10 +21,9 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, get_current_span
 
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Closed, Overloaded
-from evalstop_service.ingest.costs import CostlyRuns, EditCosts, Limits
 from evalstop_service.ingest.group_commit import Entry, Group, GroupCommit
 from evalstop_service.ingest.load import RunCache
-from evalstop_service.ingest.messages import Message, Receipt
+from evalstop_service.ingest.messages import CostlyRuns, EditCosts, Limits, Message, Receipt
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
 from evalstop_service.store.database import Database, Transaction

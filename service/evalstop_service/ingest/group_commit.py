@@ -29,10 +29,9 @@ from evalstop_service.clock import Clock
 from evalstop_service.errors import ServiceError, TooOften
 from evalstop_service.ingest.changes import Changes, append
 from evalstop_service.ingest.consequences import carry_out
-from evalstop_service.ingest.costs import CostlyRuns, EditCosts, Limits
 from evalstop_service.ingest.edits import Edit
 from evalstop_service.ingest.load import RunCache, load_followed, load_runs
-from evalstop_service.ingest.messages import Answer, Message, Receipt, not_found
+from evalstop_service.ingest.messages import Answer, CostlyRuns, EditCosts, Limits, Message, Receipt, not_found
 from evalstop_service.ingest.run_state import RunState
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
