@@ -236,17 +236,23 @@ def replace_series(
             observations.c.superseded_by == LIVE,
         )
     )
-    resumed_from = runs.get_resumed_step(tx, run)
+    add_observations(tx, run, points, now, runs.get_resumed_step(tx, run))
+
+
+def add_observations(
+    tx: Transaction, run: Run, points: Sequence[PostedObservation], now: datetime, resumed_from: int | None = None
+) -> None:
+    """Store new observations of a run; those up to the step from which it was resumed belong to the attempt before."""
     rows = [
         {
             "run_id": run.id,
-            "metric": metric,
+            "metric": point.metric,
             "step": point.step,
             "superseded_by": LIVE,
             "value": point.value,
             "stderr": point.stderr,
             "attempt": run.attempt if resumed_from is None or point.step > resumed_from else run.attempt - 1,
-            "observed_at": None,
+            "observed_at": point.time,
             "received_at": now,
         }
         for point in points
