@@ -154,17 +154,6 @@ def test_stop_continues_after_a_receiver_crash(deployment: Deployment) -> None:
     assert "continuing the stop" in deployment.read_log("killed")
 
 
-def test_trainer_that_ignores_sigterm_is_killed(deployment: Deployment) -> None:
-    """A trainer that ignores SIGTERM saves when it is asked, and is killed after Slurm's KillWait."""
-    deployment.start_listening_receiver("ignores-sigterm", *CHECKPOINT_OPTIONS)
-    job = deployment.submit_trainer("ignores-sigterm", "--ignore-sigterm")
-    details = deployment.wait_for_confirmation(job)
-    assert details["checkpoint"] == "saved"
-    assert "saved" in job.read_events()
-    assert details["seconds"] >= 3
-    assert details["signal"] in (9, 15, None)
-
-
 @pytest.mark.parametrize("start", ["", "srun -n1 --overlap"], ids=["in the batch script", "a step each"])
 def test_healthy_run_in_the_same_job_lives_on(deployment: Deployment, start: str) -> None:
     """The stop of one of two runs is on hold while both are in the batch script, and ends one step of two."""

@@ -1,6 +1,6 @@
-"""A trainer for tests: its eval falls after step 5, it saves on SIGUSR1 and continues, and may ignore SIGTERM.
+"""A trainer for tests: its eval falls after step 5, and it saves on SIGUSR1 and continues.
 
-`python trainer.py RUN FOLDER [--slow-save-seconds S] [--ignore-sigterm] [--peak N]` writes what happens, with
+`python trainer.py RUN FOLDER [--slow-save-seconds S] [--peak N]` writes what happens, with
 the time, to FOLDER/events.
 """
 
@@ -73,13 +73,12 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--slow-save-seconds", type=float, default=0.0)
-    parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--peak", type=int, default=5)
     options = parser.parse_args()
     with Run(options.run, metrics={"score": {"role": "eval"}}, policy="paper", mode="enforce") as run:
         trainer = Trainer(run, options.folder, options.slow_save_seconds)
         signal.signal(signal.SIGUSR1, trainer.request_checkpoint)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN if options.ignore_sigterm else trainer.end)
+        signal.signal(signal.SIGTERM, trainer.end)
         trainer.train(options.peak)
 
 
