@@ -248,7 +248,7 @@ def test_run_that_does_not_wait_for_the_service_is_spooled(server: FakeServer, t
 
 
 @pytest.mark.parametrize(
-    ("flush_seconds", "answer_seconds", "evals", "all_sent"), [(1, 0.4, 2, True), (0.1, 0.05, 20, False)]
+    ("flush_seconds", "answer_seconds", "evals", "all_sent"), [(3, 1.1, 1, True), (0.1, 0.05, 20, False)]
 )
 def test_end_waits_longer_while_the_service_accepts_data(
     server: FakeServer,
