@@ -19,12 +19,12 @@ from evalstop_service.store import keys, projects, schema
 from evalstop_service.store.database import Database
 from playwright.sync_api import Browser, Page, expect
 
-from tests.service.web.dashboard.recorded_runs import (
+from tests.service.web.pages.recorded_runs import (
     Tenant,
     add_tenant,
     load_recorded_evals,
 )
-from tests.service.web.dashboard.serving import launch_chromium, sign_in_link, start_dashboard_server
+from tests.service.web.pages.serving import launch_chromium, sign_in_link, start_dashboard_server
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 RECORDED = Path(__file__).parent / "data" / "rlhf_runs_public.jsonl"

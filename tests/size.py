@@ -36,7 +36,7 @@ ROOMS_OF_THE_SERVICE = (
     Room("web, its own", 1_300, 8, (f"{SERVICE}/web",)),
     Room("web/api", 3_700, 32, (f"{SERVICE}/web/api",)),
     Room("web/mlflow", 1_500, 9, (f"{SERVICE}/web/mlflow",)),
-    Room("web/pages", 4_000, None, (f"{SERVICE}/web/pages", f"{SERVICE}/web/dashboard")),
+    Room("web/pages", 4_000, None, (f"{SERVICE}/web/pages",)),
     Room("ingest", 2_200, 12, (f"{SERVICE}/ingest",)),
     Room(
         "decisions ... projects",

@@ -44,7 +44,7 @@ from evalstop_service.security import openid
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database, read_now
 from evalstop_service.store.tables.columns import prepare_structs
-from evalstop_service.web import dashboard, mlflow, problems
+from evalstop_service.web import mlflow, pages, problems
 from evalstop_service.web.api import (
     audit,
     checkpoints,
@@ -142,7 +142,7 @@ def create_app(
     artifacts = ArtifactFolder(settings.artifact_folder, settings.mlflow_artifact_root, settings.mlflow_artifact_bytes)
     app.mount(MLFLOW, mlflow.create_app(context, service_metrics, forwarder, artifacts))
     _add_routes(app, settings, service_metrics)
-    dashboard.install(app, context, session_secret, _openid(settings, clock))
+    pages.install(app, context, session_secret, _openid(settings, clock))
     app.router.routes.insert(0, RouteIndex(app.router.routes))
     held_bodies = _limit_bodies(app, settings, listener.report_failure)
     app.add_middleware(SecurityHeaders)
@@ -234,7 +234,7 @@ def _refusal(problem: problems.Problem, path: str) -> ASGIApp:
     return mlflow.problem_response(problem) if path.startswith(f"{MLFLOW}/") else problems.answer(problem, path)
 
 
-def _openid(settings: Settings, clock: Clock) -> dashboard.OpenId | None:
+def _openid(settings: Settings, clock: Clock) -> pages.OpenId | None:
     grants = read_grants(settings)
     if settings.oidc_issuer is None or settings.oidc_client_id is None or grants is None:
         return None
@@ -244,7 +244,7 @@ def _openid(settings: Settings, clock: Clock) -> dashboard.OpenId | None:
         client_secret=reveal(settings.oidc_client_secret),
         scopes=settings.oidc_scopes,
     )
-    return dashboard.OpenId(openid.OpenIdProvider(provider_settings, clock), grants)
+    return pages.OpenId(openid.OpenIdProvider(provider_settings, clock), grants)
 
 
 def _create_forwarder(

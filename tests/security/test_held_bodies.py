@@ -12,9 +12,9 @@ import pytest
 from evalstop_service.app import create_app
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
-from evalstop_service.web.dashboard.responses import PageRoute
-from evalstop_service.web.dashboard.routes import PAGES
 from evalstop_service.web.limits import is_decision_path, is_veto_path
+from evalstop_service.web.pages.responses import PageRoute
+from evalstop_service.web.pages.routes import PAGES
 
 from tests.faults.retrying_clients import wait_until
 from tests.fixtures.certificates import get_ssl_context

@@ -14,7 +14,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
-from evalstop_service.web.dashboard.cookies import FRESH_SECONDS, SESSION
+from evalstop_service.web.pages.cookies import FRESH_SECONDS, SESSION
 
 from tests.fixtures.certificates import get_ssl_context
 from tests.fixtures.http_server import serve_app

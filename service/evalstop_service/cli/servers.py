@@ -42,7 +42,7 @@ from evalstop_service.security.private_files import create_private_folder, keep_
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
-from evalstop_service.web import dashboard
+from evalstop_service.web import pages
 from evalstop_service.web.api import prometheus
 
 SWITCH_SECONDS = 0.001
@@ -99,7 +99,7 @@ def _set_up_and_serve(settings: Settings, options: argparse.Namespace, listening
             ),
         )
         key = api_keys.find_reading_key(database, utc_now())
-        link = f"{address}/login?token={dashboard.sign_in_token(secret, key.id)}" if key else None
+        link = f"{address}/login?token={pages.sign_in_token(secret, key.id)}" if key else None
         if options.json:
             print(json.dumps({"url": address, "key": first, "sign_in": link}), flush=True)
             return

@@ -30,8 +30,6 @@ from evalstop_service.errors import Overloaded, TooOften
 from evalstop_service.security.scopes import VisitorRole
 from evalstop_service.store.turns import Work
 from evalstop_service.web.context import UNAUTHORIZED, read_address
-from evalstop_service.web.dashboard.cookies import SESSION, read_cookie
-from evalstop_service.web.dashboard.visitor import Site, identify_visitor
 from evalstop_service.web.limits import (
     LIMITS,
     RECEIVED_AT,
@@ -43,6 +41,8 @@ from evalstop_service.web.limits import (
     is_veto_path,
 )
 from evalstop_service.web.mlflow.protocol import read_secret
+from evalstop_service.web.pages.cookies import SESSION, read_cookie
+from evalstop_service.web.pages.visitor import Site, identify_visitor
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem, answer, problem_of
 

@@ -115,10 +115,10 @@ def test_service_sdist_has_migrations_and_pages(built_folder: Path) -> None:
     """The linked migrations are real files in the sdist, and templates and static files are there."""
     with tarfile.open(next(built_folder.glob("evalstop_service-*.tar.gz"))) as archive:
         files = {member.name.split("/", 1)[1] for member in archive.getmembers() if member.isfile()}
-    pages = ROOT / "service/evalstop_service/web/dashboard"
+    pages = ROOT / "service/evalstop_service/web/pages"
     assert list_migrations("service") <= files
-    page_files = [path for folder in ("templates", "static") for path in (pages / folder).rglob("*") if path.is_file()]
-    assert page_files
+    page_files = [path for path in pages.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert {".html", ".js", ".css"} <= {path.suffix for path in page_files}
     assert {path.relative_to(ROOT / "service").as_posix() for path in page_files} <= files
 
 

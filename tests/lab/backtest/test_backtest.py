@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from playwright.sync_api import expect
 
 from tests.lab.replay.conftest import write_jsonl
-from tests.service.web.dashboard.serving import NoChromium, launch_chromium
+from tests.service.web.pages.serving import NoChromium, launch_chromium
 
 RISING = [0.1 * index for index in range(24)]
 TURNING = [*RISING[:12], *(1.1 - 0.1 * index for index in range(12))]

@@ -14,7 +14,7 @@ from evalstop_service.evaluation import figures
 from evalstop_service.store import audit, cases, projects, tables
 from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Database
-from evalstop_service.web.dashboard.overview import says_enough
+from evalstop_service.web.pages.overview import says_enough
 
 from tests.fixtures.projects import create_project
 from tests.service.project_fixture import NOW, ProjectFixture

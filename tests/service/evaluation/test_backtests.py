@@ -24,7 +24,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
 from tests.service.project_fixture import set_up_project
-from tests.service.web.dashboard.recorded_runs import (
+from tests.service.web.pages.recorded_runs import (
     LEVEL_POLICY,
     Eval,
     Tenant,

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.observability import logs
 from evalstop_service.store.database import Database
-from evalstop_service.web import dashboard
+from evalstop_service.web import pages
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -197,7 +197,7 @@ def test_debug_log_of_many_requests_contains_no_secret(database: Database, json_
         secrets_used = [service.key, "the secret of the sessions"]
         created_key = client.post("/api/v1/keys", json={"name": "k", "scopes": ["read"]}).json()
         secrets_used.append(created_key["key"])
-        sign_in = dashboard.sign_in_token("the secret of the sessions", created_key["id"])
+        sign_in = pages.sign_in_token("the secret of the sessions", created_key["id"])
         secrets_used.append(sign_in)
         with httpx.Client(base_url=service.url, trust_env=False, timeout=60) as visitor:
             visitor.get("/login", params={"token": sign_in})

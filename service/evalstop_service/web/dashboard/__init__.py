@@ -1,6 +1,0 @@
-"""The dashboard: server-rendered pages for people, with charts that follow a run while it trains."""
-
-from evalstop_service.web.dashboard.routes import install, sign_in_token
-from evalstop_service.web.dashboard.visitor import OpenId
-
-__all__ = ["OpenId", "install", "sign_in_token"]

@@ -1,0 +1,56 @@
+"""Fields of forms: text, reasons, steps, and the redirect after a form."""
+
+from __future__ import annotations
+
+import unicodedata
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from fastapi.responses import RedirectResponse
+
+from evalstop_service.errors import Invalid
+from evalstop_service.store.observations import MAX_STEP
+from evalstop_service.web.pages.sign_in import safe_path
+
+LONGEST_LINE = 1000
+
+
+def remove_control_characters(text: str) -> str:
+    """The text without control characters and lone surrogates, which PostgreSQL refuses in part."""
+    return "".join(character for character in text if unicodedata.category(character) not in ("Cc", "Cs"))
+
+
+def clean_text(text: str) -> str:
+    """The text without control characters and surrounding blanks."""
+    return remove_control_characters(text).strip()
+
+
+def parse_reason(text: str) -> str:
+    """The reason of an action; raises Invalid when it is empty."""
+    reason = parse_note(text)
+    if not reason:
+        raise Invalid("enter a reason; it is recorded with the decision")
+    return reason
+
+
+def parse_note(text: str) -> str:
+    """One line of text, which may be empty."""
+    return clean_text(text)[:LONGEST_LINE]
+
+
+def parse_step(text: str) -> int | None:
+    """A step; None when the field is empty. Raises Invalid."""
+    digits = "".join(text.split())
+    if not digits:
+        return None
+    if not (digits.isascii() and digits.isdigit()) or int(digits) > MAX_STEP:
+        raise Invalid(
+            f"{clean_text(text)[:40]!r} is not a step: enter a whole number from 0 on, or leave the field empty"
+        )
+    return int(digits)
+
+
+def redirect_back(run_id: UUID, target: str) -> RedirectResponse:
+    """Redirect to the page of the form, by default the run's."""
+    path = safe_path(target) if target else f"/runs/{run_id}"
+    return RedirectResponse(urlsplit(path)._replace(fragment="").geturl() or "/", 303)

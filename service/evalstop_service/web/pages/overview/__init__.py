@@ -1,0 +1,192 @@
+"""The overview: what needs a person now, how often enforced policies are right, and what their stops saved."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import urlencode
+from uuid import UUID
+
+from fastapi import APIRouter, Response
+
+from evalstop_service.domain import decision_lifecycle
+from evalstop_service.domain.confidence_sequences import Estimate
+from evalstop_service.domain.proposals import ProposalState
+from evalstop_service.domain.statuses import Stage, Treatment
+from evalstop_service.evaluation import figures, rollout_stage
+from evalstop_service.evaluation.figures import GroupFigures
+from evalstop_service.store import (
+    cases,
+    decisions,
+    outcomes,
+    proposals,
+    rollout_stages,
+    run_lists,
+    runs,
+)
+from evalstop_service.store.cases import CaseFilter
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.outcomes import Outcome
+from evalstop_service.store.proposals import Proposal
+from evalstop_service.store.rollout_stages import RolloutStage
+from evalstop_service.store.run_lists import Excerpt, RunAlert, WaitingStop
+from evalstop_service.web.pages import formatting, run_list, sparkline
+from evalstop_service.web.pages.responses import PageRoute, render_page
+from evalstop_service.web.pages.sparkline import Sparkline
+from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
+
+router = APIRouter(route_class=PageRoute)
+
+MOST_SHOWN = 10
+"""Maximum number of items of each kind in the queue."""
+
+MOST_PROPOSALS = 50
+
+MOST_DECISIONS = 8
+
+WIDEST_INTERVAL = 0.3
+"""Wider intervals are too uncertain to show a figure."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The content of the page other than its figures, and their revision.
+
+    `proposals`, `stops`, `without_data`, `stale`: the queue of items that a person can act on, in this order.
+    `awaited`: stops that wait for their scheduler. `suspects`: running runs that may have turned.
+    """
+
+    cases: str
+    proposals: Excerpt[Proposal]
+    stops: Excerpt[WaitingStop]
+    without_data: Excerpt[RunAlert]
+    stale: Excerpt[RunAlert]
+    awaited: int
+    suspects: int
+    recent: list[tuple[Decision, Outcome | None]]
+    any_run: bool
+
+    @property
+    def revision(self) -> str:
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+    @property
+    def count(self) -> int:
+        """The number of items in the queue."""
+        return self.proposals.count + self.stops.count + self.without_data.count + self.stale.count
+
+    @property
+    def run_ids(self) -> list[UUID]:
+        """The runs that the queue shows."""
+        alerts = [*self.without_data.items, *self.stale.items]
+        return [stop.run_id for stop in self.stops.items] + [alert.id for alert in alerts]
+
+
+@dataclass(frozen=True)
+class EnforcedPolicy:
+    """A policy whose stops are carried out. `stage`: None if it does not have to earn one."""
+
+    name: str
+    version: int
+    stage: Stage | None
+    figures: GroupFigures
+
+
+@router.get("/")
+def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
+    """The overview of the project."""
+    case_filter = CaseFilter(since=visitor.period.since(site.clock()))
+    stopped = CaseFilter(since=case_filter.since, treatment=Treatment.STOPPED)
+    with site.database.reading() as tx:
+        # Read first, so that what follows is never older than the revision.
+        overview = _load_overview(tx, visitor.project.id, site.clock())
+        counts = cases.count_cases(tx, visitor.project.id, case_filter, ("policy",))
+        stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
+        sparks = _draw_sparklines(tx, overview.run_ids)
+    return render_page(
+        "overview.html",
+        visitor=visitor,
+        overview=overview,
+        sparks=sparks,
+        whole=figures.compute_total(counts, ()),
+        enforced=_select_enforced(figures.compute_figures(counts, ()), stages),
+        says_enough=says_enough,
+        estimate_needed=estimate_needed,
+        stopped_cases=visitor.link(f"/cases?{urlencode(figures.filter_to_query(stopped))}"),
+        name_state=formatting.name_state,
+        unfinished=(*run_lists.TO_DECIDE, *run_lists.AWAITED),
+        stopping=decision_lifecycle.STOPPING,
+        price=visitor.project.price_per_gpu_hour,
+        currency=visitor.project.currency,
+    )
+
+
+@router.get("/overview/events")
+def follow_overview(site: SiteOf, visitor: SignedIn, follow: Follow) -> Response:
+    """Send an event whenever the page has changed."""
+    project_id = visitor.project.id
+    return follow(lambda tx: _load_overview(tx, project_id, site.clock()).revision)
+
+
+def says_enough(estimate: Estimate) -> bool:
+    """Whether an estimate is narrow enough to be shown as a figure."""
+    return estimate.value is not None and estimate.high - estimate.low <= WIDEST_INTERVAL
+
+
+def estimate_needed(estimate: Estimate) -> int:
+    """About how many decided cases the estimate needs to be narrow enough: intervals shrink with the square root."""
+    width = estimate.high - estimate.low
+    return math.ceil(max(estimate.decided, 10) * (width / WIDEST_INTERVAL) ** 2)
+
+
+def _load_overview(tx: Transaction, project_id: UUID, now: datetime) -> Overview:
+    revision = cases.read_revision(tx, project_id)
+    recent = decisions.list_decisions(tx, project_id, limit=MOST_DECISIONS)
+    labels = outcomes.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in recent])
+    return Overview(
+        revision,
+        _list_proposals(tx, project_id, now),
+        run_lists.list_stops_to_decide(tx, project_id, MOST_SHOWN),
+        run_lists.list_runs_without_data(tx, project_id, MOST_SHOWN),
+        run_lists.list_stale_runs(tx, project_id, MOST_SHOWN),
+        run_lists.count_awaited_stops(tx, project_id),
+        run_lists.count_suspect_runs(tx, project_id),
+        [(decision, labels.get((decision.run_id, decision.attempt))) for decision in recent],
+        bool(recent) or bool(run_lists.list_runs(tx, project_id, limit=1)),
+    )
+
+
+def _list_proposals(tx: Transaction, project_id: UUID, now: datetime) -> Excerpt[Proposal]:
+    listed = proposals.list_proposals(tx, project_id, now, state=ProposalState.OPEN, limit=MOST_PROPOSALS)
+    more = len(listed) == MOST_PROPOSALS
+    return Excerpt(listed, proposals.count_open(tx, project_id, now) if more else len(listed))
+
+
+def _draw_sparklines(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Sparkline | None]:
+    runs_by_id = runs.load_runs(tx, run_ids)
+    decided = decisions.load_decisions(tx, runs_by_id)
+    segments = run_list.load_eval_segments(tx, list(runs_by_id.values()))
+    return {
+        run.id: sparkline.draw_sparkline(
+            segments.get(run.id, ()), run.best_checkpoint, decided[run.id].step if run.id in decided else None
+        )
+        for run in runs_by_id.values()
+    }
+
+
+def _select_enforced(by_policy: Sequence[GroupFigures], stages: dict[str, RolloutStage]) -> list[EnforcedPolicy]:
+    """The versions whose stops are carried out, by rollout stage, else by past stops; newest first."""
+    enforced = []
+    for group in by_policy:
+        name, version = group.key
+        earned = stages.get(name)
+        if earned is None:
+            if sum(group.counts[Treatment.STOPPED].values()):
+                enforced.append(EnforcedPolicy(name, version, None, group))
+        elif rollout_stage.get_enforced_share(earned, version) > 0:
+            enforced.append(EnforcedPolicy(name, version, earned.stage, group))
+    return sorted(enforced, key=lambda policy: (policy.name, -policy.version))

@@ -1,0 +1,255 @@
+"""The pages of policies: their list, one version with its rollout stage, and the differences between two."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from evalstop_detectors.policy.policy import member_ids
+from fastapi import APIRouter, Form, Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from evalstop_service.decisions import second_person
+from evalstop_service.domain.proposals import ProposalKind
+from evalstop_service.domain.statuses import Stage
+from evalstop_service.errors import NotFound
+from evalstop_service.evaluation import figures, rollout_stage
+from evalstop_service.evaluation.rollout_stage import StageCases, StageTerms
+from evalstop_service.projects import policies
+from evalstop_service.projects.policies import Version
+from evalstop_service.store import backtests, cases, proposals, rollout_stages
+from evalstop_service.store.cases import CaseFilter
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.proposals import Proposal
+from evalstop_service.store.rollout_stages import RolloutStage
+from evalstop_service.web.pages import formatting, forms
+from evalstop_service.web.pages.cookies import add_notice
+from evalstop_service.web.pages.formatting import format_json
+from evalstop_service.web.pages.responses import PageRoute, render_page
+from evalstop_service.web.pages.visitor import Admin, FreshAdmin, SignedIn, SiteOf, Visitor
+
+router = APIRouter(prefix="/policies", route_class=PageRoute)
+
+MOST_BACKTESTS = 10
+
+SETTINGS = {
+    "at_least": "weight needed to stop",
+    "suspect_at_least": "weight needed to suspect",
+    "gate": "required detectors",
+    "eval_required": "requires evidence from the eval",
+    "min_evals": "evals before a stop",
+    "warmup_steps": "steps before a stop",
+    "stops_despite": "overridden guards",
+    "stop_on": "stops when it has",
+    "levelled_off_at": "share of its range covered to have levelled off",
+}
+"""The fields of a policy other than its members, and their labels."""
+
+
+@router.get("")
+def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
+    """The newest version of each policy, its figures, and recent backtests."""
+    case_filter = CaseFilter(since=visitor.period.since(site.clock()))
+    with site.database.reading() as tx:
+        counts = cases.count_cases(tx, visitor.project.id, case_filter, ("policy",))
+        stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
+        versions = policies.list_versions(tx, visitor.project.id)
+        recent = backtests.list_backtests(tx, visitor.project.id, limit=MOST_BACKTESTS)
+    newest: dict[str, Version] = {}
+    for version in versions:
+        newest.setdefault(version.name, version)
+    return render_page(
+        "policies.html",
+        visitor=visitor,
+        measured={group.key: group for group in figures.compute_figures(counts, ())},
+        stages=stages,
+        newest=list(newest.values()),
+        version_counts={name: sum(version.name == name for version in versions) for name in newest},
+        recent=recent,
+    )
+
+
+@router.get("/{name}")
+def show_policy(
+    name: str,
+    site: SiteOf,
+    visitor: SignedIn,
+    version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+    against: Annotated[str, Query(max_length=100)] = "",
+) -> Response:
+    """One version of a policy, compared with `against` if given."""
+    with site.database.reading() as tx:
+        versions = policies.list_versions(tx, visitor.project.id)
+        ladder = load_ladder(tx, visitor, site, name)
+    policy_versions = [policy for policy in versions if policy.name == name]
+    shown = next((policy for policy in policy_versions if version in (None, policy.version)), None)
+    if shown is None:
+        raise NotFound
+    other = next((policy for policy in versions if policy.reference == against), None)
+    return render_page(
+        "policy.html",
+        visitor=visitor,
+        shown=shown,
+        ladder=ladder,
+        requirements=visitor.project.case_requirements,
+        versions=policy_versions,
+        links={
+            policy.version: visitor.link(f"/policies/{name}?version={policy.version}") for policy in policy_versions
+        },
+        choices=[policy.reference for policy in versions if policy is not shown],
+        members=name_members(shown.document),
+        settings=SETTINGS,
+        text=formatting.format_json(shown.document),
+        other=other,
+        changes=compare_fields(other.document, shown.document) if other else [],
+        lines=compare_lines(other.document, shown.document) if other else [],
+    )
+
+
+POLICY = "policy"
+"""The group of fields that belong to no member."""
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field that differs; None: it is missing on that side. `group`: the id of its member, or `POLICY`."""
+
+    group: str
+    field: str
+    before: str | None
+    after: str | None
+
+
+def compare_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    """The fields that differ, grouped by member, in the order of the first document."""
+    old, new = dict(_flatten(before)), dict(_flatten(after))
+    fields = list(dict.fromkeys([*old, *new]))
+    groups = list(dict.fromkeys(group for group, _ in fields))
+    return [
+        Change(*field, *_format_pair(old.get(field, _ABSENT), new.get(field, _ABSENT)))
+        for field in sorted(fields, key=lambda field: groups.index(field[0]))
+        if old.get(field, _ABSENT) != new.get(field, _ABSENT)
+    ]
+
+
+def compare_lines(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The unified diff of two documents: the sign (`-`, `+`, ` ` or `@`) of each line, and the line."""
+    texts = (format_json(before).splitlines(), format_json(after).splitlines())
+    diff = list(difflib.unified_diff(*texts, lineterm="", n=3))[2:]
+    return [("@" if line.startswith("@@") else line[:1], line) for line in diff]
+
+
+def name_members(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The members with their ids."""
+    members = document["members"]
+    ids = member_ids([(member.get("id"), member["detector"]) for member in members])
+    return list(zip(ids, members, strict=True))
+
+
+def _flatten(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
+    for name, value in document.items():
+        if name == "members":
+            for member_id, member in name_members(document):
+                for field, item in member.items():
+                    if field != "id":
+                        yield from _flatten_field(member_id, field, item)
+        else:
+            yield from _flatten_field(POLICY, name, value)
+
+
+def _flatten_field(group: str, field: str, value: Any) -> Iterator[tuple[tuple[str, str], Any]]:
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from _flatten_field(group, f"{field} · {name}", item)
+    else:
+        yield (group, field), value
+
+
+def _format_pair(before: Any, after: Any) -> tuple[str | None, str | None]:
+    """Both values; numbers with three digits, or with all digits if they would look the same."""
+    rounded = _format(before, _round), _format(after, _round)
+    return rounded if rounded[0] != rounded[1] else (_format(before, repr), _format(after, repr))
+
+
+def _format(value: Any, write_number: Callable[[float], str]) -> str | None:
+    if value is _ABSENT:
+        return None
+    if isinstance(value, float):
+        return write_number(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _round(number: float) -> str:
+    return f"{number:.0f}" if 1000 <= abs(number) < 1e15 else f"{number:.3g}"
+
+
+_OF_STAGE = (ProposalKind.RAISE_STAGE, ProposalKind.REMOVE_STAGE, ProposalKind.CHANGE_STAGE)
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The stage of a policy, the cases behind it, and the open proposal.
+
+    `have`: the cases that count for the next stage, by the stricter of its two conditions. `needed`: about how many it
+    takes; None if there is no next stage, or if it is unknown.
+    """
+
+    current: RolloutStage
+    cases: StageCases
+    have: int
+    needed: int | None
+    proposed: Sequence[Proposal]
+
+    @property
+    def suffices(self) -> bool:
+        """Whether its cases allow the next stage."""
+        return self.needed is not None and self.have >= self.needed
+
+
+def load_ladder(tx: Transaction, visitor: Visitor, site: SiteOf, name: str) -> Ladder | None:
+    """The ladder of a policy; None if it has no rollout stage."""
+    current = rollout_stages.find_stage(tx, visitor.project.id, name)
+    if current is None:
+        return None
+    cases = rollout_stage.load_stage_cases(tx, current)
+    narrower = min(cases.of_version, cases.since, key=lambda estimate: estimate.bounds.low)
+    have = narrower.decided + narrower.undecided
+    needed = None
+    if current.stage is not Stage.ENFORCE:
+        needed = rollout_stage.estimate_cases_needed(narrower, current.required_precision)
+    proposed = [
+        proposal
+        for proposal in proposals.list_open(tx, visitor.project.id, site.clock(), [name])
+        if proposal.kind in _OF_STAGE
+    ]
+    return Ladder(current, cases, have, needed, proposed)
+
+
+@router.post("/{name}/stage")
+def set_terms(
+    request: Request,
+    name: str,
+    site: SiteOf,
+    visitor: FreshAdmin,
+    required_percent: Annotated[float, Form(ge=50, lt=100)],
+    canary_percent: Annotated[float, Form(gt=0, le=50)],
+) -> Response:
+    """Start a policy's rollout in shadow, or change its terms."""
+    terms = StageTerms(required_percent / 100, canary_percent / 100)
+    proposal = second_person.set_stage(site.database, visitor.author(site.clock()), name, terms)
+    response = RedirectResponse(f"/policies/{name}#stage", 303)
+    return response if proposal is None else add_notice(response, request, "proposed")
+
+
+@router.post("/{name}/stage/lower")
+def lower_stage(name: str, site: SiteOf, visitor: Admin, reason: Annotated[str, Form()] = "") -> Response:
+    """Move a policy back to shadow."""
+    with site.database.transaction() as tx:
+        policies.load_version(tx, visitor.project.id, name)
+        rollout_stage.lower_stage(tx, visitor.author(site.clock()), name, forms.parse_reason(reason))
+    return RedirectResponse(f"/policies/{name}#stage", 303)

@@ -1,0 +1,240 @@
+"""Responses of pages: templates, security headers, and error pages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+import msgspec
+import sqlalchemy as sa
+from evalstop_detectors.wording import format_count
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.routing import APIRoute
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
+
+from evalstop_service.domain.times import format_duration
+from evalstop_service.errors import Conflict, Invalid, NotFound, ServiceError
+from evalstop_service.security.address_policy import AddressRefused
+from evalstop_service.store.database import lacks_schema
+from evalstop_service.web.limits import to_coroutine
+from evalstop_service.web.pages import cookies, formatting, static_files
+from evalstop_service.web.problems import count_refusal, describe_fault, problem_of
+
+PARAMETER = "days"
+
+PERIODS = {"": "all time", "7": "7 days", "30": "30 days", "90": "90 days", "365": "a year"}
+"""The available periods: values of the parameter, and their names."""
+
+
+@dataclass(frozen=True)
+class Period:
+    """The last days, or all time."""
+
+    days: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name for people."""
+        return PERIODS[self.days]
+
+    def since(self, now: datetime) -> datetime | None:
+        """Its beginning, to the hour, so that repeated rendering gives the same links; None: all time."""
+        if not self.days:
+            return None
+        return (now - timedelta(days=int(self.days))).replace(minute=0, second=0, microsecond=0)
+
+    def link(self, address: str) -> str:
+        """The address of a page, with the same period."""
+        if not self.days:
+            return address
+        parts = urlsplit(address)
+        query = [*parse_qsl(parts.query, keep_blank_values=True), (PARAMETER, self.days)]
+        return parts._replace(query=urlencode(query)).geturl()
+
+
+ALL_TIME = Period()
+
+
+def read_period(request: Request) -> Period:
+    """The period of a request; raises Invalid for one that is not available."""
+    period = Period(request.query_params.get(PARAMETER, ""))
+    if period.days not in PERIODS:
+        raise Invalid(f"{PARAMETER}: {', '.join(filter(None, PERIODS))}, or none for all time")
+    return period
+
+
+_log = logging.getLogger(__name__)
+
+# Plotly adds one empty <style> element and fills it by insertRule, which the policy does not restrict: this is the hash
+# of the empty string. Its other style element has rules for maps; an element with its id in parts.html prevents it.
+_EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
+
+HEADERS = {
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            f"style-src 'self' {_EMPTY_STYLE}",
+            "img-src 'self' data:",
+            "connect-src 'self'",
+            "form-action 'self'",
+            "base-uri 'none'",
+            "frame-ancestors 'none'",
+        )
+    ),
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+class SignInRequired(ServiceError):
+    """Sign in first."""
+
+
+class SignInOutdated(ServiceError):
+    """Sign in again: a change like this needs a recent sign-in. The message is the path."""
+
+
+class Forbidden(ServiceError):
+    """The visitor's role does not allow this; the message says which role does."""
+
+
+class InvalidFormToken(ServiceError):
+    """The form does not belong to this session. Reload the page and submit the form again."""
+
+
+def _create_environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader([folder for folder in Path(__file__).parent.iterdir() if folder.is_dir()]),
+        autoescape=True,
+        auto_reload=False,  # every page would look for changes of each of its templates
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["asset"] = static_files.asset_url
+    environment.globals["find_notice"] = cookies.find_notice
+    environment.globals["periods"] = PERIODS
+    environment.globals["help_is_built"] = static_files.is_built
+    environment.filters.update(
+        step=formatting.format_step,
+        number=formatting.format_number,
+        exact=formatting.format_exact,
+        percent=formatting.format_percent,
+        amount=formatting.format_amount,
+        counted=format_count,
+        duration=format_duration,
+        time=formatting.format_time,
+        iso=formatting.format_iso,
+    )
+    return environment
+
+
+TEMPLATES = _create_environment()
+
+
+def render_page(template: str, status_code: int = 200, **values: Any) -> HTMLResponse:
+    """A rendered template; every value is escaped."""
+    return HTMLResponse(TEMPLATES.get_template(template).render(values), status_code)
+
+
+def send_json(document: Any) -> Response:
+    """Data for a script, in which values that are not finite are null."""
+    return Response(msgspec.json.encode(document), media_type="application/json")
+
+
+def make_link(path: str, query: Mapping[str, object]) -> str:
+    """The address with the nonempty parameters."""
+    text = urlencode({name: value for name, value in query.items() if value not in (None, "")}, doseq=True)
+    return f"{path}?{text}" if text else path
+
+
+class PageRoute(APIRoute):
+    """A route whose responses carry the security headers and whose errors are pages."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, to_coroutine(endpoint), **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_page(request: Request) -> Response:
+            try:
+                response = await handle(request)
+            except Exception as error:
+                response = _answer_error(request, error)
+            cookies.clear_notice(response, request)
+            for name, value in HEADERS.items():
+                response.headers[name] = value
+            return response
+
+        return handle_page
+
+
+def _answer_error(request: Request, error: Exception) -> Response:
+    match error:
+        case SignInRequired():
+            if request.method != "GET":  # the form is not sent again after signing in
+                return RedirectResponse("/login", 303)
+            target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            return RedirectResponse(f"/login?next={quote(target, safe='/')}", 303)
+        case SignInOutdated():  # to the page of the form
+            page = "/".join(str(error).split("/")[:2])
+            return RedirectResponse(f"/login?{urlencode({'next': page, 'again': '1'})}", 303)
+        case Forbidden():
+            return _render_error(403, "Not allowed", str(error))
+        case InvalidFormToken():
+            return _render_error(403, "Nothing was changed", str(error))
+        case Conflict():
+            return _render_error(409, "Nothing was changed", _to_sentence(error))
+        case Invalid() | AddressRefused():
+            return _render_error(
+                422, "Nothing to show" if request.method == "GET" else "Nothing was changed", _to_sentence(error)
+            )
+        case RequestValidationError() if all(item["loc"][0] != "path" for item in error.errors()):
+            if request.method == "GET":
+                return _render_error(422, "Nothing to show", _name_faults(error))
+            return _render_error(422, "Nothing was changed", f"{_name_faults(error)} Go back to correct this.")
+        case HTTPException():  # FastAPI's, of a form that cannot be read
+            return _render_error(error.status_code, "Nothing was changed", _to_sentence(error.detail))
+        case NotFound() | RequestValidationError():
+            return _render_error(404, "Not found", "Nothing here for your key. It may belong to another project.")
+        case ServiceError():  # a quota, a limit, or a service that cannot do this now: as the API answers it
+            count_refusal(request, error)
+            return _render_error(problem_of(error).status, "Nothing was changed", _to_sentence(error))
+        case sa.exc.DBAPIError() if lacks_schema(error):
+            _log.error("the schema is missing or too old; run `evalstop migrate`", exc_info=error)
+            return _render_error(503, "The database has no schema for this release", "Run `evalstop migrate`.")
+        case sa.exc.OperationalError() | sa.exc.TimeoutError():
+            _log.error("database not available: %s", error)
+            return _render_error(503, "Database not available", "Reload the page in a moment.")
+        case _:
+            _log.error("page failed", exc_info=error)
+            return _render_error(500, "Internal error", "The service failed; see its log.")
+
+
+def _name_faults(error: RequestValidationError) -> str:
+    """A sentence for each field that is wrong, a few at most: its name, and what is wrong with it."""
+    return " ".join(_to_sentence(f"{_field_name(item['loc'])}: {describe_fault(item)}") for item in error.errors()[:3])
+
+
+def _field_name(location: Sequence[int | str]) -> str:
+    return next((str(part)[:80] for part in location[1:] if isinstance(part, str)), "the form").replace("_", " ")
+
+
+def _to_sentence(error: object) -> str:
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+
+
+def _render_error(status: int, title: str, detail: str) -> HTMLResponse:
+    return render_page("error.html", status, visitor=None, title=title, detail=detail)

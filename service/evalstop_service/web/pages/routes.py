@@ -1,0 +1,88 @@
+"""Adds the pages to the app, and the 404 page for browsers; API and MLflow clients get errors in their own formats."""
+
+from __future__ import annotations
+
+from functools import cache
+from uuid import UUID
+
+from fastapi import APIRouter, FastAPI, Response
+from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
+
+from evalstop_service.clock import Clock, utc_now
+from evalstop_service.web.context import Context
+from evalstop_service.web.pages import (
+    compare,
+    fleet,
+    labeling,
+    message_links,
+    overview,
+    policies,
+    precision,
+    run_list,
+    run_page,
+    settings,
+    sign_in,
+    static_files,
+    webhooks,
+)
+from evalstop_service.web.pages.cookies import Sessions
+from evalstop_service.web.pages.policies import policy_editor
+from evalstop_service.web.pages.responses import PageRoute, render_page
+from evalstop_service.web.pages.run_page import analysis, observations_page, run_actions, what_if
+from evalstop_service.web.pages.server_sent_events import Streams
+from evalstop_service.web.pages.sign_in import openid_sign_in
+from evalstop_service.web.pages.visitor import OpenId, Site
+
+PAGES = (
+    *(static_files, message_links, sign_in, openid_sign_in, overview, precision, labeling, run_list, fleet),
+    compare,  # before the page of a run, which would match its address as a run's id
+    *(run_page, what_if, analysis, observations_page, run_actions),
+    *(policy_editor, policies, webhooks, settings),
+)
+
+
+API_PREFIXES = ("/api/", "/mlflow/")
+
+
+class _BrowserRoute(PageRoute):
+    """A route that matches requests for HTML only."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        wants_html = scope["type"] == "http" and "text/html" in Headers(scope=scope).get("accept", "")
+        if not wants_html or scope["path"].startswith(API_PREFIXES):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+_not_found = APIRouter(route_class=_BrowserRoute)
+
+
+@_not_found.get("/{path:path}")
+def show_not_found() -> Response:
+    """Answer that there is no such page."""
+    detail = "There is no page at this address. Was the link cut off when it was copied?"
+    return render_page("error.html", 404, visitor=None, title="Not found", detail=detail)
+
+
+def install(app: FastAPI, context: Context, session_secret: str, openid: OpenId | None = None) -> None:
+    """Add the pages to an app. Replicas of one service need the same `session_secret`."""
+    app.state.pages = Site(context, Sessions(session_secret, context.clock), Streams(context.limits), openid)
+    static_files.install(app)
+    app.router.routes.extend(_build_routes())
+
+
+@cache
+def _build_routes() -> list[BaseRoute]:
+    """The routes of all pages, built once per process, because that takes FastAPI long."""
+    router = APIRouter(include_in_schema=False)
+    for page in PAGES:
+        router.include_router(page.router)
+    router.include_router(_not_found)  # last, because it matches any path
+    return router.routes
+
+
+def sign_in_token(session_secret: str, key_id: UUID, clock: Clock = utc_now) -> str:
+    """The token of a link `/login?token=...`, which is valid for twelve hours after its creation."""
+    return Sessions(session_secret, clock).sign_link(key_id)

@@ -1,0 +1,198 @@
+"""The list of runs, with search, filters and sorting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field, model_validator
+
+from evalstop_service.clock import in_utc
+from evalstop_service.domain.health import Liveness, MetricFault
+from evalstop_service.domain.run import RunDescription
+from evalstop_service.domain.statuses import RunStatus
+from evalstop_service.errors import Invalid
+from evalstop_service.runs import health, watched_metrics
+from evalstop_service.store import decisions, policies, run_details, run_health, run_lists, series
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.observations import MAX_STEP
+from evalstop_service.store.run_lists import RunFilter
+from evalstop_service.store.runs import Run
+from evalstop_service.store.series import Segment
+from evalstop_service.web.api.list_filters import RunQuery
+from evalstop_service.web.pages import formatting, forms, sparkline
+from evalstop_service.web.pages.compare import LEAST_RUNS, MOST_RUNS
+from evalstop_service.web.pages.responses import PageRoute, make_link, render_page
+from evalstop_service.web.pages.sparkline import Sparkline
+from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
+
+router = APIRouter(route_class=PageRoute)
+
+PAGE = 50
+STATUSES = tuple(RunStatus)
+
+_SNIPPET = """\
+import evalstop
+
+with evalstop.init(
+    "my-first-run", eval="score", kl="kl", total_steps=10_000,
+    url="URL", key="esk_...",
+) as run:
+    for step in range(0, 10_000, 100):
+        score, kl = train_and_evaluate(step)
+        run.log({"score": score, "kl": kl}, step=step)
+        run.checkpoint(f"file:///checkpoints/{step}.pt", step=step)
+        if run.should_stop:
+            break"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run in the list."""
+
+    run: Run
+    decision: Decision | None
+    sparkline: Sparkline | None
+    health: Liveness
+    metric_faults: Sequence[MetricFault]
+    description: RunDescription
+
+
+class Filters(RunQuery):
+    """The filters in the query string; an empty one is off."""
+
+    order: Literal["newest", "updated", "step"] = "newest"
+    cursor: UUID | None = None
+    place: Annotated[str, Field(max_length=40)] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_empty(cls, fields: Any) -> Any:
+        """Convert values of form fields: empty ones are omitted, dates become times."""
+        cleaned: dict[str, Any] = {}
+        for name, value in dict(fields).items():
+            texts = [
+                clean for item in (value if isinstance(value, list) else [value]) if (clean := forms.clean_text(item))
+            ]
+            cleaned[name] = texts if isinstance(value, list) else "".join(texts)
+            if name in ("since", "until") and len(cleaned[name]) == len("2026-01-01"):
+                cleaned[name] += "T00:00Z"
+        return {name: value for name, value in cleaned.items() if value}
+
+    def to_page(self) -> RunFilter:
+        """The filter of this page of the list; raises Invalid for an invalid cursor."""
+        run_filter = self.to_filter(self.cursor)
+        return replace(run_filter, order=self.order, place=_parse_place(self.order, self.place))
+
+    def list_values(self) -> list[tuple[str, str]]:
+        """The active filters, as hidden fields of a form."""
+        active = self.model_dump(mode="json", exclude_defaults=True, exclude={"cursor", "place"})
+        return [
+            (name, item) for name, value in active.items() for item in (value if isinstance(value, list) else [value])
+        ]
+
+    def link(self, path: str = "/runs", **changes: str) -> str:
+        """The address of the list with some filters changed."""
+        return make_link(path, self.model_dump(mode="json", exclude_defaults=True) | changes)
+
+
+@router.get("/runs")
+def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annotated[Filters, Query()]) -> Response:
+    """The project's runs, newest first by default."""
+    run_filter = filters.to_page()
+    with site.database.reading() as tx:
+        # Read first, so that what follows is never older than the revision.
+        revision = run_lists.read_list_revision(tx, visitor.project.id, run_filter, PAGE)
+        page_of_runs = run_lists.list_runs(tx, visitor.project.id, run_filter, PAGE + 1)
+        rows = _load_rows(tx, page_of_runs[:PAGE], visitor.project.stale_seconds, site.clock())
+        names = sorted(policies.load_latest_versions(tx, visitor.project.id))
+    first = {"cursor": "", "place": ""}
+    last = rows[-1].run if len(page_of_runs) > PAGE else None
+    return render_page(
+        "runs.html",
+        visitor=visitor,
+        rows=rows,
+        name_state=formatting.name_state,
+        filters=filters,
+        policies=names,
+        hidden=filters.list_values(),
+        least_compared=LEAST_RUNS,
+        most_compared=MOST_RUNS,
+        compare_group=make_link("/runs/compare", {"group": filters.group}),
+        kinds=sorted({row.run.labels["job_kind"] for row in rows if "job_kind" in row.run.labels}),
+        statuses={choice: visitor.link(filters.link(status=choice, **first)) for choice in ("", *STATUSES)},
+        filtered=filters != Filters(order=filters.order),
+        bounded=run_filter.bounded,
+        next_page=visitor.link(filters.link(cursor=str(last.id), place=_format_place(run_filter.order, last)))
+        if last
+        else None,
+        first_page=visitor.link(filters.link(**first)) if filters.cursor else None,
+        events=filters.link("/runs/events"),
+        revision=revision,
+        snippet=_SNIPPET.replace("URL", f"{request.url.scheme}://{request.url.netloc}"),
+    )
+
+
+@router.get("/runs/events")
+def follow_runs(visitor: SignedIn, filters: Annotated[Filters, Query()], follow: Follow) -> Response:
+    """Send an event whenever the list has changed."""
+    run_filter = filters.to_page()
+    return follow(lambda tx: run_lists.read_list_revision(tx, visitor.project.id, run_filter, PAGE))
+
+
+def load_eval_segments(
+    tx: Transaction, runs: Sequence[Run], stretches: int = sparkline.STRETCHES
+) -> dict[UUID, list[Segment]]:
+    """The eval scores of these runs, outlined for sparklines."""
+    evals = [(run.id, metric) for run in runs if (metric := watched_metrics.find_eval_metric(run)) is not None]
+    segments = series.load_segments(tx, evals, stretches)
+    return {run_id: run_segments for (run_id, _), run_segments in segments.items()}
+
+
+def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
+    decided = decisions.load_decisions(tx, [run.id for run in page_of_runs])
+    stored = run_health.load_health(tx, [run.id for run in page_of_runs])
+    descriptions = run_details.load_descriptions(tx, [run.id for run in page_of_runs])
+    segments = load_eval_segments(tx, page_of_runs)
+    return [
+        Row(
+            run,
+            decision := decided.get(run.id),
+            sparkline.draw_sparkline(
+                segments.get(run.id, ()), run.best_checkpoint, decision.step if decision else None
+            ),
+            health.find_liveness(run, run_report := stored.get(run.id), stale_seconds, now),
+            run_report.metric_faults if run_report and run.status == RunStatus.RUNNING else [],
+            descriptions[run.id],
+        )
+        for run in page_of_runs
+    ]
+
+
+def _format_place(order: str, run: Run) -> str:
+    """The position of a run in the order, for the address of the next page."""
+    if order == "updated":
+        return run.updated_at.isoformat()
+    return str(-1 if run.last_step is None else run.last_step) if order == "step" else ""
+
+
+def _parse_place(order: str, text: str) -> datetime | int | None:
+    if not text or order == "newest":
+        return None
+    try:
+        if order == "updated":
+            return in_utc(datetime.fromisoformat(text))
+        step = int(text)
+    except ValueError as error:
+        raise Invalid(_UNKNOWN_PLACE) from error
+    if not -1 <= step <= MAX_STEP:
+        raise Invalid(_UNKNOWN_PLACE)
+    return step
+
+
+_UNKNOWN_PLACE = "place: not one that this list returned; omit it to begin at the first page"

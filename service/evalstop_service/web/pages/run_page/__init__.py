@@ -1,0 +1,339 @@
+"""The page of one run: its state, charts, decisions as swim lanes over one time axis, and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Response
+
+from evalstop_service.decisions import transitions
+from evalstop_service.domain.decision_lifecycle import (
+    AWAITING_CONFIRMATION,
+    NEXT_STATES,
+    Action,
+    DecisionState,
+    Event,
+    Released,
+    Undone,
+    Vetoed,
+)
+from evalstop_service.domain.health import LOST_TIMES, Liveness, stale_after_seconds
+from evalstop_service.domain.run import COMBINED_METRIC, MetricFields
+from evalstop_service.domain.statuses import OPEN, UNENDED, RunStatus
+from evalstop_service.errors import require
+from evalstop_service.projects import policies
+from evalstop_service.runs import health, metric_roles, watched_metrics
+from evalstop_service.runs.watched_metrics import EvalShare, list_shares
+from evalstop_service.store import decisions, observations, outcomes, proposals, run_details, run_lists, runs, series
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision, DecisionChange
+from evalstop_service.store.observations import LatestObservation, PostedObservation
+from evalstop_service.store.projects import Project
+from evalstop_service.store.run_health import RunHealth
+from evalstop_service.store.runs import Run
+from evalstop_service.store.series import Segment
+from evalstop_service.web.pages import charts, formatting
+from evalstop_service.web.pages.charts import list_charted
+from evalstop_service.web.pages.responses import PageRoute, make_link, render_page, send_json
+from evalstop_service.web.pages.sparkline import STRETCHES, Frame
+from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
+
+router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
+
+MOST_POINTS = 2000
+MOST_METRICS = 12
+"""Maximum number of metrics in the table; those not in the main chart have small charts."""
+
+MOST_CHOICES = 500
+"""Maximum number of metrics to choose from for a role."""
+
+MOST_VERDICTS = 20
+
+_CUT_OFF = (RunStatus.STOPPED, RunStatus.PARKED)
+
+
+@dataclass(frozen=True)
+class Silence:
+    """How long a run has been silent, how often it usually reports, and when it is considered lost."""
+
+    health: Liveness
+    seconds: float
+    cadence_seconds: float | None
+    lost_after_seconds: float
+
+
+@router.get("")
+def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
+    """A run with its current decision and those of its earlier attempts."""
+    with site.database.reading() as tx:
+        # Read first, so that what follows is never older than the revision.
+        revision = run_lists.read_run_revision(tx, visitor.project.id, run_id)
+        details = require(run_details.find_run_details(tx, visitor.project.id, run_id), "such run")
+        run, stored = details.run, details.health
+        on_record = decisions.list_decisions(tx, run.project_id, run_id=run.id)
+        histories = decisions.load_changes(tx, on_record)
+        judged = outcomes.load_outcomes(tx, [(run.id, decision.attempt) for decision in on_record])
+        changes = run_details.list_verdicts(tx, run.id, limit=MOST_VERDICTS)
+        metrics = _order_by_role(run, observations.list_latest(tx, run.id))
+        requests = run_details.list_requests(tx, run.id)
+        subjects = {str(run.id), *(str(decision.id) for decision in on_record)}
+        proposed = proposals.list_open(tx, run.project_id, site.clock(), subjects)
+        shares = _load_shares(tx, run)
+        latest_policies = policies.list_latest(tx, visitor.project.id)
+        curves = charts.load_curves(tx, run)
+        others = runs.list_spared_runs(tx, run, Action.STOP) if run.status in OPEN else []
+        current = next((decision for decision in on_record if decision.attempt == run.attempt), None)
+        can = _find_actions(tx, visitor.project, run, current, site.clock())
+    lanes = {decision.id: draw_lanes(decision, histories[decision.id], site.clock()) for decision in on_record}
+    return render_page(
+        "run.html",
+        visitor=visitor,
+        run=run,
+        revision=revision,
+        decision=current,
+        silence=_find_silence(run, stored, visitor.project.stale_seconds, site.clock()),
+        costly_step_seconds=stored.costly_step_seconds if stored else None,
+        job_runs=[other.name for other in others],
+        metric_faults=stored.metric_faults if stored and run.status == RunStatus.RUNNING else [],
+        decisions=on_record,
+        proposals=proposed,
+        lanes=lanes,
+        outcomes={decision.id: judged.get((run.id, decision.attempt)) for decision in on_record},
+        name_state=formatting.name_state,
+        can=can,
+        changes=changes,
+        evidence=formatting.merge_alike(run.verdict.evidence),
+        eval_requests=requests[::-1],
+        curves=curves,
+        metrics=metrics[:MOST_METRICS],
+        paired_metric=watched_metrics.PAIRED_METRIC,
+        eval_shares=shares,
+        recognition=metric_roles.describe_roles(run),
+        sources=lambda metric: _describe_role_source(run, metric),
+        # With a role but no value yet, too.
+        choices=sorted({*run.metrics, *(item.metric for item, _ in metrics)})[:MOST_CHOICES],
+        has_others=not charts.list_charted(run).keys() >= {item.metric for item, _ in metrics},
+        # Its own version first.
+        tried=list(dict.fromkeys([f"{run.policy_name}@{run.policy_version}", *latest_policies])),
+        metrics_left_out=max(0, len(metrics) - MOST_METRICS),
+        resumed_from=details.resumed_from,
+        params=details.params,
+        description=details.description,
+        link=make_link,
+        turn_step=charts.find_turn_step(run, current),
+        roles={role["role"]: metric for metric, role in run.metrics.items()},
+        summary=formatting.describe_run(run, current, site.clock()),
+        reason=(current or run).verdict.reason,
+    )
+
+
+@router.get("/series.json")
+def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
+    """The data of the chart; values that are not finite are null."""
+    with site.database.reading() as tx:
+        run = visitor.load_run(tx, run_id)
+        decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    charted = charts.load_charted(site.database, [run], MOST_POINTS)[run.id]
+    return send_json(
+        {
+            # A list, because a metric may be named __proto__.
+            "series": [{"metric": item.metric, "role": item.role, **_to_columns(item.drawn)} for item in charted],
+            "best_checkpoint": run.best_checkpoint,
+            "raw_maximum": run.raw_maximum,
+            "turn_step": charts.find_turn_step(run, decision),
+            "last_step": run.last_step,
+            # Drawn where the run was cut off.
+            "planned_end": run.total_steps if run.length_known and run.status in _CUT_OFF else None,
+            "eval_changes": [{"step": change.step, "reason": change.reason} for change in run.eval_changes],
+            "decision": decision
+            and {"step": decision.step, "state": formatting.name_state(decision.state, decision.action)},
+        }
+    )
+
+
+@router.get("/events")
+def follow_run(run_id: UUID, site: SiteOf, visitor: SignedIn, follow: Follow) -> Response:
+    """Send an event whenever the run or a decision on it has changed."""
+    with site.database.reading() as tx:
+        visitor.load_run(tx, run_id)
+    return follow(lambda tx: run_lists.read_run_revision(tx, visitor.project.id, run_id))
+
+
+def _find_actions(
+    tx: Transaction, project: Project, run: Run, decision: Decision | None, now: datetime
+) -> dict[str, bool]:
+    """Which actions the run allows now."""
+    state = DecisionState(decision.state) if decision else None
+    commands: dict[str, Event] = {
+        "veto": Vetoed(now, "", ""),
+        "release": Released(now, "", ""),
+        "undo": Undone(now, "", "", run.status not in UNENDED),
+    }
+    allowed = [] if decision is None else transitions.list_allowed(tx, project, decision, commands.values())
+    return {
+        **{name: command in allowed for name, command in commands.items()},
+        "stop": run.status in UNENDED and (state is None or DecisionState.REQUESTED in NEXT_STATES[state]),
+        "label": run.last_step is not None,
+    }
+
+
+def _find_silence(run: Run, record: RunHealth | None, stale_seconds: float, now: datetime) -> Silence:
+    cadence_seconds = record.cadence_seconds if record is not None else None
+    limit = stale_after_seconds(stale_seconds, cadence_seconds)
+    return Silence(
+        health.find_liveness(run, record, stale_seconds, now),
+        (now - health.last_report_at(run, record)).total_seconds(),
+        cadence_seconds,
+        limit * (1 + LOST_TIMES),
+    )
+
+
+def _describe_role_source(run: Run, metric: str) -> str:
+    if metric == COMBINED_METRIC and metric not in run.metrics:
+        return "the weighted mean of the evals"
+    return formatting.describe_role_source(metric_roles.describe_roles(run).sources.get(metric, ""))
+
+
+def _load_shares(tx: Transaction, run: Run) -> list[EvalShare]:
+    """The evals of a run with several, unless they are too long to combine for a page."""
+    combined = watched_metrics.find_combined_evals(run)
+    if not combined or any(series.is_long_series(tx, run.id, metric) for metric in combined):
+        return []
+    return list_shares(run, observations.load_series(tx, run.id, combined))
+
+
+def _order_by_role(run: Run, metrics: list[LatestObservation]) -> list[tuple[LatestObservation, MetricFields | None]]:
+    """The metrics with their roles, watched metrics first."""
+    roles = watched_metrics.list_watched(run)
+    order = list(roles)
+    with_roles = [(item, roles.get(item.metric)) for item in metrics]
+    return sorted(with_roles, key=lambda pair: order.index(pair[0].metric) if pair[1] else len(order))
+
+
+def _to_columns(points: Sequence[PostedObservation]) -> dict[str, list[Any]]:
+    return {
+        "steps": [point.step for point in points],
+        "values": [point.value for point in points],
+        "stderrs": [point.stderr for point in points],
+    }
+
+
+A_PAGE = 24
+MOST_SHOWN = 480
+
+
+@dataclass(frozen=True)
+class MetricChart:
+    """The line of a metric and the frame that it fills; none without finite values."""
+
+    latest: LatestObservation
+    line: str
+    frame: Frame | None
+
+
+@router.get("/metric-charts")
+def show_metric_charts(
+    run_id: UUID, site: SiteOf, visitor: SignedIn, shown: Annotated[int, Query(ge=1, le=MOST_SHOWN)] = A_PAGE
+) -> Response:
+    """The first `shown` charts, by name."""
+    with site.database.reading() as tx:
+        run = visitor.load_run(tx, run_id)
+        charted = list_charted(run)
+        other_metrics = [item for item in observations.list_latest(tx, run.id) if item.metric not in charted]
+        segments = series.load_segments(tx, [(run.id, item.metric) for item in other_metrics[:shown]], STRETCHES)
+    charts = [_draw_chart(item, segments.get((run.id, item.metric), ())) for item in other_metrics[:shown]]
+    more_link = make_link(f"/runs/{run.id}/metric-charts", {"shown": min(shown + A_PAGE, MOST_SHOWN)})
+    remaining_count = max(0, len(other_metrics) - shown)
+    return render_page(
+        "metric_charts.html",
+        visitor=visitor,
+        run=run,
+        charts=charts,
+        left=remaining_count,
+        more=more_link if remaining_count and shown < MOST_SHOWN else None,
+    )
+
+
+def _draw_chart(latest: LatestObservation, segments: Sequence[Segment]) -> MetricChart:
+    frame = Frame.around(segments) if segments else None
+    return MetricChart(latest, frame.line(segments) if frame else "", frame)
+
+
+LASTING = AWAITING_CONFIRMATION | {DecisionState.ON_HOLD, DecisionState.PENDING, DecisionState.PARKED}
+"""States that another state must follow. Any other is shown as a moment while it is the last."""
+
+WITH_DEADLINE = AWAITING_CONFIRMATION | {DecisionState.PENDING}
+"""The ones with a deadline."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The verdict or a state: when it began, by whom and why, and its position in percent of the axis.
+
+    `seconds`: how long it lasted; None: it is a moment, or still lasts (`is_open`), at the latest `until`, if known.
+    `actor`, `reason`: empty if they are the same as in the verdict's lane.
+    """
+
+    name: str
+    state: str
+    at: datetime
+    actor: str
+    reason: str
+    x: float
+    width: float = 0.0
+    seconds: float | None = None
+    is_open: bool = False
+    until: datetime | None = None
+    details: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class DecisionLanes:
+    """The lanes of a decision, first to last, and the length of their axis in seconds."""
+
+    lanes: Sequence[Lane]
+    seconds: float
+
+
+def draw_lanes(decision: Decision, changes: Sequence[DecisionChange], now: datetime) -> DecisionLanes:
+    """The lanes of a decision and its changes, oldest first; there is at least one change."""
+    first, last = changes[0], changes[-1]
+    is_open = last.state in LASTING
+    until = decision.due_at if last.state is DecisionState.PENDING else decision.deadline_at
+    until = until if last.state in WITH_DEADLINE else None
+    end = max(last.at, now, until or now) if is_open else last.at
+    seconds = (end - first.at).total_seconds()
+
+    def place(at: datetime) -> float:
+        return round(100 * (at - first.at).total_seconds() / seconds, 2) if seconds else 0.0
+
+    lanes = []
+    if not decision.ordered:
+        lanes.append(Lane("verdict", "verdict", first.at, first.actor, first.reason, x=0.0))
+    for change, following in zip(changes, [*changes[1:], None], strict=True):
+        ended = following.at if following else end
+        is_last, is_told = following is None, change is first and bool(lanes)
+        lanes.append(
+            Lane(
+                _name_lane(change.state, decision),
+                change.state,
+                change.at,
+                "" if is_told else change.actor,
+                "" if is_told else change.reason,
+                x=place(change.at),
+                width=round(place(ended) - place(change.at), 2),
+                seconds=None if is_last else (ended - change.at).total_seconds(),
+                is_open=is_last and is_open,
+                until=until if is_last else None,
+                details=formatting.list_change_details(change),
+            )
+        )
+    return DecisionLanes(lanes, seconds)
+
+
+def _name_lane(state: DecisionState, decision: Decision) -> str:
+    return "veto window" if state is DecisionState.PENDING else formatting.name_state(state, decision.action)

@@ -1,0 +1,155 @@
+"""The observations of a run: page by page, and all of them as CSV or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from typing import Annotated
+from urllib.parse import quote
+from uuid import UUID
+
+import msgspec
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
+
+from evalstop_service.clock import rfc3339
+from evalstop_service.store import observations
+from evalstop_service.store.observations import MAX_STEP, StoredObservation
+from evalstop_service.store.runs import Run
+from evalstop_service.web.api.schemas import encode_number
+from evalstop_service.web.pages.responses import PageRoute, make_link, render_page
+from evalstop_service.web.pages.visitor import SignedIn, Site, SiteOf
+
+router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
+
+PAGE = 100
+EXPORT_BATCH = 5_000
+COLUMNS = ("metric", "step", "value", "stderr", "observed_at", "received_at", "attempt", "superseded_by")
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+@router.get("/observations")
+def show_observations(
+    run_id: UUID,
+    site: SiteOf,
+    visitor: SignedIn,
+    metric: Annotated[str, Query(max_length=256)] = "",
+    step: Annotated[int, Query(ge=-1, le=MAX_STEP)] = -1,
+    superseded_by: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+) -> Response:
+    """Observations of one metric after a step, superseded ones included."""
+    with site.database.reading() as tx:
+        run = visitor.load_run(tx, run_id)
+        names = [item.metric for item in observations.list_latest(tx, run.id)]
+        chosen = metric if metric in names else next((name for name in [*run.metrics, *names] if name in names), None)
+        after = (step, superseded_by)
+        points = (
+            observations.list_observations(tx, run.id, metric=chosen, after=after, limit=PAGE + 1) if chosen else []
+        )
+    rows, path = points[:PAGE], f"/runs/{run.id}/observations"
+    after_last = {"metric": chosen, "step": rows[-1].step, "superseded_by": rows[-1].superseded_by} if rows else {}
+    return render_page(
+        "observations.html",
+        visitor=visitor,
+        run=run,
+        names=names,
+        metric=chosen,
+        rows=rows,
+        first_page=make_link(path, {"metric": chosen}) if step >= 0 else None,
+        next_page=make_link(path, after_last) if len(points) > PAGE else None,
+    )
+
+
+@router.get("/export.csv")
+def export_csv(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
+    """All observations of a run as CSV. Names that a spreadsheet would run as a formula get a leading apostrophe."""
+    with site.database.reading() as tx:
+        run = visitor.load_run(tx, run_id)
+
+    def write_csv() -> Iterator[str]:
+        buffer = io.StringIO()
+        writer = csv.writer(buffer)
+        writer.writerow(COLUMNS)
+        for point in _read_all(site, run):
+            name = f"'{point.metric}" if point.metric.startswith(_FORMULA_STARTS) else point.metric
+            writer.writerow([name, *("" if value is None else str(value) for value in _list_values(point)[1:])])
+            if buffer.tell() > 1 << 16:
+                yield buffer.getvalue()
+                buffer.seek(0)
+                buffer.truncate()
+        yield buffer.getvalue()
+
+    return _send_file(write_csv(), run, "csv", "text/csv; charset=utf-8")
+
+
+@router.get("/export.json")
+def export_json(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
+    """A run and all its observations as JSON; values that are not finite are strings, as in the API."""
+    with site.database.reading() as tx:
+        run = visitor.load_run(tx, run_id)
+    head = {
+        "id": str(run.id),
+        "name": run.name,
+        "status": run.status,
+        "attempt": run.attempt,
+        "metrics": run.metrics,
+        "labels": run.labels,
+        "policy": f"{run.policy_name}@{run.policy_version}",
+        "mode": run.mode,
+        "verdict": msgspec.to_builtins(run.verdict),
+        "best_checkpoint": msgspec.to_builtins(run.best_checkpoint),
+        "turn": msgspec.to_builtins(run.turn),
+        "eval_changes": [{"step": item.step, "reason": item.reason} for item in run.eval_changes],
+        "columns": COLUMNS,
+    }
+
+    def write_json() -> Iterator[str]:
+        yield json.dumps(head)[:-1] + ', "observations": ['
+        comma = ""
+        for point in _read_all(site, run):
+            yield f"{comma}\n{json.dumps(_list_values(point))}"
+            comma = ","
+        yield "\n]}\n"
+
+    return _send_file(write_json(), run, "json", "application/json")
+
+
+def _read_all(site: Site, run: Run) -> Iterator[StoredObservation]:
+    """All observations by metric and step, in short transactions, so that a slow client does not hold one open."""
+    after: observations.Key | None = None
+    while True:
+        with site.database.reading() as tx:
+            batch = observations.list_observations(tx, run.id, after=after, limit=EXPORT_BATCH)
+        yield from batch
+        if len(batch) < EXPORT_BATCH:
+            return
+        after = (batch[-1].metric, batch[-1].step, batch[-1].superseded_by)
+
+
+def _list_values(point: StoredObservation) -> list[str | int | float | None]:
+    return [
+        point.metric,
+        point.step,
+        encode_number(point.value),
+        point.stderr if point.stderr is None else encode_number(point.stderr),
+        rfc3339(point.observed_at) if point.observed_at else None,
+        rfc3339(point.received_at),
+        point.attempt,
+        point.superseded_by or None,
+    ]
+
+
+def _send_file(parts: Iterator[str], run: Run, suffix: str, media_type: str) -> Response:
+    ascii_name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-.")[:80] or "run"
+    full_name = quote(run.name[:80] + "." + suffix, safe="")
+    return StreamingResponse(
+        parts,
+        media_type=media_type,
+        headers={
+            "Content-Disposition": f"attachment; filename=\"{ascii_name}.{suffix}\"; filename*=UTF-8''{full_name}"
+        },
+    )

@@ -1,0 +1,195 @@
+"""Forms that act on a run: stop it, veto, release or undo its decision, label, describe, correct its metric roles; and
+forms that confirm or refuse a proposal.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Form, Request, Response
+from fastapi.responses import RedirectResponse
+
+from evalstop_service.decisions import commands, second_person
+from evalstop_service.domain.decision_lifecycle import Released, StopOrdered, Undone, Vetoed
+from evalstop_service.domain.run import DescriptionIn, MetricFields
+from evalstop_service.domain.statuses import DecisionOutcome
+from evalstop_service.errors import Invalid
+from evalstop_service.ingest import Message, RolesCorrected
+from evalstop_service.projects.project_settings import parse_form
+from evalstop_service.runs.descriptions import describe_run
+from evalstop_service.security.scopes import VisitorRole
+from evalstop_service.store import decisions, proposals
+from evalstop_service.web.pages import forms
+from evalstop_service.web.pages.cookies import add_notice
+from evalstop_service.web.pages.responses import Forbidden, PageRoute, SignInOutdated
+from evalstop_service.web.pages.sign_in import safe_path
+from evalstop_service.web.pages.visitor import Operator, Site, SiteOf, Visitor
+
+router = APIRouter(route_class=PageRoute)
+
+Text = Annotated[str, Form()]
+Next = Annotated[str, Form(alias="next")]
+"""The page to return to; by default that of the run, or of the queue."""
+
+
+class LabelForm:
+    """The fields of a label: the outcome, the step of the turn and a note, and the page to return to."""
+
+    def __init__(
+        self, outcome: Annotated[DecisionOutcome, Form()], turn_step: Text = "", note: Text = "", target: Next = ""
+    ) -> None:
+        self.outcome, self.turn_step, self.note, self.target = outcome, turn_step, note, target
+
+    def read_label(self, site: Site, visitor: Visitor) -> commands.Label:
+        """The label, given now by this visitor; raises Invalid for a turn that is no step."""
+        turn_step = forms.parse_step(self.turn_step)
+        return commands.Label(self.outcome, turn_step, forms.parse_note(self.note), visitor.actor, site.clock())
+
+
+LabelFields = Annotated[LabelForm, Depends()]
+
+
+@router.post("/decisions/{decision_id}/veto")
+def veto_stop(
+    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
+) -> Response:
+    """Cancel a stop that nobody was handed yet."""
+    return add_notice(_apply_command(Vetoed, decision_id, site, visitor, reason, target), request, "vetoed")
+
+
+@router.post("/decisions/{decision_id}/release")
+def release_stop(
+    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
+) -> Response:
+    """Carry out a stop that is on hold."""
+    now = site.context.read_time()
+    released = Released(now, visitor.actor, forms.parse_reason(reason))
+    proposal = second_person.release_stop(site.database, visitor.author(now), decision_id, released)
+    with site.database.reading() as tx:
+        decision = decisions.load_decision(tx, visitor.project.id, decision_id)
+    return add_notice(forms.redirect_back(decision.run_id, target), request, "proposed" if proposal else "released")
+
+
+@router.post("/decisions/{decision_id}/undo")
+def undo_stop(
+    request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
+) -> Response:
+    """Undo a requested stop."""
+    return add_notice(_apply_command(Undone, decision_id, site, visitor, reason, target), request, "undone")
+
+
+@router.post("/runs/{run_id}/stop")
+def stop_run(
+    request: Request, run_id: UUID, site: SiteOf, visitor: Operator, reason: Text = "", target: Next = ""
+) -> Response:
+    """Stop a run now."""
+    now = site.context.read_time()
+    command = StopOrdered(now, visitor.actor, forms.parse_reason(reason))
+    proposal = second_person.stop_run(site.database, visitor.author(now), run_id, command)
+    return add_notice(forms.redirect_back(run_id, target), request, "proposed" if proposal else "stopped")
+
+
+@router.post("/runs/{run_id}/outcome")
+def label_run(request: Request, run_id: UUID, site: SiteOf, visitor: Operator, form: LabelFields) -> Response:
+    """Label whether letting a run continue that was never flagged was right."""
+    commands.label_run(site.database, visitor.project.id, run_id, form.read_label(site, visitor))
+    return add_notice(forms.redirect_back(run_id, form.target), request, "labeled")
+
+
+@router.post("/decisions/{decision_id}/outcome")
+def label_decision(request: Request, decision_id: UUID, site: SiteOf, visitor: Operator, form: LabelFields) -> Response:
+    """Label whether a decision was right."""
+    label = form.read_label(site, visitor)
+    decision = commands.label_decision(site.database, visitor.project.id, decision_id, label)
+    return add_notice(forms.redirect_back(decision.run_id, form.target), request, "labeled")
+
+
+def _apply_command(
+    command: type[Vetoed | Undone], decision_id: UUID, site: Site, visitor: Visitor, reason: str, target: str
+) -> Response:
+    action = command(site.context.read_time(), visitor.actor, forms.parse_reason(reason))
+    decision = commands.apply_command(site.database, visitor.project.id, decision_id, action)
+    return forms.redirect_back(decision.run_id, target)
+
+
+@router.post("/runs/{run_id}/description")
+def describe(
+    run_id: UUID, site: SiteOf, visitor: Operator, owner: Text = "", group: Text = "", tags: Text = "", notes: Text = ""
+) -> Response:
+    """Change the description of a run; empty fields are removed. One tag per line."""
+    fields = {
+        "owner": forms.clean_text(owner) or None,
+        "group": forms.clean_text(group) or None,
+        "tags": [tag for line in tags.split("\n") if (tag := forms.clean_text(line))],
+        "notes": notes.replace("\r\n", "\n").strip(),
+    }
+    describe_run(site.database, visitor.author(site.clock()), run_id, parse_form(DescriptionIn, fields))
+    return forms.redirect_back(run_id, "")
+
+
+Metric = Annotated[str, Form(max_length=256)]
+LowerIsBetter = Annotated[bool, Form()]
+
+
+@router.post("/runs/{run_id}/metrics")
+def correct_roles(
+    run_id: UUID,
+    site: SiteOf,
+    visitor: Operator,
+    eval_metric: Annotated[str, Form(alias="eval", max_length=256)] = "",
+    proxy: Metric = "",
+    kl: Metric = "",
+    loss: Metric = "",
+    eval_lower: LowerIsBetter = False,
+    proxy_lower: LowerIsBetter = False,
+) -> Response:
+    """Set the roles of all metrics of a run. The run is judged again from its first observation."""
+    if not visitor.may_correct_roles:
+        raise Forbidden("This project asks for a second person: only admins correct the roles of metrics.")
+    roles = [("eval", eval_metric, eval_lower), ("proxy", proxy, proxy_lower), ("kl", kl, True), ("loss", loss, True)]
+    metrics: dict[str, MetricFields] = {}
+    for role, metric, lower in roles:
+        name = forms.remove_control_characters(metric)  # not stripped: spaces are part of a logged name
+        if name in metrics:
+            raise Invalid(f"{name!r} is chosen for two roles; a metric has one role")
+        if name:
+            metrics[name] = {"role": role, "direction": "minimize" if lower else "maximize"}
+    with site.database.reading() as tx:
+        visitor.load_run(tx, run_id)
+    site.context.committer.submit_and_wait(Message(visitor.project.id, run_id, RolesCorrected(metrics, visitor.actor)))
+    return forms.redirect_back(run_id, "")
+
+
+QUEUE = "/#queue"
+
+
+@router.post("/proposals/{proposal_id}/confirm")
+def confirm_proposal(
+    proposal_id: UUID, site: SiteOf, visitor: Operator, reason: Annotated[str, Form()] = "", target: Next = QUEUE
+) -> Response:
+    """Confirm a proposal of another person, or of the service."""
+    _require_right(proposal_id, site, visitor, target)
+    note = forms.parse_note(reason)
+    second_person.confirm_proposal(site.database, visitor.author(site.clock()), proposal_id, note)
+    return RedirectResponse(safe_path(target), 303)
+
+
+@router.post("/proposals/{proposal_id}/refuse")
+def refuse_proposal(proposal_id: UUID, site: SiteOf, visitor: Operator, target: Next = QUEUE) -> Response:
+    """Refuse a proposal, or withdraw your own."""
+    _require_right(proposal_id, site, visitor, target)
+    second_person.refuse_proposal(site.database, visitor.author(site.clock()), proposal_id)
+    return RedirectResponse(safe_path(target), 303)
+
+
+def _require_right(proposal_id: UUID, site: Site, visitor: Visitor, target: str) -> None:
+    """Raise unless the visitor may answer the proposal; one that allows more stops needs an admin who has just signed
+    in."""
+    with site.database.reading() as tx:
+        proposal = proposals.load_proposal(tx, visitor.project.id, proposal_id)
+    if proposal.kind.needs_admin:
+        if not visitor.role.covers(VisitorRole.ADMIN):
+            raise Forbidden(f"You are signed in as {visitor.role}. This needs the role admin.")
+        if not visitor.has_just_signed_in(site.clock()):
+            raise SignInOutdated(safe_path(target))

@@ -1,0 +1,125 @@
+"""Static files: the style sheet, the scripts, Plotly's JavaScript from its Python package, and at /help the
+documentation, as built by `make docs`.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from evalstop_service.errors import NotFound
+
+router = APIRouter()
+
+_PLOTLY = "plotly/package_data/plotly.min.js"
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_OWN = {path.name: path for path in Path(__file__).parent.rglob("*") if path.suffix in _TYPES}
+_NAMES = {*_OWN, "plotly.min.js"}
+
+
+@dataclass(frozen=True)
+class _Asset:
+    digest: str
+    body: bytes
+    gzipped: bytes
+
+
+def asset_url(name: str) -> str:
+    """The URL of a file; it changes with the content."""
+    return f"/assets/{_digest(name)}/{name}"
+
+
+@router.get("/assets/{digest}/{name}")
+def get_asset(digest: str, name: str, request: Request) -> Response:
+    """A file; cacheable forever when requested by its current digest."""
+    if name not in _NAMES:
+        raise NotFound
+    asset = _load_asset(name)
+    gzipped = "gzip" in request.headers.get("accept-encoding", "")
+    headers = {
+        "Cache-Control": "public, max-age=31536000, immutable" if digest == asset.digest else "no-store",
+        "Vary": "Accept-Encoding",
+        **({"Content-Encoding": "gzip"} if gzipped else {}),
+    }
+    return Response(asset.gzipped if gzipped else asset.body, media_type=_TYPES[Path(name).suffix], headers=headers)
+
+
+def _read_content(name: str) -> bytes:
+    if name == "plotly.min.js":
+        return Path(str(metadata.distribution("plotly").locate_file(_PLOTLY))).read_bytes()
+    return _OWN[name].read_bytes()
+
+
+@cache
+def _digest(name: str) -> str:
+    # All files except Plotly share one digest, so that relative imports between scripts resolve.
+    names = sorted(_OWN) if name in _OWN else [name]
+    return hashlib.sha256(b"".join(_read_content(file) for file in names)).hexdigest()[:16]
+
+
+@cache
+def _load_asset(name: str) -> _Asset:
+    body = _read_content(name)
+    return _Asset(_digest(name), body, gzip.compress(body, 6, mtime=0))
+
+
+FOLDER = Path(__file__).parents[2] / "help"
+
+_INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
+
+
+def install(app: FastAPI) -> None:
+    """Add /help to an app, if the documentation was built."""
+    if is_built():
+        app.add_api_route("/help", redirect_to_start, include_in_schema=False)
+        app.mount("/help", _Pages())
+
+
+def redirect_to_start() -> Response:
+    """Redirect to /help/, to which the links of the first page are relative."""
+    return RedirectResponse("/help/")
+
+
+def is_built() -> bool:
+    """Whether the documentation was built."""
+    return (FOLDER / "index.html").is_file()
+
+
+class _Pages(StaticFiles):
+    """The pages may run only the scripts that were built with them."""
+
+    def __init__(self) -> None:
+        super().__init__(directory=FOLDER, html=True)
+        self._headers = {
+            "Content-Security-Policy": _build_policy(),
+            "X-Frame-Options": "DENY",
+            "Referrer-Policy": "no-referrer",
+        }
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """A file, with the headers of pages."""
+        response = await super().get_response(path, scope)
+        response.headers.update(self._headers)
+        return response
+
+
+def _build_policy() -> str:
+    scripts = {script for page in FOLDER.rglob("*.html") for script in _INLINE_SCRIPT.findall(page.read_bytes())}
+    digests = sorted(base64.b64encode(hashlib.sha256(script).digest()).decode() for script in scripts)
+    allowed = " ".join(["'self'", *(f"'sha256-{digest}'" for digest in digests)])
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+        "font-src 'self'; connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )

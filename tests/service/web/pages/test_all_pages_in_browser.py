@@ -1,0 +1,271 @@
+"""All pages in a real Chromium: accessibility, unusual data, keyboard, phone and print."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import pytest
+from evalstop_service.clock import utc_now
+from evalstop_service.store import schema
+from evalstop_service.store.database import Database
+from playwright.sync_api import Browser, Page, expect
+
+from tests.service.web.pages.accessibility import find_accessibility_faults
+from tests.service.web.pages.populated_project import populate_project
+from tests.service.web.pages.recorded_runs import add_tenant
+from tests.service.web.pages.serving import press_tab_until_focused, sign_in_link, start_dashboard_server
+
+pytestmark = pytest.mark.real
+
+EMPTY_PROJECT_PAGES = (
+    *("/", "/runs", "/runs/fleet", "/runs/compare", "/precision", "/precision/label", "/cases", "/policies"),
+    *("/policies/default", "/policies/default/edit", "/webhooks", "/settings", "/settings/audit", "/nowhere"),
+)
+"""The pages checked in a project without data."""
+
+FIND_CRAMPED_TABLES = """[...document.querySelectorAll("table")].filter((table) => {
+    const right = table.parentElement.getBoundingClientRect().right;
+    const fits = !table.closest(".scroll") || table.matches(".stack, .matrix");
+    const leaves = fits && table.getBoundingClientRect().right > right + 1;
+    return leaves || [...table.querySelectorAll("td.c-name")].some((cell) => cell.clientWidth < 100);
+}).map((table) => table.className)"""
+"""Finds tables wider than their card and not meant to be scrolled, or with a name column too narrow to read."""
+
+FIND_HIDDEN_LINKS = """[...document.querySelectorAll(".nav [aria-current], .filter [aria-current]")].filter((link) => {
+    const { left, right } = link.getBoundingClientRect();
+    const row = link.parentElement.getBoundingClientRect();
+    return left < row.left - 1 || right > row.right + 1;
+}).map((link) => link.textContent)"""
+"""Finds links to the current page or filter that one would have to scroll to."""
+
+
+@dataclass
+class PopulatedSite:
+    """A server with a project full of runs, a signed-in page on it, and the errors that occurred there."""
+
+    address: str
+    database: Database
+    page: Page
+    paths: list[str]
+    pending: str
+    errors: list[str]
+
+    def visit(self, path: str) -> Page:
+        """Open a page and wait until its charts are computed."""
+        self.page.goto(self.address + path)
+        for note in self.page.locator("[data-note]:visible").all():
+            expect(note).not_to_have_text("Fitting…")
+            expect(note).not_to_have_text("Replaying…")
+        return self.page
+
+
+@pytest.fixture(scope="module")
+def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PopulatedSite]:
+    database = Database(f"sqlite:///{tmp_path_factory.mktemp('site')}/evalstop.db", "NORMAL")
+    schema.upgrade_schema(database)
+    now = utc_now()
+    tenant = add_tenant(database, now, veto_window_seconds=3600)
+    paths, pending = populate_project(tenant)
+    with (
+        start_dashboard_server(database) as address,
+        browser.new_context(viewport={"width": 1280, "height": 800}) as context,
+    ):
+        page = context.new_page()
+        errors: list[str] = []
+        page.on("console", lambda message: errors.append(message.text) if message.type != "log" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("dialog", lambda dialog: errors.append(dialog.message))
+        host = urlsplit(address).netloc
+        page.on("request", lambda sent: errors.append(sent.url) if urlsplit(sent.url).netloc != host else None)
+        page.goto(f"{address}{sign_in_link(tenant.key)}&next=/runs")
+        page.wait_for_url(f"{address}/runs")
+        yield PopulatedSite(address, database, page, paths, pending, errors)
+    database.close()
+
+
+def test_pages_meet_wcag_aa(site: PopulatedSite, browser: Browser) -> None:
+    """Axe finds no violation of WCAG 2.1 AA on any page, and enough contrast in the dark scheme."""
+    violations = [found for path in site.paths[:19] for found in find_accessibility_faults(site.visit(path))]
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{site.address}/login")
+        violations += find_accessibility_faults(page)
+        empty = add_tenant(site.database, utc_now(), "empty")
+        page.goto(f"{site.address}{sign_in_link(empty.key)}&next=/runs/fleet")
+        expect(page.get_by_text("No run is running")).to_be_visible()
+        for path in EMPTY_PROJECT_PAGES:
+            page.goto(site.address + path)
+            violations += find_accessibility_faults(page)
+    assert violations == []
+
+
+def test_pages_fit_a_phone_without_errors(site: PopulatedSite) -> None:
+    """At 375 px nothing extends past an edge, for usual and unusual runs, and the console shows no error."""
+    site.page.set_viewport_size({"width": 375, "height": 740})
+    site.errors.clear()
+    too_wide = []
+    for path in site.paths:
+        page = site.visit(path)
+        sizes = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        if sizes[0] > sizes[1]:
+            too_wide.append((path, sizes))
+        too_wide += [
+            (path, element) for element in (*page.evaluate(FIND_CRAMPED_TABLES), *page.evaluate(FIND_HIDDEN_LINKS))
+        ]
+        assert page.locator("main h1").count() == 1, path
+    site.page.set_viewport_size({"width": 1280, "height": 800})
+    assert too_wide == []
+    assert [error for error in site.errors if "404" not in error] == []
+
+
+def test_print_hides_controls(site: PopulatedSite) -> None:
+    """Printed, a run's page has its numbers and charts but no menu or button."""
+    page = site.visit(f"/runs/{site.pending}")
+    page.emulate_media(media="print")
+    expect(page.locator(".top")).to_be_hidden()
+    expect(page.locator(".controls .act").first).to_be_hidden()
+    expect(page.locator("#chart")).to_be_visible()
+    expect(page.get_by_role("heading", name="Best checkpoint")).to_be_visible()
+    page.emulate_media(media="screen")
+
+
+def test_single_keys_and_their_dialog(site: PopulatedSite) -> None:
+    """Keys move along rows and between pages, not while typing, and not once switched off."""
+    page = site.visit("/runs")
+    links = page.locator(".row-link")
+    for key, place in (("j", 0), ("j", 1), ("j", 2), ("k", 1)):
+        page.keyboard.press(key)
+        expect(links.nth(place)).to_be_focused()
+    page.keyboard.press("Control+j")
+    expect(links.nth(1)).to_be_focused()
+    page.keyboard.press("/")
+    page.keyboard.type("jk?gf")
+    expect(page.locator("#search")).to_have_value("jk?gf")
+    expect(page.locator("#keys")).to_be_hidden()
+    page.keyboard.press("Control+k")
+    expect(page.locator("#palette")).to_be_visible()
+    press_keys(page, "Escape", "Escape", "Escape")  # close the palette, clear the text, leave the field
+    expect(page.locator("#search")).not_to_be_focused()
+    page.keyboard.press("v")
+    expect(page.locator("#toast")).to_contain_text("Move to a stop first")
+    page.keyboard.press("Escape")
+    expect(page.locator("#toast")).to_be_hidden()
+    press_keys(page, "g", "f")
+    page.wait_for_url(f"{site.address}/runs/fleet")
+    name = page.locator(".row-link").nth(1).inner_text()
+    press_keys(page, "j", "j", "Enter")
+    page.wait_for_url(re.compile("/runs/[0-9a-f-]{36}$"))
+    expect(page.locator("h1")).to_have_text(name)
+    page.keyboard.press("?")
+    expect(page.locator("#keys")).to_be_visible()
+    assert find_accessibility_faults(page) == []
+    press_keys(page, "g", "o")
+    expect(page.locator("#keys")).to_be_visible()
+    page.get_by_label("Keys without Ctrl").uncheck()
+    press_keys(page, "Escape", "?")
+    expect(page.locator("#keys")).to_be_hidden()
+    page.keyboard.press("Control+k")
+    page.keyboard.type("Keys")
+    page.keyboard.press("Enter")
+    page.get_by_label("Keys without Ctrl").check()
+    page.keyboard.press("Escape")
+    expect(page.locator("#keys")).to_be_hidden()
+    press_keys(page, "g", "o")
+    page.wait_for_url(f"{site.address}/")
+    expect(page.locator("#queue .what > a").first).to_be_visible()
+    press_keys(page, "j", "v")
+    expect(page.locator("#queue li").first.locator("input[name=reason]")).to_be_focused()
+
+
+def test_key_right_after_closing_a_dialog_works(site: PopulatedSite) -> None:
+    """A key works although the dialog's field keeps the focus until the next frame."""
+    page = site.visit("/runs")
+    field_focused, key_handled = page.evaluate(
+        """() => {
+          const [dialog, field] = [document.querySelector("#keys"), document.querySelector("#keys input")];
+          dialog.showModal();
+          field.focus();
+          dialog.close();
+          const key = new KeyboardEvent("keydown", {key: "j", bubbles: true, cancelable: true});
+          return [document.activeElement === field, !document.activeElement.dispatchEvent(key)];
+        }"""
+    )
+    assert field_focused, "precondition: closing a dialog leaves the focus in its field"
+    assert key_handled
+    expect(page.locator(".row-link").first).to_be_focused()
+
+
+def test_command_palette(site: PopulatedSite) -> None:
+    """The palette finds pages, actions and runs by name, whatever they are called, and fits 375 px."""
+    page = site.visit("/policies")
+    page.keyboard.press("Control+k")
+    option = page.locator("#palette [role=option]")
+    expect(option.first).to_have_attribute("aria-selected", "true")
+    page.keyboard.type("<script>")
+    expect(option.locator("bdi")).to_have_text(["<script>alert(1)</script>"])
+    page.locator("#palette input").fill("o")
+    expect(option.locator("small", has_text="run").first).to_be_visible()
+    page.set_viewport_size({"width": 375, "height": 740})
+    assert find_accessibility_faults(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.locator("#palette input").fill("nothing at all")
+    expect(page.locator("#palette [role=status]")).to_have_text("Nothing found")
+    page.locator("#palette input").fill("pend")
+    expect(option).to_have_text(["pendingrun"])
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"{site.address}/runs/{site.pending}")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("label")
+    press_keys(page, "ArrowDown", "ArrowUp", "Enter")
+    expect(page.locator("input[name=outcome]").first).to_be_focused()
+    assert [error for error in site.errors if "404" not in error] == []
+
+
+def press_keys(page: Page, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def test_pause_can_be_undone_once(site: PopulatedSite) -> None:
+    """A pause offers an Undo that works; after a reload it is gone."""
+    page = site.visit("/settings")
+    page.locator("#pause summary").click()
+    page.locator("#pause form button").click()
+    toast = page.locator("#toast")
+    expect(toast).to_contain_text("Stopping is paused.")
+    assert find_accessibility_faults(page) == []
+    toast.get_by_role("button", name="Undo").click()
+    expect(toast).to_contain_text("Stops are resumed.")
+    expect(page.locator("#pause")).not_to_contain_text("paused since")
+    page.reload()
+    expect(toast).to_be_hidden()
+
+
+def test_veto_and_label_by_keyboard(site: PopulatedSite) -> None:
+    """A veto with its reason, then a label with the step of the turn, by keys alone."""
+    page = site.visit(f"/runs/{site.pending}")
+    page.keyboard.press("v")
+    expect(page.locator("#why-veto")).to_be_focused()
+    page.keyboard.type("the eval set was broken")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("was vetoed. The run continues")).to_be_visible()
+    expect(page.locator("#toast")).to_contain_text("A veto cannot be undone")
+    expect(page.locator("#toast").get_by_role("button", name="Undo")).to_have_count(0)
+    expect(page.locator("[data-part=decisions]").get_by_text("the eval set was broken")).to_be_visible()
+    press_tab_until_focused(page, "#act-label > summary")
+    page.keyboard.press("Enter")
+    press_tab_until_focused(page, "input[name=outcome]")
+    page.keyboard.press("Space")
+    press_tab_until_focused(page, "#turn-label")
+    page.keyboard.type("soon")
+    page.keyboard.press("Enter")
+    # The browser shows this error at the field.
+    assert page.locator("#turn-label").evaluate("field => field.validity.patternMismatch")
+    page.locator("#turn-label").fill("230")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Outcome: right, turn at step 230")).to_be_visible()
+    assert [error for error in site.errors if "404" not in error] == []

@@ -1,0 +1,98 @@
+"""The page of a link in a message: reading changes nothing, its buttons veto the stop or have it wait."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from evalstop_service.domain.decision_lifecycle import DecisionState
+from evalstop_service.store import decisions, endpoints, tables
+from evalstop_service.store.database import Database
+from evalstop_service.store.decisions import Decision
+from evalstop_service.webhooks import links
+from playwright.sync_api import expect
+from sqlalchemy import select
+
+from tests.service.web.pages.conftest import Window
+from tests.service.web.pages.recorded_runs import Tenant, add_tenant, load_recorded_evals
+from tests.service.web.pages.serving import SQLITE_ONLY, get_html
+
+HACKING = load_recorded_evals("np-0044")
+HOSTILE = "<script>alert(1)</script> & 'x'"
+
+
+def open_pending_stop(database: Database, now: datetime) -> tuple[Tenant, Decision, str]:
+    """A project with a pending stop, and the path of the link in the message about it."""
+    tenant = add_tenant(database, now, veto_window_seconds=3600)
+    with database.transaction() as tx:
+        chat = endpoints.add_endpoint(
+            tx, tenant.id, url="https://chat.example/x", event_types=["run.stop_pending"], format="slack", now=now
+        )
+    _, decision = tenant.open_stopped_run(HOSTILE, HACKING[:29])
+    with database.reading() as tx:
+        delivery_id = tx.execute(
+            select(tables.deliveries.c.id).where(tables.deliveries.c.endpoint_id == chat.id)
+        ).scalar_one()
+    url = links.locate_act_page("", delivery_id, chat.secret)
+    assert url is not None
+    return tenant, decision, url
+
+
+def load_decision(database: Database, tenant: Tenant, decision: Decision) -> Decision:
+    with database.reading() as tx:
+        return decisions.load_decision(tx, tenant.id, decision.id)
+
+
+def test_reading_the_page_changes_nothing(anonymous: httpx.Client, database: Database, now: datetime) -> None:
+    """Whoever has the link sees why and when without signing in; only a POST acts, and only once."""
+    tenant, decision, path = open_pending_stop(database, now)
+    page = anonymous.get(path)
+    assert page.status_code == anonymous.head(path).status_code == 200
+    assert "Veto the stop" in page.text
+    assert "<polyline" in page.text
+    assert "<script>alert" not in page.text
+    assert page.headers["referrer-policy"] == "no-referrer"
+    assert page.headers["cache-control"] == "no-store"
+    assert page.headers["x-robots-tag"] == "noindex"
+    for method in ("GET", "HEAD"):
+        assert anonymous.request(method, f"{path}/veto").status_code in (404, 405)
+    assert load_decision(database, tenant, decision) == decision
+    assert anonymous.post(f"{path}/wait", data={"until": "hour"}).status_code == 303
+    assert load_decision(database, tenant, decision).due_at == decision.due_at + timedelta(hours=1)
+    assert anonymous.post(f"{path}/wait", data={"until": "morning"}).status_code == 409
+    assert anonymous.post(f"{path}/veto", data={"name": HOSTILE}).status_code == 303
+    assert load_decision(database, tenant, decision).state == DecisionState.VETOED
+    assert anonymous.post(f"{path}/veto").status_code == 409
+    assert "can no longer do anything" in get_html(anonymous, path)
+
+
+@SQLITE_ONLY
+def test_unknown_links_are_all_alike(anonymous: httpx.Client, database: Database, now: datetime) -> None:
+    """A wrong token, another delivery and nonsense get the same answer."""
+    _, decision, path = open_pending_stop(database, now)
+    wrong = [path[:-1] + "_", f"/act/{decision.id}/{path.rpartition('/')[2]}", "/act/nonsense/x"]
+    answers = [anonymous.get(each) for each in wrong] + [anonymous.post(f"{each}/veto") for each in wrong]
+    assert {answer.status_code for answer in answers} == {404}
+    assert len({answer.text for answer in answers}) == 1
+
+
+@pytest.mark.real
+def test_stop_is_vetoed_from_a_message(
+    window: Window, embedded_database: Database, now: datetime, tmp_path: Path
+) -> None:
+    """In a browser, a person who is not signed in reads the page, has the stop wait, and vetoes it."""
+    tenant, decision, path = open_pending_stop(embedded_database, now)
+    page = window.page
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.goto(f"{window.address}{path}")
+        page.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)
+    page.get_by_role("button", name="Wait an hour").click()
+    expect(page.get_by_role("button", name="Wait an hour")).to_have_count(0)
+    page.get_by_label("Your name").fill("Kim")
+    page.get_by_role("button", name="Veto the stop").click()
+    expect(page.get_by_text("was vetoed")).to_be_visible()
+    assert load_decision(embedded_database, tenant, decision).state == DecisionState.VETOED
+    window.assert_no_errors()

@@ -1,0 +1,80 @@
+"""The observations of a run: their table, and their export as CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+import httpx
+import pytest
+from evalstop_service.ingest import Resumed
+from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.runs import Run
+from evalstop_service.web.pages.run_page.observations_page import EXPORT_BATCH, PAGE
+
+from tests.service.web.pages.recorded_runs import Tenant
+from tests.service.web.pages.serving import SQLITE_ONLY
+
+FORMULA_METRIC = "=SUM(A1)"
+
+
+def add_run_with(tenant: Tenant, *points: PostedObservation) -> Run:
+    """Open a run with these observations."""
+    run = tenant.open_run("weird/../name \u202e")
+    tenant.post_observations(run, points)
+    return run
+
+
+@pytest.mark.slow
+def test_export_holds_every_observation(visitor: httpx.Client, tenant: Tenant) -> None:
+    """Both exports hold every observation at full precision, superseded ones included, over several batches."""
+    steps = EXPORT_BATCH + 7
+    points = [PostedObservation("reward/gold", step, 0.1 + step / 3, 0.1) for step in range(steps)]
+    points_not_finite = [
+        PostedObservation(FORMULA_METRIC, 3, math.nan),
+        PostedObservation(FORMULA_METRIC, 4, -math.inf),
+    ]
+    run = add_run_with(tenant, *points, *points_not_finite)
+    tenant.submit(run, Resumed(steps - 3))
+    answer = visitor.get(f"/runs/{run.id}/export.json")
+    document = answer.json()
+    rows = document["observations"]
+    assert document["columns"][:3] == ["metric", "step", "value"]
+    assert [row[2] for row in rows if row[0] == "reward/gold"] == [point.value for point in points]
+    assert [row[2] for row in rows if row[0] == FORMULA_METRIC] == ["NaN", "-Infinity"]
+    assert [row[7] for row in rows if row[0] == "reward/gold"][-3:] == [None, 2, 2]
+    assert 'filename="weird-..-name.json"' in answer.headers["content-disposition"]
+    table = list(csv.DictReader(io.StringIO(visitor.get(f"/runs/{run.id}/export.csv").text)))
+    assert len(table) == len(rows)
+    assert {float(row["value"]) for row in table if row["metric"] == "reward/gold"} == {p.value for p in points}
+    assert {row["metric"] for row in table} == {"reward/gold", f"'{FORMULA_METRIC}"}
+
+
+def test_export_holds_metrics_that_were_superseded_as_a_whole(visitor: httpx.Client, tenant: Tenant) -> None:
+    """A metric all of whose observations were superseded is exported, too."""
+    run = add_run_with(tenant, PostedObservation("kept", 1, 0.5), PostedObservation("late", 9, 0.5))
+    tenant.submit(run, Resumed(5))
+    rows = visitor.get(f"/runs/{run.id}/export.json").json()["observations"]
+    assert [(row[0], row[7]) for row in rows] == [("kept", None), ("late", 2)]
+
+
+@SQLITE_ONLY
+def test_table_is_paged(visitor: httpx.Client, tenant: Tenant) -> None:
+    """A page links to the next; an unknown metric falls back to one that the run has."""
+    run = add_run_with(tenant, *(PostedObservation("reward/gold", step, float(step)) for step in range(PAGE + 5)))
+    first = visitor.get(f"/runs/{run.id}/observations?metric=gone").text
+    assert first.count("<tr>") == PAGE + 1
+    following = first.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")
+    second = visitor.get(following).text
+    assert second.count("<tr>") == 5 + 1
+    assert "Later steps" not in second
+    assert ">104" in second
+
+
+@SQLITE_ONLY
+def test_run_without_observations(visitor: httpx.Client, tenant: Tenant) -> None:
+    """The page says that nothing is logged yet, and the export is empty."""
+    run = tenant.open_run("empty")
+    assert "Nothing logged yet" in visitor.get(f"/runs/{run.id}/observations").text
+    assert visitor.get(f"/runs/{run.id}/export.json").json()["observations"] == []

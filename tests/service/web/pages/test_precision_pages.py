@@ -1,0 +1,155 @@
+"""The precision page and its cases: figures, links behind them, and labels set with one click."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from html import unescape
+
+import httpx
+import pytest
+from evalstop_service.projects import api_keys
+from evalstop_service.store import outcomes
+from evalstop_service.store.database import Database
+from playwright.sync_api import expect
+
+from tests.service.case_rows import insert_cases
+from tests.service.web.pages.conftest import Window
+from tests.service.web.pages.recorded_runs import (
+    Tenant,
+    add_tenant,
+    load_recorded_evals,
+)
+from tests.service.web.pages.serving import SQLITE_ONLY, get_html, read_csrf_token, sign_in_by_link
+
+HACKING = load_recorded_evals("np-0044")
+
+
+def get_text(visitor: httpx.Client, path: str) -> str:
+    """The HTML of a page, with its character references resolved."""
+    return unescape(get_html(visitor, path))
+
+
+def test_empty_pages_say_what_to_do(visitor: httpx.Client, tenant: Tenant) -> None:
+    """Pages of a project without data say what to do next."""
+    assert "Connect a trainer" in get_text(visitor, "/")
+    assert "held_out_share" in get_text(visitor, "/precision")
+    assert "No case matches" in get_text(visitor, "/cases")
+    tenant.open_run("first")
+    html = get_text(visitor, "/")
+    assert "No decisions yet" in html
+    assert "Nothing. No stop can be vetoed" in html
+    assert "No policy stops runs" in html
+
+
+def test_figures_link_to_their_cases(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """A link behind a cell of the matrix lists as many cases as the cell says."""
+    hostile = tenant.open_run("<script>alert(1)</script>", labels={"job_kind": "__proto__"})
+    case_fields = {
+        "gpus": 8.0,
+        "gpu_hours": 80.0,
+        "detectors": ["k_decline"],
+        "stated_risk": 0.05,
+        "job_kind": "__proto__",
+    }
+    insert_cases(database, hostile, 6, now, delay_steps=40, gpu_hours_saved=10.0, **case_fields)
+    insert_cases(database, hostile, 2, now, outcome="wrong", run_outcome="healthy", **case_fields)
+    insert_cases(database, hostile, 3, now, treatment="stopped", gpu_hours_saved=20.0, **case_fields)
+    insert_cases(database, hostile, 9, now, treatment=None, run_outcome="healthy")
+    tenant.change_settings(price_per_gpu_hour=2.0, currency="EUR")
+    html = visitor.get("/precision").text
+    assert "<script>alert" not in html
+    assert "75.0 %" in html
+    cells = re.findall(r'<a class="cell [^"]*" href="([^"]*)">(\d+)</a>', html)
+    assert [int(count) for _, count in cells] == [6, 2, 3, 9]
+    for link, count in cells:
+        assert get_text(visitor, unescape(link)).count('class="row-link"') == int(count)
+    for link in re.findall(r'<a class="figure" href="(/cases[^"]*)"', html):
+        assert 'class="row-link"' in get_text(visitor, unescape(link))
+    assert "120 EUR" in get_text(visitor, "/")
+    figures = visitor.get("/precision/figures.json?job_kind=__proto__&days=30").json()
+    assert figures["running"][0]["precision"]["value"] == 0.75
+    assert [(row["label"], row["stated"]) for row in figures["calibration"]] == [("level v1", 0.05)]
+    assert sum(figures["delays"]["share"]) == 1
+    assert "No outcomes yet" in get_text(visitor, "/precision?policy=%00nosuch")
+
+
+@SQLITE_ONLY
+def test_cases_are_paged(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """A full page of cases links to the next; an invalid cursor or filter is not found."""
+    insert_cases(database, tenant.open_run("many"), 53, now)
+    older = get_text(visitor, "/cases?treatment=observed").split('rel="next" href="')[1].split('"')[0]
+    second_page = get_text(visitor, older)
+    assert second_page.count('class="row-link"') == 3
+    assert 'rel="next"' not in second_page
+    assert visitor.get("/cases?cursor=x").status_code == visitor.get("/cases?treatment=odd").status_code == 422
+
+
+@pytest.mark.slow
+@SQLITE_ONLY
+def test_decision_is_labeled_from_the_overview(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """A label from the overview needs the scope operate and a form token, and counts from then on."""
+    run, decision = tenant.open_stopped_run("ppo", HACKING)
+    assert "1 stop waits for the scheduler" in get_text(visitor, "/")
+    tenant.confirm_stop(decision)
+    path, token = f"/decisions/{decision.id}/outcome", read_csrf_token(visitor)
+    assert visitor.post(path, data={"outcome": "wrong"}).status_code == 403
+    assert visitor.post(path, data={"outcome": "perhaps", "csrf": token}).status_code == 422
+    answer = visitor.post(path, data={"outcome": "wrong", "next": "/", "csrf": token})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert "labeled by <bdi>key" in get_text(visitor, "/")
+    with database.reading() as tx:
+        stored = outcomes.find_outcome(tx, run.id, 1)
+    assert stored is not None
+    assert (stored.outcome, stored.derived) == ("wrong", False)
+    assert "treatment=stopped&outcome=wrong" in get_text(visitor, "/precision")
+    reader, _ = api_keys.create_named_key(database, tenant.project.name, "reader", ("read",), now)
+    sign_in_by_link(visitor, reader)
+    assert 'name="outcome"' not in get_text(visitor, "/")
+    assert visitor.post(path, data={"outcome": "right", "csrf": read_csrf_token(visitor)}).status_code == 403
+
+
+@SQLITE_ONLY
+def test_revision_changes_with_the_cases(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Overview and precision get a new revision when a case ends, and not before."""
+
+    def read_revisions() -> list[str]:
+        return [get_text(visitor, path).split('data-revision="')[1].split('"')[0] for path in ("/", "/precision")]
+
+    run = tenant.open_run("ppo")
+    before = read_revisions()
+    assert read_revisions() == before
+    insert_cases(database, run, 1, now)
+    after = read_revisions()
+    assert all(old != new for old, new in zip(before, after, strict=True))
+
+
+@pytest.mark.real
+def test_open_precision_page_updates_in_browser(window: Window, embedded_database: Database, now: datetime) -> None:
+    """In a browser the charts are drawn, one click labels a stop, and new cases change the figures shown."""
+    tenant, page = add_tenant(embedded_database, now), window.page
+    run = tenant.open_run("ppo")
+    tenant.post_evals(run, HACKING)
+    tenant.finish_run(run)
+    insert_cases(embedded_database, run, 8, now, delay_steps=30, stated_risk=0.05)
+    insert_cases(embedded_database, run, 20, now, treatment=None, run_outcome="healthy")
+    window.sign_in(tenant)
+    page.goto(f"{window.address}/")
+    page.get_by_role("button", name="Wrong").click()
+    page.get_by_text("labeled by key").wait_for()
+    page.goto(f"{window.address}/precision")
+    for chart in ("over-time", "delay", "calibration"):
+        page.wait_for_selector(f"#{chart}-chart .scatterlayer, #{chart}-chart .barlayer")
+        expect(page.locator(f"#{chart}-chart").get_by_text(re.compile(r"^\d+(\.\d)? %$")).nth(2)).to_be_visible()
+    page.wait_for_selector('.live[data-live="on"]')
+    insert_cases(embedded_database, run, 1, now, outcome="wrong", run_outcome="healthy")
+    page.get_by_text("80.0 %").first.wait_for()
+    page.set_viewport_size({"width": 375, "height": 800})
+    page.reload()
+    page.wait_for_selector("#delay-chart .barlayer")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    window.assert_no_errors()

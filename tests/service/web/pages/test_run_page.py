@@ -1,0 +1,214 @@
+"""The run page beside its charts: what-if replays, stops, staleness, and charts of other metrics."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from html import unescape
+
+import httpx
+import pytest
+from evalstop_detectors import POLICIES, advance, policy_to_document, start
+from evalstop_service.decisions import stale_runs
+from evalstop_service.domain.decision_lifecycle import Mode, Undone, Vetoed
+from evalstop_service.domain.statuses import RunStatus
+from evalstop_service.runs.watched_metrics import WatchedMetrics
+from evalstop_service.store import observations, policies, runs
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import PostedObservation
+from evalstop_service.store.runs import Run
+from evalstop_service.web.pages import run_page
+from msgspec import structs
+
+from tests.service.web.pages.recorded_runs import (
+    Tenant,
+    add_tenant,
+    load_recorded_evals,
+)
+from tests.service.web.pages.serving import SQLITE_ONLY, get_html, read_csrf_token, sign_in_by_link
+
+HACKING = load_recorded_evals("np-0044")
+
+
+def find_stop_step(database: Database, run: Run, name: str) -> int | None:
+    """The step at which a shipped policy stops a run, computed by the detectors."""
+    policy = POLICIES[name]
+    watched = WatchedMetrics(run, policy)
+    with database.reading() as tx:
+        series = observations.load_series(tx, run.id, watched.metrics)
+    _, verdicts = advance(policy, start(policy), watched.observations(series))
+    return next((verdict.step for verdict in verdicts if verdict.stops), None)
+
+
+@pytest.mark.slow
+@SQLITE_ONLY
+def test_what_if_replays_each_shipped_policy(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
+    """Each shipped policy is replayed on the run, and one sentence says where it would have stopped."""
+    run, decision = tenant.open_stopped_run("ppo", HACKING, total_steps=600)
+    page = get_html(visitor, f"/runs/{run.id}")
+    stops = set()
+    for name in POLICIES:
+        assert f'<option value="{name}@1">' in page
+        answer = visitor.get(f"/runs/{run.id}/what-if.json", params={"policy": f"{name}@1"}).json()
+        assert answer["step"] == find_stop_step(database, run, name)
+        stops.add(answer["step"])
+        assert answer["sentence"].startswith(
+            f"{name} would have {'parked' if name == 'reversible' else 'stopped'} this run"
+        )
+    assert len(stops) > 2
+    assert answer["step"] is not None
+    assert f"at step {answer['step']}, {abs(decision.step - answer['step'])} steps " in answer["sentence"]
+    assert re.search(r"; the best checkpoint would be that of step \d+\.", answer["sentence"])
+
+
+@pytest.mark.slow
+@SQLITE_ONLY
+def test_what_if_replays_another_threshold(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
+    """A higher threshold stops later; the replayed policy is not stored."""
+    run = tenant.open_run("ppo", total_steps=600)
+    tenant.post_evals(run, HACKING)
+
+    def replay_with(stop_at: float) -> dict[str, object]:
+        params: dict[str, str | float] = {"policy": "early@1", "stop_at": stop_at}
+        answer: dict[str, object] = visitor.get(f"/runs/{run.id}/what-if.json", params=params).json()
+        return answer
+
+    answers = [replay_with(stop_at) for stop_at in (0.5, 0.9, 0.99)]
+    steps = [answer["step"] for answer in answers]
+    assert steps == sorted(set(map(int, map(str, steps))))
+    assert [answer["threshold"]["stop_at"] for answer in answers] == [0.5, 0.9, 0.99]  # type: ignore[index]
+    assert "early, with posterior at 0.9, would have stopped" in str(answers[1]["sentence"])
+    with database.reading() as tx:
+        stored = policies.find_policy(tx, tenant.id, "early", None)
+    assert stored is None or stored.document == policy_to_document(POLICIES["early"])
+    assert "is from 0 to 1" in str(replay_with(1.7)["sentence"])
+    never_stops = visitor.get(f"/runs/{run.id}/what-if.json", params={"policy": "paper", "stop_at": "1000"}).json()
+    assert never_stops["step"] is None
+    assert "would not have stopped this run up to step 600" in never_stops["sentence"]
+
+
+@SQLITE_ONLY
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("policy=oracle", 404),
+        ("policy=early@9", 404),
+        ("policy=early&stop_at=0", 422),
+        ("policy=early&stop_at=nan", 422),
+    ],
+)
+def test_invalid_what_if_is_refused(visitor: httpx.Client, tenant: Tenant, query: str, status: int) -> None:
+    """An unknown policy gives 404, and an invalid parameter 422, as in the API."""
+    run = tenant.open_run("ppo")
+    assert visitor.get(f"/runs/{run.id}/what-if.json?{query}").status_code == status
+
+
+@SQLITE_ONLY
+def test_confirmed_stop_shows_steps_saved_and_durations(visitor: httpx.Client, tenant: Tenant, now: datetime) -> None:
+    """Once the job is gone, the chart shows the steps not run, and the decision how long each state took."""
+    run, stop = tenant.open_stopped_run("ppo", HACKING[:29], total_steps=600)
+    assert visitor.get(f"/runs/{run.id}/series.json").json()["planned_end"] is None
+    tenant.confirm_stop(stop, now + timedelta(seconds=4.2))
+    chart = visitor.get(f"/runs/{run.id}/series.json").json()
+    assert (chart["last_step"], chart["planned_end"]) == (280, 600)
+    decision = get_html(visitor, f"/runs/{run.id}").split('data-part="decisions"')[1].split("</article>")[0]
+    assert re.findall(r'<span class="figure">(.*?)</span>', decision) == ["verdict", "stop requested", "stop confirmed"]
+    assert re.findall(r'<span class="lane-length">(.*?)</span>', decision) == ["", "4.2s", ""]
+    assert "4.2s from “verdict” to “stop confirmed”." in decision
+
+
+@SQLITE_ONLY
+@pytest.mark.parametrize(
+    ("command", "window", "change"), [(Undone, 0, "undone"), (Vetoed, 3600, "vetoed")], ids=["undone", "vetoed"]
+)
+def test_run_that_completed_after_its_stop_was_taken_back_is_not_said_to_continue(
+    visitor: httpx.Client, database: Database, now: datetime, command: type[Undone | Vetoed], window: float, change: str
+) -> None:
+    """The summary says that the run may continue while it runs, and that it completed once it has."""
+    tenant = add_tenant(database, now, change, veto_window_seconds=window)
+    sign_in_by_link(visitor, tenant.key)
+    run, decision = tenant.open_stopped_run("ppo", HACKING[:29])
+    tenant.apply_command(decision, command(now, "ada", "a known dip"))
+    assert re.search(f"was {change}. The run (may )?continue", get_html(visitor, f"/runs/{run.id}"))
+    tenant.finish_run(run, RunStatus.COMPLETED, obeyed=None, actor="trainer")
+    assert f"was {change}. The run completed." in get_html(visitor, f"/runs/{run.id}")
+
+
+@SQLITE_ONLY
+def test_stale_run_shows_a_notice_above_its_name(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """The notice says how long the run has been silent and what follows; a run that is not stale has none."""
+    stale = tenant.open_run("stale", now - timedelta(minutes=10))
+    healthy = tenant.open_run("healthy")
+    stale_runs.check_due_runs(database, now)
+    page = get_html(visitor, f"/runs/{stale.id}")
+    assert page.index("Stale: no report for 10m") < page.index("<h1")
+    assert "the run counts as lost after 1h without a report" in page
+    assert "Stale:" not in get_html(visitor, f"/runs/{healthy.id}")
+
+
+@SQLITE_ONLY
+def test_stop_messages_say_how_to_undo(visitor: httpx.Client, tenant: Tenant) -> None:
+    """After Release and Stop now a message says how to undo it; with a second approver, that nothing happens yet."""
+    runs = [tenant.open_run(name, mode=Mode.ENFORCE) for name in ("held", "first", "second")]
+    points = [PostedObservation("reward/gold", item.step, item.gold) for item in HACKING]  # without a checkpoint
+    tenant.post_observations(runs[0], points)
+    decision = tenant.load_decision(runs[0])
+    form = {"reason": "seen by eye", "csrf": read_csrf_token(visitor)}
+
+    def post_and_read_message(path: str) -> str:
+        page = unescape(visitor.post(path, data=form, follow_redirects=True).text)
+        return page.split('id="toast"')[1].split("</p>")[0].split("<p>")[1]
+
+    assert "in its veto window" in post_and_read_message(f"/decisions/{decision.id}/release")
+    assert "Undo the stop takes that back" in post_and_read_message(f"/runs/{runs[1].id}/stop")
+    assert "takes that back" not in get_html(visitor, "/")
+    tenant.change_settings(second_person=True)
+    assert "nothing happens until a second person" in post_and_read_message(f"/runs/{runs[2].id}/stop")
+
+
+@SQLITE_ONLY
+def test_other_metrics_have_small_charts(visitor: httpx.Client, tenant: Tenant) -> None:
+    """Metrics that the main chart leaves out get small charts, 24 at first; one without finite values says so."""
+    run = tenant.open_run("ppo")
+    tenant.post_evals(run, HACKING[:3])
+    names = [f"train/<b>{number:02}" for number in range(run_page.A_PAGE + 2)]
+    points = [PostedObservation(name, step, step * 0.5) for name in names for step in range(4)]
+    points.append(PostedObservation("a/nan", 0, float("nan")))
+    tenant.post_observations(run, points)
+    first = get_html(visitor, f"/runs/{run.id}/metric-charts")
+    assert (first.count("<li "), first.count("<polyline points"), first.count("No finite value")) == (24, 23, 1)
+    assert "train/&lt;b&gt;00" in first
+    assert "reward/gold" not in first
+    assert "3 more metrics" in first
+    both_pages = get_html(visitor, f"/runs/{run.id}/metric-charts?shown=48")
+    assert (both_pages.count("<li "), "data-more" in both_pages) == (27, False)
+
+
+def test_evidence_that_differs_in_the_role_only_is_one_row(visitor: httpx.Client, tenant: Tenant) -> None:
+    """Metrics without NaN share a row of the table; one with NaN has its own."""
+    run = tenant.open_run("ppo")
+    tenant.post_evals(run, HACKING[:3])
+
+    def list_rows() -> list[tuple[str, str]]:
+        table = get_html(visitor, f"/runs/{run.id}").partition('aria-label="Evidence"')[2].partition("</table>")[0]
+        return re.findall(r'class="sub">([^·<]*) · <bdi>NaN or infinite: ([^<]*)</bdi>', table)
+
+    assert list_rows() == [("eval, proxy, kl", "0 consecutive values")]
+    nan = PostedObservation("policy/kl", HACKING[3].step, float("nan"))
+    tenant.post_observations(run, (nan,))
+    assert list_rows() == [("eval, proxy", "0 consecutive values"), ("kl", "1 consecutive value")]
+
+
+def test_page_and_api_say_that_a_run_is_not_judged(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
+    """They show why the detectors failed, as text."""
+    run = tenant.open_run("ppo")
+    with database.transaction() as tx:
+        runs.save_run(tx, structs.replace(run, detector_failure="a detector failed at step 3: ValueError('<b>')"))
+    page = get_html(visitor, f"/runs/{run.id}")
+    assert "not judged" in page
+    assert "a detector failed at step 3: ValueError(&#39;&lt;b&gt;&#39;)" in page
+    bearer = {"authorization": f"Bearer {tenant.secret}"}
+    answer = visitor.get(f"/api/v1/runs/{run.id}", headers=bearer).json()
+    assert answer["health"]["detector_failure"] == "a detector failed at step 3: ValueError('<b>')"
