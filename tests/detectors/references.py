@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from evalstop_detectors import Observation
-from evalstop_detectors.detectors.fixed_progress import FixedProgress
 from evalstop_detectors.detectors.floor import Floor
 from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline
-from evalstop_detectors.detectors.loss_plateau import LossPlateau
 from evalstop_detectors.detectors.non_finite import NonFinite
 
 from tests.detectors.plateau_drop_reference import clip, estimate_noise
@@ -46,28 +44,6 @@ def k_below_best(detector: KBelowBest, history: Sequence[Observation]) -> Refere
     return (length, min(item.step for item in evals if item.value == highest)) if length else (0, None)
 
 
-def loss_plateau(detector: LossPlateau, history: Sequence[Observation]) -> Reference:
-    losses = drop_non_finite(history)
-    if not losses:
-        return 0, None
-    best = last_improvement([item.value for item in losses], detector.min_delta)
-    since = len(losses) - 1 - best
-    return since, losses[best].step if since else None
-
-
-def last_improvement(values: Sequence[float], min_delta: float) -> int:
-    """The index of the last value above the previous improvement by more than `min_delta`; the first value counts."""
-    if len(values) == 1:
-        return 0
-    previous = last_improvement(values[:-1], min_delta)
-    return len(values) - 1 if values[-1] > values[previous] + min_delta else previous
-
-
-def fixed_progress(detector: FixedProgress, history: Sequence[Observation]) -> Reference:
-    progresses = [item.progress for item in history if item.progress is not None and math.isfinite(item.progress)]
-    return min(max([0.0, *progresses]), 1.0), None
-
-
 def non_finite(detector: NonFinite, history: Sequence[Observation]) -> Reference:
     length = count_trailing([not math.isfinite(item.value) for item in history])
     before = history[: len(history) - length]
@@ -95,10 +71,8 @@ def count_trailing(flags: Sequence[bool]) -> int:
 
 
 REFERENCES: dict[str, Callable[[Any, Sequence[Observation]], Reference]] = {
-    "fixed_progress": fixed_progress,
     "floor": floor,
     "k_below_best": k_below_best,
     "k_decline": k_decline,
-    "loss_plateau": loss_plateau,
     "non_finite": non_finite,
 }

@@ -14,13 +14,11 @@ from evalstop_detectors.detectors.cusum import Cusum
 from evalstop_detectors.detectors.divergence import Divergence
 from evalstop_detectors.detectors.e_process import EProcess
 from evalstop_detectors.detectors.ema_decline import EmaDecline
-from evalstop_detectors.detectors.fixed_progress import FixedProgress
 from evalstop_detectors.detectors.floor import Floor
 from evalstop_detectors.detectors.focus import Focus
 from evalstop_detectors.detectors.gao_fit import GaoFit
 from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline
-from evalstop_detectors.detectors.loss_plateau import LossPlateau
 from evalstop_detectors.detectors.non_finite import NonFinite
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 from evalstop_detectors.detectors.posterior import Posterior
@@ -83,7 +81,6 @@ DETECTOR_STRATEGIES: dict[str, st.SearchStrategy[AnyDetector]] = {
         role=any_role,
     ),
     "floor": st.builds(Floor, k=small_counts, sigmas=st.sampled_from([0.01, 3.0]), share=st.sampled_from([0.0, 0.2])),
-    "fixed_progress": st.builds(FixedProgress, fraction=st.floats(0, 1, exclude_min=True)),
     "focus": st.builds(Focus, rise_sigmas=st.none() | st.sampled_from([0.1, 4.0]), candidates=st.sampled_from([4, 32])),
     "gao_fit": st.builds(
         GaoFit,
@@ -93,7 +90,6 @@ DETECTOR_STRATEGIES: dict[str, st.SearchStrategy[AnyDetector]] = {
     ),
     "k_below_best": st.builds(KBelowBest, k=small_counts, tolerance=amounts, warmup_evals=warmups, role=any_role),
     "k_decline": st.builds(KDecline, k=small_counts, min_delta=amounts, warmup_evals=warmups, role=any_role),
-    "loss_plateau": st.builds(LossPlateau, patience=small_counts, min_delta=amounts),
     "non_finite": st.builds(NonFinite, role=any_role),
     "plateau_drop": st.builds(PlateauDrop, sigmas=st.sampled_from([0.0, 1.0, 4.0]), use_proxy=st.booleans()),
     "posterior": st.builds(

@@ -8,11 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 from evalstop_detectors import Evidence, Kind, MetricRole, Observation, Thresholds
-from evalstop_detectors.detectors.fixed_progress import FixedProgress
 from evalstop_detectors.detectors.gao_fit import GaoFit
 from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline
-from evalstop_detectors.detectors.loss_plateau import LossPlateau
 from evalstop_detectors.detectors.non_finite import NonFinite
 
 from tests.detectors.evidence import collect_evidence, collect_values
@@ -31,8 +29,6 @@ from tests.detectors.strategies import AnyDetector, eval_series
         (KBelowBest(), [3, 1, 2, 3, 2, 4], [0, 1, 2, 0, 1, 0]),
         (KBelowBest(tolerance=1), [3, 2, 1, 0, 2.5], [0, 0, 1, 2, 0]),
         (KBelowBest(warmup_evals=3), [5, 4, 3, 2, 1], [0, 0, 0, 1, 2]),
-        (LossPlateau(), [-3, -2, -2, math.nan, -4, -1], [0, 0, 1, 1, 2, 0]),
-        (LossPlateau(min_delta=1), [0, 1, 2, 2.5], [0, 1, 0, 1]),
         (NonFinite(), [math.nan, 1, math.inf, math.nan, 0], [1, 0, 1, 2, 0]),
     ],
 )
@@ -47,8 +43,6 @@ def test_short_runs_give_known_counts(detector: AnyDetector, scores: list[float]
         (KDecline(k=1), Thresholds(None, 1)),
         (KDecline(k=3), Thresholds(2, 3)),
         (KBelowBest(k=5), Thresholds(4, 5)),
-        (LossPlateau(patience=7), Thresholds(None, 7)),
-        (FixedProgress(fraction=0.25), Thresholds(None, 0.25)),
         (NonFinite(), Thresholds(1, None)),
         (GaoFit(), Thresholds(0.99, None)),
     ],
@@ -56,15 +50,6 @@ def test_short_runs_give_known_counts(detector: AnyDetector, scores: list[float]
 def test_thresholds_follow_from_the_parameters(detector: AnyDetector, expected: Thresholds) -> None:
     """Counting detectors suspect at k - 1 and stop at k; baselines only stop; non_finite and gao_fit only suspect."""
     assert detector.thresholds == expected
-
-
-def test_missing_progress_is_noted() -> None:
-    """Missing or non-finite progress gives a value of 0 and a note."""
-    detector = FixedProgress()
-    for progress in (None, math.nan, math.inf):
-        _, evidence = detector.step(detector.start(), Observation(MetricRole.PROXY, 1, 0.0, progress=progress))
-        assert evidence.value == 0
-        assert "no planned number" in evidence.note
 
 
 @pytest.mark.parametrize("detector", [KDecline(warmup_evals=2), KBelowBest(warmup_evals=2)])

@@ -39,8 +39,7 @@ ALL_ROLES_POLICY: dict[str, Any] = {
         {"detector": "k_decline", "params": {"k": 2}},
         {"detector": "k_decline", "params": {"k": 2, "role": "proxy"}},
         {"detector": "non_finite", "params": {"role": "kl"}},
-        {"detector": "loss_plateau", "params": {}},
-        {"detector": "fixed_progress", "params": {}},
+        {"detector": "k_below_best", "params": {"k": 10, "role": "loss"}},
     ],
 }
 """A policy with a detector for each metric role."""

@@ -6,38 +6,18 @@ of the service.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from evalstop_detectors import POLICIES, MetricRole, Policy, policy_from_document
+from evalstop_detectors import POLICIES, MetricRole, Policy
 
 from evalstop_lab.replay import Run, judge_runs
-from evalstop_lab.simulator.jobs import Floats, Integers, Workload
+from evalstop_lab.simulator.jobs import Floats, Integers, Job, Workload
 
 STEPS_AN_EVAL = 1000
-
-
-FIXED_PROGRESS = policy_from_document(
-    {
-        "name": "fixed-progress",
-        "description": "A naive rule for comparison: stop at 85 % of the user's estimate.",
-        "members": [{"detector": "fixed_progress", "params": {"fraction": 0.85}}],
-        "eval_required": False,
-    }
-)
-LOSS_PLATEAU = policy_from_document(
-    {
-        "name": "loss-plateau",
-        "description": "A naive rule for comparison: stop when the training loss has not improved for two evals.",
-        "members": [{"detector": "loss_plateau", "params": {"patience": 2}}],
-        "eval_required": False,
-    }
-)
-RULES: Mapping[str, Policy] = {
-    **{name: POLICIES[name] for name in POLICIES},
-    **{policy.name: policy for policy in (FIXED_PROGRESS, LOSS_PLATEAU)},
-}
+FRACTION, PATIENCE = 0.85, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +43,60 @@ def no_stops(workload: Workload) -> Stops:
     return Stops(zeros, zeros)
 
 
-def decide_stops(policy: Policy, workload: Workload) -> Stops:
-    """The policy's decisions on all jobs, in advance."""
-    judged = judge_runs(policy, build_logs(workload, policy.roles))
+def stop_at_progress(workload: Workload) -> Stops:
+    """Stop at 85 % of the user's estimate."""
+    return _stop_at_first(
+        [STEPS_AN_EVAL * number / plan_steps(job) >= FRACTION for number in range(1, job.evals + 1)]
+        for job in workload.jobs
+    )
+
+
+def stop_at_loss_plateau(workload: Workload) -> Stops:
+    """Stop when the training loss has not improved for two evals."""
+    rows = []
+    for job in workload.jobs:
+        best, since, row = math.inf, 0, []
+        for loss in job.losses:
+            best, since = (loss, 0) if loss < best else (best, since + 1)
+            row.append(since >= PATIENCE)
+        rows.append(row)
+    return _stop_at_first(rows)
+
+
+def _stop_at_first(rows: Iterable[Sequence[bool]]) -> Stops:
+    after = np.array([row.index(True) + 1 if True in row else 0 for row in map(list, rows)], dtype=np.int64)
+    return Stops(after, np.zeros_like(after))
+
+
+@dataclass(frozen=True)
+class NaiveRule:
+    """A rule of the paper to compare with, which sees no evals."""
+
+    name: str
+    decide: Callable[[Workload], Stops]
+
+
+Rule = Policy | NaiveRule
+
+RULES: Mapping[str, Rule] = {
+    **POLICIES,
+    "fixed-progress": NaiveRule("fixed-progress", stop_at_progress),
+    "loss-plateau": NaiveRule("loss-plateau", stop_at_loss_plateau),
+}
+
+
+def decide_stops(rule: Rule, workload: Workload) -> Stops:
+    """The rule's decisions on all jobs, in advance."""
+    if isinstance(rule, NaiveRule):
+        return rule.decide(workload)
+    judged = judge_runs(rule, build_logs(workload, rule.roles))
     stops, kept_evals = [item.stop_step for item in judged], [item.best_step for item in judged]
     return Stops(_to_evals(stops), _to_evals(kept_evals))
+
+
+def plan_steps(job: Job) -> int:
+    """The number of steps that the user expects."""
+    return max(round(STEPS_AN_EVAL * job.evals * job.estimate_hours / job.hours), 1)
 
 
 def build_logs(workload: Workload, roles: frozenset[MetricRole]) -> list[Run]:
@@ -75,8 +104,7 @@ def build_logs(workload: Workload, roles: frozenset[MetricRole]) -> list[Run]:
     runs = []
     for job, scores, proxy in zip(workload.jobs, workload.eval_scores.tolist(), workload.proxy.tolist(), strict=True):
         posted = {MetricRole.EVAL: scores, MetricRole.PROXY: proxy, MetricRole.LOSS: job.losses}
-        planned = round(STEPS_AN_EVAL * job.evals * job.estimate_hours / job.hours)
-        run = Run(str(job.number), max(planned, 1))
+        run = Run(str(job.number), plan_steps(job))
         for role in roles & posted.keys():
             for number, value in enumerate(posted[role], start=1):
                 run.add(role, STEPS_AN_EVAL * number, value, None)

@@ -27,7 +27,7 @@ from evalstop_lab.simulator.jobs import Workload
 from evalstop_lab.simulator.metrics import Counts, Figures, count_flags, measure_schedule
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import WORLDS, Setting
-from evalstop_lab.simulator.stopping import decide_stops, no_stops
+from evalstop_lab.simulator.stopping import Rule, decide_stops, no_stops
 from evalstop_lab.sweep import BACKENDS, LOCAL, add_jobs_option, sweep
 from evalstop_lab.worlds.scoring import estimate_mean
 
@@ -130,7 +130,7 @@ class Cell:
     world: str
     setting: Setting
     seed: int
-    policies: tuple[Policy, ...]
+    policies: tuple[Rule, ...]
     schedulers: tuple[str, ...]
 
 
@@ -147,7 +147,7 @@ class Row:
 
 
 def build_cells(
-    worlds: Mapping[str, Setting], seeds: Sequence[int], policies: Sequence[Policy], schedulers: Sequence[str]
+    worlds: Mapping[str, Setting], seeds: Sequence[int], policies: Sequence[Rule], schedulers: Sequence[str]
 ) -> list[Cell]:
     """Every seed of every world, with these policies and schedulers."""
     return [

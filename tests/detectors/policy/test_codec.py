@@ -26,12 +26,14 @@ from hypothesis import strategies as st
 
 from tests.detectors.strategies import policies
 
+ON_LOSS: dict[str, Any] = {"detector": "k_below_best", "params": {"role": "loss"}, "stop_at": 3}
+
 VALID: dict[str, Any] = {
     "name": "careful",
     "members": [
         {"detector": "k_decline", "params": {"k": 3, "min_delta": 0.5, "role": "eval"}, "stop_at": 4},
-        {"detector": "fixed_progress", "params": {"fraction": 0.5}, "suspect_at": None},
-        {"detector": "loss_plateau", "id": "flat", "weight": 2, "stop_at": 3},
+        {"detector": "bocpd", "params": {"run_lengths": 50}, "suspect_at": None},
+        {**ON_LOSS, "id": "flat", "weight": 2},
     ],
     "at_least": 2,
     "suspect_at_least": "any",
@@ -100,7 +102,7 @@ def test_document_contains_all_defaults() -> None:
     assert (document["at_least"], document["eval_required"]) == (1, True)
 
 
-@pytest.mark.parametrize("name", ["posterior", "bocpd", "gao_fit", "fixed_progress"])
+@pytest.mark.parametrize("name", ["posterior", "bocpd", "gao_fit"])
 def test_unreachable_thresholds_are_refused(name: str) -> None:
     """A threshold above 1 for a probability or share is refused, except in a stored policy."""
     member = {"detector": name, "stop_at": 1}
@@ -160,14 +162,39 @@ def test_only_paper_stops_without_a_checkpoint() -> None:
     ("document", "roles"),
     [
         ({"members": [{"detector": "k_decline"}, {"detector": "non_finite", "params": {"role": "kl"}}]}, {"eval"}),
-        ({"members": [{"detector": "loss_plateau", "stop_at": 3}]}, {"eval", "loss"}),
-        ({"members": [{"detector": "loss_plateau", "stop_at": 3}], "eval_required": False}, {"loss"}),
-        ({"members": [{"detector": "k_decline"}, {"detector": "loss_plateau", "stop_at": None}]}, {"eval"}),
-        ({"members": [{"detector": "k_decline"}, {"detector": "loss_plateau", "weight": 0, "stop_at": 3}]}, {"eval"}),
+        ({"members": [ON_LOSS]}, {"eval", "loss"}),
         (
             {
-                "members": [{"detector": "k_decline"}, {"detector": "loss_plateau", "stop_at": 3}],
-                "gate": ["loss_plateau"],
+                "members": [ON_LOSS],
+                "eval_required": False,
+            },
+            {"loss"},
+        ),
+        (
+            {
+                "members": [
+                    {"detector": "k_decline"},
+                    ON_LOSS | {"stop_at": None},
+                ]
+            },
+            {"eval"},
+        ),
+        (
+            {
+                "members": [
+                    {"detector": "k_decline"},
+                    ON_LOSS | {"weight": 0},
+                ]
+            },
+            {"eval"},
+        ),
+        (
+            {
+                "members": [
+                    {"detector": "k_decline"},
+                    ON_LOSS,
+                ],
+                "gate": ["k_below_best"],
             },
             {"eval", "loss"},
         ),
@@ -246,14 +273,14 @@ PARAMS = (*FIRST, "params")
         ((*PARAMS, "min_delta"), float("inf"), ["`$.members[0].params.min_delta`", "number >= 0"]),
         ((*PARAMS, "min_delta"), float("nan"), ["`$.members[0].params.min_delta`", "number >= 0"]),
         ((*PARAMS, "role"), "gold", ["gold", "`$.members[0].params.role`", *MetricRole]),
-        (("members", 1, "params", "fraction"), 1.5, ["`$.members[1].params.fraction`", "number > 0 and <= 1"]),
+        (("members", 1, "params", "run_lengths"), 3, ["`$.members[1].params.run_lengths`", "from 4 to 1000"]),
         (("at_least",), 4.5, ["`$.at_least`", "above 0 and at most 4"]),
         (("at_least",), 0, ["`$.at_least`", "number > 0", '"any"', '"all"']),
         (("at_least",), "most", ["`$.at_least`", "number > 0", '"any"', '"all"']),
         (("suspect_at_least",), 4.5, ["`$.suspect_at_least`", "above 0 and at most 4"]),
         (("suspect_at_least",), True, ["`$.suspect_at_least`", "number > 0", '"any"', '"all"']),
         (("gate",), "k_decline", ["`$.gate`", "list of text"]),
-        (("gate",), ["rising"], ["`$.gate[0]`", "'rising'", "k_decline, fixed_progress, flat"]),
+        (("gate",), ["rising"], ["`$.gate[0]`", "'rising'", "k_decline, bocpd, flat"]),
         (("members", 1, "weight"), -1, ["`$.members[1].weight`", "number >= 0 and <= 1e+06"]),
         (("members", 1, "id"), "K", ["`$.members[1].id`", "[a-z0-9]"]),
         (("members", 1, "id"), "flat", ["two members have the id flat", "`$.members[2].id`"]),

@@ -28,7 +28,6 @@ from evalstop_detectors import (
 )
 from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline
-from evalstop_detectors.detectors.loss_plateau import LossPlateau
 from evalstop_detectors.detectors.non_finite import NonFinite
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -132,11 +131,11 @@ def test_stop_is_final() -> None:
 
 @given(
     observations=runs_without_eval,
-    detector=st.sampled_from([LossPlateau(patience=1), KDecline(1, role=MetricRole.PROXY)]),
+    detector=st.sampled_from([KDecline(1, role=role) for role in (MetricRole.LOSS, MetricRole.PROXY)]),
     has_evals=st.booleans(),
 )
 def test_run_without_a_falling_eval_is_only_suspect(
-    observations: list[Observation], detector: LossPlateau | KDecline, has_evals: bool
+    observations: list[Observation], detector: KDecline, has_evals: bool
 ) -> None:
     """With rising evals, or none, an alarm of proxy or loss gives suspect, and the reason says why."""
     policy = msgspec.structs.replace(single_member_policy(detector), eval_required=True)
@@ -203,7 +202,8 @@ def test_stop_has_reason_and_evidence() -> None:
 )
 def test_withheld_stop_states_the_missing_condition(change: dict[str, int], words: str) -> None:
     """A stop that the policy does not allow yet is a suspect verdict whose reason names the condition."""
-    members = (*single_member_policy(KDecline(k=2)).members, *single_member_policy(LossPlateau()).members)
+    on_loss = KDecline(k=9, role=MetricRole.LOSS)
+    members = (*single_member_policy(KDecline(k=2)).members, *single_member_policy(on_loss).members)
     policy = msgspec.structs.replace(Policy("both", members), **change)
     evals = eval_series([9, math.nan, 5, 4, 3], start=1)
     verdict: Verdict = replay(policy, [*evals, Observation(MetricRole.LOSS, 1, 0.0)]).verdict

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from evalstop_lab.cli import main
+from evalstop_lab.replay import read_runs
 
 from tests.lab.replay.conftest import TURNING, Replay, build_rows, write_jsonl
 
@@ -96,27 +97,23 @@ def test_trainer_state_is_read(tmp_path: Path, replay: Replay) -> None:
         assert (result["run"], select_verdict(result)) == (str(file.parent), STOPPED)
 
 
-def test_detectors_get_the_planned_length(tmp_path: Path, replay: Replay) -> None:
-    """The planned length comes from max_steps of a trainer's state, a field of any row, or --total-steps."""
-    policy = tmp_path / "half.json"
-    member = {"detector": "fixed_progress", "params": {"fraction": 0.5}}
-    policy.write_text(json.dumps({"name": "half", "members": [member], "eval_required": False}))
+def test_planned_length_is_read_from_the_log(tmp_path: Path) -> None:
+    """The planned length comes from max_steps of a trainer's state, or from a field of any row."""
     history = [{"step": 10 * i, "loss": 0.5} for i in range(8)]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"max_steps": 100, "log_history": history}))
-    log = write_jsonl(tmp_path / "runs.jsonl", [{"run": "a", **row} for row in history])
-    assert [item["stop_step"] for item in replay(tmp_path / "trainer_state.json", "--policy", policy)] == [50]
-    assert [item["stop_step"] for item in replay(log, "--policy", policy, "--total-steps", "40")] == [20]
-    assert [item["stop_step"] for item in replay(log, "--policy", policy)] == [None]
-    log = write_jsonl(
-        tmp_path / "planned.jsonl",
-        [{"run": "a", **row} for row in history] + [{"run": "a", "step": 0, "total_steps": 60}],
-    )
-    assert [item["stop_step"] for item in replay(log, "--policy", policy, "--total-steps", "40")] == [30]
-    table = tmp_path / "planned.csv"
-    table.write_text(
-        "step,loss,total_steps\n" + "".join(f"{row['step']},0.5,{20 if row['step'] else ''}\n" for row in history)
-    )
-    assert [item["stop_step"] for item in replay(table, "--policy", policy)] == [10]
+    rows = [{"run": "a", **row} for row in history]
+    (tmp_path / "planned.csv").write_text("step,loss,total_steps\n0,0.5,\n10,0.5,20\n")
+    planned = write_jsonl(tmp_path / "planned.jsonl", [*rows, {"run": "a", "step": 0, "total_steps": 60}])
+    for log, total_steps in (
+        (tmp_path / "trainer_state.json", 100),
+        (planned, 60),
+        (tmp_path / "planned.csv", 20),
+        (write_jsonl(tmp_path / "runs.jsonl", rows), None),
+    ):
+        (run,) = read_runs([log]).by_name.values()
+        assert run.total_steps == total_steps
+        run.total_steps = run.total_steps or 40
+        assert run.observations()[1].progress == 10 / run.total_steps
 
 
 def test_scores_of_different_eval_versions_are_not_compared(tmp_path: Path, replay: Replay) -> None:

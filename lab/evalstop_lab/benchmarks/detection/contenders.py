@@ -30,8 +30,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     }
 }
 
-# These use roles or faults that worlds do not have.
-NOT_RUN = frozenset({"fixed_progress", "loss_plateau", "non_finite"})
+# It watches faults that worlds do not have.
+NOT_RUN = frozenset({"non_finite"})
 
 AS_SHIPPED = "as shipped"
 STATED = "default"
