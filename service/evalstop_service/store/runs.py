@@ -289,19 +289,6 @@ class JobRun:
 
 def list_spared_runs(tx: Transaction, run: Run, action: Action) -> list[JobRun]:
     """The other live runs in the job of a run for which nobody wants this action, oldest first."""
-    if run.job_key is None:
-        return []
-    query = (
-        sa.select(runs.c.id, runs.c.name, runs.c.labels, decisions.c.state, decisions.c.guard_kinds, decisions.c.action)
-        .outerjoin(decisions, (decisions.c.run_id == runs.c.id) & (decisions.c.attempt == runs.c.attempt))
-        .where(
-            runs.c.project_id == run.project_id,
-            runs.c.job_key == run.job_key,
-            runs.c.id != run.id,
-            runs.c.status.in_(OPEN),
-        )
-        .order_by(runs.c.id)
-    )
     return [
         JobRun(
             row.id,
@@ -309,53 +296,54 @@ def list_spared_runs(tx: Transaction, run: Run, action: Action) -> list[JobRun]:
             find_job_part(row.labels),
             row.action == action and row.state == DecisionState.ON_HOLD and row.guard_kinds == [GuardKind.SHARED_JOB],
         )
-        for row in tx.execute(query)
+        for row in _list_others(tx, run)
         if row.action != action or row.state not in TO_BE_STOPPED
     ]
 
 
 def list_endangered_runs(tx: Transaction, run: Run, action: Action) -> list[JobRun]:
     """Those of these runs that the action would reach: all of the job's, unless a smaller part of it can be stopped."""
-    own = None if action is Action.PARK else find_job_part(run.labels)
-    spared = list_spared_runs(tx, run, action)
-    if own is None or not own.can_be_ended:
-        return spared
-    return [other for other in spared if other.part is None or other.part == own]
+    return [other for other in list_spared_runs(tx, run, action) if _reaches(action, run, other.part)]
 
 
 def has_open_window(tx: Transaction, run: Run, action: Action, heard_until: datetime) -> bool:
     """Whether the stop of another live run of a run's job can still be vetoed, which a stop of the job would ignore."""
-    if run.job_key is None:
-        return False
+    open_windows = [
+        row for row in _list_others(tx, run) if row.state == DecisionState.PENDING and row.due_at > heard_until
+    ]
+    return any(_reaches(action, run, find_job_part(row.labels)) for row in open_windows)
+
+
+def _reaches(action: Action, run: Run, part: JobPart | None) -> bool:
+    """Whether what is done to a run is done to this part of its job too."""
     own = None if action is Action.PARK else find_job_part(run.labels)
-    query = (
-        sa.select(runs.c.labels)
-        .join(decisions, (decisions.c.run_id == runs.c.id) & (decisions.c.attempt == runs.c.attempt))
-        .where(
-            runs.c.project_id == run.project_id,
-            runs.c.job_key == run.job_key,
-            runs.c.id != run.id,
-            runs.c.status.in_(OPEN),
-            decisions.c.state == DecisionState.PENDING,
-            decisions.c.due_at > heard_until,
-        )
+    return own is None or not own.can_be_ended or part in (None, own)
+
+
+def _is_of_job(run: Run) -> sa.ColumnElement[bool]:
+    """The condition for the other runs of a run's job."""
+    return sa.and_(runs.c.project_id == run.project_id, runs.c.job_key == run.job_key, runs.c.id != run.id)
+
+
+def _list_others(tx: Transaction, run: Run) -> Sequence[sa.Row[Any]]:
+    """The other live runs of a run's job, with the decisions on their current attempts."""
+    if run.job_key is None:
+        return []
+    query = sa.select(runs.c.id, runs.c.name, runs.c.labels, *(decisions.c[name] for name in _ASKED)).outerjoin(
+        decisions, (decisions.c.run_id == runs.c.id) & (decisions.c.attempt == runs.c.attempt)
     )
-    parts = [find_job_part(row.labels) for row in tx.execute(query)]
-    return any(own is None or not own.can_be_ended or part in (None, own) for part in parts)
+    return tx.execute(query.where(_is_of_job(run), runs.c.status.in_(OPEN)).order_by(runs.c.id)).all()
+
+
+_ASKED = ("state", "guard_kinds", "action", "due_at")
 
 
 def count_runs_alive(tx: Transaction, run: Run, at: datetime) -> int:
     """How many runs of a run's job, itself included, ran at this time."""
     if run.job_key is None:
         return 1
-    query = sa.select(sa.func.count()).where(
-        runs.c.project_id == run.project_id,
-        runs.c.job_key == run.job_key,
-        runs.c.id != run.id,
-        runs.c.created_at <= at,
-        runs.c.ended_at.is_(None) | (runs.c.ended_at >= at),
-    )
-    return 1 + tx.execute(query).scalar_one()
+    ran = (runs.c.created_at <= at) & (runs.c.ended_at.is_(None) | (runs.c.ended_at >= at))
+    return 1 + tx.execute(sa.select(sa.func.count()).where(_is_of_job(run), ran)).scalar_one()
 
 
 def list_held_too_late(tx: Transaction) -> list[tuple[UUID, UUID]]:
