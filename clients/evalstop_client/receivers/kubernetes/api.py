@@ -35,29 +35,13 @@ class Listing:
     at: datetime
 
 
-@dataclass(frozen=True)
-class WatchEvent:
-    """One event of a watch: ADDED, MODIFIED, DELETED or BOOKMARK."""
-
-    type: str
-    item: Object
-
-
-@dataclass(frozen=True)
-class Expired:
-    """The server no longer has the events since the version from which the watch starts: list again."""
-
-
-@dataclass(frozen=True)
-class Missing:
-    """There is no object of this name."""
+WatchEvent = tuple[str, Object]
+"""ADDED, MODIFIED, DELETED or BOOKMARK, and the object."""
 
 
 @dataclass(frozen=True)
 class Conflict:
     """The object has changed since it was read, or another one has its name."""
-
-    reason: str
 
 
 class Api:
@@ -73,22 +57,26 @@ class Api:
     def close(self) -> None:
         self._client.close()
 
-    def get(self, kind: Kind, namespace: str, name: str) -> Object | Missing:
+    def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The object; None if there is none of this name."""
         return _read_answer(self._request_object("get", kind, namespace, name), "get", kind)
 
     def list(self, kind: Kind, namespace: str, selector: str) -> Listing:
         """All objects that a label selector selects, as they are now, not from a cache."""
         response = self._request_object("list", kind, namespace, params={"labelSelector": selector})
         body = _read_answer(response, "list", kind)
-        if isinstance(body, Missing) or not isinstance(response, httpx.Response):
+        if body is None or not isinstance(response, httpx.Response):
             raise SchedulerUnavailable(f"list {kind}: there is no such place")
         version = str(at(body, "metadata", "resourceVersion"))
         return Listing(list(body.get("items") or []), version, _read_date(response))
 
     def watch(
         self, kind: Kind, namespace: str, selector: str, version: str, seconds: int
-    ) -> Iterator[WatchEvent | Expired]:
-        """The events from a version on, for `seconds`; fewer if the connection is cut: then watch again."""
+    ) -> Iterator[WatchEvent | None]:
+        """The events from a version on, for `seconds`; fewer if the connection is cut: then watch again.
+
+        None: the server no longer has the events since this version, so list again.
+        """
         began = False
         params = {
             "watch": "1",
@@ -102,7 +90,7 @@ class Api:
             with self._client.stream("GET", path, params=params, headers=headers) as response:
                 began = True
                 if response.status_code == codes.GONE:
-                    yield Expired()
+                    yield None
                 elif response.is_success:
                     yield from _parse_events(response.iter_lines())
                 else:
@@ -112,29 +100,28 @@ class Api:
             if not began:
                 raise SchedulerUnavailable(f"the API server: {type(error).__name__}: {error}") from None
 
-    def merge(self, kind: Kind, namespace: str, name: str, change: Object) -> Object | Missing | Conflict:
-        """Change the fields in `change`; its metadata may require a uid and a version."""
+    def merge(self, kind: Kind, namespace: str, name: str, change: Object) -> Object | Conflict | None:
+        """Change the fields in `change`, whose metadata may require a uid and a version; None if there is no object."""
         answer = self._request_object("patch", kind, namespace, name, body=change)
         return answer if isinstance(answer, Conflict) else _read_answer(answer, "patch", kind)
 
-    def create(self, kind: Kind, namespace: str, item: Object) -> Conflict | None:
-        """Create an object; Conflict if there is one with this name."""
+    def create(self, kind: Kind, namespace: str, item: Object) -> bool:
+        """Create an object; False if there is one with this name."""
         body = {"apiVersion": self.api_version(kind), "kind": kind.name, **item}
-        answer = self._request_object("create", kind, namespace, body=body)
-        return answer if isinstance(answer, Conflict) else None
+        return not isinstance(self._request_object("create", kind, namespace, body=body), Conflict)
 
-    def delete(self, kind: Kind, namespace: str, name: str, options: Object) -> Conflict | None:
-        """Delete an object if it exists; Conflict if it is not the one that the options require."""
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
-        answer = self._request_object("delete", kind, namespace, name, body=body)
-        return answer if isinstance(answer, Conflict) else None
+    def delete(self, kind: Kind, namespace: str, name: str, options: Object) -> None:
+        """Delete an object if it exists and is the one that the options require."""
+        self._request_object(
+            "delete", kind, namespace, name, body={"apiVersion": "v1", "kind": "DeleteOptions", **options}
+        )
 
-    def read_log(self, namespace: str, pod: str, container: str, max_bytes: int) -> bytes | Missing:
-        """The log of a pod's container, stdout and stderr together; the first `max_bytes` of it."""
+    def read_log(self, namespace: str, pod: str, container: str, max_bytes: int) -> bytes | None:
+        """The first `max_bytes` of the log of a pod's container, stdout and stderr together; None without a pod."""
         params = {"container": container, "limitBytes": str(max_bytes)}
         response = self._send_request("GET", f"{self._path(POD, namespace)}/{pod}/log", params)
         if response.status_code == codes.NOT_FOUND:
-            return Missing()
+            return None
         self._raise_for_status(response, "get", POD_LOG, namespace)
         return response.content
 
@@ -147,16 +134,16 @@ class Api:
         *,
         params: Mapping[str, str] | None = None,
         body: Object | None = None,
-    ) -> httpx.Response | Missing | Conflict:
+    ) -> httpx.Response | Conflict | None:
         method = {"get": "GET", "list": "GET", "patch": "PATCH", "create": "POST", "delete": "DELETE"}[verb]
         path = self._path(kind, namespace) + (f"/{name}" if name else "")
         headers = {} if body is None else {"content-type": MERGE_PATCH if verb == "patch" else "application/json"}
         response = self._send_request(method, path, params, headers, body)
         if response.status_code == codes.CONFLICT:
-            return Conflict(_describe_response(response))
+            return Conflict()
         if response.status_code == codes.NOT_FOUND:
             if at(object_in(response), "details", "name"):
-                return Missing()
+                return None
             self._versions.pop(kind, None)  # the path is unknown: another version now serves the kind
             raise SchedulerUnavailable(f"{verb} {kind}: {_describe_response(response)}")
         self._raise_for_status(response, verb, kind, namespace)
@@ -236,23 +223,23 @@ class Api:
         return {"accept": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
 
 
-def _parse_events(lines: Iterator[str]) -> Iterator[WatchEvent | Expired]:
+def _parse_events(lines: Iterator[str]) -> Iterator[WatchEvent | None]:
     for line in lines:
         try:
             event = json.loads(line)
         except ValueError:  # the connection was cut in the middle of a line
             return
         if event["type"] != "ERROR":
-            yield WatchEvent(event["type"], event["object"])
+            yield event["type"], event["object"]
         elif at(event, "object", "code") == codes.GONE:
-            yield Expired()
+            yield None
         else:
             raise SchedulerUnavailable(f"the watch failed: {at(event, 'object', 'message')}")
 
 
-def _read_answer(answer: httpx.Response | Missing | Conflict, verb: str, kind: Kind) -> Object | Missing:
-    if isinstance(answer, Missing):
-        return answer
+def _read_answer(answer: httpx.Response | Conflict | None, verb: str, kind: Kind) -> Object | None:
+    if answer is None:
+        return None
     body = None if isinstance(answer, Conflict) else object_in(answer)
     if not body:
         raise SchedulerUnavailable(f"{verb} {kind}: the API server's answer is no object")

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.access import add_access_options, load_access
-from evalstop_client.receivers.kubernetes.api import Api, Conflict, Missing
+from evalstop_client.receivers.kubernetes.api import Api, Conflict
 from evalstop_client.receivers.kubernetes.kinds import (
     EVENT,
     KINDS,
@@ -84,7 +84,7 @@ class KubernetesJobControl:
             return ForeignJob()
         kind, namespace, name, uid = self._read_labels(labels)
         item = self._api.get(kind, namespace, name)
-        if isinstance(item, Missing):  # it may have been replaced within a higher workload, which may still exist
+        if item is None:  # it may have been replaced within a higher workload, which may still exist
             raise RequestRefused(f"there is no {kind} {name} in namespace {namespace}; its state is unknown")
         if item["metadata"]["uid"] != uid:
             raise RequestRefused(f"{kind} {name} in namespace {namespace} is another one of the same name: not {uid}")
@@ -111,7 +111,7 @@ class KubernetesJobControl:
             for pod in waiting:
                 metadata = {"resourceVersion": pod.version, "annotations": {SAVE_ANNOTATION: request.decision_id}}
                 answer = self._api.merge(POD, job.facts["namespace"], pod.name, {"metadata": metadata})
-                if not isinstance(answer, Conflict | Missing):
+                if answer is not None and not isinstance(answer, Conflict):
                     requested.add(pod.uid)
             if not waiting:
                 break
@@ -222,7 +222,7 @@ class KubernetesJobControl:
             if owner is None or above is None:
                 break
             controller = self._api.get(above, item["metadata"]["namespace"], owner["name"])
-            if isinstance(controller, Missing) or controller["metadata"]["uid"] != owner["uid"]:
+            if controller is None or controller["metadata"]["uid"] != owner["uid"]:
                 raise RequestRefused(f"{above} {owner['name']}, to which it belonged, no longer exists")
             kind, item = above, controller
         if kind is POD:
@@ -274,7 +274,7 @@ class KubernetesJobControl:
                 with contextlib.suppress(RequestRefused):  # it belongs to nothing that can be stopped
                     candidates.append(self._find_topmost(POD, pod))
         for kind, item in candidates:
-            if isinstance(item, Missing) or item["metadata"]["uid"] == job.facts["uid"]:
+            if item is None or item["metadata"]["uid"] == job.facts["uid"]:
                 continue
             owner = find_controller(item)
             if owner is not None and owner["uid"] == job.facts["owner_uid"]:
@@ -289,7 +289,7 @@ class KubernetesJobControl:
     def _find_workload(self, job: Job) -> Object | None:
         """The workload that was found, by uid; None if it no longer exists."""
         workload = self._api.get(_get_kind(job), job.facts["namespace"], job.facts["name"])
-        if isinstance(workload, Missing):
+        if workload is None:
             return None
         if workload["metadata"]["uid"] != job.facts["uid"]:
             self._get_pods(job).successor_at = parse_time(workload["metadata"]["creationTimestamp"])

@@ -27,7 +27,7 @@ from evalstop_client.receivers.evaluation import (
     read_logged_scores,
 )
 from evalstop_client.receivers.kubernetes.access import read_yaml
-from evalstop_client.receivers.kubernetes.api import Api, Missing
+from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.kinds import JOB, POD, Object, at
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -89,10 +89,10 @@ class JobEvaluation:
 
     def _find_or_create(self, name: str, request: PairedRequest, uri: str) -> Object:
         existing = self._api.get(JOB, self._namespace, name)
-        if not isinstance(existing, Missing):
+        if existing is not None:
             return existing
         job = self._manifest.fill(name, request, uri)
-        if self._api.create(JOB, self._namespace, job) is None:
+        if self._api.create(JOB, self._namespace, job):
             logger.info("created Job %s/%s to evaluate %s", self._namespace, name, uri)
         return job  # after a conflict: another evaluator created it
 
@@ -101,8 +101,8 @@ class JobEvaluation:
         name, container = job["metadata"]["name"], next(_containers(job))["name"]
         listed_pods = self._api.list(POD, self._namespace, JOB.selector(job)).items
         pods = [pod["metadata"]["name"] for pod in listed_pods if at(pod, "status", "phase") == "Succeeded"]
-        log = self._api.read_log(self._namespace, pods[0], container, MAX_OUTPUT_BYTES + 1) if pods else Missing()
-        if isinstance(log, Missing):
+        log = self._api.read_log(self._namespace, pods[0], container, MAX_OUTPUT_BYTES + 1) if pods else None
+        if log is None:
             raise EvaluationFailed(f"Job {self._namespace}/{name} is complete, and its pod is gone with its log")
         try:
             return read_logged_scores(log)

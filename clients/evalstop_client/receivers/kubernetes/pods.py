@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from evalstop_client.observations import format_time
-from evalstop_client.receivers.kubernetes.api import Api, Expired
+from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.kinds import POD, Object, at
 
 LOST_NODE = ("DeletionByTaintManager", "DeletionByPodGC", "NodeLost", "NodeStatusUnknown")
@@ -203,12 +203,13 @@ class PodWatch:
             self._is_fresh = False
             return
         for event in self._api.watch(POD, self._namespace, self._selector, self._version, WATCH_SECONDS):
-            if isinstance(event, Expired):
+            if event is None:
                 self.list()
                 return
-            self._version = event.item["metadata"]["resourceVersion"]
-            if event.type != "BOOKMARK":
-                pod = parse_pod(event.item)
-                self._pods_by_uid = {**self._pods_by_uid, pod.uid: replace(pod, is_there=event.type != "DELETED")}
+            change, item = event
+            self._version = item["metadata"]["resourceVersion"]
+            if change != "BOOKMARK":
+                pod = parse_pod(item)
+                self._pods_by_uid = {**self._pods_by_uid, pod.uid: replace(pod, is_there=change != "DELETED")}
             if not self.holding:
                 return

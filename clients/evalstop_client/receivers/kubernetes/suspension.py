@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.kubernetes.api import Api, Conflict, Missing
+from evalstop_client.receivers.kubernetes.api import Api, Conflict
 from evalstop_client.receivers.kubernetes.kinds import COMMAND, JOB, VOLCANO_JOB, WORKLOAD, Kind, Object, at, set_field
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -107,7 +107,7 @@ class Suspension:
         namespace, name, uid = (item["metadata"][field] for field in ("namespace", "name", "uid"))
         for _ in range(TRIES):
             current = self._api.get(kind, namespace, name)
-            if isinstance(current, Missing) or current["metadata"]["uid"] != uid:
+            if current is None or current["metadata"]["uid"] != uid:
                 return None
             patch = change(current)
             guard = {"resourceVersion": current["metadata"]["resourceVersion"]}  # unique to this object
@@ -115,7 +115,7 @@ class Suspension:
             answer = self._api.merge(kind, namespace, name, patch)
             if not isinstance(answer, Conflict):
                 changed = self._api.get(kind, namespace, name)
-                return None if isinstance(changed, Missing) or changed["metadata"]["uid"] != uid else changed
+                return None if changed is None or changed["metadata"]["uid"] != uid else changed
         raise SchedulerUnavailable(f"{kind} {name} keeps being changed by others")
 
     def _delete_workload(self, kind: Kind, workload: Object) -> None:
