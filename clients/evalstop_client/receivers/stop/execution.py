@@ -29,7 +29,7 @@ from evalstop_client.receivers.stop.job_control import ForeignJob, Job, JobContr
 from evalstop_client.receivers.stop.journal import Journal, JournalEntry
 from evalstop_client.receivers.stop.state_machine import Phase, Stop, StopTimeouts
 from evalstop_client.receivers.stop.steps import Event, Instruction, JobAction, Report, Wait
-from evalstop_client.service import Accepted, Refused, Service, Unavailable
+from evalstop_client.service import Accepted, Answer, Json, Refused, Service, Unavailable
 
 logger = logging.getLogger("evalstop_client.receivers")
 
@@ -42,6 +42,9 @@ MAX_DEPTH, MAX_TEXT = 7, 2000
 
 MAX_NAMES, TOO_LARGE = 1000, 10**399
 """The service accepts this many names in an object, and numbers of up to 400 digits with their sign."""
+
+
+NO_SERVICE = Refused(0, "no url was given (--url, EVALSTOP_URL): nothing is reported to the service")
 
 
 class ReportClient:
@@ -58,10 +61,7 @@ class ReportClient:
 
     def check_key(self) -> None:
         """Log what would keep reports from the service, before there is one."""
-        if self._service is None:
-            logger.warning("no url was given (--url, EVALSTOP_URL): nothing will be reported to the service")
-            return
-        answer = self._service.get("/key")
+        answer = self._send("/key")
         if not isinstance(answer, Accepted):
             logger.warning("stops could not be reported as of now: %s", answer.reason)
             return
@@ -76,14 +76,11 @@ class ReportClient:
     def send(self, request: StopRequest, report: Report) -> Accepted | Unavailable | Refused:
         """Send a report once; Unavailable means to retry."""
         logger.info("decision %s: %s: %s", request.decision_id, report.state, report.reason)
-        if self._service is None:
-            logger.warning("no url is set (--url, EVALSTOP_URL): nothing is reported to the service")
-            return Refused(0, "no url is set")
-        answer = self._service.post(_path(request), self._body(report))
+        answer = self._send(_path(request), self._body(report))
         if isinstance(answer, Accepted):
             return answer
         if isinstance(answer, Refused):
-            logger.error("the service refuses the report: %s", answer.reason)
+            logger.error("the report is refused: %s", answer.reason)
             return answer
         if not self._complained:
             self._complained = True
@@ -95,14 +92,17 @@ class ReportClient:
 
         Returns the state of the decision; None if the service did not accept the report.
         """
-        if self._service is None:
-            return None
-        answer = self._service.post(_path(request), self._body(report) | {"expected_seconds": expected_seconds})
+        answer = self._send(_path(request), self._body(report) | {"expected_seconds": expected_seconds})
         if not isinstance(answer, Accepted):
             logger.info("decision %s: could not be acknowledged: %s", request.decision_id, answer.reason)
             return None
         state = answer.body.get("state")
         return state if isinstance(state, str) else None
+
+    def _send(self, path: str, body: Json | None = None) -> Answer:
+        if self._service is None:
+            return NO_SERVICE
+        return self._service.get(path) if body is None else self._service.post(path, body)
 
     def _body(self, report: Report) -> dict[str, Any]:
         return {
@@ -114,9 +114,7 @@ class ReportClient:
 
     def newest_checkpoint(self, request: StopRequest) -> str | None:
         """When the run's newest checkpoint was registered, by the service's clock; "" without any, None if unknown."""
-        if self._service is None:
-            return None
-        answer = self._service.get(f"/runs/{quote(request.run_id, safe='')}/checkpoints")
+        answer = self._send(f"/runs/{quote(request.run_id, safe='')}/checkpoints")
         if not isinstance(answer, Accepted):
             return None
         items = answer.body.get("items")
