@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.times import StopHours
@@ -61,6 +61,10 @@ class Action(StrEnum):
 
     STOP = "stop"
     PARK = "park"
+
+
+ActionOfPerson = Literal["veto", "release", "undo", "stop"]
+"""What people do about a stop: prevent it, carry it out despite its guards, take it back, or order it."""
 
 
 class Mode(StrEnum):

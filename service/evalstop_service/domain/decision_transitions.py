@@ -14,6 +14,7 @@ from evalstop_service.domain.decision_lifecycle import (
     SERVICE,
     STOPPING,
     Action,
+    ActionOfPerson,
     Announce,
     Cancel,
     DecisionState,
@@ -115,6 +116,16 @@ def is_allowed(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> bool:
     """Whether an event would change the decision: people are offered what is allowed, by the same rules."""
     after, instructions = apply_event(lifecycle, event, timeouts)
     return after != lifecycle and not any(isinstance(instruction, Refuse) for instruction in instructions)
+
+
+def allowed_actions(lifecycle: Lifecycle | None, at: datetime, *, run_ended: bool) -> list[ActionOfPerson]:
+    """What people may do now about the decision on a run's attempt, if there is one, and about the run."""
+    if lifecycle is None:
+        return [] if run_ended else ["stop"]
+    commands: list[tuple[ActionOfPerson, Event]] = [("veto", Vetoed(at, "", "")), ("release", Released(at, "", ""))]
+    commands.append(("undo", Undone(at, "", "", run_ended)))
+    commands += [] if run_ended else [("stop", StopOrdered(at, "", ""))]
+    return [name for name, command in commands if is_allowed(lifecycle, command, Timeouts(0.0, 0.0))]
 
 
 def was_postponed(changes: Iterable[tuple[DecisionState, Mapping[str, Any]]]) -> bool:

@@ -238,3 +238,30 @@ def test_contradicting_event_is_refused(case: str) -> None:
     command: Any = {Vetoed: "vetoed", Released: "released", Undone: "undone"}.get(type(event))
     assert f"the decision is {state}" in refused.why
     assert (command or str(getattr(event, "state", ""))) in refused.why
+
+
+@pytest.mark.parametrize(
+    ("state", "handed_over", "run_ended", "expected"),
+    [
+        (None, False, False, ["stop"]),
+        (None, False, True, []),
+        (DecisionState.SHADOW, False, False, ["stop"]),
+        (DecisionState.PENDING, False, False, ["veto", "stop"]),
+        (DecisionState.ON_HOLD, False, False, ["veto", "release", "stop"]),
+        (DecisionState.REQUESTED, False, False, ["veto", "undo"]),
+        (DecisionState.REQUESTED, True, False, ["undo"]),
+        (DecisionState.FAILED, True, False, ["undo"]),
+        (DecisionState.FAILED, True, True, []),
+        (DecisionState.PARKED, True, False, ["undo", "stop"]),
+        (DecisionState.CONFIRMED, True, True, ["undo"]),
+        (DecisionState.UNDONE, True, False, []),
+        (DecisionState.VETOED, False, False, ["stop"]),
+        (DecisionState.VETOED, False, True, []),
+    ],
+)
+def test_people_are_offered_what_is_allowed(
+    state: DecisionState | None, handed_over: bool, run_ended: bool, expected: list[str]
+) -> None:
+    """A stop can be vetoed until it is handed over, undone afterwards, and ordered while the run continues."""
+    life = None if state is None else Lifecycle(state, NOW, handed_over_at=NOW if handed_over else None)
+    assert decision_transitions.allowed_actions(life, NOW, run_ended=run_ended) == expected

@@ -11,7 +11,8 @@ from msgspec import structs
 from pydantic import Field
 
 from evalstop_service.decisions.commands import tell_trainer_of
-from evalstop_service.domain.decision_lifecycle import Action
+from evalstop_service.domain.decision_lifecycle import Action, ActionOfPerson
+from evalstop_service.domain.decision_transitions import allowed_actions
 from evalstop_service.domain.health import Liveness, MetricFault
 from evalstop_service.domain.run import EvalChange, Recognition, RunAssessment, Window
 from evalstop_service.domain.statuses import OPEN, UNENDED
@@ -141,6 +142,7 @@ class RunOut(Answer):
         description="other live runs in its job that are not to be stopped: its stop waits for them, unless it can end "
         "only a part of the job; empty in lists",
     )
+    actions: list[ActionOfPerson] = Field(description="what people may do now: veto, release, undo or stop")
     limits: list[LimitOut] = Field(
         [],
         description="when it is opened: requested values that the project does not allow; a key with the scope admin "
@@ -208,11 +210,18 @@ def view_runs(tx: Transaction, listed: Sequence[Run], context: Context, now: dat
                 "policy": PolicyName(name=run.policy_name, version=run.policy_version),
                 "should_stop": run.id in on_record and on_record[run.id].should_stop,
                 "decision": decision_views.get(run.id),
+                "actions": list_actions(run, on_record.get(run.id), now),
                 "health": health_by_run.get(run.id),
             }
         )
         for run in listed
     ]
+
+
+def list_actions(run: Run, decision: Decision | None, now: datetime) -> list[ActionOfPerson]:
+    """What people may do now about a run, with the decision on its attempt."""
+    life = None if decision is None else decision.life
+    return allowed_actions(life, now, run_ended=run.status not in UNENDED)
 
 
 def _view_health(tx: Transaction, listed: Sequence[Run], now: datetime) -> dict[UUID, RunHealthOut]:

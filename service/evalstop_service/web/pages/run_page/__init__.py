@@ -10,20 +10,14 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
 
-from evalstop_service.decisions import transitions
 from evalstop_service.domain.decision_lifecycle import (
     AWAITING_CONFIRMATION,
-    NEXT_STATES,
     Action,
     DecisionState,
-    Event,
-    Released,
-    Undone,
-    Vetoed,
 )
 from evalstop_service.domain.health import LOST_TIMES, Liveness, stale_after_seconds
 from evalstop_service.domain.run import COMBINED_METRIC, MetricFields
-from evalstop_service.domain.statuses import OPEN, UNENDED, RunStatus
+from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import require
 from evalstop_service.projects import policies
 from evalstop_service.runs import health, metric_roles, watched_metrics
@@ -32,10 +26,10 @@ from evalstop_service.store import decisions, observations, outcomes, proposals,
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.observations import LatestObservation, PostedObservation
-from evalstop_service.store.projects import Project
 from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
 from evalstop_service.store.series import Segment
+from evalstop_service.web.api.run_views import list_actions
 from evalstop_service.web.pages import charts, formatting
 from evalstop_service.web.pages.charts import list_charted
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page, send_json
@@ -87,7 +81,6 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         curves = charts.load_curves(tx, run)
         others = runs.list_spared_runs(tx, run, Action.STOP) if run.status in OPEN else []
         current = next((decision for decision in on_record if decision.attempt == run.attempt), None)
-        can = _find_actions(tx, visitor.project, run, current, site.clock())
     lanes = {decision.id: draw_lanes(decision, histories[decision.id], site.clock()) for decision in on_record}
     return render_page(
         "run.html",
@@ -104,7 +97,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         lanes=lanes,
         outcomes={decision.id: judged.get((run.id, decision.attempt)) for decision in on_record},
         name_state=formatting.name_state,
-        can=can,
+        can=list_actions(run, current, site.clock()),
         changes=changes,
         evidence=formatting.merge_alike(run.verdict.evidence),
         eval_requests=requests[::-1],
@@ -161,24 +154,6 @@ def follow_run(run_id: UUID, site: SiteOf, visitor: SignedIn, follow: Follow) ->
     with site.database.reading() as tx:
         visitor.load_run(tx, run_id)
     return follow(lambda tx: run_lists.read_run_revision(tx, visitor.project.id, run_id))
-
-
-def _find_actions(
-    tx: Transaction, project: Project, run: Run, decision: Decision | None, now: datetime
-) -> dict[str, bool]:
-    """Which actions the run allows now."""
-    state = DecisionState(decision.state) if decision else None
-    commands: dict[str, Event] = {
-        "veto": Vetoed(now, "", ""),
-        "release": Released(now, "", ""),
-        "undo": Undone(now, "", "", run.status not in UNENDED),
-    }
-    allowed = [] if decision is None else transitions.list_allowed(tx, project, decision, commands.values())
-    return {
-        **{name: command in allowed for name, command in commands.items()},
-        "stop": run.status in UNENDED and (state is None or DecisionState.REQUESTED in NEXT_STATES[state]),
-        "label": run.last_step is not None,
-    }
 
 
 def _find_silence(run: Run, record: RunHealth | None, stale_seconds: float, now: datetime) -> Silence:
