@@ -18,7 +18,6 @@ from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import projects, retention
 from evalstop_service.store.database import Database
 from evalstop_service.store.projects import Project
-from evalstop_service.store.retention import DeletePosition
 from evalstop_service.store.runs import Run
 
 log = logging.getLogger(__name__)
@@ -135,16 +134,14 @@ class _Pass:
 
     def _empty_runs(self) -> bool:
         """Remove the details of all marked runs; False if asked to stop before the end."""
-        position: DeletePosition | None = None
         has_more = True
         while has_more:
             started = time.perf_counter()
             with self.database.transaction() as tx:
-                emptied = retention.delete_details(tx, self.pace.rows, position)
-            position, has_more = emptied.position, emptied.left
-            self.rows += emptied.rows
-            self.service_metrics.pruned_rows.inc(emptied.rows)
-            if (emptied.rows or has_more) and self.pause(max(self.pace.pause_seconds, time.perf_counter() - started)):
+                removed, has_more = retention.delete_details(tx, self.pace.rows)
+            self.rows += removed
+            self.service_metrics.pruned_rows.inc(removed)
+            if (removed or has_more) and self.pause(max(self.pace.pause_seconds, time.perf_counter() - started)):
                 return False
         return True
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -52,24 +50,6 @@ right.
 
 _LOCK = 0x45_56_50_52  # any fixed number: one process at a time
 _RUNS_AT_A_TIME = 50
-
-
-@dataclass(frozen=True)
-class DeletePosition:
-    """How far the deletion of a run's details has come: this table, up to and including this key."""
-
-    run_id: UUID
-    table: str
-    key: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class DeletedRows:
-    """The result of one transaction. `position`: where it stopped within a table; `left`: more rows remain."""
-
-    rows: int
-    position: DeletePosition | None
-    left: bool
 
 
 @contextmanager
@@ -118,26 +98,19 @@ def mark_runs(tx: Transaction, run_ids: Sequence[UUID], ended_before: datetime, 
     return len(marked_ids)
 
 
-def delete_details(tx: Transaction, limit: int, since: DeletePosition | None) -> DeletedRows:
-    """Remove up to `limit` rows of marked runs.
-
-    `since`: where the previous transaction stopped, so that the rows that it removed are not scanned again: the index
-    keeps them until the next vacuum.
-    """
+def delete_details(tx: Transaction, limit: int) -> tuple[int, bool]:
+    """Remove up to `limit` rows of marked runs; returns their number, and whether more may be left."""
     query = sa.select(run_deletions.c.run_id).order_by(run_deletions.c.run_id).limit(_RUNS_AT_A_TIME)
     waiting = list(tx.execute(query).scalars())
     removed = 0
     for run_id in waiting:
         for table in REMOVED:
+            if removed < limit:
+                removed += _remove_rows(tx, table, run_id, limit - removed)
             if removed >= limit:
-                return DeletedRows(removed, None, left=True)
-            after = since.key if since is not None and (since.run_id, since.table) == (run_id, table.name) else None
-            count, last = _remove_rows(tx, table, run_id, limit - removed, after)
-            removed += count
-            if last is not None:
-                return DeletedRows(removed, DeletePosition(run_id, table.name, last), left=True)
+                return removed, True
         tx.execute(run_deletions.delete().where(run_deletions.c.run_id == run_id))
-    return DeletedRows(removed, None, left=len(waiting) == _RUNS_AT_A_TIME)
+    return removed, len(waiting) == _RUNS_AT_A_TIME
 
 
 def _is_old(ended_before: datetime) -> sa.ColumnElement[bool]:
@@ -151,23 +124,16 @@ def _is_old(ended_before: datetime) -> sa.ColumnElement[bool]:
     return sa.and_(runs.c.pruned_at.is_(None), runs.c.ended_at < ended_before, ~waits.exists(), ~unconfirmed)
 
 
-def _remove_rows(
-    tx: Transaction, table: sa.Table, run_id: UUID, limit: int, after: tuple[Any, ...] | None
-) -> tuple[int, tuple[Any, ...] | None]:
-    """Remove up to `limit` rows of a run after a key; returns their number, and the last key if more remain."""
-    columns = [column for column in table.primary_key if column.name != "run_id"]
-    of_run = table.c.run_id == run_id
-    if not columns:
-        return tx.execute(table.delete().where(of_run)).rowcount, None
-    key = sa.tuple_(*columns)
-    if after is not None:
-        of_run &= key > _bind_values(columns, after)
-    last = tx.execute(sa.select(*columns).where(of_run).order_by(*columns).offset(limit - 1).limit(2)).all()
-    if len(last) < 2:
-        return tx.execute(table.delete().where(of_run)).rowcount, None
-    boundary = tuple(last[0])
-    return tx.execute(table.delete().where(of_run, key <= _bind_values(columns, boundary))).rowcount, boundary
-
-
-def _bind_values(columns: Sequence[sa.Column[Any]], values: tuple[Any, ...]) -> sa.Tuple:
-    return sa.tuple_(*(sa.literal(value, column.type) for column, value in zip(columns, values, strict=True)))
+def _remove_rows(tx: Transaction, table: sa.Table, run_id: UUID, limit: int) -> int:
+    """Remove the first rows of a run by their key, up to `limit`; returns their number."""
+    key = [column for column in table.primary_key if column.name != "run_id"]
+    removed = table.delete().where(table.c.run_id == run_id)
+    if key:
+        # Two statements: in one, PostgreSQL may join with all rows of the run.
+        last = tx.execute(
+            sa.select(*key).where(table.c.run_id == run_id).order_by(*key).offset(limit - 1).limit(1)
+        ).first()
+        if last is not None:
+            bound = (sa.literal(value, column.type) for value, column in zip(last, key, strict=True))
+            removed = removed.where(sa.tuple_(*key) <= sa.tuple_(*bound))
+    return tx.execute(removed).rowcount
