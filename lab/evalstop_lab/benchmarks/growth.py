@@ -11,8 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from psycopg import sql
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.benchmarks.ingest.command import rotate
 from evalstop_lab.benchmarks.ingest.contenders import open_run
 from evalstop_lab.benchmarks.load import run_load
 from evalstop_lab.benchmarks.processes import (
@@ -113,12 +111,6 @@ def insert_observations(url: str, run: str, count: int, metric: str | None = Non
         connection.execute("ANALYZE observations")
 
 
-def delete_monitor_states(url: str) -> None:
-    """Delete all monitor states, so that they have to be rebuilt from observations."""
-    with psycopg.connect(libpq_url(url)) as connection:
-        connection.execute("DELETE FROM monitor_states")
-
-
 def measure_many_runs(environment: Environment, counts: Sequence[int], seconds: int) -> list[Row]:
     """The cost of an observation and the memory by the number of live runs, for uncached and for cached runs.
 
@@ -149,59 +141,32 @@ def measure_many_runs(environment: Environment, counts: Sequence[int], seconds: 
     return rows
 
 
-@dataclass
-class _LongRun:
-    """A run with `length` observations, and the server that receives its requests."""
-
-    server: Server
-    run: str
-    length: int
-    first_ms: float
-    microseconds: list[float] = field(default_factory=list)
-
-
 def measure_long_runs(environment: Environment, lengths: Sequence[int], seconds: int, rounds: int) -> list[Row]:
     """Milliseconds to the first verdict on an uncached run, and microseconds per observation afterwards.
 
-    One client posts 100 observations per request. The processes run at the same time and take turns.
+    One client posts 100 observations per request.
     """
-    with ExitStack() as ends:
-        long_runs: dict[str, _LongRun] = {}
-        for length in lengths:
-            folder = environment.folder / f"length-{length}"
-            with run_service(folder, environment.key, environment.variables) as server:
-                run = insert_runs(environment.url, server, 1, f"long-{length}")[0]
-                environment.warm_up(server, f"before-{length}")
-            insert_observations(environment.url, run, length)
-            server = ends.enter_context(run_service(folder, environment.key, environment.variables))
+    rows: list[Row] = []
+    for length in lengths:
+        folder = environment.folder / f"length-{length}"
+        with run_service(folder, environment.key, environment.variables) as server:
+            run = insert_runs(environment.url, server, 1, f"long-{length}")[0]
+        insert_observations(environment.url, run, length)
+        with run_service(folder, environment.key, environment.variables) as server, server.connect() as api:
             environment.warm_up(server, f"after-{length}")
-            with server.connect() as api:
-                started = time.perf_counter()
-                _post_turning_run(api, run, length, 100)
-                first_ms = 1000 * (time.perf_counter() - started)
-            long_runs[run] = _LongRun(server, run, length, first_ms)
-        for number in range(rounds):
-            for run in rotate(list(long_runs), number):
-                item = long_runs[run]
-                first_step = item.length + 100 + number * STEPS_A_ROUND
-                load = run_load(
-                    [item.server.address],
-                    [run],
-                    environment.key,
-                    clients=1,
-                    batch=100,
-                    seconds=seconds,
-                    first_step=first_step,
-                )
-                item.microseconds.append(1e6 / load.per_second)
-    return [
-        {
-            "observations in the run": f"{item.length:,}",
-            "ms to the first verdict, uncached": item.first_ms,
-            "us/observation afterwards": statistics.median(item.microseconds),
-        }
-        for item in long_runs.values()
-    ]
+            started = time.perf_counter()
+            _post_turning_run(api, run, length, 100)
+            first_ms = 1000 * (time.perf_counter() - started)
+            post = partial(run_load, [server.address], [run], environment.key, clients=1, batch=100, seconds=seconds)
+            loads = [post(first_step=length + 100 + number * STEPS_A_ROUND) for number in range(rounds)]
+        rows.append(
+            {
+                "observations in the run": f"{length:,}",
+                "ms to the first verdict, uncached": first_ms,
+                "us/observation afterwards": statistics.median(1e6 / load.per_second for load in loads),
+            }
+        )
+    return rows
 
 
 def measure_recovery(environment: Environment, rounds: int) -> list[Row]:
@@ -228,7 +193,8 @@ def measure_recovery(environment: Environment, rounds: int) -> list[Row]:
                 _post_turning_run(api, runs[0], RECOVERY_LENGTH + 20, 20)
                 accepted.append((time.perf_counter() - killed_at) * 1000)
                 cached.append(_time_verdict(api, runs[1], expected))
-                delete_monitor_states(environment.url)
+                with psycopg.connect(libpq_url(environment.url)) as connection:
+                    connection.execute("DELETE FROM monitor_states")  # it has to be rebuilt from observations
                 os.kill(second.pid, signal.SIGKILL)
         with (
             run_service(folder / "third", environment.key, environment.variables, port) as third,
