@@ -13,7 +13,6 @@ from evalstop_detectors.detectors.bocpd import Bocpd
 from evalstop_detectors.detectors.cusum import Cusum
 from evalstop_detectors.detectors.divergence import Divergence
 from evalstop_detectors.detectors.e_process import EProcess
-from evalstop_detectors.detectors.ema_decline import EmaDecline
 from evalstop_detectors.detectors.floor import Floor
 from evalstop_detectors.detectors.focus import Focus
 from evalstop_detectors.detectors.gao_fit import GaoFit
@@ -72,14 +71,6 @@ DETECTOR_STRATEGIES: dict[str, st.SearchStrategy[AnyDetector]] = {
         noisy_from=st.sampled_from([0.0, 0.05]),
     ),
     "e_process": st.builds(EProcess, alpha=st.sampled_from([1e-9, 0.01, 0.5]), tolerance=amounts),
-    "ema_decline": st.builds(
-        EmaDecline,
-        k=small_counts,
-        weight=st.sampled_from([1e-300, 0.1, 0.3, 1.0]),
-        min_delta=amounts,
-        warmup_evals=warmups,
-        role=any_role,
-    ),
     "floor": st.builds(Floor, k=small_counts, sigmas=st.sampled_from([0.01, 3.0]), share=st.sampled_from([0.0, 0.2])),
     "focus": st.builds(Focus, rise_sigmas=st.none() | st.sampled_from([0.1, 4.0]), candidates=st.sampled_from([4, 32])),
     "gao_fit": st.builds(

@@ -14,7 +14,6 @@ from evalstop_detectors.detectors.cusum import Cusum
 from evalstop_detectors.detectors.detector import Detector
 from evalstop_detectors.detectors.divergence import Divergence
 from evalstop_detectors.detectors.e_process import EProcess
-from evalstop_detectors.detectors.ema_decline import EmaDecline
 from evalstop_detectors.detectors.floor import Floor
 from evalstop_detectors.detectors.focus import Focus
 from evalstop_detectors.detectors.gao_fit import GaoFit
@@ -65,7 +64,6 @@ DETECTORS: dict[str, type[Detector[Any]]] = {
     "cusum": Cusum,
     "divergence": Divergence,
     "e_process": EProcess,
-    "ema_decline": EmaDecline,
     "floor": Floor,
     "focus": Focus,
     "gao_fit": GaoFit,

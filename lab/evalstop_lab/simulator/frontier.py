@@ -38,7 +38,6 @@ SHIPPED = ("paper", "default", "early")
 
 TUNED: Mapping[str, dict[str, Any]] = {
     "k_decline": {},
-    "ema_decline": {},
     "plateau_drop": {"sigmas": 1.5, "use_proxy": True},
     "cusum": {},
     "divergence": {},
