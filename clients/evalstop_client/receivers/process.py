@@ -14,26 +14,13 @@ from types import FrameType
 
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.job_identity import scheduler_labels
-from evalstop_client.receivers.child_job import (
-    LABEL,
-    ChildJob,
-    ProcessJobControl,
-    adopt_orphans,
-)
-from evalstop_client.receivers.stop.execution import Metrics, ReceiverContext, ReportClient, start_key_check
+from evalstop_client.receivers.child_job import LABEL, ChildJob, ProcessJobControl, adopt_orphans
 from evalstop_client.receivers.stop.job_control import parse_checkpoint_signal
 from evalstop_client.receivers.stop.journal import Journal
-from evalstop_client.receivers.stop.options import (
-    add_seconds,
-    add_service_options,
-    listen,
-    load_secrets,
-    parse_service,
-    write_atomically,
-)
+from evalstop_client.receivers.stop.options import add_seconds, add_service_options, listen, load_secrets, parse_service
 from evalstop_client.receivers.stop.processes import POLL_SECONDS, copy_environment, forbid_tracing
+from evalstop_client.receivers.stop.receiver import start_receiver, write_ready_file
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
-from evalstop_client.receivers.stop.webhooks import Receiver
 from evalstop_client.settings import format_labels, parse_labels
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -129,21 +116,10 @@ def run(options: argparse.Namespace) -> int:
         number,
         (lambda: forwarding.to(ChildJob(command, environment))) if options.restartable else None,
     )
-    context = ReceiverContext(
-        job_control=control,
-        journal=Journal(None),  # it lasts as long as its job
-        open_report_client=lambda: ReportClient(url, key, ProcessJobControl.name),
-        timeouts=_choose_timeouts(options, asks=number is not None),
-        metrics=Metrics(),
-    )
-    receiver = Receiver(context, secrets)
-    server.serve(receiver)
-    start_key_check(context.open_report_client)
-    logger.info("listening on %s for stops of job %d", server.url, job.pid)
-    if options.ready_file:
-        host, port = server.server_address[:2]
-        ready = {"url": server.url, "host": host, "port": port, "job_pid": job.pid, "receiver": receiver_id}
-        write_atomically(options.ready_file, json.dumps(ready) + "\n")
+    timeouts = _choose_timeouts(options, asks=number is not None)
+    journal = Journal(None)  # it lasts as long as its job
+    receiver = start_receiver(control, journal, timeouts, (url, key), secrets, server)
+    write_ready_file(options, server, {"job_pid": job.pid, "receiver": receiver_id})
     status = await_end(control, forwarding)
     if url is not None and not forwarding.is_ending:
         receiver.wait_until_stopped(options.linger_seconds)  # a job that polls may obey before the webhook arrives

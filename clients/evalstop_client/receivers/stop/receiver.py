@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -24,6 +25,7 @@ from evalstop_client.receivers.stop.options import (
     write_atomically,
 )
 from evalstop_client.receivers.stop.processes import ShutdownSignal, forbid_tracing
+from evalstop_client.receivers.stop.state_machine import StopTimeouts
 from evalstop_client.receivers.stop.webhooks import Receiver, ReceiverServer
 from evalstop_client.service import Accepted, Json, Refused, Service, seconds_after
 
@@ -114,25 +116,12 @@ def run_receiver(job_control: JobControl, options: argparse.Namespace, scheduler
     shutdown = ShutdownSignal()
     journal = _open_journal(options, scheduler)
     server = listen(address, options) if address else None
-    context = ReceiverContext(
-        job_control=job_control,
-        journal=journal,
-        open_report_client=lambda: ReportClient(url, key, job_control.name),
-        timeouts=parse_timeouts(options),
-        metrics=Metrics(),
-    )
-    receiver = Receiver(context, secrets)
-    receiver.start()
-    start_key_check(context.open_report_client)
-    if server is not None:
-        server.serve(receiver)
-        logger.info("listening on %s", server.url)
+    receiver = start_receiver(job_control, journal, parse_timeouts(options), (url, key), secrets, server)
     puller = Puller(url, key, options.pull, receiver) if options.pull and url is not None else None
     if puller is not None:
         puller.start()
         logger.info("fetching events from %s", url)
-    if options.ready_file:
-        write_atomically(options.ready_file, json.dumps(_describe_address(server)) + "\n")
+    write_ready_file(options, server, {"pid": os.getpid()})
     shutdown.wait()
     logger.info("shutting down; unfinished stops continue at the next start")
     if puller is not None:
@@ -144,17 +133,39 @@ def run_receiver(job_control: JobControl, options: argparse.Namespace, scheduler
     return 0
 
 
+def start_receiver(
+    job_control: JobControl,
+    journal: Journal,
+    timeouts: StopTimeouts,
+    service: tuple[str | None, str | None],
+    secrets: Callable[[], Sequence[str]],
+    server: ReceiverServer | None,
+) -> Receiver:
+    """Continue what the journal holds, and handle what `server` receives; `service`: the URL and key for reports."""
+    context = ReceiverContext(
+        job_control, journal, lambda: ReportClient(*service, job_control.name), timeouts, Metrics()
+    )
+    receiver = Receiver(context, secrets)
+    receiver.start()
+    start_key_check(context.open_report_client)
+    if server is not None:
+        server.serve(receiver)
+        logger.info("listening on %s", server.url)
+    return receiver
+
+
+def write_ready_file(options: argparse.Namespace, server: ReceiverServer | None, facts: dict[str, object]) -> None:
+    """Tell with --ready-file that the receiver is ready: its address, and these facts."""
+    if options.ready_file:
+        if server is not None:
+            host, port = server.server_address[:2]
+            facts |= {"url": server.url, "host": host, "port": port}
+        write_atomically(options.ready_file, json.dumps(facts) + "\n")
+
+
 def _open_journal(options: argparse.Namespace, scheduler: str) -> Journal:
     folder = choose_state_folder(options.state, scheduler)
     try:
         return Journal(folder)
     except OSError as error:
         raise ConfigurationError(f"state {folder}: {error}; name another folder with --state.") from None
-
-
-def _describe_address(server: ReceiverServer | None) -> dict[str, object]:
-    ready: dict[str, object] = {"pid": os.getpid()}
-    if server is not None:
-        host, port = server.server_address[:2]
-        ready |= {"url": server.url, "host": host, "port": port}
-    return ready
