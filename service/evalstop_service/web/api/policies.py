@@ -12,7 +12,6 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field, RootModel
 
 from evalstop_service.decisions import second_person
-from evalstop_service.domain.confidence_sequences import StageNumbers
 from evalstop_service.domain.fields import Body, Integral, Line, Plain
 from evalstop_service.domain.run import Call
 from evalstop_service.errors import NotFound
@@ -199,11 +198,6 @@ class DemotionIn(Body):
         description="why; recorded in the audit log and in the event",
         examples=["the eval set was replaced"],
     )
-
-
-@answers(StageNumbers)
-class StageNumbersOut(Answer):
-    """The precision at the last change of stage; null at the start."""
 
 
 class NotCountedOut(Answer):

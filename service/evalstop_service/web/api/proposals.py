@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from evalstop_service.decisions import second_person
-from evalstop_service.domain.proposals import Approval, ProposalState
+from evalstop_service.domain.proposals import ProposalState
 from evalstop_service.store import proposals
 from evalstop_service.store.database import Database
 from evalstop_service.store.proposals import Proposal
@@ -24,11 +24,6 @@ router = APIRouter(prefix="/proposals", tags=["projects"], route_class=JsonRoute
 
 
 ProposalId = Annotated[UUID, Path(description="`id` of the proposal, as listed or returned with 202")]
-
-
-@answers(Approval)
-class ApprovalOut(Answer):
-    """An approval."""
 
 
 @answers(Proposal)

@@ -1,22 +1,124 @@
-"""Routes of metric roles: the metrics of a run, corrections, and a project's patterns."""
+"""Metric roles in requests, and their routes: the metrics of a run, corrections, and a project's patterns."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-from pydantic import Field
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self, TypeVar
 
-from evalstop_service.domain.fields import Body
+from evalstop_detectors import MetricRole, choose_direction
+from fastapi import APIRouter
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic.config import JsonDict
+
+from evalstop_service.domain.fields import Body, Name, Plain, Role
+from evalstop_service.domain.run import MetricFields
 from evalstop_service.ingest import Message, RolesCorrected
 from evalstop_service.projects import project_settings
 from evalstop_service.projects.project_settings import RolePatterns
 from evalstop_service.runs.watched_metrics import list_watched
 from evalstop_service.store import observations, projects, runs
 from evalstop_service.store.observations import LatestObservation
-from evalstop_service.web.api.declared_roles import Roles, complete_directions
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.run_views import RunOut, view_run
 from evalstop_service.web.api.schemas import Answer, Items, ProjectOut, RunId, Stored, answers
 from evalstop_service.web.context import Admin, Commit, Ctx, Db, Now, Operate, Read, allowed
+
+AnyRole = TypeVar("AnyRole", bound=Role)
+
+MOST_EVALS = 32
+"""Maximum number of evals of a run: computing a score needs all of them in memory."""
+
+
+def _check_unique_roles(metrics: dict[str, AnyRole]) -> dict[str, AnyRole]:
+    roles = [role.role for role in metrics.values()]
+    twice = {role for role in roles if roles.count(role) > 1 and role != "eval"}
+    if twice:
+        raise ValueError(f"only the role eval may have several metrics, but so has {', '.join(sorted(twice))}")
+    if roles.count("eval") > MOST_EVALS:
+        raise ValueError(f"a run may have at most {MOST_EVALS} evals")
+    return metrics
+
+
+_WEIGHED: JsonDict = {"properties": {"weight": {"type": "number"}}, "required": ["weight"]}
+_CRITICAL: JsonDict = {"properties": {"critical": {"const": True}}, "required": ["critical"]}
+_OF_EVALS: JsonDict = {"if": {"anyOf": [_WEIGHED, _CRITICAL]}, "then": {"properties": {"role": {"const": "eval"}}}}
+
+
+class WeighedRole(Role):
+    """The role of a metric, and the weight of an eval among several."""
+
+    model_config = ConfigDict(json_schema_extra=_OF_EVALS)
+
+    weight: Annotated[float, Field(ge=0.001, le=1000)] | None = Field(
+        None, description="with several evals: its weight in the mean that judges the run; default 1"
+    )
+    critical: bool = Field(
+        False, description="with several evals: if this one falls for good, the run is stopped, whatever the mean does"
+    )
+
+    @model_validator(mode="after")
+    def _check_weight(self) -> Self:
+        if self.role != "eval" and (self.weight is not None or self.critical):
+            raise ValueError("only an eval has a weight or is critical")
+        return self
+
+
+EvalVersion = Annotated[str, Field(min_length=1, max_length=100), Plain]
+
+Roles = Annotated[dict[Name, WeighedRole], Field(max_length=100), AfterValidator(_check_unique_roles)]
+
+
+_WITH_EVAL: JsonDict = {
+    "if": {"properties": {"version": {"type": "string"}}, "required": ["version"]},
+    "then": {"properties": {"role": {"const": "eval"}}},
+}
+
+
+class DeclaredRole(WeighedRole):
+    """The role of a metric, and the version of an eval."""
+
+    model_config = ConfigDict(json_schema_extra={"allOf": [_OF_EVALS, _WITH_EVAL]})
+
+    version: EvalVersion | None = Field(
+        None,
+        description="of an eval: a name for how it is measured (grader, eval set, number of prompts). A different one "
+        "than recorded means that the measurement changes from the next step on",
+    )
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        if self.version is not None and self.role != "eval":
+            raise ValueError("only the metric with the role eval has a version")
+        return self
+
+
+DeclaredRoles = Annotated[dict[Name, DeclaredRole], Field(max_length=100), AfterValidator(_check_unique_roles)]
+Watched = Annotated[
+    Annotated[DeclaredRoles, Tag("~one")] | Annotated[Literal["auto"], Tag("~other")],
+    Discriminator(lambda value: "~other" if isinstance(value, str) else "~one"),
+]
+
+
+def complete_directions(metrics: Mapping[str, WeighedRole]) -> dict[str, MetricFields]:
+    """Fill in missing directions: KL, losses and errors by their words are minimized."""
+    completed: dict[str, MetricFields] = {}
+    for metric, role in metrics.items():
+        direction = role.direction or choose_direction(MetricRole(role.role), metric)
+        completed[metric] = {"role": role.role, "direction": direction}
+        if role.weight is not None:
+            completed[metric]["weight"] = role.weight
+        if role.critical:
+            completed[metric]["critical"] = True
+    return completed
+
+
+def read_eval_version(metrics: Mapping[str, DeclaredRole]) -> str | None:
+    """The version of the evals; with several evals it includes their names, since each may change."""
+    version_of_metric = {metric: role.version for metric, role in sorted(metrics.items()) if role.version}
+    if sum(role.role == "eval" for role in metrics.values()) == 1:
+        return next(iter(version_of_metric.values()), None)
+    return ", ".join(f"{metric}: {version}" for metric, version in version_of_metric.items()) or None
+
 
 router = APIRouter(route_class=JsonRoute)
 

@@ -14,7 +14,7 @@ from evalstop_service.decisions.commands import tell_trainer_of
 from evalstop_service.domain.decision_lifecycle import Action, ActionOfPerson
 from evalstop_service.domain.decision_transitions import allowed_actions
 from evalstop_service.domain.health import Liveness, MetricFault
-from evalstop_service.domain.run import EvalChange, Recognition, RunAssessment, Window
+from evalstop_service.domain.run import EvalChange, Recognition, RunAssessment
 from evalstop_service.domain.statuses import OPEN, UNENDED
 from evalstop_service.ingest.open_request import Limit
 from evalstop_service.runs import health
@@ -40,11 +40,6 @@ class ChangeOut(Answer):
     """A change of a decision's state."""
 
     state: str = Field(description="the new state")
-
-
-@answers(Window)
-class WindowOut(Answer):
-    """Consecutive evals: the steps of the first, the middle and the last one, and their mean."""
 
 
 @answers(RunAssessment)

@@ -21,10 +21,10 @@ from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store import projects, run_details, run_lists, runs
 from evalstop_service.store.run_details import VerdictChange
 from evalstop_service.web.api.decisions import read_label
-from evalstop_service.web.api.declared_roles import EvalVersion, Watched, complete_directions, read_eval_version
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.list_filters import RunListQuery
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
+from evalstop_service.web.api.roles import EvalVersion, Watched, complete_directions, read_eval_version
 from evalstop_service.web.api.run_views import (
     LimitOut,
     OutcomesOut,

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from evalstop_detectors import Kind
 from fastapi import Path, Query
-from msgspec import Meta
+from msgspec import Meta, Struct
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -28,11 +28,11 @@ from pydantic import (
 )
 
 from evalstop_service.clock import in_utc, rfc3339
-from evalstop_service.domain.confidence_sequences import Bounds, Estimate
+from evalstop_service.domain.confidence_sequences import Estimate
 from evalstop_service.domain.decision_lifecycle import GuardKind
 from evalstop_service.domain.fields import Body, Integral, Line, Name, Outcome
 from evalstop_service.domain.project_settings import list_settings
-from evalstop_service.domain.run import BestCheckpoint, ChangePoint, Evidence, RawMaximum, Verdict
+from evalstop_service.domain.run import BestCheckpoint, ChangePoint, Evidence, Verdict
 from evalstop_service.projects.project_settings import QuotasIn
 from evalstop_service.store.decisions import Decision
 
@@ -105,7 +105,7 @@ _ANSWERS: dict[type, type[Answer]] = {}
 def answers(record: type, names: str = "", *, without: str = "") -> Callable[[type[A]], type[A]]:
     """Add to an answer all fields that the record describes, or those named; its own fields count more.
 
-    Records in these fields become their own answers, which are declared before, in the same module or here.
+    Records in these fields become their own answers, as declared before in the same module or here, else `<Record>Out`.
     """
     described = {
         name: (_to_answer(hint), Field(description=part.description))
@@ -132,6 +132,8 @@ def _to_answer(hint: Any) -> Any:
     parts = tuple(_to_answer(part) for part in get_args(hint) if part is not Ellipsis)
     match get_origin(hint):
         case None:
+            if hint not in _ANSWERS and isinstance(hint, type) and issubclass(hint, Struct):
+                answers(hint)(type(f"{hint.__name__}Out", (Answer,), {"__doc__": hint.__doc__, "__module__": __name__}))
             return Time if hint is datetime else _ANSWERS.get(hint, hint)
         case typing.Annotated:
             return parts[0]
@@ -169,19 +171,9 @@ class BestCheckpointOut(Answer):
     """The checkpoint to ship."""
 
 
-@answers(RawMaximum)
-class RawMaximumOut(Answer):
-    """The highest measured eval, with or without a checkpoint."""
-
-
 @answers(ChangePoint)
 class TurnOut(Answer):
     """The change point in hindsight: where the eval turned, from all evals of an ended run."""
-
-
-@answers(Bounds)
-class BoundsOut(Answer):
-    """The interval with all undecided cases counted as worst and as best."""
 
 
 @answers(Estimate)

@@ -1,5 +1,5 @@
-"""The eval, the proxy and the KL of runs at the resolution of a chart, without averaging spikes away, and as curves
-that the server draws, which work without scripts.
+"""Curves: the eval, the proxy and the KL of runs at the resolution of a chart, without averaging spikes away, and as
+SVG that works without scripts, such as the sparkline of a run.
 """
 
 from __future__ import annotations
@@ -7,8 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 from uuid import UUID
 
+from evalstop_service.domain.run import BestCheckpoint
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import observations, series
 from evalstop_service.store.database import Database, Transaction
@@ -16,7 +18,79 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP, PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.store.series import Bucket, Segment
-from evalstop_service.web.pages.sparkline import Frame
+
+WIDTH, HEIGHT, MARGIN = 132, 34, 4
+
+STRETCHES = 124  # one per pixel
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The range of steps and values of a drawing, and its size."""
+
+    first: int
+    last: int
+    lowest: float
+    highest: float
+    width: int = WIDTH
+    height: int = HEIGHT
+    margin: int = MARGIN
+
+    @classmethod
+    def around(cls, stretches: Sequence[Segment]) -> Self:
+        """The frame that contains all of these segments; there is at least one."""
+        lowest, highest = min(item.lowest for item in stretches), max(item.highest for item in stretches)
+        return cls(stretches[0].step, stretches[-1].step, lowest, highest)
+
+    def x(self, step: int) -> float:
+        """The x coordinate of a step."""
+        share = (step - self.first) / (self.last - self.first) if self.last > self.first else 0.5
+        return round(self.margin + min(1.0, max(0.0, share)) * (self.width - 2 * self.margin), 1)
+
+    def y(self, value: float) -> float:
+        """The y coordinate of a value."""
+        # Halved, because the difference of two doubles may overflow.
+        lowest, highest = self.lowest / 2, self.highest / 2
+        share = (value / 2 - lowest) / (highest - lowest) if highest > lowest else 0.5
+        return round(self.height - self.margin - min(1.0, max(0.0, share)) * (self.height - 2 * self.margin), 1)
+
+    def line(self, stretches: Sequence[Segment]) -> str:
+        """The points of a line through the lowest and the highest value of each stretch."""
+        return " ".join(f"{x},{y}" for x, y in self.corners(stretches))
+
+    def corners(self, stretches: Sequence[Segment]) -> list[tuple[float, float]]:
+        """The same as pairs."""
+        return [
+            (self.x(item.step), self.y(value))
+            for item in stretches
+            for value in dict.fromkeys((item.lowest, item.highest))
+        ]
+
+
+@dataclass(frozen=True)
+class Sparkline:
+    """Coordinates for an SVG of WIDTH x HEIGHT."""
+
+    line: str
+    last: tuple[float, float]
+    best: tuple[float, float] | None
+    stop_x: float | None
+
+
+def draw_sparkline(
+    stretches: Sequence[Segment], best: BestCheckpoint | None, stop_step: int | None
+) -> Sparkline | None:
+    """The sparkline of a run; None without observations."""
+    if not stretches:
+        return None
+    frame = Frame.around(stretches)
+    return Sparkline(
+        line=frame.line(stretches),
+        last=frame.corners(stretches[-1:])[-1],
+        best=(frame.x(best.step), frame.y(best.score)) if best else None,
+        stop_x=frame.x(stop_step) if stop_step is not None else None,
+    )
+
 
 ROLES = ("eval", "proxy", "kl")
 

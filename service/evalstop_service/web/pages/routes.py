@@ -31,9 +31,8 @@ from evalstop_service.web.pages.cookies import Sessions
 from evalstop_service.web.pages.policies import policy_editor
 from evalstop_service.web.pages.responses import PageRoute, render_page
 from evalstop_service.web.pages.run_page import analysis, observations_page, run_actions, what_if
-from evalstop_service.web.pages.server_sent_events import Streams
 from evalstop_service.web.pages.sign_in import openid_sign_in
-from evalstop_service.web.pages.visitor import OpenId, Site
+from evalstop_service.web.pages.visitor import OpenId, Site, Streams
 
 PAGES = (
     *(static_files, message_links, sign_in, openid_sign_in, overview, precision, labeling, run_list, fleet),

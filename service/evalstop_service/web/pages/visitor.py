@@ -1,17 +1,26 @@
-"""Dependencies of page routes: the signed-in visitor, and what all pages share."""
+"""Dependencies of page routes: the signed-in visitor, what all pages share, and the events that notify open pages of
+changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
-from anyio import to_thread
+import anyio
+import anyio.to_thread
+import sqlalchemy as sa
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Header, Request, Response
+from fastapi.responses import PlainTextResponse
+from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from evalstop_service.clock import Clock
+from evalstop_service.errors import Overloaded, TooOften
 from evalstop_service.projects.key_cache import may_come_from
 from evalstop_service.security.openid import OpenIdProvider
 from evalstop_service.security.scopes import EVERY, Grants, VisitorRole, find_role, role_of_scopes
@@ -22,9 +31,9 @@ from evalstop_service.store.keys import Key, Session
 from evalstop_service.store.projects import Project
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.runs import Run
-from evalstop_service.store.turns import WORK
+from evalstop_service.store.turns import WORK, Work
 from evalstop_service.web.context import Context, read_address
-from evalstop_service.web.limits import LIMITS, hold_place, set_sender
+from evalstop_service.web.limits import LIMITS, Limits, hold_place, set_sender
 from evalstop_service.web.pages.cookies import FRESH_SECONDS, PROJECT, SESSION, Sessions, read_cookie, read_notice
 from evalstop_service.web.pages.responses import (
     ALL_TIME,
@@ -35,7 +44,59 @@ from evalstop_service.web.pages.responses import (
     SignInRequired,
     read_period,
 )
-from evalstop_service.web.pages.server_sent_events import Streams
+
+POLL_SECONDS = 0.5
+HEARTBEAT_SECONDS = 15
+SEND_TIMEOUT_SECONDS = 30
+_POLLING_THREADS = 4  # separate from those of the API, so that open pages cannot starve it
+
+ReadRevision = Callable[[], str | None]
+"""Reads the current revision of a page; None if the visitor may no longer see it."""
+
+
+class Streams:
+    """The open streams of a process."""
+
+    def __init__(self, limits: Limits, poll_seconds: float = POLL_SECONDS) -> None:
+        self._places = limits.event_streams
+        self._poll_seconds = poll_seconds
+        self._polls = CapacityLimiter(_POLLING_THREADS)
+        self.open_count = 0
+
+    def open_stream(self, sender: Work, seen_revision: str, read_revision: ReadRevision) -> Response:
+        """A stream of `changed` events after `seen_revision`, for a sender; 429 when too many are open."""
+        if not self._places.has_room(sender):
+            return PlainTextResponse("too many open pages of one person or project", 429, {"Retry-After": "30"})
+        return EventSourceResponse(
+            self._send_events(sender, seen_revision, read_revision),
+            ping=HEARTBEAT_SECONDS,
+            send_timeout=SEND_TIMEOUT_SECONDS,
+        )
+
+    async def _send_events(
+        self, sender: Work, seen_revision: str, read_revision: ReadRevision
+    ) -> AsyncIterator[ServerSentEvent]:
+        self.open_count += 1
+        try:
+            with ExitStack() as held:  # here, because a stream that is never sent is never closed
+                try:
+                    held.enter_context(self._places.hold(sender))
+                except (Overloaded, TooOften):  # streams that began at the same moment took the last places
+                    return  # the browser opens the stream again, and is refused if there is still no place
+                while True:
+                    try:
+                        revision = await anyio.to_thread.run_sync(read_revision, limiter=self._polls)
+                    except (sa.exc.OperationalError, sa.exc.TimeoutError):
+                        revision = seen_revision  # no event until the database answers again
+                    if revision is None:
+                        yield ServerSentEvent(event="gone", data="")
+                        return
+                    if revision != seen_revision:
+                        seen_revision = revision
+                        yield ServerSentEvent(event="changed", id=revision, data=revision)
+                    await anyio.sleep(self._poll_seconds)
+        finally:
+            self.open_count -= 1
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from evalstop_service.domain.run import BestCheckpoint
 from evalstop_service.store.decisions import DecisionChange
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.series import Segment
-from evalstop_service.web.pages import formatting, sparkline
+from evalstop_service.web.pages import charts, formatting
 from evalstop_service.web.pages.charts import downsample
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,20 +45,20 @@ FINITE = st.floats(-sys.float_info.max, sys.float_info.max)
 def test_sparkline_stays_in_its_frame(rows: list[tuple[int, float, float]], score: float, step: int) -> None:
     """Every coordinate lies within the drawing, whatever the numbers."""
     segments = [Segment(first, min(low, high), max(low, high)) for first, low, high in sorted(rows)]
-    drawing = sparkline.draw_sparkline(segments, BestCheckpoint(step, "s3://a", score, "raw_maximum"), step)
+    drawing = charts.draw_sparkline(segments, BestCheckpoint(step, "s3://a", score, "raw_maximum"), step)
     if not segments:
         assert drawing is None
         return
     assert drawing is not None
     corners = [tuple(map(float, corner.split(","))) for corner in drawing.line.split()]
     for x, y in [*corners, drawing.last, drawing.best or (0.0, 0.0), (drawing.stop_x or 0.0, 0.0)]:
-        assert 0 <= x <= sparkline.WIDTH
-        assert 0 <= y <= sparkline.HEIGHT
+        assert 0 <= x <= charts.WIDTH
+        assert 0 <= y <= charts.HEIGHT
 
 
 def test_higher_scores_are_drawn_higher() -> None:
     """The y coordinate falls as the eval rises."""
-    drawing = sparkline.draw_sparkline([Segment(0, 1.0, 1.0), Segment(10, 2.0, 2.0)], None, None)
+    drawing = charts.draw_sparkline([Segment(0, 1.0, 1.0), Segment(10, 2.0, 2.0)], None, None)
     assert drawing is not None
     first, last = (float(corner.split(",")[1]) for corner in drawing.line.split())
     assert last < first

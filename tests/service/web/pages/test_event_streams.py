@@ -22,7 +22,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.turns import Work
 from evalstop_service.web import pages
 from evalstop_service.web.limits import Limit, Limits, Places
-from evalstop_service.web.pages.server_sent_events import Streams
+from evalstop_service.web.pages.visitor import Streams
 from fastapi import Response
 
 from tests.fixtures.forked_commands import FORKSERVER

@@ -34,9 +34,9 @@ from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.store.run_lists import Excerpt, RunAlert, WaitingStop
-from evalstop_service.web.pages import formatting, run_list, sparkline
+from evalstop_service.web.pages import charts, formatting, run_list
+from evalstop_service.web.pages.charts import Sparkline
 from evalstop_service.web.pages.responses import PageRoute, render_page
-from evalstop_service.web.pages.sparkline import Sparkline
 from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
@@ -171,7 +171,7 @@ def _draw_sparklines(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Spa
     decided = decisions.load_decisions(tx, runs_by_id)
     segments = run_list.load_eval_segments(tx, list(runs_by_id.values()))
     return {
-        run.id: sparkline.draw_sparkline(
+        run.id: charts.draw_sparkline(
             segments.get(run.id, ()), run.best_checkpoint, decided[run.id].step if run.id in decided else None
         )
         for run in runs_by_id.values()

@@ -25,10 +25,10 @@ from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.store.runs import Run
 from evalstop_service.store.series import Segment
 from evalstop_service.web.api.list_filters import RunQuery
-from evalstop_service.web.pages import formatting, forms, sparkline
+from evalstop_service.web.pages import charts, formatting, forms
+from evalstop_service.web.pages.charts import Sparkline
 from evalstop_service.web.pages.compare import LEAST_RUNS, MOST_RUNS
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page
-from evalstop_service.web.pages.sparkline import Sparkline
 from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
@@ -146,7 +146,7 @@ def follow_runs(visitor: SignedIn, filters: Annotated[Filters, Query()], follow:
 
 
 def load_eval_segments(
-    tx: Transaction, runs: Sequence[Run], stretches: int = sparkline.STRETCHES
+    tx: Transaction, runs: Sequence[Run], stretches: int = charts.STRETCHES
 ) -> dict[UUID, list[Segment]]:
     """The eval scores of these runs, outlined for sparklines."""
     evals = [(run.id, metric) for run in runs if (metric := watched_metrics.find_eval_metric(run)) is not None]
@@ -163,9 +163,7 @@ def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, n
         Row(
             run,
             decision := decided.get(run.id),
-            sparkline.draw_sparkline(
-                segments.get(run.id, ()), run.best_checkpoint, decision.step if decision else None
-            ),
+            charts.draw_sparkline(segments.get(run.id, ()), run.best_checkpoint, decision.step if decision else None),
             health.find_liveness(run, run_report := stored.get(run.id), stale_seconds, now),
             run_report.metric_faults if run_report and run.status == RunStatus.RUNNING else [],
             descriptions[run.id],

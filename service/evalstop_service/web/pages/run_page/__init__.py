@@ -31,9 +31,8 @@ from evalstop_service.store.runs import Run
 from evalstop_service.store.series import Segment
 from evalstop_service.web.api.run_views import list_actions
 from evalstop_service.web.pages import charts, formatting
-from evalstop_service.web.pages.charts import list_charted
+from evalstop_service.web.pages.charts import STRETCHES, Frame, list_charted
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page, send_json
-from evalstop_service.web.pages.sparkline import STRETCHES, Frame
 from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
