@@ -86,18 +86,17 @@ class KDecline(CountingRule, Detector[KDeclineState], frozen=True):
 
     def step(self, state: KDeclineState, observation: Observation) -> tuple[KDeclineState, Evidence]:
         if observation.finite:
-            state = count_decline(state, observation.step, observation.value, self.min_delta, self.warmup_evals)
+            state = self._advance(state, observation.step, observation.value)
         return state, self.describe(state.seen, state.declines, state.turn_step, "decline", self.role)
 
-
-def count_decline(state: KDeclineState, step: int, value: float, min_delta: float, warmup_evals: int) -> KDeclineState:
-    """Compare a finite value with the one before it."""
-    warm = state.previous is not None and state.seen >= warmup_evals
-    declined = warm and state.previous is not None and value < state.previous - min_delta
-    return KDeclineState(
-        seen=state.seen + 1,
-        previous=value,
-        previous_step=step,
-        declines=state.declines + 1 if declined else 0,
-        turn_step=(state.turn_step if state.declines else state.previous_step) if declined else None,
-    )
+    def _advance(self, state: KDeclineState, step: int, value: float) -> KDeclineState:
+        """Compare a finite value with the one before it."""
+        warm = state.previous is not None and state.seen >= self.warmup_evals
+        declined = warm and state.previous is not None and value < state.previous - self.min_delta
+        return KDeclineState(
+            seen=state.seen + 1,
+            previous=value,
+            previous_step=step,
+            declines=state.declines + 1 if declined else 0,
+            turn_step=(state.turn_step if state.declines else state.previous_step) if declined else None,
+        )

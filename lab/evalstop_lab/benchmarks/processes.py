@@ -9,7 +9,6 @@ import platform
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +24,6 @@ import sqlalchemy as sa
 
 from evalstop_lab.errors import LabError, ServiceUnavailable
 from evalstop_lab.service_process import run_announced
-
-START_SECONDS = 90.0
 
 
 class JobFailed(LabError):
@@ -97,22 +94,6 @@ def run_server(command: Sequence[str], log: Path, environment: Mapping[str, str]
         url = httpx.URL(ready["url"])
         assert url.port is not None
         yield Server((url.host, url.port), process.pid)
-
-
-def wait_until_answers(url: str, process: subprocess.Popen[str], log: Path) -> None:
-    """Wait until a server answers; raises ServiceUnavailable if it exits or takes longer than `START_SECONDS`."""
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            httpx.get(url, timeout=5, trust_env=False)
-        except httpx.TransportError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise ServiceUnavailable(
-                    f"{url} does not answer; the log ends with: {log.read_text()[-500:]}"
-                ) from None
-            time.sleep(0.1)
-        else:
-            return
 
 
 def find_free_port() -> int:

@@ -8,7 +8,7 @@ end
 
 function init(args)
   local file = assert(io.open(args[1]))
-  method, path, senders, statuses, number = file:read("*l"), file:read("*l"), {}, {}, 10000
+  method, path, senders, statuses, number = file:read("*l"), file:read("*l"), {}, {}, os.time() % 100000 * 1000 -- not used by an earlier flood
   for index = 1, tonumber(file:read("*l")) do
     local name, value = file:read("*l"):match("^(.-): (.*)$")
     senders[index] = { [name] = value, ["Content-Type"] = "application/json" }

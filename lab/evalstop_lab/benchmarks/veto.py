@@ -146,7 +146,7 @@ def measure_flood(vetoing: VetoingProject, flooded: Place, other: Place, name: s
     flooded_p50, flooded_p99, control_p50, control_p99 = (
         float(np.percentile(of_place, share)) for of_place in durations for share in (50, 99)
     )
-    return Row(name, keys, flooded_p50, flooded_p99, control_p50, control_p99, statuses)
+    return Row(name, keys, flooded_p50, flooded_p99, control_p50, control_p99, dict(statuses))
 
 
 @contextmanager

@@ -34,10 +34,9 @@ from evalstop_lab.benchmarks.processes import (
     run_server,
     run_service,
     temporary_database,
-    wait_until_answers,
 )
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.service_process import run_logged
+from evalstop_lab.service_process import START_SECONDS, run_logged, wait_until
 
 EVALSTOP, BOUND, AGAINST = "EvalStop", "bound", "the other checkout"
 DIRECT, HASHED, ROUND_ROBIN = (f"4 replicas, {routing}" for routing in ("sticky", "nginx hash", "nginx round robin"))
@@ -222,6 +221,13 @@ def run_nginx(folder: Path, replicas: Sequence[Server], hashed: bool) -> Iterato
     balance = "hash $run_key consistent;" if hashed else ""
     (folder / "nginx.conf").write_text(NGINX.format(balance=balance, servers=servers, port=port))
     command = ["nginx", "-p", str(folder), "-c", "nginx.conf", "-e", str(folder / "error.log")]
-    with run_logged(command, folder / "nginx.log") as process:
-        wait_until_answers(f"http://127.0.0.1:{port}/livez", process, folder / "nginx.log")
+    with run_logged(command, folder / "nginx.log"), httpx.Client(trust_env=False) as client:
+        wait_until(lambda: _answers(client, f"http://127.0.0.1:{port}/livez"), START_SECONDS)
         yield "127.0.0.1", port
+
+
+def _answers(client: httpx.Client, url: str) -> bool:
+    try:
+        return client.get(url).is_success
+    except httpx.TransportError:
+        return False
