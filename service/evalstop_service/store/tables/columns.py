@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -55,7 +55,7 @@ class EnumText(sa.TypeDecorator[Any]):
         self.kind = kind
 
     def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any:
-        return _read_stored(value, self.kind)
+        return None if value is None else _read_stored(self.kind, value)
 
 
 class StructJson(sa.TypeDecorator[Any]):
@@ -76,15 +76,14 @@ class StructJson(sa.TypeDecorator[Any]):
         return msgspec.to_builtins(value)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
-        return _read_stored(value, self.kind)
+        return None if value is None else _read_stored(msgspec.convert, value, self.kind)
 
 
-def _read_stored(value: Any, kind: Any) -> Any:
+def _read_stored(convert: Callable[..., Any], *value: Any) -> Any:
     try:
-        return None if value is None else msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        name = getattr(kind, "__name__", kind)
-        raise UnreadableRow(f"a later release wrote a row, or it is damaged: {name}: {error}") from error
+        return convert(*value)
+    except ValueError as error:
+        raise UnreadableRow(f"a later release wrote a row, or it is damaged: {error}") from error
 
 
 class Real(sa.TypeDecorator[float]):
