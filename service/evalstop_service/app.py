@@ -51,7 +51,6 @@ from evalstop_service.web.api import (
     decisions,
     deliveries,
     endpoints,
-    eval_requests,
     health,
     keys,
     kubeflow,
@@ -86,7 +85,6 @@ prepare_structs()  # here, because no thread can decode a struct before this mod
 
 RESOURCES = (
     *(projects, keys, policies, runs, roles, observations, openmetrics, kubeflow),
-    eval_requests,
     *(checkpoints, decisions, endpoints, deliveries, pull, audit, precision, proposals),
 )
 

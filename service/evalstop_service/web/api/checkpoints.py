@@ -1,22 +1,32 @@
-"""Routes of checkpoints: register and list."""
+"""Routes of checkpoints, and of requests to evaluate them now: register, list and answer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
+from uuid import UUID
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 
-from evalstop_service.domain.fields import Body, Plain
-from evalstop_service.ingest import CheckpointSaved, Message
+from evalstop_service.decisions.commands import tell_trainer
+from evalstop_service.domain.fields import Body, Integral, Plain
+from evalstop_service.errors import Conflict, require
+from evalstop_service.ingest import CheckpointSaved, EvalAnswered, Message
+from evalstop_service.runs.watched_metrics import PAIRED_METRIC
 from evalstop_service.store import run_details, runs
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.queue import outbox
-from evalstop_service.store.run_details import Checkpoint
+from evalstop_service.store.run_details import Checkpoint, EvalRequest
 from evalstop_service.web.api.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Items, RunId, Step, answers
-from evalstop_service.web.context import Commit, Db, Ingest, ReadOrReport
+from evalstop_service.web.api.observations import CheckpointPlaceOut
+from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Items, Limit, RunId, Step, VerdictOut, answers
+from evalstop_service.web.context import AnyScope, Commit, Db, Ingest, IngestOrReport, Now, ReadOrReport, Tell
 
-router = APIRouter(prefix="/runs/{run_id}/checkpoints", tags=["checkpoints"], route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute)
+
+PATH = "/runs/{run_id}/checkpoints"
 
 
 class CheckpointIn(Body):
@@ -42,7 +52,12 @@ class CheckpointOut(Answer):
     """A checkpoint that is not superseded."""
 
 
-@router.post("", status_code=201, responses={200: {"model": RegisteredOut, "description": "It exists."}})
+@router.post(
+    PATH,
+    status_code=201,
+    tags=["checkpoints"],
+    responses={200: {"model": RegisteredOut, "description": "It exists."}},
+)
 def register_checkpoint(
     run_id: RunId, body: CheckpointIn, caller: Ingest, committer: Commit, response: Response
 ) -> RegisteredOut:
@@ -54,7 +69,7 @@ def register_checkpoint(
     )
 
 
-@router.get("")
+@router.get(PATH, tags=["checkpoints"])
 def list_checkpoints(run_id: RunId, caller: ReadOrReport, database: Db) -> Items[CheckpointOut]:
     """The run's checkpoints by ascending step, without superseded ones.
 
@@ -65,3 +80,104 @@ def list_checkpoints(run_id: RunId, caller: ReadOrReport, database: Db) -> Items
         if caller.key.endpoint_ids:
             caller.require_endpoint(*outbox.list_stop_endpoints(tx, run_id))
         return Items[CheckpointOut].model_validate({"items": run_details.list_checkpoints(tx, run_id)})
+
+
+class EvalAnswerIn(Body):
+    """The result of a paired evaluation: the score of the current checkpoint minus that of the best one."""
+
+    difference: Annotated[float, Field(allow_inf_nan=False)] = Field(
+        description="in the unit of the eval metric", examples=[-0.021]
+    )
+    stderr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        description="the standard error of the difference, on the same prompts", examples=[0.008]
+    )
+    prompts: Annotated[int, Field(ge=1, le=2**31 - 1), Integral] | None = Field(
+        None, description="number of prompts on which both were scored"
+    )
+
+
+@answers(EvalRequest)
+class EvalRequestOut(Answer):
+    """A requested paired evaluation, and its answer."""
+
+    best_checkpoint: CheckpointPlaceOut = Field(description="the checkpoint to compare with")
+    current_checkpoint: CheckpointPlaceOut | None = Field(
+        description="the first one registered at or after the request's step; null: none yet"
+    )
+    seed: int = Field(description="both evaluations draw their prompts with this seed")
+
+
+class EvalAnsweredOut(Answer):
+    """The recorded answer, and the resulting verdict."""
+
+    request: EvalRequestOut = Field(description="the request with its answer")
+    verdict: VerdictOut = Field(description="the run's verdict, including the answer")
+    should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
+
+
+@router.get("/eval-requests", tags=["eval requests"])
+def list_open_eval_requests(
+    caller: AnyScope,
+    database: Db,
+    now: Now,
+    run_id: Annotated[list[UUID], Query(max_length=100, description="requests of these runs; default: all")] = [],  # noqa: B006 - FastAPI copies it
+    limit: Limit = 50,
+) -> Items[EvalRequestOut]:
+    """The open requests, by deadline."""
+    with database.reading() as tx:
+        return _view_requests(tx, run_details.list_open_requests(tx, caller.project_id, run_id, now, limit))
+
+
+@router.get("/runs/{run_id}/eval-requests", tags=["eval requests"])
+def list_eval_requests(run_id: RunId, caller: AnyScope, database: Db) -> Items[EvalRequestOut]:
+    """All requests of a run, by ascending attempt and step."""
+    with database.reading() as tx:
+        runs.load_run(tx, caller.project_id, run_id)
+        return _view_requests(tx, run_details.list_requests(tx, run_id))
+
+
+@router.post("/runs/{run_id}/eval-requests/{request_id}/answer", tags=["eval requests"])
+def answer_eval_request(
+    run_id: RunId,
+    request_id: Annotated[UUID, Path(description="`id` of the request, as listed or sent in an event")],
+    body: EvalAnswerIn,
+    caller: IngestOrReport,
+    committer: Commit,
+    database: Db,
+    clock: Tell,
+) -> EvalAnsweredOut:
+    """Answer a request. Repeating the same answer changes nothing; a different one is refused (409)."""
+    with database.reading() as tx:
+        runs.load_run(tx, caller.project_id, run_id)
+        request = require(run_details.find_request(tx, run_id, request_id), f"request {request_id} of this run")
+    point = PostedObservation(PAIRED_METRIC, request.step, body.difference, body.stderr)
+    content = EvalAnswered(request_id, request.attempt, point, body.prompts, caller.actor)
+    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, content, caller.key.id))
+    if receipt.conflicts:
+        stored = receipt.conflicts[0].stored_value
+        raise Conflict(f"this request was already answered, with a difference of {stored:g}; the first answer stands")
+    should_stop = tell_trainer(database, clock, receipt.decision)
+    with database.reading() as tx:
+        answered = run_details.find_request(tx, run_id, request_id)
+        return EvalAnsweredOut.model_validate(
+            {
+                "request": _view_requests(tx, [require(answered, "such request")]).items[0],
+                "verdict": receipt.run.verdict,
+                "should_stop": should_stop,
+            }
+        )
+
+
+def _view_requests(tx: Transaction, requests: Sequence[EvalRequest]) -> Items[EvalRequestOut]:
+    saved = run_details.load_checkpoints(tx, list({request.run_id for request in requests})) if requests else {}
+    items = []
+    for request in requests:
+        later = (item for item in saved.get(request.run_id, ()) if item.step >= request.step)
+        current = next(later, None)
+        values = {name: getattr(request, name) for name in EvalRequest.__struct_fields__} | {
+            "seed": request.seed,
+            "best_checkpoint": {"step": request.best_step, "uri": request.best_uri},
+            "current_checkpoint": {"step": current.step, "uri": current.uri} if current is not None else None,
+        }
+        items.append(EvalRequestOut.model_validate(values))
+    return Items[EvalRequestOut](items=items)

@@ -25,7 +25,6 @@ from evalstop_service.store.backtests import Backtest, BacktestFinding
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
-from evalstop_service.web.api.examples import POLICY_DOCUMENT
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.run_views import make_cursor
@@ -33,6 +32,13 @@ from evalstop_service.web.api.schemas import Answer, Cursor, Items, Limit, Page,
 from evalstop_service.web.context import Admin, Caller, Ctx, Db, Now, Operate, Read
 
 router = APIRouter(prefix="/policies", tags=["policies"], route_class=JsonRoute)
+
+POLICY_DOCUMENT = {
+    "name": "patient",
+    "description": "Seven declines in a row, after ten evals.",
+    "members": [{"detector": "k_decline", "params": {"k": 7}}],
+    "min_evals": 10,
+}
 
 
 class PolicyDocument(RootModel[dict[str, Any]]):
