@@ -162,9 +162,12 @@ def load_last_steps_and_series(
                 series[run_id][metric].append(PostedObservation(metric, *point))
     else:
         last_steps = load_last_steps(tx, run_ids)
-        for (run_id, metric), first_step in first_steps.items():
-            parameters = {"of_run": run_id, "of_metric": metric, "first_step": first_step, "most": most + 1}
-            series[run_id][metric] = [PostedObservation(*row) for row in tx.execute(_FIRST_OF_SERIES, parameters)]
+        keys = list(first_steps)
+        requested = [(run_id.hex, metric, step) for (run_id, metric), step in first_steps.items()]
+        parameters = {"series": msgspec.json.encode(requested).decode(), "most": most}
+        for index, *point in tx.execute(_SERIES_ON_SQLITE, parameters) if first_steps else ():
+            run_id, metric = keys[index]
+            series[run_id][metric].append(PostedObservation(metric, *point))
     return last_steps, {
         run_id: None if any(len(points) > most for points in by_metric.values()) else list(chain(*by_metric.values()))
         for run_id, by_metric in series.items()
@@ -285,16 +288,24 @@ def list_observations(
 
 _POINT = [observations.c[name] for name in ("metric", "step", "value", "stderr", "observed_at")]
 
-_FIRST_OF_SERIES = (
-    sa.select(*(observations.c[name] for name in ("metric", "step", "value", "stderr")))
-    .where(
-        observations.c.run_id == sa.bindparam("of_run"),
-        observations.c.metric == sa.bindparam("of_metric"),
-        observations.c.step >= sa.bindparam("first_step"),
-        observations.c.superseded_by == LIVE,
-    )
-    .order_by(observations.c.step)
-    .limit(sa.bindparam("most"))
+# Each series is read through its index, and only as far as wanted.
+_SERIES_ON_SQLITE = sa.text(f"""
+WITH given (place, run_id, metric, step) AS (
+    SELECT key, json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')
+    FROM json_each(:series)
+), bounded (place, run_id, metric, step, last_step) AS MATERIALIZED (
+    SELECT given.*, coalesce((
+        SELECT o.step FROM observations AS o
+        WHERE o.run_id = given.run_id AND o.metric = given.metric AND o.step >= given.step AND o.superseded_by = {LIVE}
+        ORDER BY o.step LIMIT 1 OFFSET :most
+    ), {MAX_STEP}) FROM given
+)
+SELECT given.place, o.step, o.value, o.stderr
+FROM bounded AS given CROSS JOIN observations AS o ON o.run_id = given.run_id AND o.metric = given.metric
+    AND o.step >= given.step AND o.step <= given.last_step AND o.superseded_by = {LIVE}
+ORDER BY given.place, o.step
+""").columns(  # noqa: S608
+    sa.column("place", sa.Integer), sa.column("step", sa.BigInteger), sa.column("value", Real), sa.column("stderr")
 )
 
 # Walk the index from one metric of a run to the next, and to the last live step of each. Observations past the
