@@ -236,7 +236,8 @@ class BodyLimit:
         except Exception as error:  # the database is away
             await self._refusal(problem_of(error), path)(scope, receive, watched)
             return
-        if not sender.known and declared_bytes is not None and declared_bytes > SHORT_BYTES:
+        # A stranger's body is not worth the time to decompress it.
+        if not sender.known and (encoding != "identity" or (declared_bytes or 0) > SHORT_BYTES):
             await self._refusal(_STRANGER, path)(scope, receive, watched)
             return
         try:

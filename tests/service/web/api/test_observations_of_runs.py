@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.service.web.api.api_calls import FALLING, expect_json, expect_problem, open_run
+from tests.service.web.api.conftest import Service
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -118,6 +119,13 @@ def test_malformed_body_stores_nothing(admin: httpx.Client) -> None:
         assert error["pointer"].startswith(pointer)
         assert detail in error["detail"]
     assert list_steps(admin, run_id) == []
+
+
+def test_compressed_body_of_a_stranger_is_not_decompressed(service: Service) -> None:
+    """Without a valid key even a damaged body is a 401."""
+    client = service.open_client_with_key("esk_wrong")
+    response = client.post("/observations", content=b"not packed", headers={"content-encoding": "gzip"})
+    expect_problem(response, 401)
 
 
 def test_compressed_bodies_are_refused_if_they_cannot_be_read(admin: httpx.Client) -> None:
