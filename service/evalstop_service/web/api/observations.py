@@ -21,7 +21,7 @@ from evalstop_service.errors import Closed, Overloaded, ServiceError
 from evalstop_service.ingest import MOST_UNWATCHED, Message, Observations, Receipt, ValueConflict
 from evalstop_service.store import observations, runs, series
 from evalstop_service.store.observations import PostedObservation, StoredObservation
-from evalstop_service.store.run_details import EvalRequest
+from evalstop_service.store.run_details import Checkpoint, EvalRequest
 from evalstop_service.store.series import Bucket
 from evalstop_service.web import problems
 from evalstop_service.web.api.json_body import JsonRoute
@@ -133,22 +133,17 @@ class ConflictOut(Answer):
     sent_value: Stored = Field(description="the sent value, which is not stored")
 
 
+@answers(Checkpoint, "step uri")
 class CheckpointPlaceOut(Answer):
     """Where a checkpoint is stored."""
 
-    step: int = Field(description="the training step that it holds")
-    uri: str = Field(description="the URI that the trainer reported")
 
-
+@answers(EvalRequest, "id step multiplier deadline_at")
 class AskedOut(Answer):
     """A requested paired evaluation, of the best checkpoint and of the current one."""
 
-    id: UUID = Field(description="id of the request")
-    step: int = Field(description="evaluate the first checkpoint registered at or after this step")
     best_checkpoint: CheckpointPlaceOut = Field(description="the checkpoint to compare with")
-    multiplier: int = Field(description="number of prompts, as a multiple of a usual eval")
     seed: int = Field(description="both evaluations draw their prompts with this seed")
-    deadline_at: Time = Field(description="it can be answered until then")
 
 
 class ReceiptOut(Answer):

@@ -121,7 +121,8 @@ def answers(record: type, names: str = "", *, without: str = "") -> Callable[[ty
         completed = create_model(
             answer.__name__, __base__=answer, __doc__=answer.__doc__, __module__=answer.__module__, **fields
         )
-        _ANSWERS.setdefault(record, completed)
+        if not (names or without):  # else it is not the whole answer
+            _ANSWERS.setdefault(record, completed)
         return completed
 
     return complete
