@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from msgspec import structs
 
 from evalstop_service.clock import Clock
-from evalstop_service.decisions import attempts, guards, transitions
+from evalstop_service.decisions import guards, transitions
 from evalstop_service.domain.decision_lifecycle import (
     SERVICE,
     STOPPED,
@@ -120,7 +120,7 @@ def order_run_stop(
         raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")
     before = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     if before is not None and before.state in OVER:
-        run = attempts.begin_attempt(tx, run, command.at)
+        run = transitions.begin_attempt(tx, run, command.at)
     decision = transitions.order_stop(tx, run, command)
     runs.save_run(tx, structs.replace(run, version=run.version + 1, updated_at=command.at))
     subject, details = f"decision {decision.id}", {"run": run.name, "reason": command.reason}

@@ -9,7 +9,7 @@ from typing import Any
 from evalstop_detectors import Kind, MonitorState, Verdict, find_request, state_to_json
 from msgspec.structs import replace
 
-from evalstop_service.decisions import attempts, commands, transitions
+from evalstop_service.decisions import commands, transitions
 from evalstop_service.domain.decision_lifecycle import DecisionState, Recovered
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.run import COMBINED_METRIC, Call
@@ -71,7 +71,7 @@ def carry_out(
     runs.save_changes(tx, before.run, run)
     if isinstance(changes.content, Resumed):
         superseded = _begin_attempt(tx, before.run, run, changes.content.step, now)
-        decision = attempts.carry_decision(tx, run)
+        decision = transitions.carry_decision(tx, run)
     _save_content(tx, changes, now)
     _save_scores(tx, changes, now)
     state = _keep_monitor(tx, changes.kept, state)
@@ -79,7 +79,7 @@ def carry_out(
     if run.status == RunStatus.RUNNING != before.run.status:
         run_health.start_checks(tx, run.id, run.project_id, now, now)
         if run.attempt == before.run.attempt:
-            run = attempts.continue_lost_run(tx, run, now)
+            run = transitions.continue_lost_run(tx, run, now)
             if run.attempt != before.run.attempt:
                 runs.save_run(tx, run)
                 state, decision = replace(state, run=run), None
@@ -150,7 +150,7 @@ def _keep_monitor(tx: Transaction, kept: MonitorState | None, state: RunState) -
 
 def _begin_attempt(tx: Transaction, before: Run, run: Run, step: int, now: datetime) -> int:
     """Supersede what was observed after the step; returns the number of observations."""
-    attempts.leave_attempt(tx, before, step, now)
+    transitions.leave_attempt(tx, before, step, now)
     superseded = observations.supersede_observations(tx, run.id, step, run.attempt)
     run_details.supersede_checkpoints(tx, run.id, step, run.attempt)
     runs.add_attempt(tx, run.id, run.attempt, step, now)
@@ -164,7 +164,7 @@ def _return_run(tx: Transaction, run: Run, decision: Decision, now: datetime) ->
     reason = f"the eval has recovered: {'; '.join(item.note for item in run.verdict.evidence)}"
     moved = transitions.move_decision(tx, run, decision, Recovered(now, actor, reason))
     returned = commands.unpark_run(tx, run, moved, now)
-    resumed = replace(attempts.begin_attempt(tx, returned, now), version=run.version)
+    resumed = replace(transitions.begin_attempt(tx, returned, now), version=run.version)
     runs.save_run(tx, resumed)
     return resumed
 

@@ -17,7 +17,7 @@ from uuid import UUID
 from evalstop_detectors import NOTHING_SEEN, find_total_steps
 from msgspec.structs import replace
 
-from evalstop_service.decisions import attempts
+from evalstop_service.decisions import transitions
 from evalstop_service.domain.quotas import Quota
 from evalstop_service.domain.run import MOST_CHANGES, EvalChange, find_job_key, find_objection, list_job_changes
 from evalstop_service.domain.statuses import OPEN, RunStatus
@@ -176,7 +176,7 @@ def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: da
             run = runs.lock_run(tx, project_id, run_id)
         if run.status == RunStatus.LOST:
             run = replace(run, **FOUND_AGAIN, version=run.version + 1, updated_at=now)
-            run = attempts.continue_lost_run(tx, run, now)
+            run = transitions.continue_lost_run(tx, run, now)
             runs.save_run(tx, run)
             run_health.start_checks(tx, run.id, project_id, now, now)
         if run.status == RunStatus.RUNNING:
@@ -303,9 +303,9 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
         changed = replace(changed, rewritten_version=changed.version)
     changed = _change_plan(tx, changed, request.planned_steps, request.actor, now)
     moves = run.status not in OPEN or request.job not in (None, run.job)
-    begins = moves and attempts.is_spent(tx, run)
+    begins = moves and transitions.is_spent(tx, run)
     if begins:
-        new_attempt = attempts.begin_attempt(tx, run, now)
+        new_attempt = transitions.begin_attempt(tx, run, now)
         changed = replace(changed, attempt=new_attempt.attempt, turn=None, status=RunStatus.RUNNING)
     runs.save_run(tx, changed)
     if run.status not in OPEN and not begins:

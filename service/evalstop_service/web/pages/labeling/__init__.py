@@ -14,8 +14,7 @@ from evalstop_service.clock import in_utc
 from evalstop_service.decisions import commands
 from evalstop_service.domain.statuses import RunOutcome
 from evalstop_service.errors import NotFound
-from evalstop_service.evaluation import blind_labels
-from evalstop_service.evaluation.blind_labels import MOST_CASES
+from evalstop_service.evaluation.cases import MOST_CASES, choose_cases, judge_outcome
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import cases, decisions
 from evalstop_service.store.cases import CaseFilter
@@ -66,7 +65,7 @@ def show_case(
             if newest:
                 choice.until = newest[0].ended_at + timedelta(seconds=1)
                 return RedirectResponse(visitor.link(choice.link()), 303)
-        chosen = blind_labels.choose_cases(tx, project_id, choice.case_filter)
+        chosen = choose_cases(tx, project_id, choice.case_filter)
         unlabeled = [place for place, case in enumerate(chosen, 1) if visitor.actor not in case.labels]
         place = at or next(iter(unlabeled), None)
         if at is not None and at > len(chosen):
@@ -107,7 +106,7 @@ def label_case(
         run = visitor.load_run(tx, run_id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     step = forms.parse_step(turn_step)
-    outcome = blind_labels.judge_outcome(run_outcome, step, decision)
+    outcome = judge_outcome(run_outcome, step, decision)
     label = commands.Label(outcome, step, "", visitor.actor, site.clock())
     commands.label_run(site.database, visitor.project.id, run.id, label)
     return RedirectResponse(visitor.link(choice.link(at=at)), 303)
