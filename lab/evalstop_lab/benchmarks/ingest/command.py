@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -35,13 +36,14 @@ from evalstop_lab.benchmarks.ingest.contenders import (
     HASHED,
     MOST_CLIENTS,
     ROUND_ROBIN,
+    RUNS_A_CLIENT,
     SHAPES,
-    Contender,
     Measurement,
     Shape,
+    open_run,
     start_contenders,
 )
-from evalstop_lab.benchmarks.load import LONGEST_SECONDS
+from evalstop_lab.benchmarks.load import run_load
 from evalstop_lab.benchmarks.processes import (
     JobFailed,
     add_database_option,
@@ -276,12 +278,14 @@ def count_instructions(url: str, folder: Path) -> float:
     (key,) = create_keys(environment)
     counting = ("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counted")
     with run_service(folder, key, environment, program=(*counting, sys.executable)) as service:
-        contender = Contender(EVALSTOP, (service,), service, url)
-        contender.measure(MOST_CLIENTS, LONGEST_SECONDS, COUNTED_REQUESTS // 2)
+        with service.connect() as api:
+            runs = [open_run(api) for _ in range(RUNS_A_CLIENT * MOST_CLIENTS.clients)]
+        post = partial(run_load, [service.address], runs, key, clients=MOST_CLIENTS.clients, batch=MOST_CLIENTS.batch)
+        post(requests=COUNTED_REQUESTS // 2)
         for switch in ("on", "off"):
             subprocess.run(["callgrind_control", "-i", switch, str(service.pid)], check=True, capture_output=True)
             if switch == "on":
-                load = contender.measure(MOST_CLIENTS, LONGEST_SECONDS, COUNTED_REQUESTS).load
+                load = post(requests=COUNTED_REQUESTS, first_step=COUNTED_REQUESTS)
         subprocess.run(["callgrind_control", "-d", str(service.pid)], check=True, capture_output=True)
         totals = [re.search(r"^totals: (\d+)", file.read_text(), re.M) for file in folder.glob("counted*")]
     return sum(int(match[1]) for match in totals if match) / load.requests

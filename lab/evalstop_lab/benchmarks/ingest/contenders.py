@@ -85,16 +85,14 @@ class Contender:
     shapes: tuple[Shape, ...] = SHAPES
     proxy: tuple[str, int] | None = None
 
-    def measure(self, shape: Shape, seconds: int, requests: int = 0) -> Measurement:
+    def measure(self, shape: Shape, seconds: int) -> Measurement:
         """Run the load on new runs; raises JobFailed unless the acknowledged observations are stored."""
         with self.opener.connect() as api, ThreadPoolExecutor(8) as pool:
             runs = list(pool.map(lambda _: open_run(api), range(RUNS_A_CLIENT * shape.clients)))
         addresses = [self.proxy] if self.proxy else [server.address for server in self.servers]
         key, before = self.opener.key or "", self._read_cpu()
         try:
-            load = run_load(
-                addresses, runs, key, clients=shape.clients, batch=shape.batch, seconds=seconds, requests=requests
-            )
+            load = run_load(addresses, runs, key, clients=shape.clients, batch=shape.batch, seconds=seconds)
         except JobFailed as error:
             raise JobFailed(f"{self.name} at {shape}: {error.detail}") from error
         server, database = (after - start for after, start in zip(self._read_cpu(), before, strict=True))
