@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -62,9 +62,9 @@ class RetryingClient:
         url = f"{self.choose_url()}/api/v1{path}"
         return self.client.post(url, json=body, headers={"Authorization": f"Bearer {self.key}"})
 
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Post until the request is acknowledged; returns the response."""
-        return self._retry(lambda: self.post_once(path, body))
+    def post(self, path: str, body: dict[str, Any], accepted: Collection[int] = (200, 201)) -> dict[str, Any]:
+        """Post until the request is answered with one of these statuses; returns the response."""
+        return self._retry(lambda: self.post_once(path, body), accepted)
 
     def get(self, path: str, **parameters: str) -> dict[str, Any]:
         """Get until there is an answer; returns the response."""
@@ -73,7 +73,7 @@ class RetryingClient:
             lambda: self.client.get(f"{self.choose_url()}/api/v1{path}", params=parameters, headers=headers)
         )
 
-    def _retry(self, send: Callable[[], httpx.Response]) -> dict[str, Any]:
+    def _retry(self, send: Callable[[], httpx.Response], accepted: Collection[int] = (200, 201)) -> dict[str, Any]:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while True:
             try:
@@ -81,7 +81,7 @@ class RetryingClient:
             except httpx.TransportError:
                 self.connection_errors += 1
             else:
-                if response.status_code in (200, 201):
+                if response.status_code in accepted:
                     document: dict[str, Any] = response.json()
                     return document
                 self.refusals.append(check_retryable_refusal(response))

@@ -1,4 +1,7 @@
-"""Many stops while services, workers, receivers and connections fail: each stopped job ends exactly once."""
+"""Many stops and vetoes while services, workers, receivers and connections fail.
+
+Each stopped job ends exactly once, and each veto that was sent before the stop was handed over is heard.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +46,8 @@ GRACE_SECONDS = 4.0
 WRITE_DELAY_SECONDS = 1.0
 """How much later than the event a job's file may be written: trainers report a checkpoint before they write `saved`."""
 CONFIRM_SECONDS = 20.0
+WINDOW_SECONDS = 6.0
+"""The veto window; vetoes are sent in it and somewhat after it."""
 FINAL_STATES = {DecisionState.CONFIRMED, DecisionState.VETOED, DecisionState.MOOT}
 SCOPES = ("ingest", "read", "operate", "admin")
 SHORT_TIMES = {
@@ -82,10 +89,6 @@ class Tenant:
         wait_until(ready.exists, "the receiver listens")
         self.url = str(json.loads(ready.read_text())["url"])
 
-    def list_decisions(self, client: RetryingClient, state: DecisionState) -> list[str]:
-        """The ids of up to 100 decisions in this state."""
-        return [decision["id"] for decision in client.get("/decisions", state=state, limit="100")["items"]]
-
 
 def create_tenant(
     database: Database, folder: Path, name: str, veto_window_seconds: float, stops_per_hour: int | None
@@ -99,13 +102,33 @@ def create_tenant(
     return Tenant(name, api_keys.create_named_key(database, name, "all", SCOPES, utc_now())[1], folder / name)
 
 
-def train_run(client: RetryingClient, tenant: Tenant, name: str) -> None:
-    """Post a run that improves, saves its best checkpoint, and then declines three times."""
+def train_run(client: RetryingClient, tenant: Tenant, name: str) -> str:
+    """Post a run that improves, saves its best checkpoint, and then declines three times; returns its decision's id."""
     run_id = client.post("/runs", {"name": name, "labels": {"job_id": name}})["id"]
     tenant.runs[name] = run_id
     client.post(f"/runs/{run_id}/observations", build_scores(0, 1.0, 2.0, 3.0))
     client.post(f"/runs/{run_id}/checkpoints", {"step": 2, "uri": f"file:///{name}/2"})
-    assert client.post(f"/runs/{run_id}/observations", build_scores(3, 2.0, 1.0, 0.0))["verdict"]["verdict"] == "stop"
+    receipt = client.post(f"/runs/{run_id}/observations", build_scores(3, 2.0, 1.0, 0.0))
+    assert receipt["verdict"]["verdict"] == "stop"
+    return str(receipt["decision"]["id"])
+
+
+@dataclass(frozen=True)
+class SentVeto:
+    """A veto of a run's stop: when it was first sent, and whether it was heard in the end."""
+
+    run: str
+    decision_id: str
+    sent_at: datetime
+    heard: bool
+
+
+def send_veto(client: RetryingClient, run: str, decision_id: str, wait_seconds: float) -> SentVeto:
+    """Veto a stop after some seconds, again and again until it is heard or the stop has been handed over."""
+    time.sleep(wait_seconds)
+    sent_at = utc_now()
+    answer = client.post(f"/decisions/{decision_id}/veto", {"reason": "it only dips"}, (200, 409))
+    return SentVeto(run, decision_id, sent_at, answer["state"] == "vetoed" if "state" in answer else False)
 
 
 def build_scores(first: int, *values: float) -> dict[str, Any]:
@@ -135,12 +158,13 @@ def test_every_stopped_job_ends_once_despite_faults(
 ) -> None:
     """Each job to be stopped ends once, after its checkpoint; vetoed jobs and those beyond the limit run on.
 
+    A veto comes too late only if the stop was handed over before it was first sent.
     A fault happens each time that `jobs_per_fault` more jobs have been asked to save, whatever the machine's speed.
     """
-    stopped_count, vetoed_count, limited_count = count * 8 // 10, count // 10, count // 10
+    stopped_count, vetoing_count, limited_count = count // 2, count * 4 // 10, count // 10
     rng = random.Random(SEED)
     immediate = create_tenant(database, tmp_path, "immediate", 0.0, None)
-    vetoing = create_tenant(database, tmp_path, "vetoing", 86_400.0, None)
+    vetoing = create_tenant(database, tmp_path, "vetoing", WINDOW_SECONDS, None)
     limited_tenant = create_tenant(database, tmp_path, "limited", 0.0, STOPS_PER_HOUR)
     tenants = (immediate, vetoing, limited_tenant)
     url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
@@ -177,7 +201,7 @@ def test_every_stopped_job_ends_once_despite_faults(
 
         jobs = [
             (tenant, f"{tenant.name}-{n}")
-            for tenant, share in zip(tenants, (stopped_count, vetoed_count, limited_count), strict=True)
+            for tenant, share in zip(tenants, (stopped_count, vetoing_count, limited_count), strict=True)
             for n in range(share)
         ]
         rng.shuffle(jobs)
@@ -193,13 +217,21 @@ def test_every_stopped_job_ends_once_despite_faults(
             lambda rng: rng.choice(tenants).start_receiver(stack, cluster, services[0]),
             range(jobs_per_fault, stopped_count, jobs_per_fault),
         )
-        with ThreadPoolExecutor(6) as trainers:
-            list(trainers.map(lambda job: train_run(clients[job[0].name], *job), jobs))
+        people = stack.enter_context(ThreadPoolExecutor(64))
+        vetoes: list[Future[SentVeto]] = []
 
-        client = clients["vetoing"]
-        while pending := vetoing.list_decisions(client, DecisionState.PENDING):
-            for decision_id in pending:
-                client.post(f"/decisions/{decision_id}/veto", {"reason": "it only dips"})
+        def train(job: tuple[Tenant, str]) -> None:
+            tenant, name = job
+            client = clients[tenant.name]
+            decision_id = train_run(client, tenant, name)
+            if tenant is vetoing:
+                wait_seconds = rng.uniform(0.0, 1.5 * WINDOW_SECONDS)
+                vetoes.append(people.submit(send_veto, client, name, decision_id, wait_seconds))
+
+        with ThreadPoolExecutor(6) as trainers:
+            list(trainers.map(train, jobs))
+
+        sent = [veto.result() for veto in vetoes]
         faults.result()
         client = clients["limited"]
 
@@ -216,12 +248,16 @@ def test_every_stopped_job_ends_once_despite_faults(
         final_states = count_states(database)
         assert sum(proxy.fault_counts[kind] for kind in FAULTS for proxy in proxies) > count // 20
 
+    late = [veto for veto in sent if not veto.heard]
     assert final_states == {
-        DecisionState.CONFIRMED: stopped_count + STOPS_PER_HOUR,
-        DecisionState.VETOED: vetoed_count,
+        DecisionState.CONFIRMED: stopped_count + STOPS_PER_HOUR + len(late),
+        DecisionState.VETOED: vetoing_count - len(late),
         DecisionState.MOOT: limited_count - STOPS_PER_HOUR,
     }
-    check_jobs(cluster, immediate, vetoing, limited_tenant)
+    handed_over_at = load_times_of_hand_over(database)
+    for veto in late:
+        assert handed_over_at[veto.decision_id] <= veto.sent_at, veto
+    check_jobs(cluster, {veto.run for veto in sent if veto.heard}, limited_tenant)
 
 
 def check_running(programs: Iterable[Program], tenants: Iterable[Tenant]) -> None:
@@ -256,12 +292,20 @@ def inject_faults(
             restart_receiver(rng)
 
 
-def check_jobs(cluster: FakeCluster, immediate: Tenant, vetoing: Tenant, limited: Tenant) -> None:
+def load_times_of_hand_over(database: Database) -> dict[str, datetime]:
+    """When each stop that went out was first handed over, by decision."""
+    columns = tables.decisions.c
+    with database.reading() as tx:
+        query = sa.select(columns.id, columns.handed_over_at).where(columns.handed_over_at.is_not(None))
+        return {str(decision_id): at for decision_id, at in tx.execute(query)}
+
+
+def check_jobs(cluster: FakeCluster, vetoed: Collection[str], limited: Tenant) -> None:
     """Check for each job whether it runs, how often it ended, and whether it could save first."""
     for name, job in cluster.jobs.items():
-        if name in vetoing.runs:
+        if name in vetoed:
             assert (job.is_running, job.end_count, job.time_of("asked")) == (True, 0, None), name
-        elif name in immediate.runs or job.time_of("asked") is not None:
+        elif name not in limited.runs or job.time_of("asked") is not None:
             assert (job.is_running, job.end_count) == (False, 1), name
             assert was_saved_first(job), name
         else:
