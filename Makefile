@@ -153,7 +153,7 @@ bench-stop: $(READY)  ## Measure how soon SIGTERM reaches a trainer after the ev
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.stop $(BENCH)
 
 .PHONY: bench-veto
-bench-veto: $(READY)  ## Measure what a veto waits while another project floods the service
+bench-veto: $(READY)  ## Repeat vetoes that faults refused (BENCH="cycles --help"), or send them during floods (BENCH=floods)
 	@$(BIN)/python -m evalstop_lab.benchmarks.veto $(BENCH)
 
 .PHONY: bench-client

@@ -1,9 +1,9 @@
-"""`make bench-veto`: what a veto and a pause wait while another project floods the service.
+"""`make bench-veto BENCH=floods`: what a veto and a pause wait while another project floods a route of the service.
 
-One key, then two keys of one project send a costly request over 24 connections, without a pause (by wrk). Meanwhile
-another project's key pauses and vetoes, at the same server and, as the control, while the flood goes to another server
-on the same machine: what that costs, no limit can prevent. Wanted: the 99th percentile at the flooded server is at most
-twice that of the control.
+For every route of the API, of MLflow and of the pages: one key, then two keys of one project send the costliest request
+that its limits allow over 24 connections, without a pause (by wrk). Meanwhile another project's key pauses and vetoes,
+at the same server and, as the control, while the flood goes to another server on the same machine: what that costs, no
+limit can prevent. Wanted: the 99th percentile at the flooded server is at most twice that of the control.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import numpy as np
@@ -30,6 +30,7 @@ from rich.console import Console
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.load import find_wrk
 from evalstop_lab.benchmarks.processes import create_keys, describe_machine, format_machine
+from evalstop_lab.benchmarks.veto.routes import Flood, list_floods
 from evalstop_lab.report import new_table
 from evalstop_lab.service_process import SETTINGS, Service, end_process, run_announced
 
@@ -37,6 +38,7 @@ TARGET = 2.0
 FALLING = (0.5, 0.9, 0.8, 0.7, 0.6)
 LONG_RUN_EVALS, EVALS_A_POST = 8_000, 2_000
 CONNECTIONS, LONGEST_SECONDS = 24, 600
+NOWHERE = "01900000-0000-7000-8000-000000000000"
 WARM_UP_SECONDS, PAUSE_SECONDS = 1.0, 0.05
 PROJECTS = (
     *("migrate", "admin project create default --held-out-share 0", "admin key create --name vetoing --scopes admin"),
@@ -44,54 +46,18 @@ PROJECTS = (
     *(f"admin key create --project beta --name {name} --scopes admin" for name in ("one", "two")),
 )
 
-API, MLFLOW = "/api/v1", "/mlflow/api/2.0/mlflow"
-_LABELS = {f"label-{index}": "v" * 200 for index in range(100)}
-_MEMBERS = [{"detector": "bocpd", "params": {"run_lengths": 500}, "stop_at": 0.9, "id": f"m{i}"} for i in range(3)]
-_FILTER = " AND ".join(["tags.t NOT LIKE '%" + "a" * 450 + "b'"] * 5)
-_SEARCH = {"experiment_ids": ["0"], "max_results": 1000, "filter": _FILTER}
-_POINTS = [{"key": f"m{index}", "value": 0.5, "timestamp": 1, "step": "@number@"} for index in range(900)]
-_MLFLOW_BATCH = {"run_id": "{run_hex}", "metrics": _POINTS}
-_PLAN = [{"name": "total_steps", "value": "@count@"}, {"name": "eval", "value": "0.5"}]
-_PATTERNS = [{"pattern": f"val-{index}/*/mean@*", "role": "kl"} for index in range(50)]
-
-
-class Flood(NamedTuple):
-    """A request; `@count@` in it is its number, `@2000 evals@` are new evals, and `{run}` is a run of 8,000 evals."""
-
-    method: str
-    path: str
-    body: str = ""
-
-
-def _encode(body: Any) -> str:
-    return json.dumps(body).replace('"@number@"', "@count@")
-
-
-FLOODS = {
-    "open runs": Flood("POST", f"{API}/runs", _encode({"name": "r@count@", "labels": _LABELS, "params": _LABELS})),
-    "post 2,000 evals": Flood("POST", f"{API}/runs/{{run}}/observations", '{"observations": [@2000 evals@]}'),
-    "report another plan": Flood("POST", f"{API}/kubeflow/paper", _encode({"trainerStatus": {"metrics": _PLAN}})),
-    "create a policy": Flood("POST", f"{API}/policies", _encode({"name": "p@count@", "members": _MEMBERS})),
-    "backtest a policy": Flood("POST", f"{API}/policies/backtests", '{"policy": "paper", "runs": 500}'),
-    "set role patterns": Flood("PUT", f"{API}/project/role-patterns", _encode({"role_patterns": _PATTERNS})),
-    "read a series": Flood("GET", f"{API}/runs/{{run}}/series?metric=eval&buckets=1000"),
-    "search by MLflow": Flood("POST", f"{MLFLOW}/runs/search", _encode(_SEARCH)),
-    "log a batch by MLflow": Flood("POST", f"{MLFLOW}/runs/log-batch", _encode(_MLFLOW_BATCH)),
-    "page of a run": Flood("GET", "/runs/{run}"),
-    "CSV of 8,000 evals": Flood("GET", "/runs/{run}/export.csv"),
-}
-
 
 @dataclass(frozen=True)
 class Place:
     """A service with a project that vetoes, and another one whose two keys flood.
 
-    `senders`: the headers of the flooding keys; `visitors`: of their sessions. `ids`: what stands for `{run}`.
+    `senders`: the header of each flooding key, and an empty token; `visitors`: that of its session, and the token of
+    its forms. `ids`: what stands for `{run_id}` and the like.
     """
 
     service: Service
-    senders: list[tuple[str, str]]
-    visitors: list[tuple[str, str]]
+    senders: list[tuple[str, str, str]]
+    visitors: list[tuple[str, str, str]]
     ids: Mapping[str, str]
 
 
@@ -99,7 +65,7 @@ class Place:
 class Row:
     """What a flood by so many keys cost, in milliseconds, and how often it was answered with which status."""
 
-    flood: str
+    route: str
     keys: int
     flooded_p50: float
     flooded_p99: float
@@ -115,38 +81,38 @@ class Row:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and print its table; 1 when a ratio is above the target."""
-    parser = argparse.ArgumentParser(prog="make bench-veto", description=__doc__)
+    parser = argparse.ArgumentParser(prog="make bench-veto BENCH=floods", description=__doc__)
     parser.add_argument("--times", type=positive_number, default=20, help="vetoes and pauses under each flood")
-    parser.add_argument("--only", default="", help="floods whose names match this expression")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a flood")
+    parser.add_argument("--only", default="", help="routes whose method and path match this expression")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a route")
     options = parser.parse_args(arguments)
     rows = []
     with start_place() as flooded, start_place() as other, flooded.service.connect() as admin:
         vetoing = VetoingProject(admin)
-        for name in FLOODS:
-            for keys in (1, 2) if re.search(options.only, name) else ():
-                rows.append(row := measure_flood(vetoing, flooded, other, name, keys, options.times))
+        for flood in list_floods():
+            for keys in (1, 2) if re.search(options.only, f"{flood.method} {flood.path}") else ():
+                rows.append(row := measure_flood(vetoing, flooded, other, flood, keys, options.times))
                 if options.json:
-                    sys.stdout.write(json.dumps(asdict(row)) + "\n")
+                    print(json.dumps(asdict(row) | {"ratio": row.ratio}), flush=True)
     if not options.json:
         _print_table(rows)
     return 0 if all(row.ratio <= TARGET for row in rows) else 1
 
 
-def measure_flood(vetoing: VetoingProject, flooded: Place, other: Place, name: str, keys: int, times: int) -> Row:
+def measure_flood(vetoing: VetoingProject, flooded: Place, other: Place, flood: Flood, keys: int, times: int) -> Row:
     """Flood one server, then the other, and measure at the first."""
     vetoing.prepare(2 * times)
     durations: list[list[float]] = []
     statuses: Counter[str] = Counter()
     for place in (flooded, other):
-        with flooding(place, FLOODS[name], keys) as counts:
+        with flooding(place, flood, keys) as counts:
             time.sleep(WARM_UP_SECONDS)
             durations.append(vetoing.measure(times))
         statuses.update(counts if place is flooded else {})
     flooded_p50, flooded_p99, control_p50, control_p99 = (
         float(np.percentile(of_place, share)) for of_place in durations for share in (50, 99)
     )
-    return Row(name, keys, flooded_p50, flooded_p99, control_p50, control_p99, dict(statuses))
+    return Row(f"{flood.method} {flood.path}", keys, flooded_p50, flooded_p99, control_p50, control_p99, dict(statuses))
 
 
 @contextmanager
@@ -167,9 +133,19 @@ def flooding(place: Place, flood: Flood, keys: int) -> Iterator[Counter[str]]:
     path, body = flood.path, flood.body
     for name, value in place.ids.items():
         path, body = (text.replace(f"{{{name}}}", value) for text in (path, body))
-    headers = (place.senders if path.startswith(("/api/", "/mlflow/")) else place.visitors)[:keys]
+    path = re.sub(r"{.*?}", NOWHERE, path)
+    senders = (place.senders if path.startswith(("/api/", "/mlflow/")) else place.visitors)[:keys]
     with tempfile.NamedTemporaryFile("w", suffix=".flood") as file:
-        lines = (flood.method, path, str(len(headers)), *(f"{name}: {value}" for name, value in headers))
+        kind = "application/json" if path.startswith(("/api/", "/mlflow/")) else "application/x-www-form-urlencoded"
+        if path.split("?")[0].endswith("/openmetrics"):
+            kind = "text/plain"
+        lines = (
+            flood.method,
+            path,
+            kind,
+            str(len(senders)),
+            *(f"{name}: {value}\t{token}" for name, value, token in senders),
+        )
         file.write("\n".join((*lines, body)))
         file.flush()
         command = ["nice", find_wrk(), "-t1", f"-c{CONNECTIONS}", f"-d{LONGEST_SECONDS}s"]
@@ -228,11 +204,16 @@ def _prepare_place(service: Service, keys: list[str]) -> Place:
     visitors = []
     for key in keys:
         with httpx.Client(base_url=service.url, trust_env=False, timeout=60) as browser:
-            token = browser.get("/login").text.split('name="csrf" value="')[1].split('"')[0]
-            browser.post("/login", data={"key": key, "csrf": token})
-            visitors.append(("Cookie", "; ".join(f"{name}={value}" for name, value in browser.cookies.items())))
-    senders = [("Authorization", f"Bearer {key}") for key in keys]
-    return Place(service, senders, visitors, {"run": run, "run_hex": run.replace("-", "")})
+            browser.post("/login", data={"key": key, "csrf": _read_form_token(browser, "/login")})
+            cookies = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
+            visitors.append(("Cookie", cookies, _read_form_token(browser, "/settings")))
+    senders = [("Authorization", f"Bearer {key}", "") for key in keys]
+    ids = {"run_id": run, "run_hex": run.replace("-", ""), "name": "paper", "metric": "eval"}
+    return Place(service, senders, visitors, ids)
+
+
+def _read_form_token(browser: httpx.Client, page: str) -> str:
+    return browser.get(page).raise_for_status().text.split('name="csrf" value="')[1].split('"')[0]
 
 
 def _post(client: httpx.Client, path: str, body: Mapping[str, object]) -> dict[str, Any]:
@@ -246,13 +227,13 @@ def _post(client: httpx.Client, path: str, body: Mapping[str, object]) -> dict[s
 
 def _print_table(rows: list[Row]) -> None:
     console = Console(width=160)
-    columns = ("flood", "keys", "p50", "p99", "control p50", "p99", "ratio of p99", f"wanted <= {TARGET:g}", "answers")
+    columns = ("route", "keys", "p50", "p99", "control p50", "p99", "ratio of p99", f"wanted <= {TARGET:g}", "answers")
     table = new_table("pauses and vetoes beside a flood, milliseconds", *columns)
     for row in sorted(rows, key=lambda row: row.ratio, reverse=True):
         figures = (row.flooded_p50, row.flooded_p99, row.control_p50, row.control_p99)
         answers = ", ".join(f"{status}: {count}" for status, count in sorted(row.statuses.items()))
         cells = (*(f"{figure:.0f}" for figure in figures), f"{row.ratio:.1f}")
-        table.add_row(row.flood, str(row.keys), *cells, "met" if row.ratio <= TARGET else "missed", answers)
+        table.add_row(row.route, str(row.keys), *cells, "met" if row.ratio <= TARGET else "missed", answers)
     console.print(table)
     console.print(format_machine(describe_machine("evalstop-service", "uvicorn", "sqlalchemy")), highlight=False)
 

@@ -1,5 +1,6 @@
 -- wrk's script of a flood: sends one request with another number each time, and counts the answers by their status.
--- Its argument is a file: the method, the path, how many headers follow, the headers, and the body.
+-- Its argument is a file: the method, the path, the media type, how many senders follow, their
+-- headers with the tokens of their forms, and the body.
 local threads = {}
 
 function setup(thread)
@@ -9,9 +10,10 @@ end
 function init(args)
   local file = assert(io.open(args[1]))
   method, path, senders, statuses, number = file:read("*l"), file:read("*l"), {}, {}, os.time() % 100000 * 1000 -- not used by an earlier flood
+  local kind = file:read("*l")
   for index = 1, tonumber(file:read("*l")) do
-    local name, value = file:read("*l"):match("^(.-): (.*)$")
-    senders[index] = { [name] = value, ["Content-Type"] = "application/json" }
+    local name, value, token = file:read("*l"):match("^(.-): (.*)\t(.*)$")
+    senders[index] = { headers = { [name] = value, ["Content-Type"] = kind }, token = token }
   end
   body = file:read("*a")
   file:close()
@@ -27,8 +29,9 @@ end
 
 function request()
   number = number + 1
-  local filled = body:gsub("@count@", number):gsub("@(%d+) evals@", write_evals)
-  return wrk.format(method, path:gsub("@count@", number), senders[number % #senders + 1], filled)
+  local sender = senders[number % #senders + 1]
+  local filled = body:gsub("@count@", number):gsub("@(%d+) evals@", write_evals):gsub("@csrf@", sender.token)
+  return wrk.format(method, (path:gsub("@count@", number)), sender.headers, filled)
 end
 
 function response(status)

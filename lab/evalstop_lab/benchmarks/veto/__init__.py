@@ -1,0 +1,1 @@
+"""`make bench-veto`: whether vetoes are heard during faults (`cycles`) and floods."""
