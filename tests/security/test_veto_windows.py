@@ -15,6 +15,8 @@ from evalstop_service.projects import api_keys
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 
+from tests.faults import raw_sockets
+from tests.faults.retrying_clients import wait_until
 from tests.fixtures.projects import create_project
 from tests.security.served_project import ServedProject, create_pending_decision, serve_project
 from tests.service.web.api.api_calls import expect_json
@@ -68,6 +70,23 @@ def test_failed_veto_extends_the_window(embedded_database: Database) -> None:
             time.sleep(0.01)
         assert read_state_and_due_at(database, decision_id)[1] > before + timedelta(seconds=30)
         assert read_state_and_due_at(database, other_id)[1] == before, "vetoes of the other project did not fail"
+
+
+def test_veto_whose_sender_gave_up_extends_the_window(embedded_database: Database) -> None:
+    """A veto of which only a part arrived may be repeated: its sender may not have waited for a busy process."""
+    with serve_pending_stops(embedded_database) as project:
+        client = project.open_client()
+        decision_id = UUID(create_pending_decision(client))
+        end_windows(embedded_database, utc_now() + timedelta(seconds=10))
+        before = read_state_and_due_at(embedded_database, decision_id)[1]
+        key = client.headers["Authorization"].removeprefix("Bearer ")
+        path = f"/api/v1/decisions/{decision_id}/veto"
+        with raw_sockets.connect(str(client.base_url)) as connection:
+            connection.sendall(raw_sockets.build_request_head("POST", path, key, Content_Length="100") + b'{"reason":')
+        wait_until(
+            lambda: read_state_and_due_at(embedded_database, decision_id)[1] > before + timedelta(seconds=30),
+            "the window is extended",
+        )
 
 
 def test_malformed_sign_in_extends_no_window(embedded_database: Database) -> None:

@@ -241,10 +241,14 @@ class BodyLimit:
             await self._refusal(_STRANGER, path)(scope, receive, watched)
             return
         try:
-            await self._hold_body(scope, receive, watched, sender, declared_bytes, encoding)
+            arrived = await self._hold_body(scope, receive, watched, sender, declared_bytes, encoding)
         except Exception:  # a bug, which an outer layer answers with 500
             report_failure()
             raise
+        if not arrived and sender.operates and path != SIGN_IN:
+            # Its sender gave up, as while this process was stopped for some seconds. uvicorn then drops a body that has
+            # arrived. A sign-in may be a stranger's, who must not keep windows open.
+            report_failure()
 
     async def _hold_body(
         self,
@@ -254,8 +258,8 @@ class BodyLimit:
         sender: Sender,
         declared_bytes: int | None,
         encoding: str,
-    ) -> None:
-        """Receive the body, counting it in its pool, decompress it and pass it on."""
+    ) -> bool:
+        """Receive the body, counting it in its pool, decompress it and pass it on; False if it did not arrive."""
         is_plain = encoding == "identity"
         pool = self._held_bodies.select_pool(sender, scope["path"], declared_bytes if is_plain else None)
         held = 0
@@ -282,7 +286,7 @@ class BodyLimit:
                 while arriving:
                     message = await receive()
                     if message["type"] != "http.request":  # the client has disconnected
-                        return
+                        return False
                     parts.append(message.get("body", b""))
                     hold(held + len(parts[-1]))
                     arriving = message.get("more_body", False)
@@ -302,6 +306,7 @@ class BodyLimit:
         if refusal is not None:
             # Only after the release: refusals are sent slowly, and bodies that still arrive need the room.
             await self._refusal(refusal, scope["path"])(scope, receive, send)
+        return True
 
 
 def _too_large(max_bytes: int) -> Problem:
