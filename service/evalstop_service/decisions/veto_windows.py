@@ -72,14 +72,16 @@ InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 @dataclass(eq=False)
 class HeardVeto:
-    """A veto in progress: when its first byte was seen, by `time.monotonic`, and whether it has arrived completely."""
+    """A veto in progress: when its first byte was seen, by `time.monotonic`, after which time it was sent, and whether it
+    has arrived completely."""
 
-    began: float
+    seen: float
+    sent_after: float
     arrived: bool = False
 
     def holds_windows(self, now: float) -> bool:
-        """Whether stops whose windows ended after it began have to wait for it."""
-        return now - self.began <= (ANSWERED_SECONDS if self.arrived else ARRIVING_SECONDS)
+        """Whether stops whose windows ended after it was sent have to wait for it."""
+        return now - self.seen <= (ANSWERED_SECONDS if self.arrived else ARRIVING_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,9 @@ class VetoListener:
         self._database, self._clock, self._in_thread = database, clock, in_thread
         self._id = new_id()
         self._vetoes: set[HeardVeto] = set()
+        # A veto that this process sees now was sent after the last look but one: before it, the event loop had taken in
+        # all that had arrived. While a process is stopped, vetoes wait in its sockets, and are seen late.
+        self._looked, self._looked_before = time.monotonic(), time.monotonic()
         self._seen_at: datetime | None = None  # the last look, by the database's clock
         self._writing_since: datetime | None = None
         self._unheard: set[UUID | None] = {None}  # a process that begins heard nothing before
@@ -125,7 +130,7 @@ class VetoListener:
     @contextmanager
     def hearing(self) -> Iterator[HeardVeto]:
         """A veto is in progress until the block ends."""
-        veto = HeardVeto(time.monotonic())
+        veto = HeardVeto(time.monotonic(), self._looked_before)
         self._vetoes.add(veto)
         try:
             yield veto
@@ -156,11 +161,12 @@ class VetoListener:
         """Do one round; returns the seconds until the next. A round that fails has the next one extend windows."""
         try:
             look: _Look = await self._in_thread(self._look)
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+            self._looked_before, self._looked = self._looked, look.until
             if not look.is_urgent and not self._unheard and self._is_listed and not self._has_gap(look.now):
                 self._seen_at, self._writing_since = look.now, None
                 return look.pause_seconds
-            for _ in range(TURNS):
-                await asyncio.sleep(0)
             heard_until = look.now - timedelta(seconds=self._find_wait(look.until))
             # Taken in the same turn of the loop: a veto that is not in progress any more has reported its failure.
             unheard, self._unheard = self._unheard, set()
@@ -186,9 +192,9 @@ class VetoListener:
             return _Look(now, time.monotonic(), *due_decisions.read_windows(tx, now))
 
     def _find_wait(self, until: float) -> float:
-        """How long before `until` the oldest veto that holds up windows began."""
+        """How long before `until` the oldest veto that holds up windows was sent."""
         now = time.monotonic()
-        holding = [veto.began for veto in self._vetoes if veto.holds_windows(now)]
+        holding = [veto.sent_after for veto in self._vetoes if veto.holds_windows(now)]
         return max(0.0, until - min(holding, default=until))
 
     def _has_gap(self, now: datetime) -> bool:
