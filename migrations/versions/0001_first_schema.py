@@ -587,6 +587,8 @@ def _create_decisions() -> None:
         sa.Column("escalations", sa.Integer(), server_default="0", nullable=False),
         sa.Column("handed_over_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("handed_over_to", sa.Text(), nullable=True),
+        sa.Column("asked_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("asked_by", sa.Text(), nullable=True),
         sa.Column("observed_probability", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["policy_id"], ["policies.id"], name=op.f("fk_decisions_policy_id")),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_decisions_project_id")),
@@ -611,6 +613,22 @@ def _create_decisions() -> None:
         postgresql_where=sa.text("state = 'pending'"),
     )
     op.create_index("ix_decisions_id", "decisions", ["id"], unique=False)
+    op.create_index(
+        "ix_decisions_asked_at",
+        "decisions",
+        ["asked_at"],
+        unique=False,
+        sqlite_where=sa.text("asked_at IS NOT NULL AND handed_over_at IS NULL"),
+        postgresql_where=sa.text("asked_at IS NOT NULL AND handed_over_at IS NULL"),
+    )
+    op.create_index(
+        "ix_decisions_unsent",
+        "decisions",
+        ["run_id"],
+        unique=False,
+        sqlite_where=sa.text("handed_over_at IS NULL AND state IN ('pending', 'requested', 'escalated')"),
+        postgresql_where=sa.text("handed_over_at IS NULL AND state IN ('pending', 'requested', 'escalated')"),
+    )
     op.create_index("ix_decisions_project_id_due_at", "decisions", ["project_id", "due_at"], unique=False)
     op.create_index("ix_decisions_project_id_id", "decisions", ["project_id", "id"], unique=False)
     op.create_table(

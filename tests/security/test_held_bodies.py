@@ -110,5 +110,6 @@ def test_reserved_memory_covers_all_decision_routes(embedded_database: Database)
     assert {path for path in posted if is_decision_path(path)} == decision_paths
     assert {path for path in posted if is_veto_path(path)} == {
         *("/api/v1/decisions/{decision_id}/veto", "/decisions/{decision_id}/veto"),
-        *("/api/v1/project/pause", "/settings/pause", "/login", "/act/{delivery_id}/{token}/veto"),
+        *("/api/v1/project/pause", "/settings/pause", "/login"),
+        *("/act/{delivery_id}/{token}/veto", "/act/{delivery_id}/{token}/wait"),
     }

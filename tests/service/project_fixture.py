@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.policies import StoredPolicy
+from evalstop_service.store.queue import leases
 from evalstop_service.store.runs import Run
 from sqlalchemy.dialects import postgresql
 
@@ -139,6 +141,14 @@ class ProjectFixture:
     def end_windows(self, now: datetime) -> int:
         """Request the stops whose veto windows have ended; returns their number."""
         return veto_windows.request_stops(self.database, now, lambda _: now)
+
+    def claim_stops(self, now: datetime) -> int:
+        """Ask for all due deliveries as a worker does, hand their stops over, and claim them; returns their number."""
+        for at in (now, now + timedelta(seconds=1)):
+            with self.database.transaction() as tx:
+                claimed = leases.claim_deliveries(tx, at, 60.0, 10, 10)
+            veto_windows.hand_over_stops(self.database, at, partial(_read_time, at))
+        return len(claimed)
 
     def load_decision_states(self, run: Run) -> list[str]:
         """Load the states that the run's decisions went through, in order."""
@@ -262,3 +272,7 @@ def load_stop_delivery_states(project: ProjectFixture) -> list[str]:
     query = query.where(tables.events.c.project_id == project.id, tables.events.c.type == "run.stop_requested")
     with project.database.reading() as tx:
         return list(tx.execute(query).scalars())
+
+
+def _read_time(at: datetime, _tx: Transaction) -> datetime:
+    return at

@@ -61,7 +61,7 @@ from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import api_keys, policies, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange
 from evalstop_service.settings import Settings
-from evalstop_service.store import audit, decisions, projects, proposals, run_lists, runs, schema
+from evalstop_service.store import audit, decisions, hand_overs, projects, proposals, run_lists, runs, schema
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -255,7 +255,8 @@ class Script:
         # Its veto window ended between two ticks of the worker.
         veto_windows.request_stops(self.database, at, lambda _: at)
         with self.database.transaction() as tx:
-            decisions.hand_over(tx, {(decision.run_id, decision.id): RECEIVER}, at)
+            run = runs.load_run(tx, self.project.id, decision.run_id)
+            hand_overs.try_hand_over(tx, run, decision, RECEIVER, at)
         report = Reported(at, state, RECEIVER, reason, {"job": str(4000 + decision.step)})
         commands.record_report(self.database, self.project.id, decision.id, report)
 

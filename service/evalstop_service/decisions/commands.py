@@ -34,7 +34,7 @@ from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.statuses import UNENDED, DecisionOutcome, RunStatus
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.evaluation import cases, change_point
-from evalstop_service.store import audit, decisions, outcomes, projects, run_health, runs
+from evalstop_service.store import audit, decisions, hand_overs, outcomes, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction, read_now
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
@@ -171,7 +171,8 @@ def tell_trainer(database: Database, clock: Clock, decision: Decision | None) ->
         return decision is not None and decision.should_stop
     try:
         with database.transaction() as tx:
-            return decisions.hand_over_to_trainer(tx, decision, read_now(tx, clock))
+            key = (decision.run_id, decision.id)
+            return bool(hand_overs.hand_over(tx, {key: hand_overs.TRAINER}, read_now(tx, clock)))
     except sa.exc.DBAPIError as error:
         log.warning("decision %s: the trainer is not told to stop yet: %s", decision.id, error)
         return False

@@ -44,6 +44,7 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
         if refused or (deadline_at is not None and deadline_at <= now):
             process_overdue(database, now, pause)
         transitions.hold_shared_stops(database, now)
+        transitions.withdraw_stops(database, now)
         for project in paused:
             transitions.hold_pending_stops(database, project.id, guards.find_pause(project), now)
         for project_id in over:

@@ -21,7 +21,7 @@ transactions, and ingestion retries.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -38,7 +38,7 @@ from evalstop_service.runs import health
 from evalstop_service.store import decisions, endpoints, run_health, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.projects import Project
-from evalstop_service.store.runs import Run
+from evalstop_service.store.runs import JobRun, Run
 
 WINDOW = timedelta(hours=1)
 """The window in which stops are counted."""
@@ -120,7 +120,11 @@ def _find_run_guards(
 
 def find_shared_job(tx: Transaction, run: Run, action: Action) -> tuple[Guard, ...]:
     """The guard of the other runs that would end with a run's job though nobody wants that; none if there are none."""
-    others = runs.list_endangered_runs(tx, run, action)
+    return raise_shared_job(runs.list_endangered_runs(tx, run, action))
+
+
+def raise_shared_job(others: Sequence[JobRun]) -> tuple[Guard, ...]:
+    """The guard of these other runs of a job; none if there are none."""
     if not others:
         return ()
     names = [other.name for other in others[:SHOWN_RUNS]]

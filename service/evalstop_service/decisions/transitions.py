@@ -35,6 +35,7 @@ from evalstop_service.domain.decision_lifecycle import (
     StopDecided,
     StopOrdered,
     Timeouts,
+    WindowReopened,
 )
 from evalstop_service.domain.event_types import PENDING_EVENTS, REQUEST_EVENTS
 from evalstop_service.domain.run import Call, Verdict, find_job_part
@@ -42,10 +43,11 @@ from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import cases, rollout_stage
 from evalstop_service.projects import policies
-from evalstop_service.store import decisions, projects, rollout_stages, runs
+from evalstop_service.store import decisions, hand_overs, projects, rollout_stages, runs
 from evalstop_service.store.cases import delete_case
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
+from evalstop_service.store.hand_overs import UnsentStop
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 from evalstop_service.store.queue import outbox
@@ -222,15 +224,8 @@ def release_job(database: Database, project_id: UUID, run_id: UUID, now: datetim
 
 
 def find_shared_job(tx: Transaction, run: Run, decision: Decision) -> tuple[Guard, ...]:
-    """The guard of the other live runs in a pending stop's job, unless a person released the stop despite them."""
-    raised = guards.find_shared_job(tx, run, decision.action)
-    released = (
-        guard["kind"]
-        for change in (decisions.list_changes(tx, decision) if raised else ())
-        if change.state is DecisionState.PENDING
-        for guard in change.details.get("guards", ())
-    )
-    return () if GuardKind.SHARED_JOB in released else raised
+    """The guard of the other live runs in a stop's job, but for those despite which a person released the stop."""
+    return guards.raise_shared_job(hand_overs.list_endangered(tx, run, decision))
 
 
 def hold_shared_stops(database: Database, now: datetime) -> None:
@@ -249,20 +244,48 @@ def hold_shared_stops(database: Database, now: datetime) -> None:
     handle_each(places, hold)
 
 
-def hold_stop(tx: Transaction, run: Run, raised: Sequence[Guard], now: datetime) -> Decision | None:
-    """Put the pending stop of a run, which is locked, on hold; None when none is pending.
+def withdraw_stops(database: Database, now: datetime) -> None:
+    """Take back the requested stops that nobody was handed and that may not go out now, each in its own transaction."""
 
-    A stop that was requested stays so.
-    """
+    def withdraw(stop: UnsentStop) -> None:
+        with database.transaction() as tx:
+            run = runs.lock_run(tx, stop.project_id, stop.run_id)
+            withdraw_stop(tx, run, decisions.lock_decision(tx, run.id, stop.id), now)
+
+    with database.reading() as tx:
+        held = []
+        for stop in hand_overs.list_unsent(tx):
+            run = runs.load_run(tx, stop.project_id, stop.run_id)
+            if not hand_overs.may_go_out(tx, run, decisions.load_decision(tx, stop.project_id, stop.id), now):
+                held.append(stop)
+    handle_each(held, withdraw)
+
+
+def withdraw_stop(tx: Transaction, run: Run, decision: Decision, now: datetime) -> None:
+    """Have a requested stop that nobody was handed wait for what holds it; its run and the decision are locked."""
+    project = projects.lock_project(tx, run.project_id)
+    opening = _choose_timeouts(project).find_opening(now)
+    if raised := (*guards.find_pause(project), *find_shared_job(tx, run, decision)):
+        move_decision(tx, run, decision, GuardsRaised(now, raised), project)
+    elif opening > now:
+        reason = f"stops go out within the project's hours only, next at {opening:%Y-%m-%d %H:%M} UTC"
+        move_decision(tx, run, decision, WindowReopened(now, opening, reason), project)
+    elif hand_overs.has_grown(tx, run, decision):
+        reason = "another run entered the job after the stop was requested"
+        move_decision(tx, run, decision, WindowReopened(now, now, reason), project)
+
+
+def hold_stop(tx: Transaction, run: Run, raised: Sequence[Guard], now: datetime) -> Decision | None:
+    """Put the stop of a run, which is locked, on hold; None when none is to go out, or somebody was handed it."""
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-    if decision is None or decision.state != DecisionState.PENDING or not raised:
+    if decision is None or not decision.life.is_unsent or not raised:
         return None
     moved = move_decision(tx, run, decisions.lock_decision(tx, run.id, decision.id), GuardsRaised(now, tuple(raised)))
     return moved if moved.state == DecisionState.ON_HOLD else None
 
 
 def hold_pending_stops(database: Database, project_id: UUID, raised: Sequence[Guard], now: datetime) -> int:
-    """Put all pending stops of a project on hold, each in its own transaction; returns their number.
+    """Put all stops of a project that nobody was handed on hold, each in its own transaction; returns their number.
 
     Call it after the commit that raised the guards: later decisions evaluate them themselves.
     """
@@ -275,7 +298,7 @@ def hold_pending_stops(database: Database, project_id: UUID, raised: Sequence[Gu
                 held.append(run_id)
 
     with database.reading() as tx:
-        run_ids = decisions.list_pending_runs(tx, project_id)
+        run_ids = decisions.list_unsent_runs(tx, project_id)
     handle_each(run_ids, hold)
     return len(held)
 

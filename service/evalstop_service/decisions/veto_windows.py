@@ -6,9 +6,11 @@ Each process that serves HTTP is a listener. About once a second, while a window
 2. lets its event loop take in all requests that had arrived by then;
 3. writes `heard_until`: it has dealt with all vetoes that were sent before. If some may not have been heard since it
    last wrote, because it was stopped, could not write, or refused one, the same transaction extends the open windows;
-4. requests the stops whose windows ended before the earliest `heard_until` of all listeners.
+4. requests the stops whose windows ended before the earliest `heard_until` of all listeners, and hands over those that
+   a receiver or the trainer asked for before it.
 
-Nothing else ends a window. So a process that could not hear vetoes cannot be overtaken by one that hands stops over.
+Nothing else ends a window or hands a stop over in a project with a window. So a process that could not hear vetoes
+cannot be overtaken by one that hands stops over.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ from anyio import to_thread
 from evalstop_service.background import handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import transitions
-from evalstop_service.domain.decision_lifecycle import GuardsRaised, WindowEnded
-from evalstop_service.store import decisions, due_decisions, runs
+from evalstop_service.domain.decision_lifecycle import GuardsRaised, WindowEnded, WindowReopened
+from evalstop_service.store import decisions, due_decisions, hand_overs, runs
 from evalstop_service.store.database import Database, Transaction, read_now
 from evalstop_service.store.due_decisions import PendingDecision
+from evalstop_service.store.hand_overs import UnsentStop
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.turns import decision_lane
 
@@ -72,8 +75,8 @@ InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 @dataclass(eq=False)
 class HeardVeto:
-    """A veto in progress: when its first byte was seen, by `time.monotonic`, after which time it was sent, and whether it
-    has arrived completely."""
+    """A veto in progress: when its first byte was seen, by `time.monotonic`, after which time it was sent, and whether
+    it has arrived completely."""
 
     seen: float
     sent_after: float
@@ -215,6 +218,7 @@ class VetoListener:
             extended = 0
             if projects is None or projects:
                 extended = due_decisions.extend_windows(tx, now, EXTENSION_SECONDS, projects, REASON)
+                extended += _reopen_windows(tx, now, projects)
             due_decisions.save_listener(tx, self._id, heard_until)
             self._writing_since = self._writing_since or now
             if now - self._writing_since >= timedelta(seconds=LOST_SECONDS):
@@ -228,7 +232,11 @@ class VetoListener:
         with self._database.reading() as tx:
             heard_until = due_decisions.read_heard_until(tx)
         read_time = partial(read_now, here=self._clock)
-        return heard_until is not None and request_stops(self._database, heard_until, read_time) == MOST_AT_ONCE
+        if heard_until is None:
+            return False
+        requested = request_stops(self._database, heard_until, read_time)
+        handed_over = hand_over_stops(self._database, heard_until, read_time)
+        return MOST_AT_ONCE in (requested, handed_over)
 
     def _leave(self) -> None:
         with self._database.transaction() as tx:
@@ -247,7 +255,7 @@ def request_stops(database: Database, heard_until: datetime, read_time: Callable
             decision, now = decisions.lock_decision(tx, run.id, pending.id), read_time(tx)
             # The job may have got other live runs since the decision.
             raised = transitions.find_shared_job(tx, run, decision)
-            if not raised and runs.has_open_window(tx, run, decision.action, heard_until):
+            if not raised and runs.has_pending_stop(tx, run, decision.action, after=heard_until):
                 return  # a person has another stop of this job wait
             event = GuardsRaised(now, raised) if raised else WindowEnded(now, heard_until)
             transitions.move_decision(tx, run, decision, event)
@@ -256,3 +264,39 @@ def request_stops(database: Database, heard_until: datetime, read_time: Callable
         over = due_decisions.list_windows_over(tx, heard_until, MOST_AT_ONCE)
     handle_each(over, request)
     return len(over)
+
+
+def hand_over_stops(database: Database, heard_until: datetime, read_time: Callable[[Transaction], datetime]) -> int:
+    """Hand over the stops that were asked for by `heard_until`, as `request_stops` does; returns how many were found.
+
+    One that may not go out is taken back.
+    """
+
+    def hand_over(asked: UnsentStop) -> None:
+        with database.transaction() as tx:
+            run = runs.lock_run(tx, asked.project_id, asked.run_id)
+            decision, now = decisions.lock_decision(tx, run.id, asked.id), read_time(tx)
+            if decision.handed_over_at is not None or not decision.is_requested:
+                return
+            if not hand_overs.try_hand_over(tx, run, decision, asked.asked_by or "", now):
+                transitions.withdraw_stop(tx, run, decision, now)
+
+    with database.reading() as tx:
+        asked = hand_overs.list_asked(tx, heard_until, MOST_AT_ONCE)
+    handle_each(asked, hand_over)
+    return len(asked)
+
+
+def _reopen_windows(tx: Transaction, now: datetime, project_ids: Collection[UUID] | None) -> int:
+    """Have the requested stops that nobody was handed wait for another window; returns their number."""
+    unsent = [
+        stop
+        for stop in hand_overs.list_unsent(tx)
+        if stop.window_seconds > 0 and (project_ids is None or stop.project_id in project_ids)
+    ]
+    for stop in unsent:
+        run = runs.lock_run(tx, stop.project_id, stop.run_id)
+        until = now + timedelta(seconds=min(EXTENSION_SECONDS, stop.window_seconds))
+        decision = decisions.lock_decision(tx, run.id, stop.id)
+        transitions.move_decision(tx, run, decision, WindowReopened(now, until, REASON))
+    return len(unsent)

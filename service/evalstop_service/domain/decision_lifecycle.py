@@ -94,9 +94,9 @@ NEXT_STATES: dict[DecisionState, frozenset[DecisionState]] = {
         "held_out": "requested",
         "on_hold": "pending requested vetoed moot",
         "pending": "on_hold requested vetoed moot",
-        "requested": "acknowledged escalated confirmed obeyed parked failed vetoed moot undone",
+        "requested": "on_hold pending acknowledged escalated confirmed obeyed parked failed vetoed moot undone",
         "acknowledged": "escalated confirmed obeyed parked failed undone",
-        "escalated": "acknowledged confirmed obeyed parked failed vetoed moot undone",
+        "escalated": "on_hold pending acknowledged confirmed obeyed parked failed vetoed moot undone",
         "confirmed": "undone",
         "obeyed": "confirmed failed undone",
         "parked": "requested confirmed moot undone",
@@ -127,6 +127,9 @@ VETOABLE = frozenset(
     }
 )
 """A person can veto the stop, unless it was handed over."""
+
+UNSENT = frozenset({DecisionState.PENDING, DecisionState.REQUESTED, DecisionState.ESCALATED})
+"""The stop is to go out; if nobody was handed it, what would hold a pending one holds it too."""
 
 RETURNING = AWAITING_CONFIRMATION | {DecisionState.ON_HOLD, DecisionState.PENDING, DecisionState.PARKED}
 """A run that recovers leaves these states, if the action is to park it."""
@@ -182,6 +185,11 @@ class Lifecycle:
         """Whether a person can veto the stop: nobody was handed it yet."""
         return self.state in VETOABLE and self.handed_over_at is None
 
+    @property
+    def is_unsent(self) -> bool:
+        """Whether the stop is to go out, and nobody was handed it yet."""
+        return self.state in UNSENT and self.handed_over_at is None
+
 
 @dataclass(frozen=True)
 class StopDecided:
@@ -221,6 +229,15 @@ class WindowEnded:
 
 
 @dataclass(frozen=True)
+class WindowReopened:
+    """A stop that nobody was handed has to wait until `due_at`, for `reason`."""
+
+    at: datetime
+    due_at: datetime
+    reason: str
+
+
+@dataclass(frozen=True)
 class GuardsChecked:
     """The guards of a decision on hold were rechecked; `verdict_stops`: the verdict still calls for the stop."""
 
@@ -231,7 +248,7 @@ class GuardsChecked:
 
 @dataclass(frozen=True)
 class GuardsRaised:
-    """Guards were raised against a pending stop."""
+    """Guards were raised against a stop that nobody was handed."""
 
     at: datetime
     guards: tuple[Guard, ...]
@@ -326,6 +343,7 @@ class RunResumed:
 Event = (
     TimePassed
     | WindowEnded
+    | WindowReopened
     | GuardsChecked
     | GuardsRaised
     | Released

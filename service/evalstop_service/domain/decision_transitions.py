@@ -43,6 +43,7 @@ from evalstop_service.domain.decision_lifecycle import (
     Undone,
     Vetoed,
     WindowEnded,
+    WindowReopened,
 )
 from evalstop_service.domain.event_types import EventType
 
@@ -83,10 +84,15 @@ def apply_event(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> Trans
             requested = _await_report(lifecycle, DecisionState.REQUESTED, at, timeouts)
             record = Record(requested.state, SERVICE, "the veto window is over")
             return requested, [record, Announce(_request_type(lifecycle))]
+        case WindowReopened(_, due_at, reason):
+            if not lifecycle.is_unsent:
+                return lifecycle, []
+            pending = replace(lifecycle, state=DecisionState.PENDING, due_at=due_at, deadline_at=None, escalations=0)
+            return pending, [Cancel(reason), Record(pending.state, SERVICE, reason)]
         case GuardsChecked():
             return _apply_guard_check(lifecycle, event, timeouts)
         case GuardsRaised(at, guards):
-            if lifecycle.state is not DecisionState.PENDING or not guards:
+            if not lifecycle.is_unsent or not guards:
                 return lifecycle, []
             on_hold, instructions = _put_on_hold(lifecycle, at, guards, SERVICE, _join_reasons(guards))
             return on_hold, [Cancel("the decision is on hold"), *instructions]
@@ -339,7 +345,7 @@ def _put_on_hold(lifecycle: Lifecycle, at: datetime, guards: tuple[Guard, ...], 
     is_last = all(guard.kind is GuardKind.SHARED_JOB and guard.details["waiting"] for guard in guards)
     deadline_at = at + timedelta(seconds=0.0 if is_last else RECHECK_SECONDS)
     on_hold = replace(lifecycle, state=DecisionState.ON_HOLD, deadline_at=deadline_at, guard_kinds=_list_kinds(guards))
-    on_hold = replace(on_hold, reason=_join_reasons(guards))
+    on_hold = replace(on_hold, reason=_join_reasons(guards), escalations=0)
     details = _describe_guards(guards)
     return on_hold, [Record(on_hold.state, actor, reason, details), Announce(EventType.STOP_ON_HOLD, details)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Annotated, Any, NamedTuple
@@ -27,9 +27,7 @@ from evalstop_service.store.database import Transaction, find_all, find_one, fin
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import UtcTime, decision_changes, decisions, policies, projects, runs
-
-TRAINER = "the trainer"
-"""To whom an answer with `should_stop` hands a stop over."""
+from evalstop_service.store.tables.runs import IS_UNSENT
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ class LockedDecision(NamedTuple):
 
 def add_decision(tx: Transaction, decision: Decision) -> None:
     """Store a new decision."""
-    tx.execute(decisions.insert().values({column.name: getattr(decision, column.name) for column in decisions.c}))
+    tx.execute(decisions.insert().values({column.name: getattr(decision, column.name) for column in _COLUMNS}))
 
 
 def lock_decision(tx: Transaction, run_id: UUID, decision_id: UUID) -> Decision:
@@ -166,7 +164,7 @@ def lock_with_run(tx: Transaction, project_id: UUID, decision_id: UUID) -> Locke
     run_policy = {"policy_name": row[_RUN_POLICIES.c.name], "policy_version": row[_RUN_POLICIES.c.version]}
     run = Run(**read_columns(row, runs.c), **run_policy)
     names = {"run_name": run.name, "policy_name": row["policy_name"], "policy_version": row["policy_version"]}
-    decision = Decision(**read_columns(row, decisions.c), **names)
+    decision = Decision(**read_columns(row, _COLUMNS), **names)
     return LockedDecision(decision, run, Project(**read_columns(row, projects.c)))
 
 
@@ -175,34 +173,8 @@ def update_decision(tx: Transaction, decision: Decision, moved: Decision) -> boo
     moving = ("state", "due_at", "deadline_at", "escalations", "state_reason", "guard_kinds", "action", *_HANDED_OVER)
     row = {"of_run": decision.run_id, "of_id": decision.id, "from_state": decision.state}
     row["as_handed_over"] = decision.handed_over_at
-    return tx.execute(_MOVE, row | {name: getattr(moved, name) for name in moving}).rowcount == 1
-
-
-def hand_over_to_trainer(tx: Transaction, decision: Decision, now: datetime) -> bool:
-    """Record that an answer tells the trainer to stop; False if the stop was vetoed or ended meanwhile."""
-    key = {"of_run": decision.run_id, "of_id": decision.id}
-    tx.execute(_HAND_OVER, key | {"handed_over_at": now, "handed_over_to": TRAINER})
-    row = tx.execute(SELECT.where(decisions.c.run_id == decision.run_id, decisions.c.id == decision.id)).mappings()
-    return Decision(**row.one()).should_stop
-
-
-def hand_over(tx: Transaction, receivers: Mapping[tuple[UUID, UUID], str], now: datetime) -> set[UUID]:
-    """Record that stops go out to receivers; returns the decisions whose stops may.
-
-    `receivers`: who gets the stop, by run and decision. A stop that another transaction holds may be being vetoed: it
-    has to wait. Waiting for it here could deadlock, because a veto locks the decision before its deliveries.
-    """
-    keys = sa.tuple_(decisions.c.run_id, decisions.c.id).in_(list(receivers))
-    query = sa.select(decisions.c.run_id, decisions.c.id, decisions.c.state, decisions.c.handed_over_at).where(keys)
-    may_go_out = set()
-    for run_id, decision_id, state, handed_over_at in tx.execute(_skip_locked(query)).all():
-        if handed_over_at is None and state in STOPPING:
-            key = {"of_run": run_id, "of_id": decision_id}
-            receiver = receivers[run_id, decision_id]
-            tx.execute(_HAND_OVER, key | {"handed_over_at": now, "handed_over_to": receiver})
-        if handed_over_at is not None or state in STOPPING:
-            may_go_out.add(decision_id)
-    return may_go_out
+    values = {name: getattr(moved, name) for name in moving} | {"asked_at": None, "asked_by": None}
+    return tx.execute(_MOVE, row | values).rowcount == 1
 
 
 def carry_to_attempt(tx: Transaction, decision: Decision, attempt: int) -> Decision:
@@ -219,9 +191,9 @@ def add_change(tx: Transaction, run_id: UUID, decision_id: UUID, entry: Record, 
     tx.execute(_ADD_CHANGE, row | {"of_run": run_id, "of_id": decision_id})
 
 
-def list_pending_runs(tx: Transaction, project_id: UUID) -> list[UUID]:
-    """The runs of a project with a pending decision, longest pending first."""
-    query = sa.select(decisions.c.run_id).where(PENDING, decisions.c.project_id == project_id)
+def list_unsent_runs(tx: Transaction, project_id: UUID) -> list[UUID]:
+    """The runs of a project with a stop that is to go out and that nobody was handed, longest pending first."""
+    query = sa.select(decisions.c.run_id).where(sa.text(IS_UNSENT), decisions.c.project_id == project_id)
     return list(tx.execute(query.order_by(decisions.c.due_at, decisions.c.id)).scalars())
 
 
@@ -301,8 +273,11 @@ def load_changes(tx: Transaction, of_decisions: Sequence[Decision]) -> dict[UUID
     return changes
 
 
+_COLUMNS = [column for column in decisions.c if column.name not in ("asked_at", "asked_by")]
+"""What a `Decision` holds; who asked for a stop concerns its hand-over alone (`hand_overs`)."""
+
 SELECT = (
-    sa.select(*decisions.c, runs.c.name.label("run_name"), *POLICY_COLUMNS)
+    sa.select(*_COLUMNS, runs.c.name.label("run_name"), *POLICY_COLUMNS)
     .join(runs, runs.c.id == decisions.c.run_id)
     .join(policies, policies.c.id == decisions.c.policy_id)
 )
@@ -336,13 +311,6 @@ _MOVE = decisions.update().where(
     decisions.c.id == sa.bindparam("of_id"),
     decisions.c.state == sa.bindparam("from_state"),
     decisions.c.handed_over_at.is_not_distinct_from(sa.bindparam("as_handed_over", type_=UtcTime)),
-)
-
-_HAND_OVER = decisions.update().where(
-    decisions.c.run_id == sa.bindparam("of_run"),
-    decisions.c.id == sa.bindparam("of_id"),
-    decisions.c.handed_over_at.is_(None),
-    decisions.c.state.in_(STOPPING),
 )
 
 _CHANGES = decision_changes.c

@@ -39,12 +39,16 @@ class OverdueDecision:
 
 
 def read_windows(tx: Transaction, now: datetime) -> tuple[datetime | None, datetime | None]:
-    """The earliest end of an open veto window, and the next end after `now`; None: there is none."""
+    """The earliest end of an open veto window, or time when a stop was asked for, and the next end after `now`; None:
+    there is none."""
     of_pending = sa.select(sa.func.min(decisions.c.due_at)).where(PENDING)
     earliest = of_pending.scalar_subquery()
     following = of_pending.where(decisions.c.due_at > now).scalar_subquery()
-    first, after = tx.execute(sa.select(earliest, following)).one()
-    return first, after
+    asked = sa.select(sa.func.min(decisions.c.asked_at)).where(
+        decisions.c.asked_at.is_not(None), decisions.c.handed_over_at.is_(None)
+    )
+    first, after, asked_at = tx.execute(sa.select(earliest, following, asked.scalar_subquery())).one()
+    return min(filter(None, (first, asked_at)), default=None), after
 
 
 def read_heard_until(tx: Transaction) -> datetime | None:

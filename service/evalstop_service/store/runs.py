@@ -285,6 +285,7 @@ class JobRun:
     name: str
     part: JobPart | None
     waits: bool
+    created_at: datetime
 
 
 def list_spared_runs(tx: Transaction, run: Run, action: Action) -> list[JobRun]:
@@ -295,8 +296,9 @@ def list_spared_runs(tx: Transaction, run: Run, action: Action) -> list[JobRun]:
             row.name,
             find_job_part(row.labels),
             row.action == action and row.state == DecisionState.ON_HOLD and row.guard_kinds == [GuardKind.SHARED_JOB],
+            row.created_at,
         )
-        for row in _list_others(tx, run)
+        for row in list_others(tx, run)
         if row.action != action or row.state not in TO_BE_STOPPED
     ]
 
@@ -306,12 +308,15 @@ def list_endangered_runs(tx: Transaction, run: Run, action: Action) -> list[JobR
     return [other for other in list_spared_runs(tx, run, action) if _reaches(action, run, other.part)]
 
 
-def has_open_window(tx: Transaction, run: Run, action: Action, heard_until: datetime) -> bool:
-    """Whether the stop of another live run of a run's job can still be vetoed, which a stop of the job would ignore."""
-    open_windows = [
-        row for row in _list_others(tx, run) if row.state == DecisionState.PENDING and row.due_at > heard_until
+def has_pending_stop(tx: Transaction, run: Run, action: Action, after: datetime | None = None) -> bool:
+    """Whether the stop of another live run of a run's job is pending (until after this time), so that it can still be
+    vetoed, which a stop of the job would ignore."""
+    pending = [
+        row
+        for row in list_others(tx, run)
+        if row.state == DecisionState.PENDING and (after is None or row.due_at > after)
     ]
-    return any(_reaches(action, run, find_job_part(row.labels)) for row in open_windows)
+    return any(_reaches(action, run, find_job_part(row.labels)) for row in pending)
 
 
 def _reaches(action: Action, run: Run, part: JobPart | None) -> bool:
@@ -325,11 +330,12 @@ def _is_of_job(run: Run) -> sa.ColumnElement[bool]:
     return sa.and_(runs.c.project_id == run.project_id, runs.c.job_key == run.job_key, runs.c.id != run.id)
 
 
-def _list_others(tx: Transaction, run: Run) -> Sequence[sa.Row[Any]]:
+def list_others(tx: Transaction, run: Run) -> Sequence[sa.Row[Any]]:
     """The other live runs of a run's job, with the decisions on their current attempts."""
     if run.job_key is None:
         return []
-    query = sa.select(runs.c.id, runs.c.name, runs.c.labels, *(decisions.c[name] for name in _ASKED)).outerjoin(
+    columns = (runs.c.id, runs.c.name, runs.c.labels, runs.c.created_at, decisions.c.id.label("decision_id"))
+    query = sa.select(*columns, *(decisions.c[name] for name in _ASKED)).outerjoin(
         decisions, (decisions.c.run_id == runs.c.id) & (decisions.c.attempt == runs.c.attempt)
     )
     return tx.execute(query.where(_is_of_job(run), runs.c.status.in_(OPEN)).order_by(runs.c.id)).all()

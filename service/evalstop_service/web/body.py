@@ -14,17 +14,21 @@ The sender is identified before any of the body is held. It has a share of each 
 
 from __future__ import annotations
 
+import re
 import sys
 import zlib
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
+from anyio import to_thread
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evalstop_service.clock import Clock
+from evalstop_service.decisions import message_links
 from evalstop_service.decisions.veto_windows import HeardVeto
 from evalstop_service.errors import Overloaded, TooOften
 from evalstop_service.security.scopes import VisitorRole
@@ -102,11 +106,28 @@ class Sender:
     project_id: UUID | None = None
 
 
+_LINK = re.compile(r"/act/([0-9a-f-]{36})/([^/]+)/(veto|wait)")
+
+
 def create_identify(site: Site) -> Callable[[Scope], Awaitable[Sender]]:
     """A function that identifies the sender of a request; raises the database's errors if it is unavailable."""
     key_cache = site.context.key_cache
 
+    def find_link(delivery_id: UUID, token: str) -> Sender | None:
+        with site.database.reading() as tx:
+            link = message_links.open_link(tx, site.context.encryption, delivery_id, token, site.clock())
+        if link is None:
+            return None
+        return Sender(Work(delivery_id, link.project.id), True, True, True, link.project.id)
+
     async def identify(scope: Scope) -> Sender:
+        # The link in a message says who sends, so that strangers at the same address hold up nobody who has it.
+        if match := _LINK.fullmatch(scope["path"]):
+            with suppress(ValueError):
+                find = partial(find_link, UUID(match[1]), match[2])
+                sender = await to_thread.run_sync(find, limiter=LIMITS.get().authentication)
+                if sender is not None:
+                    return sender
         request = Request(scope)
         address = read_address(request)
         secret = read_secret(request.headers.get("authorization", ""))

@@ -63,7 +63,7 @@ RECEIVED_AT = "received_at"
 """The key of the time in the scope of a veto: it counts from its first byte, however long it then waits."""
 
 _VETOES = re.compile(
-    r"/api/v1/(decisions/[^/]+/veto|project/pause)|/decisions/[^/]+/veto|/settings/pause|/act/[^/]+/[^/]+/veto|/login"
+    r"/api/v1/(decisions/[^/]+/veto|project/pause)|/decisions/[^/]+/veto|/settings/pause|/act/[^/]+/[^/]+/(veto|wait)|/login"
 )
 
 _DECIDES = re.compile(

@@ -16,7 +16,6 @@ from evalstop_service.ingest.open_run import Resume
 from evalstop_service.store import tables
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
-from evalstop_service.store.queue import leases
 from evalstop_service.store.runs import Run
 
 from tests.service.project_fixture import (
@@ -47,8 +46,7 @@ def test_veto_is_heard_until_the_stop_is_handed_over(veto_project: ProjectFixtur
         if vetoed:
             veto_project.apply_command(decision, Vetoed(ONE_HOUR_LATER, "dana", ""))
             assert load_stop_delivery_states(veto_project) == ["cancelled"]
-    with veto_project.database.transaction() as tx:
-        assert leases.claim_deliveries(tx, ONE_HOUR_LATER, 60.0, 10, 10)
+    assert veto_project.claim_stops(ONE_HOUR_LATER) == 1
     with pytest.raises(Conflict, match=r"was handed over to the endpoint at 127\.0\.0\.1"):
         veto_project.apply_command(decision, Vetoed(ONE_HOUR_LATER, "dana", ""))
 
@@ -191,8 +189,7 @@ def test_report_on_an_earlier_attempt_changes_its_case(veto_project: ProjectFixt
     """A stop that a receiver may have outlives its attempt; what is reported of it is counted for that attempt."""
     run, decision = veto_project.open_declining_run()
     veto_project.end_windows(ONE_HOUR_LATER)
-    with veto_project.database.transaction() as tx:
-        assert leases.claim_deliveries(tx, ONE_HOUR_LATER, 60.0, 10, 10)
+    assert veto_project.claim_stops(ONE_HOUR_LATER) == 1
     veto_project.submit(run, Resumed(1), ONE_HOUR_LATER)
     assert veto_project.load_decision(run).state == DecisionState.REQUESTED
     veto_project.apply_command(decision, UNDONE)

@@ -10,7 +10,7 @@ from evalstop_service.clock import rfc3339
 from evalstop_service.decisions import deadlines, transitions
 from evalstop_service.domain.decision_lifecycle import DecisionState, Guard, GuardKind, Released, Vetoed
 from evalstop_service.errors import Conflict
-from evalstop_service.store import due_decisions, runs, tables
+from evalstop_service.store import due_decisions, hand_overs, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
@@ -163,10 +163,12 @@ def test_stop_on_hold_gets_a_new_window(veto_project: ProjectFixture) -> None:
     assert load_stop_delivery_states(veto_project) == ["waiting"]
 
 
-def test_requested_stop_is_not_put_on_hold(veto_project: ProjectFixture) -> None:
-    """A stop that was requested at the end of its veto window stays so."""
-    run, _ = veto_project.open_declining_run()
+def test_stop_that_was_handed_over_is_not_put_on_hold(veto_project: ProjectFixture) -> None:
+    """A stop that went out at the end of its veto window stays so."""
+    run, decision = veto_project.open_declining_run()
     veto_project.end_windows(NOW + MINUTE)
+    with veto_project.database.transaction() as tx:
+        assert hand_overs.try_hand_over(tx, run, decision, "slurm-a", NOW + MINUTE)
     assert hold_stop(veto_project, run, NOW + MINUTE) is None
     assert (veto_project.load_decision(run).state, load_stop_delivery_states(veto_project)) == (
         DecisionState.REQUESTED,
@@ -188,7 +190,7 @@ def test_pause_holds_all_pending_stops(veto_project: ProjectFixture) -> None:
 
 
 def test_hold_races_with_the_end_of_the_veto_window(database: Database, veto_project: ProjectFixture) -> None:
-    """Whichever commits first wins: a held stop is not sent, and a requested one is not held."""
+    """Whichever commits first, the stop is on hold, and its request, if it was sent, is canceled."""
     for attempt in range(5):
         veto_project.change_settings(stops_share=None, stops_per_hour=None)
         run, _ = veto_project.open_declining_run()
@@ -198,6 +200,6 @@ def test_hold_races_with_the_end_of_the_veto_window(database: Database, veto_pro
 
         calls = (come_due, lambda run=run: hold_stop(veto_project, run, NOW + MINUTE / 2))
         assert run_concurrently(*(calls if attempt % 2 else reversed(calls))) == []
-        expected = {DecisionState.REQUESTED: (1, []), DecisionState.ON_HOLD: (0, [[GuardKind.PAUSED]])}
-        stops = len(veto_project.load_events(run, "run.stop_requested"))
-        assert (stops, load_announced_guards(veto_project, run)) == expected[veto_project.load_decision(run).state]
+        assert veto_project.load_decision(run).state == DecisionState.ON_HOLD
+        assert load_announced_guards(veto_project, run) == [[GuardKind.PAUSED]]
+        assert load_stop_delivery_states(veto_project) == ["cancelled"] * len(load_stop_delivery_states(veto_project))

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.event_types import REQUEST_EVENTS
 from evalstop_service.security.encryption import Encryption, UnreadableSecret
-from evalstop_service.store import decisions, endpoints
+from evalstop_service.store import endpoints, hand_overs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.endpoints import PULL_PREFIX, Endpoint
 from evalstop_service.store.queue import attempts
@@ -254,7 +254,7 @@ def _hand_over(
     receivers = {(claimed.run_id, claimed.stop_of): claimed.receiver for claimed in claims if claimed.stop_of}
     if not receivers:
         return claims
-    may_go_out = decisions.hand_over(tx, receivers, now)
+    may_go_out = hand_overs.hand_over(tx, receivers, now)
     held_back = [claimed for claimed in claims if claimed.stop_of and claimed.stop_of not in may_go_out]
     for claimed in held_back:
         _put_back(tx, claimed, now + timedelta(seconds=VETO_PAUSE_SECONDS))

@@ -245,6 +245,9 @@ mlflow_runs = sa.Table(
 )
 
 
+# The stop is to go out, and nobody was handed it yet.
+IS_UNSENT = "handed_over_at IS NULL AND state IN ('pending', 'requested', 'escalated')"
+
 decisions = sa.Table(
     "decisions",
     metadata,
@@ -266,6 +269,8 @@ decisions = sa.Table(
     sa.Column("escalations", sa.Integer, nullable=False, server_default="0"),
     sa.Column("handed_over_at", UtcTime),  # when its stop first went out; NULL: it can still be vetoed
     sa.Column("handed_over_to", sa.Text),  # the receiver or the trainer, in words
+    sa.Column("asked_at", UtcTime),  # when one of them asked for the stop, so that it is handed over
+    sa.Column("asked_by", sa.Text),
     sa.Column("observed_probability", sa.Double, nullable=False),  # of the hold-out that lets its outcome be observed
     sa.UniqueConstraint("run_id", "attempt"),  # one decision an attempt: a concurrent second one is rejected
     sa.Index("ix_decisions_id", "id"),
@@ -273,6 +278,8 @@ decisions = sa.Table(
     sa.Index("ix_decisions_project_id_due_at", "project_id", "due_at"),  # counts stops within an hour
     partial_index("ix_decisions_due_at", "due_at", where="state = 'pending'"),
     partial_index("ix_decisions_deadline_at", "deadline_at", where="deadline_at IS NOT NULL"),
+    partial_index("ix_decisions_asked_at", "asked_at", where="asked_at IS NOT NULL AND handed_over_at IS NULL"),
+    partial_index("ix_decisions_unsent", "run_id", where=IS_UNSENT),
 )
 
 # The processes that hear vetoes. A veto window is over when all of them have written after its end.

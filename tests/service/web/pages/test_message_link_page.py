@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.store import decisions, endpoints, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
+from evalstop_service.web.body import SHORT_BYTES
 from evalstop_service.webhooks import links
 from playwright.sync_api import expect
 from sqlalchemy import select
 
+from tests.faults import raw_sockets
 from tests.service.web.pages.conftest import Window
 from tests.service.web.pages.recorded_runs import Tenant, add_tenant, load_recorded_evals
 from tests.service.web.pages.serving import SQLITE_ONLY, get_html
@@ -66,6 +69,22 @@ def test_reading_the_page_changes_nothing(anonymous: httpx.Client, database: Dat
     assert load_decision(database, tenant, decision).state == DecisionState.VETOED
     assert anonymous.post(f"{path}/veto").status_code == 409
     assert "can no longer do anything" in get_html(anonymous, path)
+
+
+@SQLITE_ONLY
+def test_strangers_at_the_same_address_hold_up_no_link(
+    anonymous: httpx.Client, database: Database, now: datetime
+) -> None:
+    """Whoever has the link has a share of their own, also where bodies without a key have used that of the address."""
+    tenant, decision, path = open_pending_stop(database, now)
+    with ExitStack() as stack:
+        for size in [SHORT_BYTES - 1] * 8 + [8]:
+            connection = stack.enter_context(raw_sockets.connect(str(anonymous.base_url)))
+            head = raw_sockets.build_request_head("POST", "/api/v1/runs", "esk_nobody", Content_Length=str(SHORT_BYTES))
+            connection.sendall(head + b"x" * size)
+        assert anonymous.post(f"{path}/wait", data={"until": "veto"}).status_code == 422
+        assert anonymous.post(f"{path}/veto", data={"name": "dana"}).status_code == 303
+    assert load_decision(database, tenant, decision).state == DecisionState.VETOED
 
 
 @SQLITE_ONLY

@@ -13,7 +13,7 @@ from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import message_links
 from evalstop_service.decisions.message_links import Choice, MessageLink
-from evalstop_service.errors import NotFound
+from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.web.pages import charts, formatting, forms
 from evalstop_service.web.pages.responses import PageRoute, render_page
 from evalstop_service.web.pages.visitor import SiteOf
@@ -62,6 +62,8 @@ def postpone_stop(
     name: Annotated[str, Form(max_length=256)] = "",
 ) -> Response:
     """Have the stop wait."""
+    if until is Choice.VETO:
+        raise Invalid("a stop waits until `hour` or `morning`")
     return _act(site, delivery_id, token, until, name)
 
 

@@ -1,0 +1,165 @@
+"""Hands stops over: to a receiver that claims one, or to the trainer that an answer tells. Then it can't be vetoed.
+
+Without a veto window that happens at once. With one, whoever wants the stop only asks for it, and comes again; the
+processes that hear vetoes hand it over once all of them have written after that (`decisions.veto_windows`). What would
+hold a pending stop holds each one that nobody was handed: a pause, the hours of the project, other runs of its job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.domain.decision_lifecycle import STOPPING, Action, GuardKind
+from evalstop_service.domain.decision_lifecycle import DecisionState as State
+from evalstop_service.domain.run import JobPart, find_job_part
+from evalstop_service.store import runs
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision, list_changes, load_decision
+from evalstop_service.store.runs import JobRun, Run
+from evalstop_service.store.tables import decisions, projects
+from evalstop_service.store.tables.runs import IS_UNSENT
+
+TRAINER = "the trainer"
+"""To whom an answer with `should_stop` hands a stop over."""
+
+
+@dataclass(frozen=True)
+class UnsentStop:
+    """The key of a requested stop that nobody was handed, and who asked for it."""
+
+    id: UUID
+    run_id: UUID
+    project_id: UUID
+    window_seconds: float
+    asked_by: str | None
+
+
+def hand_over(tx: Transaction, receivers: Mapping[tuple[UUID, UUID], str], now: datetime) -> set[UUID]:
+    """Hand stops over or ask for them; returns the decisions whose stops may go out.
+
+    `receivers`: who wants the stop, by run and decision. A stop that another transaction holds may be being vetoed: it
+    has to wait. Waiting for it here could deadlock, because a veto locks the decision before its deliveries.
+    """
+    columns = decisions.c
+    query = (
+        sa.select(columns.run_id, columns.id, columns.state, columns.handed_over_at, columns.asked_at)
+        .add_columns(columns.project_id, projects.c.veto_window_seconds)
+        .join(projects, projects.c.id == columns.project_id)
+        .where(sa.tuple_(columns.run_id, columns.id).in_(list(receivers)))
+        .order_by(columns.run_id, columns.id)
+        .with_for_update(key_share=True, skip_locked=True, of=decisions)
+    )
+    gone = set()
+    for row in tx.execute(query).all():
+        key, receiver = {"of_run": row.run_id, "of_id": row.id}, receivers[row.run_id, row.id]
+        if row.handed_over_at is not None:
+            gone.add(row.id)
+        elif row.state not in STOPPING:
+            continue
+        elif row.veto_window_seconds > 0:
+            if row.asked_at is None:
+                tx.execute(_CHANGE, key | {"asked_at": now, "asked_by": receiver})
+        else:
+            run = runs.load_run(tx, row.project_id, row.run_id)
+            if try_hand_over(tx, run, load_decision(tx, row.project_id, row.id), receiver, now):
+                gone.add(row.id)
+    return gone
+
+
+def try_hand_over(tx: Transaction, run: Run, decision: Decision, receiver: str, now: datetime) -> bool:
+    """Hand a stop over, and with it those of the other runs that end with its job; False if it has to wait.
+
+    The decision is locked. The others are locked here, so that none of them is vetoed meanwhile.
+    """
+    columns = decisions.c
+    others = [other for other in runs.list_others(tx, run) if other.decision_id is not None]
+    locked = sa.select(columns.id).where(columns.id.in_([other.decision_id for other in others]))
+    if others and len(tx.execute(locked.with_for_update(key_share=True, skip_locked=True)).all()) < len(others):
+        return False
+    if not may_go_out(tx, run, decision, now):
+        return False
+    own = find_own_part(run, decision.action)
+    ended = [decision.id]
+    if others:
+        spared = {other.id for other in runs.list_spared_runs(tx, run, decision.action)}
+        ended += [other.decision_id for other in others if other.id not in spared and (own is None or not spared)]
+    is_unsent = (columns.handed_over_at.is_(None), columns.state.in_(STOPPING))
+    tx.execute(
+        decisions.update().where(columns.id.in_(ended), *is_unsent).values(handed_over_at=now, handed_over_to=receiver)
+    )
+    return True
+
+
+def may_go_out(tx: Transaction, run: Run, decision: Decision, now: datetime) -> bool:
+    """Whether nothing holds a requested stop that nobody was handed."""
+    query = sa.select(projects.c.paused_at, projects.c.stop_hours).where(projects.c.id == run.project_id)
+    paused_at, hours = tx.execute(query).one()
+    if paused_at is not None or (hours is not None and hours.find_opening(now) > now):
+        return False
+    if run.job_key is None:
+        return True
+    if runs.has_pending_stop(tx, run, decision.action):
+        return False
+    return not list_endangered(tx, run, decision) and not has_grown(tx, run, decision)
+
+
+def list_endangered(tx: Transaction, run: Run, decision: Decision) -> list[JobRun]:
+    """The live runs that would end with a stop's job though nobody wants that, nor released the stop despite them."""
+    others = runs.list_endangered_runs(tx, run, decision.action)
+    if not others:
+        return []
+    released = {
+        name
+        for change in list_changes(tx, decision)
+        if change.state is not State.ON_HOLD
+        for guard in change.details.get("guards", ())
+        if guard["kind"] == GuardKind.SHARED_JOB
+        for name in guard["details"]["runs"]
+    }
+    return [other for other in others if other.name not in released]
+
+
+def has_grown(tx: Transaction, run: Run, decision: Decision) -> bool:
+    """Whether a run entered the job after its stop was requested, so that a smaller part of the job is to end now."""
+    if find_own_part(run, decision.action) is None:
+        return False
+    spared = runs.list_spared_runs(tx, run, decision.action)
+    changes = list_changes(tx, decision) if spared else []
+    requested_at = max((change.at for change in changes if change.state is State.REQUESTED), default=None)
+    return requested_at is not None and any(other.created_at > requested_at for other in spared)
+
+
+def find_own_part(run: Run, action: Action) -> JobPart | None:
+    """The part of its job that a run's stop may end alone; None: all of the job."""
+    own = None if action is Action.PARK else find_job_part(run.labels)
+    return own if own is not None and own.can_be_ended else None
+
+
+def list_asked(tx: Transaction, heard_until: datetime, limit: int) -> list[UnsentStop]:
+    """Up to `limit` stops that somebody asked for until then, oldest first."""
+    query = _UNSENT.where(decisions.c.asked_at <= heard_until, decisions.c.handed_over_at.is_(None))
+    return [UnsentStop(*row) for row in tx.execute(query.order_by(decisions.c.asked_at).limit(limit))]
+
+
+def list_unsent(tx: Transaction) -> list[UnsentStop]:
+    """All requested stops that nobody was handed, by run."""
+    query = _UNSENT.where(sa.text(IS_UNSENT), decisions.c.state != State.PENDING)
+    return [UnsentStop(*row) for row in tx.execute(query.order_by(decisions.c.run_id))]
+
+
+_CHANGE = decisions.update().where(
+    decisions.c.run_id == sa.bindparam("of_run"), decisions.c.id == sa.bindparam("of_id")
+)
+
+_UNSENT = sa.select(
+    decisions.c.id,
+    decisions.c.run_id,
+    decisions.c.project_id,
+    projects.c.veto_window_seconds,
+    decisions.c.asked_by,
+).join(projects, projects.c.id == decisions.c.project_id)
