@@ -11,7 +11,7 @@ from evalstop_detectors.wording import format_count
 from evalstop_service import configuration
 from evalstop_service.cli.command import OK, Add, Subcommands, parse_days, tell
 from evalstop_service.cli.installation import open_database
-from evalstop_service.clock import utc_now
+from evalstop_service.clock import rfc3339, utc_now
 from evalstop_service.decisions import pause as pausing
 from evalstop_service.errors import Invalid
 from evalstop_service.projects import api_keys, policies, project_settings
@@ -40,6 +40,7 @@ def add_to(commands: Subcommands, add: Add) -> None:
         command.add_argument("--actor", help="recorded in the audit log (default: your user name)")
         if run is pause:
             command.add_argument("--reason", default="", help="shown with each stop on hold")
+            command.add_argument("--until", metavar="TIME", help="when it resumes by itself: 4h, 2d, or a time")
     pruning = add(commands, "prune", prune)
     pruning.add_argument("--project", metavar="NAME", help="the project (default: all with a retention)")
     pruning.add_argument(
@@ -125,11 +126,15 @@ def migrate(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def pause(settings: Settings, options: argparse.Namespace) -> int:
-    """Pause all stops in a project until it is resumed; returns when no pending stop remains to be sent."""
+    """Pause all stops in a project until it is resumed; returns when no stop remains to be sent."""
     database = open_database(settings)
     project = project_settings.find_project(database, options.project)
-    pausing.pause_project(database, project.id, options.actor or _find_user(), options.reason, utc_now())
-    tell(options, {"project": project.name, "paused": True}, f"project {project.name} is paused: nothing is stopped")
+    until, actor = pausing.read_end(options.until, utc_now()), options.actor or _find_user()
+    project = pausing.pause_project(database, project.id, actor, options.reason, utc_now(), until=until)
+    ends_at = None if project.paused_until is None else rfc3339(project.paused_until)
+    end = f" until {ends_at}" if ends_at else ""
+    document = {"project": project.name, "paused": True, "paused_until": ends_at}
+    tell(options, document, f"project {project.name} is paused{end}: no stop is sent")
     return OK
 
 
