@@ -106,7 +106,8 @@ def measure_contenders(options: argparse.Namespace) -> dict[str, Any]:
     healthy = plan_worlds(options.calibration_runs, families=HEALTHY)
     calibrating = _record_worlds(calibrated, healthy, _draw_half_planned, "calibrating", options.jobs)
     points = {
-        item.name: find_points(item, [row[item.name] for row in calibrating if item.calibrated]) for item in contenders
+        item.name: find_thresholds(item, [row[item.name] for row in calibrating if item.calibrated])
+        for item in contenders
     }
     suites: dict[str, dict[str, Any]] = {}
     for title, among, recipes, draw in (
@@ -130,7 +131,7 @@ def measure_contenders(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def find_points(contender: Contender, healthy: Sequence[Records]) -> list[Point]:
+def find_thresholds(contender: Contender, healthy: Sequence[Records]) -> list[Point]:
     """The contender's own points; if it is calibrated, also those that stop 1 and 5 % of these healthy runs."""
     own_points = [
         (name, alarm, BOUND_ERROR if name in (AS_SHIPPED, STATED) else math.exp(-alarm))

@@ -92,6 +92,7 @@ def test_open_page_without_data_shows_the_first(window: Window, tenant: Tenant) 
     expect(page.get_by_text("No runs yet")).to_be_visible()
     run = tenant.open_run("first")
     expect(page.get_by_text("Needs you")).to_be_visible()
+    page.wait_for_load_state()  # the page reloads itself, which would end the next navigation
     page.goto(f"{window.address}/precision")
     expect(page.get_by_text("No outcomes yet")).to_be_visible()
     tenant.post_evals(run, EVALS)
