@@ -249,13 +249,17 @@ def test_unknown_policy_is_refused(project: ProjectFixture) -> None:
 
 
 def test_changed_length_applies_at_once(project: ProjectFixture) -> None:
-    """A run reopened with another length is judged by it at once, and the change is audited."""
-    run = project.open_run("one", policy="watch-all-roles", labels={"total_steps": "100"})
-    project.post_observations(run, [PostedObservation("proxy", step, step) for step in range(5)])
-    assert (run.total_steps, project.load_run(run).verdict.verdict) == (100, "continue")
+    """A run reopened with another length is judged as one that had it from the start, and the change is audited."""
+    run = project.open_run("one", policy="default", labels={"total_steps": "100"})
+    twin = project.open_run("two", policy="default", total_steps=6)
+    for each in (run, twin):
+        project.post_observations(each, evals(0.5, 0.9, 0.8, 0.7))
+    assert project.load_run(run).verdict.evidence != project.load_run(twin).verdict.evidence
     again = project.open_run("one", total_steps=6, actor="key trainer")
     assert (again.total_steps, again.length_known) == (6, True)
-    assert project.post_observations(again, [PostedObservation("kl", 1, 0.5)]).run.verdict.verdict == "suspect"
+    for each in (again, twin):
+        project.post_observations(each, evals(0.6, start=4))
+    assert project.load_run(run).verdict.evidence == project.load_run(twin).verdict.evidence
     with project.database.reading() as tx:
         (entry,) = audit.list_entries(tx, project.id, action="run.length_changed")
     assert entry.actor == "key trainer"
