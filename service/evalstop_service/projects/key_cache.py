@@ -9,6 +9,7 @@ import threading
 from datetime import datetime, timedelta
 from uuid import UUID
 
+import sqlalchemy as sa
 from anyio import CapacityLimiter, to_thread
 from cachetools import TTLCache
 
@@ -105,8 +106,12 @@ class KeyCache:
             return None
         if not urgent and (wait := self._wrong_keys.find_wait(address)):
             raise TooOften("too many wrong keys from this address", wait)
-        with self._database.reading() as tx:
-            key = keys.authenticate_key(tx, secret, now)
+        try:
+            key = self._read_key(secret, now)
+        except sa.exc.DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+            key = self._read_key(secret, now)  # a connection was closed while it was idle; the pool has dropped them
         if key is None:
             self._wrong_keys.spend(address)
             with self._lock:
@@ -119,6 +124,10 @@ class KeyCache:
             if self._clears == clears:  # otherwise it may have been revoked since it was read
                 self._keys[_digest(secret)] = key
         return key
+
+    def _read_key(self, secret: str, now: datetime) -> Key | None:
+        with self._database.reading() as tx:
+            return keys.authenticate_key(tx, secret, now)
 
     def _is_wrong(self, secret: str) -> bool:
         """Whether no key has this secret, as far as that is known without the database."""

@@ -42,6 +42,25 @@ def test_zero_seconds_disable_the_cache(database: Database, project: ProjectFixt
     assert cache.authenticate(secret, "") is None
 
 
+def test_key_is_read_again_on_a_new_connection(database: Database, project: ProjectFixture) -> None:
+    """A connection that was closed while it was idle, as by a restart of PostgreSQL, refuses nobody."""
+    cache = KeyCache(database, 0.0)
+    key, secret = api_keys.create_key(database, project.id, "test", "trainers", ["ingest"], NOW)
+    assert cache.authenticate(secret, "") == key
+    if not database.embedded:
+        with database.transaction() as tx:
+            tx.exec_driver_sql(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() "
+                "AND pid <> pg_backend_pid()"
+            )
+            pid = tx.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        other = sa.create_engine(database.url)
+        with other.begin() as connection:
+            connection.exec_driver_sql(f"SELECT pg_terminate_backend({pid})")
+        other.dispose()
+    assert cache.authenticate(secret, "") == key
+
+
 @contextmanager
 def call_after_each_read(database: Database, call: Callable[[], None]) -> Iterator[None]:
     def after(*event: Any) -> None:
