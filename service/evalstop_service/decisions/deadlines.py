@@ -1,8 +1,7 @@
 """Deadlines: escalates or fails requested stops that no receiver confirmed in time, and rechecks stops on hold.
 
-A stop that every receiver refuses, for example because it is too large, fails at once. A pending stop of a paused
-project is put on hold: its pause was interrupted. So is one whose job meanwhile has another live run. A pause with
-an end is ended.
+A stop that every receiver refuses, for example because it is too large, fails at once. One that nobody was handed
+waits for what holds it. A pause with an end is ended.
 
 Any number of processes may do this concurrently.
 """
@@ -16,7 +15,7 @@ from itertools import takewhile
 
 from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
-from evalstop_service.decisions import guards, transitions
+from evalstop_service.decisions import holds, transitions
 from evalstop_service.decisions import pause as pausing
 from evalstop_service.domain.decision_lifecycle import SERVICE, DecisionState, GuardKind, TimePassed
 from evalstop_service.store import decisions, due_decisions, projects, runs
@@ -40,13 +39,9 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
             deadline_at = due_decisions.find_next_deadline(tx)
             refused = due_decisions.is_any_refused(tx)
             over = projects.list_ended_pauses(tx, now)
-            paused = [projects.get_project(tx, project_id) for project_id in due_decisions.list_unheld_projects(tx)]
         if refused or (deadline_at is not None and deadline_at <= now):
             process_overdue(database, now, pause)
-        transitions.hold_shared_stops(database, now)
-        transitions.withdraw_stops(database, now)
-        for project in paused:
-            transitions.hold_pending_stops(database, project.id, guards.find_pause(project), now)
+        holds.withdraw_stops(database, now)
         for project_id in over:
             pausing.resume_project(database, project_id, SERVICE, now, only_if_over=True)
         seconds = CHECK_SECONDS if deadline_at is None else (deadline_at - now).total_seconds()
@@ -86,6 +81,6 @@ def _process_decision(database: Database, overdue: OverdueDecision, now: datetim
             event = TimePassed(now, attempt_over=run.attempt != decision.attempt, refusal=refusal)
             moved = transitions.move_decision(tx, run, decision, event)
     if moved.guard_kinds == [GuardKind.SHARED_JOB]:
-        transitions.release_job(database, overdue.project_id, run.id, now)
+        holds.release_job(database, overdue.project_id, run.id, now)
     if moved.state != decision.state or moved.escalations != decision.escalations:
         log.info("decision %s of run %s is %s: its deadline passed", moved.id, moved.run_name, moved.state)

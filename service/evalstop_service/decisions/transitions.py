@@ -13,8 +13,7 @@ from uuid import UUID
 
 from msgspec import structs
 
-from evalstop_service.background import handle_each
-from evalstop_service.decisions import guards, transitions
+from evalstop_service.decisions import guards
 from evalstop_service.domain import decision_lifecycle, decision_transitions
 from evalstop_service.domain.confidence_sequences import CARRIED_OUT, HELD_OUT, draw_number, observed_probability
 from evalstop_service.domain.decision_lifecycle import (
@@ -22,10 +21,7 @@ from evalstop_service.domain.decision_lifecycle import (
     Action,
     DecisionState,
     Event,
-    Guard,
-    GuardKind,
     GuardsChecked,
-    GuardsRaised,
     Instruction,
     Lifecycle,
     Mode,
@@ -35,19 +31,17 @@ from evalstop_service.domain.decision_lifecycle import (
     StopDecided,
     StopOrdered,
     Timeouts,
-    WindowReopened,
 )
 from evalstop_service.domain.event_types import PENDING_EVENTS, REQUEST_EVENTS
-from evalstop_service.domain.run import Call, Verdict, find_job_part
+from evalstop_service.domain.run import Call, Verdict
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import cases, rollout_stage
 from evalstop_service.projects import policies
-from evalstop_service.store import decisions, hand_overs, projects, rollout_stages, runs
+from evalstop_service.store import decisions, projects, rollout_stages, runs
 from evalstop_service.store.cases import delete_case
-from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.hand_overs import UnsentStop
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 from evalstop_service.store.queue import outbox
@@ -122,7 +116,7 @@ def _insert_decision(
     verdict: Verdict,
     observed_probability: float,
 ) -> Decision:
-    lifecycle, instructions = decision_transitions.start_lifecycle(event, _choose_timeouts(project))
+    lifecycle, instructions = decision_transitions.start_lifecycle(event, choose_timeouts(project))
     _raise_refusal(instructions)
     decision = Decision(
         id=decision_id,
@@ -160,7 +154,7 @@ def move_decision(
     """
     project = project or projects.get_project(tx, run.project_id)
     before = _load_lifecycle(tx, decision, event)
-    lifecycle, instructions = decision_transitions.apply_event(before, event, _choose_timeouts(project))
+    lifecycle, instructions = decision_transitions.apply_event(before, event, choose_timeouts(project))
     _raise_refusal(instructions)
     moved = decision.moved(lifecycle, _list_records(instructions))
     if moved != decision and not decisions.update_decision(tx, decision, moved):
@@ -180,127 +174,12 @@ def recheck_guards(tx: Transaction, run: Run, decision: Decision, now: datetime)
         return decision
     project = projects.lock_project(tx, run.project_id)
     found = guards.find_guards(tx, project, run, now)
-    return move_decision(tx, run, decision, GuardsChecked(now, found, _still_stops(project, run, decision)), project)
+    return move_decision(tx, run, decision, GuardsChecked(now, found, still_stops(project, run, decision)), project)
 
 
-def _still_stops(project: Project, run: Run, decision: Decision) -> bool:
+def still_stops(project: Project, run: Run, decision: Decision) -> bool:
     is_current = run.status == RunStatus.RUNNING and run.attempt == decision.attempt
     return run.verdict.stops and is_current and project.max_mode is Mode.ENFORCE
-
-
-def release_job(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> None:
-    """Carry out the stops of all runs of a job, if each waits for nothing but the others.
-
-    All of them begin their veto windows at the same time, so that none is sent while another can still be vetoed.
-    """
-    with database.transaction() as tx:
-        run = runs.load_run(tx, project_id, run_id)
-        decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-        others = [] if decision is None else runs.list_endangered_runs(tx, run, decision.action)
-        if not others or not all(other.waits for other in others):
-            return
-        run_ids = {run.id, *(other.id for other in others)}
-        # In ascending order, as everybody locks several runs.
-        locked = [runs.lock_run(tx, project_id, locked_id) for locked_id in sorted(run_ids)]
-        held = []
-        for locked_run in locked:
-            decision = decisions.find_decision_of_attempt(tx, locked_run.id, locked_run.attempt)
-            if decision is None:
-                return
-            held.append((locked_run, decisions.lock_decision(tx, locked_run.id, decision.id)))
-        project = projects.lock_project(tx, project_id)
-        for locked_run, decision in held:
-            others = runs.list_endangered_runs(tx, locked_run, decision.action)
-            found = guards.find_guards(tx, project, locked_run, now)
-            if (
-                decision.state is not DecisionState.ON_HOLD
-                or not _still_stops(project, locked_run, decision)
-                or any(guard.kind is not GuardKind.SHARED_JOB for guard in found)
-                or not run_ids >= {other.id for other in others}
-            ):
-                return
-        for locked_run, decision in held:
-            move_decision(tx, locked_run, decision, GuardsChecked(now, (), verdict_stops=True), project)
-
-
-def find_shared_job(tx: Transaction, run: Run, decision: Decision) -> tuple[Guard, ...]:
-    """The guard of the other live runs in a stop's job, but for those despite which a person released the stop."""
-    return guards.raise_shared_job(hand_overs.list_endangered(tx, run, decision))
-
-
-def hold_shared_stops(database: Database, now: datetime) -> None:
-    """Put the pending stops on hold whose jobs meanwhile have other live runs, each in its own transaction."""
-
-    def hold(place: tuple[UUID, UUID]) -> None:
-        project_id, run_id = place
-        with database.transaction() as tx:
-            run = runs.lock_run(tx, project_id, run_id)
-            decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-            if decision is not None:
-                hold_stop(tx, run, find_shared_job(tx, run, decision), now)
-
-    with database.reading() as tx:
-        places = runs.list_held_too_late(tx)
-    handle_each(places, hold)
-
-
-def withdraw_stops(database: Database, now: datetime) -> None:
-    """Take back the requested stops that nobody was handed and that may not go out now, each in its own transaction."""
-
-    def withdraw(stop: UnsentStop) -> None:
-        with database.transaction() as tx:
-            run = runs.lock_run(tx, stop.project_id, stop.run_id)
-            withdraw_stop(tx, run, decisions.lock_decision(tx, run.id, stop.id), now)
-
-    with database.reading() as tx:
-        held = []
-        for stop in hand_overs.list_unsent(tx):
-            run = runs.load_run(tx, stop.project_id, stop.run_id)
-            if not hand_overs.may_go_out(tx, run, decisions.load_decision(tx, stop.project_id, stop.id), now):
-                held.append(stop)
-    handle_each(held, withdraw)
-
-
-def withdraw_stop(tx: Transaction, run: Run, decision: Decision, now: datetime) -> None:
-    """Have a requested stop that nobody was handed wait for what holds it; its run and the decision are locked."""
-    project = projects.lock_project(tx, run.project_id)
-    opening = _choose_timeouts(project).find_opening(now)
-    if raised := (*guards.find_pause(project), *find_shared_job(tx, run, decision)):
-        move_decision(tx, run, decision, GuardsRaised(now, raised), project)
-    elif opening > now:
-        reason = f"stops go out within the project's hours only, next at {opening:%Y-%m-%d %H:%M} UTC"
-        move_decision(tx, run, decision, WindowReopened(now, opening, reason), project)
-    elif hand_overs.has_grown(tx, run, decision):
-        reason = "another run entered the job after the stop was requested"
-        move_decision(tx, run, decision, WindowReopened(now, now, reason), project)
-
-
-def hold_stop(tx: Transaction, run: Run, raised: Sequence[Guard], now: datetime) -> Decision | None:
-    """Put the stop of a run, which is locked, on hold; None when none is to go out, or somebody was handed it."""
-    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-    if decision is None or not decision.life.is_unsent or not raised:
-        return None
-    moved = move_decision(tx, run, decisions.lock_decision(tx, run.id, decision.id), GuardsRaised(now, tuple(raised)))
-    return moved if moved.state == DecisionState.ON_HOLD else None
-
-
-def hold_pending_stops(database: Database, project_id: UUID, raised: Sequence[Guard], now: datetime) -> int:
-    """Put all stops of a project that nobody was handed on hold, each in its own transaction; returns their number.
-
-    Call it after the commit that raised the guards: later decisions evaluate them themselves.
-    """
-    held: list[UUID] = []
-
-    def hold(run_id: UUID) -> None:
-        with database.transaction() as tx:
-            run = runs.lock_run(tx, project_id, run_id)
-            if hold_stop(tx, run, raised, now) is not None:
-                held.append(run_id)
-
-    with database.reading() as tx:
-        run_ids = decisions.list_unsent_runs(tx, project_id)
-    handle_each(run_ids, hold)
-    return len(held)
 
 
 def _list_records(instructions: Sequence[Instruction]) -> list[Record]:
@@ -337,8 +216,8 @@ def _carry_out(
 def _describe_job(tx: Transaction, run: Run, decision: Decision) -> dict[str, object]:
     """What a receiver may end: the job, or the part of it that the run names while others go on."""
     spared = [other for other in runs.list_spared_runs(tx, run, decision.action) if not other.waits]
-    part = find_job_part(run.labels)
-    ends = part.kind if spared and part and part.can_be_ended and decision.action is Action.STOP else "job"
+    part = runs.find_own_part(run, decision.action)
+    ends = part.kind if spared and part is not None else "job"
     return {"ends": ends, "other_runs": [other.name for other in spared[: guards.SHOWN_RUNS]]}
 
 
@@ -346,7 +225,7 @@ def list_allowed(tx: Transaction, project: Project, decision: Decision, events: 
     """Those of these events that would change a decision."""
     listed = list(events)
     lifecycle = _load_lifecycle(tx, decision, *listed)
-    timeouts = _choose_timeouts(project)
+    timeouts = choose_timeouts(project)
     return [event for event in listed if decision_transitions.is_allowed(lifecycle, event, timeouts)]
 
 
@@ -364,7 +243,7 @@ def _load_lifecycle(tx: Transaction, decision: Decision, *events: Event) -> Life
     return replace(lifecycle, late_reports=decision_transitions.list_late_reports(undone))
 
 
-def _choose_timeouts(project: Project) -> Timeouts:
+def choose_timeouts(project: Project) -> Timeouts:
     return Timeouts(project.veto_window_seconds, project.confirm_seconds, project.stop_hours)
 
 
@@ -379,7 +258,7 @@ def leave_attempt(tx: Transaction, run: Run, step: int, now: datetime) -> None:
     if decision is not None:  # an undelivered stop must not apply to the attempt that begins now
         tried = outbox.read_stop_reach(tx, run.id, decision.id).tried
         locked = decisions.lock_decision(tx, run.id, decision.id)
-        transitions.move_decision(tx, run, locked, RunResumed(now, step, tried))
+        move_decision(tx, run, locked, RunResumed(now, step, tried))
     if run.ended_at is None:
         cases.record_case(tx, run, now)
 

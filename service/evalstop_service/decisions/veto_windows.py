@@ -30,7 +30,7 @@ from anyio import to_thread
 
 from evalstop_service.background import handle_each
 from evalstop_service.clock import Clock
-from evalstop_service.decisions import transitions
+from evalstop_service.decisions import holds, transitions
 from evalstop_service.domain.decision_lifecycle import GuardsRaised, WindowEnded, WindowReopened
 from evalstop_service.store import decisions, due_decisions, hand_overs, runs
 from evalstop_service.store.database import Database, Transaction, read_now
@@ -183,7 +183,7 @@ class VetoListener:
             log.warning("no veto window ends, since the database cannot be written: %s", error)
             return BEAT_SECONDS
         try:
-            is_more = await self._in_thread(self._request_stops)
+            is_more = await self._in_thread(self._request_and_hand_over)
         except Exception:  # of one stop, which must not keep the windows of all others open
             log.exception("a stop whose veto window is over was not requested")
             return BEAT_SECONDS
@@ -228,7 +228,7 @@ class VetoListener:
         if extended:
             log.warning("vetoes may not have been heard: extended %d veto windows", extended)
 
-    def _request_stops(self) -> bool:
+    def _request_and_hand_over(self) -> bool:
         with self._database.reading() as tx:
             heard_until = due_decisions.read_heard_until(tx)
         read_time = partial(read_now, here=self._clock)
@@ -254,7 +254,7 @@ def request_stops(database: Database, heard_until: datetime, read_time: Callable
             run = runs.lock_run(tx, pending.project_id, pending.run_id)
             decision, now = decisions.lock_decision(tx, run.id, pending.id), read_time(tx)
             # The job may have got other live runs since the decision.
-            raised = transitions.find_shared_job(tx, run, decision)
+            raised = holds.find_shared_job(tx, run, decision)
             if not raised and runs.has_pending_stop(tx, run, decision.action, after=heard_until):
                 return  # a person has another stop of this job wait
             event = GuardsRaised(now, raised) if raised else WindowEnded(now, heard_until)
@@ -279,7 +279,7 @@ def hand_over_stops(database: Database, heard_until: datetime, read_time: Callab
             if decision.handed_over_at is not None or not decision.is_requested:
                 return
             if not hand_overs.try_hand_over(tx, run, decision, asked.asked_by or "", now):
-                transitions.withdraw_stop(tx, run, decision, now)
+                holds.withdraw_stop(tx, run, decision, now)
 
     with database.reading() as tx:
         asked = hand_overs.list_asked(tx, heard_until, MOST_AT_ONCE)
@@ -291,7 +291,7 @@ def _reopen_windows(tx: Transaction, now: datetime, project_ids: Collection[UUID
     """Have the requested stops that nobody was handed wait for another window; returns their number."""
     unsent = [
         stop
-        for stop in hand_overs.list_unsent(tx)
+        for stop in hand_overs.list_requested(tx)
         if stop.window_seconds > 0 and (project_ids is None or stop.project_id in project_ids)
     ]
     for stop in unsent:

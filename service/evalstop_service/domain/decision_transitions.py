@@ -79,8 +79,7 @@ def apply_event(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> Trans
                 return lifecycle, []
             # The window ended while no process ran, or the hours were changed since it opened.
             if (opening := timeouts.find_opening(at)) > at:
-                reason = f"stops go out within the project's hours only, next at {opening:%Y-%m-%d %H:%M} UTC"
-                return replace(lifecycle, due_at=opening), [Record(lifecycle.state, SERVICE, reason)]
+                return replace(lifecycle, due_at=opening), [Record(lifecycle.state, SERVICE, explain_hours(opening))]
             requested = _await_report(lifecycle, DecisionState.REQUESTED, at, timeouts)
             record = Record(requested.state, SERVICE, "the veto window is over")
             return requested, [record, Announce(_request_type(lifecycle))]
@@ -116,6 +115,11 @@ def apply_event(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> Trans
             return _apply_undo(lifecycle, event)
         case Recovered():
             return _apply_recovery(lifecycle, event)
+
+
+def explain_hours(opening: datetime) -> str:
+    """Why a stop waits until then."""
+    return f"stops go out within the project's hours only, next at {opening:%Y-%m-%d %H:%M} UTC"
 
 
 def is_allowed(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> bool:

@@ -100,12 +100,6 @@ def remove_listeners(tx: Transaction, listener_ids: Collection[UUID]) -> None:
     tx.execute(veto_listeners.delete().where(veto_listeners.c.id.in_(listener_ids)))
 
 
-def list_unheld_projects(tx: Transaction) -> list[UUID]:
-    """The paused projects that have a pending decision."""
-    query = sa.select(decisions.c.project_id).join(projects, projects.c.id == decisions.c.project_id)
-    return list(tx.execute(query.where(PENDING, projects.c.paused_at.is_not(None)).distinct()).scalars())
-
-
 def list_overdue(tx: Transaction, now: datetime, after: OverdueDecision | None = None) -> list[OverdueDecision]:
     """Decisions after the given one whose deadline has passed or whose stop was refused, by deadline."""
     table = decisions.c

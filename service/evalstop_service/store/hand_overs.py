@@ -14,14 +14,14 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.domain.decision_lifecycle import STOPPING, Action, GuardKind
-from evalstop_service.domain.decision_lifecycle import DecisionState as State
-from evalstop_service.domain.run import JobPart, find_job_part
+from evalstop_service.domain.decision_lifecycle import STOPPING, DecisionState, GuardKind
+from evalstop_service.domain.statuses import OPEN
 from evalstop_service.store import runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision, list_changes, load_decision
 from evalstop_service.store.runs import JobRun, Run
 from evalstop_service.store.tables import decisions, projects
+from evalstop_service.store.tables import runs as run_table
 from evalstop_service.store.tables.runs import IS_UNSENT
 
 TRAINER = "the trainer"
@@ -63,7 +63,7 @@ def hand_over(tx: Transaction, receivers: Mapping[tuple[UUID, UUID], str], now: 
             continue
         elif row.veto_window_seconds > 0:
             if row.asked_at is None:
-                tx.execute(_CHANGE, key | {"asked_at": now, "asked_by": receiver})
+                tx.execute(_ASK, key | {"asked_at": now, "asked_by": receiver})
         else:
             run = runs.load_run(tx, row.project_id, row.run_id)
             if try_hand_over(tx, run, load_decision(tx, row.project_id, row.id), receiver, now):
@@ -83,7 +83,7 @@ def try_hand_over(tx: Transaction, run: Run, decision: Decision, receiver: str, 
         return False
     if not may_go_out(tx, run, decision, now):
         return False
-    own = find_own_part(run, decision.action)
+    own = runs.find_own_part(run, decision.action)
     ended = [decision.id]
     if others:
         spared = {other.id for other in runs.list_spared_runs(tx, run, decision.action)}
@@ -116,7 +116,7 @@ def list_endangered(tx: Transaction, run: Run, decision: Decision) -> list[JobRu
     released = {
         name
         for change in list_changes(tx, decision)
-        if change.state is not State.ON_HOLD
+        if change.state is not DecisionState.ON_HOLD
         for guard in change.details.get("guards", ())
         if guard["kind"] == GuardKind.SHARED_JOB
         for name in guard["details"]["runs"]
@@ -126,18 +126,12 @@ def list_endangered(tx: Transaction, run: Run, decision: Decision) -> list[JobRu
 
 def has_grown(tx: Transaction, run: Run, decision: Decision) -> bool:
     """Whether a run entered the job after its stop was requested, so that a smaller part of the job is to end now."""
-    if find_own_part(run, decision.action) is None:
+    if runs.find_own_part(run, decision.action) is None:
         return False
     spared = runs.list_spared_runs(tx, run, decision.action)
     changes = list_changes(tx, decision) if spared else []
-    requested_at = max((change.at for change in changes if change.state is State.REQUESTED), default=None)
+    requested_at = max((change.at for change in changes if change.state is DecisionState.REQUESTED), default=None)
     return requested_at is not None and any(other.created_at > requested_at for other in spared)
-
-
-def find_own_part(run: Run, action: Action) -> JobPart | None:
-    """The part of its job that a run's stop may end alone; None: all of the job."""
-    own = None if action is Action.PARK else find_job_part(run.labels)
-    return own if own is not None and own.can_be_ended else None
 
 
 def list_asked(tx: Transaction, heard_until: datetime, limit: int) -> list[UnsentStop]:
@@ -146,15 +140,31 @@ def list_asked(tx: Transaction, heard_until: datetime, limit: int) -> list[Unsen
     return [UnsentStop(*row) for row in tx.execute(query.order_by(decisions.c.asked_at).limit(limit))]
 
 
-def list_unsent(tx: Transaction) -> list[UnsentStop]:
+def list_requested(tx: Transaction) -> list[UnsentStop]:
     """All requested stops that nobody was handed, by run."""
-    query = _UNSENT.where(sa.text(IS_UNSENT), decisions.c.state != State.PENDING)
+    query = _UNSENT.where(sa.text(IS_UNSENT), decisions.c.state != DecisionState.PENDING)
     return [UnsentStop(*row) for row in tx.execute(query.order_by(decisions.c.run_id))]
 
 
-_CHANGE = decisions.update().where(
-    decisions.c.run_id == sa.bindparam("of_run"), decisions.c.id == sa.bindparam("of_id")
-)
+def list_held(tx: Transaction, now: datetime) -> list[UnsentStop]:
+    """The stops that nobody was handed and that a pause, closed hours (if they were requested) or runs of their job may
+    hold, by run."""
+    is_requested = decisions.c.state != DecisionState.PENDING
+    query = (
+        _UNSENT.add_columns(projects.c.paused_at, is_requested, projects.c.stop_hours, _HAS_SPARED)
+        .join(run_table, run_table.c.id == decisions.c.run_id)
+        .where(sa.text(IS_UNSENT))
+        .where(projects.c.paused_at.is_not(None) | (is_requested & projects.c.stop_hours.is_not(None)) | _HAS_SPARED)
+        .order_by(decisions.c.run_id)
+    )
+    return [
+        UnsentStop(*key)
+        for *key, paused_at, requested, hours, has_spared in tx.execute(query).all()
+        if paused_at is not None or has_spared or (requested and hours is not None and hours.find_opening(now) > now)
+    ]
+
+
+_ASK = decisions.update().where(decisions.c.run_id == sa.bindparam("of_run"), decisions.c.id == sa.bindparam("of_id"))
 
 _UNSENT = sa.select(
     decisions.c.id,
@@ -163,3 +173,19 @@ _UNSENT = sa.select(
     projects.c.veto_window_seconds,
     decisions.c.asked_by,
 ).join(projects, projects.c.id == decisions.c.project_id)
+
+_OTHER, _OTHERS_DECISION = run_table.alias(), decisions.alias()
+
+# Another live run of the job for which nobody wants the action.
+_HAS_SPARED = sa.exists().where(
+    _OTHER.c.project_id == run_table.c.project_id,
+    _OTHER.c.job_key == run_table.c.job_key,
+    _OTHER.c.id != run_table.c.id,
+    _OTHER.c.status.in_(OPEN),
+    ~sa.exists().where(
+        _OTHERS_DECISION.c.run_id == _OTHER.c.id,
+        _OTHERS_DECISION.c.attempt == _OTHER.c.attempt,
+        _OTHERS_DECISION.c.action == decisions.c.action,
+        _OTHERS_DECISION.c.state.in_(runs.TO_BE_STOPPED),
+    ),
+)

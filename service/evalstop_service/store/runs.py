@@ -321,8 +321,13 @@ def has_pending_stop(tx: Transaction, run: Run, action: Action, after: datetime 
 
 def _reaches(action: Action, run: Run, part: JobPart | None) -> bool:
     """Whether what is done to a run is done to this part of its job too."""
+    return part is None or find_own_part(run, action) in (None, part)
+
+
+def find_own_part(run: Run, action: Action) -> JobPart | None:
+    """The part of its job that an action on a run may reach alone; None: all of the job. Jobs are parked whole."""
     own = None if action is Action.PARK else find_job_part(run.labels)
-    return own is None or not own.can_be_ended or part in (None, own)
+    return own if own is not None and own.can_be_ended else None
 
 
 def _is_of_job(run: Run) -> sa.ColumnElement[bool]:
@@ -350,25 +355,3 @@ def count_runs_alive(tx: Transaction, run: Run, at: datetime) -> int:
         return 1
     ran = (runs.c.created_at <= at) & (runs.c.ended_at.is_(None) | (runs.c.ended_at >= at))
     return 1 + tx.execute(sa.select(sa.func.count()).where(_is_of_job(run), ran)).scalar_one()
-
-
-def list_held_too_late(tx: Transaction) -> list[tuple[UUID, UUID]]:
-    """Project and run of each pending decision whose job has another live run that is not to be stopped."""
-    other, others_decision = runs.alias(), decisions.alias()
-    is_wanted = sa.exists().where(
-        others_decision.c.run_id == other.c.id,
-        others_decision.c.attempt == other.c.attempt,
-        others_decision.c.action == decisions.c.action,
-        others_decision.c.state.in_(TO_BE_STOPPED),
-    )
-    has_spared = sa.exists().where(
-        other.c.project_id == runs.c.project_id,
-        other.c.job_key == runs.c.job_key,
-        other.c.id != runs.c.id,
-        other.c.status.in_(OPEN),
-        ~is_wanted,
-    )
-    query = sa.select(runs.c.project_id, runs.c.id).join(decisions, decisions.c.run_id == runs.c.id)
-    # The state is inlined, not bound: only then does SQLite use the partial index.
-    pending = decisions.c.state == sa.literal_column("'pending'")
-    return [(row.project_id, row.id) for row in tx.execute(query.where(pending, has_spared))]

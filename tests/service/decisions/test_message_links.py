@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.decisions import commands, deadlines, message_links, transitions
+from evalstop_service.decisions import commands, deadlines, holds, message_links
 from evalstop_service.decisions.message_links import Choice, MessageLink
 from evalstop_service.domain.decision_lifecycle import DecisionState, Guard, GuardKind, Vetoed
 from evalstop_service.domain.times import StopHours
@@ -103,7 +103,7 @@ def test_link_ends_with_its_window(veto_project: ProjectFixture, chat: Endpoint)
     act(veto_project, first, Choice.WAIT_AN_HOUR)
     guard = Guard(GuardKind.PAUSED, "the project was paused by dana")
     with veto_project.database.transaction() as tx:
-        transitions.hold_stop(tx, runs.lock_run(tx, veto_project.id, run.id), [guard], SOON)
+        holds.hold_stop(tx, runs.lock_run(tx, veto_project.id, run.id), [guard], SOON)
     assert veto_project.load_decision(run).state == DecisionState.ON_HOLD
     deadlines.process_overdue(veto_project.database, NOW + 2 * MINUTE)
     assert veto_project.load_decision(run).state == DecisionState.PENDING

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from evalstop_service.decisions import deadlines, transitions, veto_windows
+from evalstop_service.decisions import deadlines, holds, veto_windows
 from evalstop_service.domain.decision_lifecycle import DecisionState, Released, Vetoed
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database, Transaction
@@ -165,7 +165,7 @@ def test_person_may_stop_the_whole_job(project: ProjectFixture) -> None:
     open_in_job(project, "b")
     project.post_observations(turning, DECLINING_EVALS)
     assert project.apply_command(project.load_decision(turning), Released(NOW, "dana", "both")) == "pending"
-    transitions.hold_shared_stops(project.database, NOW)
+    holds.withdraw_stops(project.database, NOW)
     project.end_windows(ONE_HOUR_LATER)
     (event,) = project.load_events(turning, "run.stop_requested")
     assert json.loads(event["body"])["data"]["job"] == {"ends": "job", "other_runs": ["b"]}

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 from evalstop_service.clock import rfc3339
-from evalstop_service.decisions import deadlines, transitions
+from evalstop_service.decisions import deadlines, holds
 from evalstop_service.domain.decision_lifecycle import DecisionState, Guard, GuardKind, Released, Vetoed
 from evalstop_service.errors import Conflict
 from evalstop_service.store import due_decisions, hand_overs, runs, tables
@@ -47,7 +47,7 @@ def load_announced_guards(project: ProjectFixture, run: Run) -> list[list[str]]:
 def hold_stop(project: ProjectFixture, run: Run, now: datetime) -> Decision | None:
     with project.database.transaction() as tx:
         locked = runs.lock_run(tx, project.id, run.id)
-        return transitions.hold_stop(tx, locked, [PAUSE], now)
+        return holds.hold_stop(tx, locked, [PAUSE], now)
 
 
 def test_guard_puts_a_stop_on_hold(veto_project: ProjectFixture) -> None:
@@ -184,7 +184,7 @@ def test_pause_holds_all_pending_stops(veto_project: ProjectFixture) -> None:
         veto_project.post_observations(run, DECLINING_EVALS)
     vetoed_run = pending.pop()
     veto_project.apply_command(veto_project.load_decision(vetoed_run), Vetoed(NOW, "dana", ""))
-    assert transitions.hold_pending_stops(veto_project.database, veto_project.id, [PAUSE], NOW) == 2
+    assert holds.hold_unsent_stops(veto_project.database, veto_project.id, [PAUSE], NOW) == 2
     assert [veto_project.load_decision(run).state for run in pending] == [DecisionState.ON_HOLD] * 2
     assert veto_project.load_decision(vetoed_run).state == DecisionState.VETOED
 
