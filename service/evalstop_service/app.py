@@ -67,7 +67,7 @@ from evalstop_service.web.api import (
 )
 from evalstop_service.web.api import openapi as description
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
-from evalstop_service.web.body import BodyLimit, HearVetoes, HeldBodies, create_identify
+from evalstop_service.web.body import BodyLimit, HearVetoes, HeldBodies
 from evalstop_service.web.context import Context
 from evalstop_service.web.limits import Entrance
 from evalstop_service.web.limits import Limits as WebLimits
@@ -75,6 +75,7 @@ from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
 from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.request_log import HeadRequests, RequestLog, SecurityHeaders
 from evalstop_service.web.route_index import RouteIndex
+from evalstop_service.web.senders import create_identify
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff

@@ -73,7 +73,7 @@ class ProblemKind(Enum):
     )
     SERVICE_TOO_OLD = (
         "The service is older than its database",
-        "Run the newest release. If it answers so too, a row is damaged: restore it from a backup. Lists leave it out.",
+        "Run the newest release. If it answers so too, a row is damaged: restore it from a backup.",
     )
     UNREADABLE_SECRET = ("A secret cannot be read", "Set `EVALSTOP_SECRET_KEYS` to the keys that encrypted it.")
     FAULT = ("The service failed", "This is a bug: look for the `request_id` in the log.")
