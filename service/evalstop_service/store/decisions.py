@@ -334,7 +334,3 @@ _LOAD_CHANGES = (
     )
     .order_by(_CHANGES.sequence)
 )
-
-
-def _skip_locked(query: sa.Select[Any]) -> sa.Select[Any]:
-    return query.order_by(decisions.c.run_id, decisions.c.id).with_for_update(key_share=True, skip_locked=True)
