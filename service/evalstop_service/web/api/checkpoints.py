@@ -21,7 +21,17 @@ from evalstop_service.store.queue import outbox
 from evalstop_service.store.run_details import Checkpoint, EvalRequest
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.observations import CheckpointPlaceOut
-from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Items, Limit, RunId, Step, VerdictOut, answers
+from evalstop_service.web.api.schemas import (
+    Answer,
+    BestCheckpointOut,
+    Items,
+    Limit,
+    RunId,
+    ShouldStop,
+    Step,
+    VerdictOut,
+    answers,
+)
 from evalstop_service.web.context import AnyScope, Commit, Db, Ingest, IngestOrReport, Now, ReadOrReport, Tell
 
 router = APIRouter(route_class=JsonRoute)
@@ -112,7 +122,7 @@ class EvalAnsweredOut(Answer):
 
     request: EvalRequestOut = Field(description="the request with its answer")
     verdict: VerdictOut = Field(description="the run's verdict, including the answer")
-    should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
+    should_stop: ShouldStop
 
 
 @router.get("/eval-requests", tags=["eval requests"])

@@ -33,6 +33,7 @@ from evalstop_service.web.api.schemas import (
     Measured,
     Page,
     RunId,
+    ShouldStop,
     Step,
     Stored,
     Time,
@@ -154,7 +155,7 @@ class ReceiptOut(Answer):
     conflict_count: int = Field(description="observations that were already stored with another value, which stands")
     conflicts: list[ConflictOut] = Field(description=f"the first {MOST_CONFLICTS} conflicts")
     verdict: VerdictOut = Field(description="the run's verdict, including these observations")
-    should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
+    should_stop: ShouldStop
     decision: DecisionStateOut | None = Field(
         description="the decision on the current attempt: why it is stopped, or not yet"
     )

@@ -79,6 +79,9 @@ Measured = Annotated[float, BeforeValidator(_parse_number), WithJsonSchema(_NUMB
 """A number in a request."""
 Stored = Annotated[float, PlainSerializer(encode_number), WithJsonSchema(_NUMBER)]
 """A number in a response."""
+ShouldStop = Annotated[
+    bool, Field(description="true once the stop is handed over to the trainer: save a checkpoint and end")
+]
 RunId = Annotated[UUID, Path(description="`id` of the run, as returned when it was opened or listed")]
 DecisionId = Annotated[UUID, Path(description="`id` of the decision, as listed or sent in an event")]
 EndpointId = Annotated[UUID, Path(description="`id` of the endpoint, as returned when it was created or listed")]
