@@ -20,8 +20,9 @@ IDLE, IN_TRANSACTION = b"Z\x00\x00\x00\x05I", b"Z\x00\x00\x00\x05T"
 class CommitProxy:
     """A TCP proxy in front of a PostgreSQL that listens on a Unix socket.
 
-    When armed, it forwards the next commit (a COMMIT, or a statement that inserts observations by itself), waits for
-    PostgreSQL's answer, does not forward it, calls `action` and closes the connection. `cut_count` counts these.
+    When armed, it forwards the next commit of observations (a COMMIT after a statement that inserts some, or such a
+    statement by itself), waits for PostgreSQL's answer, does not forward it, calls `action` and closes the connection.
+    What the service commits in the background passes. `cut_count` counts the connections closed.
     """
 
     def __init__(self, listener: socket.socket, server: Path) -> None:
@@ -32,7 +33,7 @@ class CommitProxy:
         self.cut_count = 0
 
     def arm(self, action: Callable[[], None] = lambda: None) -> None:
-        """Close the next connection that commits, after calling `action`."""
+        """Close the next connection that commits observations, after calling `action`."""
         with self._lock:
             self._action = action
 
@@ -64,10 +65,15 @@ class CommitProxy:
         commit = threading.Event()
         answers = threading.Thread(target=self._forward_answers, args=(server_socket, client, commit), daemon=True)
         answers.start()
+        inserts = False
         with suppress(OSError):
             while data := client.recv(65536):
-                if (data.endswith(COMMIT_MESSAGES) or OBSERVATIONS in data) and self._is_armed():
+                inserts = inserts or OBSERVATIONS in data
+                commits = data.endswith(COMMIT_MESSAGES)
+                if inserts and (commits or OBSERVATIONS in data) and self._is_armed():
                     commit.set()
+                if commits:
+                    inserts = False
                 server_socket.sendall(data)
         _shut_down(client, server_socket)
 
