@@ -55,7 +55,6 @@ from evalstop_service.web.api import (
     keys,
     kubeflow,
     observations,
-    openmetrics,
     policies,
     precision,
     projects,
@@ -85,7 +84,7 @@ _log = logging.getLogger(__name__)
 prepare_structs()  # here, because no thread can decode a struct before this module is imported
 
 RESOURCES = (
-    *(projects, keys, policies, runs, roles, observations, openmetrics, kubeflow),
+    *(projects, keys, policies, runs, roles, observations, kubeflow),
     *(checkpoints, decisions, endpoints, deliveries, pull, audit, precision, proposals),
 )
 

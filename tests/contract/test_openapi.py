@@ -33,9 +33,7 @@ BEYOND_SCHEMA = {
     r"only the role eval may have several": "JSON Schema cannot compare the members of an object",
     r"a \[ is not closed": "a regular expression cannot count brackets",
     r"did not turn: omit turn_step|a stop is right at or after": "the valid labels depend on the run",
-    r"the scrape has no|has \d+ values in the scrape|has no timestamp": "a scrape is text",
-    r"the body is not (OpenMetrics|the text format)|a step is a whole number from": "a scrape is text",
-    r"set at most one of step|group_by names two periods": "OpenAPI cannot relate parameters",
+    r"group_by names two periods": "OpenAPI cannot relate parameters",
     r"the period would end at": "JSON Schema cannot relate fields",
     r"/details: ": "each of the 8 levels would need its own schema",
     r"expires_at: it lies in the past": "depends on the clock",
@@ -281,12 +279,6 @@ def list_operations(document: Document) -> Iterator[tuple[str, str, Document]]:
             yield method, path, operation
 
 
-def resolve_reference(document: Document, schema: Document) -> Document:
-    while "$ref" in schema:
-        schema = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
-    return schema
-
-
 def test_every_operation_is_described(document: Document) -> None:
     """Every operation has a summary, a description, a tag and problem documents for 4XX and 5XX."""
     for method, path, operation in list_operations(document):
@@ -297,22 +289,13 @@ def test_every_operation_is_described(document: Document) -> None:
             assert list(operation["responses"][status]["content"]) == ["application/problem+json"], (method, path)
 
 
-def test_every_body_has_an_example(document: Document) -> None:
-    """Every request body and every successful answer with a body has an example."""
-    for method, path, operation in list_operations(document):
-        answers = [answer for status, answer in operation["responses"].items() if status.startswith("2")]
-        for part in [operation.get("requestBody", {}), *answers]:
-            for content in part.get("content", {}).values():
-                content_schema = resolve_reference(document, content["schema"])
-                assert content_schema.get("examples"), (method, path, content["schema"])
-
-
 def test_examples_are_valid(document: Document) -> None:
-    """Every example is valid by its schema."""
-    for name, schema in document["components"]["schemas"].items():
-        root = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
-        for example in schema.get("examples", []):
-            jsonschema_rs.validate(root, example, validate_formats=True)
+    """Every example of a property is valid by its schema."""
+    parts = [part for schema in document["components"]["schemas"].values() for part in iterate_subschemas(schema)]
+    examples = [(part, example) for part in parts for example in part.get("examples", ())]
+    assert len(examples) > 50
+    for part, example in examples:
+        jsonschema_rs.validate({**part, "components": document["components"]}, example, validate_formats=True)
 
 
 KEYWORDS = {

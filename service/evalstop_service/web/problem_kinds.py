@@ -31,10 +31,7 @@ class ProblemKind(Enum):
     COMPRESSED_BODY = ("The body is compressed", "Send it without `Content-Encoding`.")
     UNKNOWN_ENCODING = ("The body has an unknown encoding", "Use an encoding that `Accept-Encoding` names.")
     UNREADABLE_ENCODING = ("The body cannot be decompressed", "Compress it again. Nothing was stored.")
-    NOT_A_SCRAPE = ("The body is not a scrape", "Send it as a type that `detail` names.")
-    UNREADABLE_TEXT = ("The body is not readable text", "Send UTF-8.")
     BODY_TOO_LARGE = ("The body is too large", _SMALLER)
-    SCRAPE_TOO_LARGE = ("The scrape is too large", _SMALLER)
     NO_KEY = (
         "No valid key",
         "Send `Authorization: Bearer esk_...` with a valid key; `evalstop key create` creates one.",

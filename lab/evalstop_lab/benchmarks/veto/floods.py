@@ -137,8 +137,6 @@ def flooding(place: Place, flood: Flood, keys: int) -> Iterator[Counter[str]]:
     senders = (place.senders if path.startswith(("/api/", "/mlflow/")) else place.visitors)[:keys]
     with tempfile.NamedTemporaryFile("w", suffix=".flood") as file:
         kind = "application/json" if path.startswith(("/api/", "/mlflow/")) else "application/x-www-form-urlencoded"
-        if path.split("?")[0].endswith("/openmetrics"):
-            kind = "text/plain"
         lines = (
             flood.method,
             path,

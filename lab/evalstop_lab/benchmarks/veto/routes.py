@@ -40,7 +40,6 @@ COSTLIEST: dict[str, Any] = {
     f"POST {API}/runs": {"name": "r@count@", "labels": _LABELS, "params": _LABELS},
     f"POST {API}/runs/{{run_id}}/observations": '{"observations": [@2000 evals@]}',
     f"POST {API}/observations": '{"runs": [{"run_id": "{run_id}", "observations": [@2000 evals@]}]}',
-    f"POST {API}/runs/{{run_id}}/openmetrics": "\n".join(f"m{index} 0.5" for index in range(2000)) + "\n",
     f"POST {API}/kubeflow/{{name}}": {"trainerStatus": {"metrics": _PLAN}},
     f"POST {API}/runs/{{run_id}}/eval-changes": {"step": 3, "reason": "another grader"},
     f"POST {API}/runs/{{run_id}}/checkpoints": {"step": 1, "uri": "file:///@count@"},
@@ -86,7 +85,6 @@ LEFT_OUT = {
 def list_floods() -> Iterator[Flood]:
     """The costliest request of each route; of MLflow's API those below one of its prefixes, as the others are equal."""
     app = create_app(Settings(), Database("sqlite:///nowhere.db"), session_secret=token_urlsafe())  # never queried
-    examples = app.openapi()["paths"]
     mlflow = next(route.app for route in app.routes if isinstance(route, Mount) and route.path == "/mlflow")
     assert isinstance(mlflow, FastAPI)
     for part, prefix in ((app, ""), (mlflow, "/mlflow")):
@@ -96,15 +94,12 @@ def list_floods() -> Iterator[Flood]:
                 continue
             for method in sorted(context.methods or ()):
                 if method != "DELETE" and not path.endswith(tuple(sum(LEFT_OUT.values(), ()))):
-                    yield _build_flood(method, path, examples)
+                    yield _build_flood(method, path)
 
 
-def _build_flood(method: str, path: str, examples: Any) -> Flood:
+def _build_flood(method: str, path: str) -> Flood:
     name = f"{method} {path}"
     body = COSTLIEST.get(name, "")
-    if not body and path.startswith("/api/") and method != "GET":
-        content = examples[path][method.lower()].get("requestBody", {}).get("content", {})
-        body = content.get("application/json", {}).get("example", "")
     if not path.startswith(("/api/", "/mlflow")) and method == "POST":
         body = "&".join(part for part in (body, "csrf=@csrf@") if part)
     text = body if isinstance(body, str) else json.dumps(body).replace('"@number@"', "@count@")

@@ -15,8 +15,6 @@ from tests.service.web.api.routes import BODIES, ENDPOINT
 FALLING = [{"metric": "eval", "step": step, "value": value} for step, value in enumerate([0.5, 0.9, 0.8, 0.7, 0.6])]
 """Three declines: the policy `paper` stops at step 4."""
 
-OPENMETRICS_ROUTE = ("POST", "/runs/{run_id}/openmetrics")
-
 
 @dataclass
 class Resources:
@@ -92,8 +90,6 @@ def create_proposal(admin: httpx.Client) -> str:
 def call_route(client: httpx.Client, route: tuple[str, str], resources: Resources) -> httpx.Response:
     """Send a valid request to a route."""
     method, template = route
-    if route == OPENMETRICS_ROUTE:
-        return client.request(method, f"{resources.path(template)}?step=1", content="eval 0.5\n")
     path = resources.path(template) if method == "GET" else resources.path(template).partition("?")[0]
     return client.request(method, path, json=BODIES.get(route))
 

@@ -49,7 +49,6 @@ ROUTE_SCOPES: dict[tuple[str, str], set[str]] = {
     ("GET", "/runs/{run_id}/verdicts"): {"read"},
     ("POST", "/observations"): {"ingest"},
     ("POST", "/runs/{run_id}/observations"): {"ingest"},
-    ("POST", "/runs/{run_id}/openmetrics"): {"ingest"},
     ("POST", "/kubeflow/{name}"): {"ingest"},
     ("GET", "/runs/{run_id}/observations"): {"read"},
     ("GET", "/runs/{run_id}/series"): {"read"},

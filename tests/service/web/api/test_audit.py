@@ -69,7 +69,6 @@ NOT_AUDITED = {
     ("POST", "/runs/{run_id}/observations"),
     ("POST", "/runs/{run_id}/checkpoints"),
     ("POST", "/runs/{run_id}/eval-requests/{request_id}/answer"),
-    ("POST", "/runs/{run_id}/openmetrics"),
     ("POST", "/endpoints/{endpoint_id}/test"),
 }
 """Routes for what trainers measure, and the test of an endpoint, which changes nothing."""
