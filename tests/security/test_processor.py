@@ -20,6 +20,7 @@ from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
 from evalstop_service.web.limits import Entrance, Limit, Limits, Places
 from evalstop_service.web.processor import (
     ACTIVE_SECONDS,
+    AT_ONCE,
     LONG_SECONDS,
     QUIET_SECONDS,
     ROUTE_MS,
@@ -199,7 +200,7 @@ def test_heavy_keys_take_turns_while_others_always_have_a_request_in_progress() 
     loop.send(BUSY, 15.0)
 
     async def begin() -> None:
-        begun = [asyncio.create_task(loop.processor.begin(BUSY)) for _ in range(9)]
+        begun = [asyncio.create_task(loop.processor.begin(BUSY, is_post=True)) for _ in range(9)]
         await asyncio.sleep(QUIET_SECONDS / 2)  # all of them wait now
         begun[1].cancel()
         for count in (3, 5, 6, 7, 8, 9):
@@ -207,6 +208,28 @@ def test_heavy_keys_take_turns_while_others_always_have_a_request_in_progress() 
             loop.now += TURN_SECONDS
             await begun[count - 1]
             assert [task.done() for task in begun] == [True] * count + [False] * (9 - count)
+
+    asyncio.run(begin())
+
+
+def test_few_requests_of_heavy_keys_compute_at_once() -> None:
+    """A veto finds no more than a few of them before it, in whatever number they arrive; posts share a commit."""
+    loop = Loop(limit=RecordedCharges())
+    loop.send_other(OTHER)
+    loop.send(BUSY, 50.0)
+    loop.now += 2 * QUIET_SECONDS
+
+    async def begin() -> None:
+        begun = [asyncio.create_task(loop.processor.begin(BUSY)) for _ in range(AT_ONCE + 2)]
+        requests = await asyncio.gather(*begun[:AT_ONCE])
+        await asyncio.wait_for(loop.processor.begin(BUSY, is_post=True), 1.0)
+        await asyncio.sleep(2 * QUIET_SECONDS)  # in which it has looked twice whether another one may begin
+        assert not begun[AT_ONCE].done()
+        loop.processor.end(requests[0])
+        await begun[AT_ONCE]
+        assert not begun[AT_ONCE + 1].done()
+        loop.now += LONG_SECONDS  # those in progress wait for something themselves
+        await begun[AT_ONCE + 1]
 
     asyncio.run(begin())
 

@@ -13,6 +13,7 @@ Delay       A sender that has used more than half of the time waits before its n
 Order       A key that uses more than a tenth of the time is heavy. Its request waits until no request of another key or
             session was in progress for `QUIET_SECONDS`. So that it is never kept out, a quarter of the waiting requests
             begins every `TURN_SECONDS`: all at once would hold the loop too long, and a fixed number would not keep up.
+            Of its other requests than posts, `AT_ONCE` compute at a time: a veto that arrives waits for no more.
             Requests of other heavy keys are not waited for, nor requests that take so long that they rather wait than
             compute. Decisions never wait for their turn.
 """
@@ -20,10 +21,12 @@ Order       A key that uses more than a tenth of the time is heavy. Its request 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from evalstop_service.security.rate_limits import Rate, RateLimit
 from evalstop_service.store.turns import Work
@@ -33,6 +36,9 @@ HALF = Rate(burst=10, per_second=500)
 
 TENTH = Rate(burst=10, per_second=100)
 """Milliseconds beyond which a key is heavy."""
+
+AT_ONCE = 3
+"""How many requests of heavy keys to routes compute at a time. Posts share a commit: any number of them does."""
 
 ROUTE_MS = 2.0
 """The time of the event loop that a request to a route costs."""
@@ -57,6 +63,13 @@ class Request:
     sender: Work
     is_post: bool
     shared_ms_at_begin: float | None
+
+
+class _Turn(NamedTuple):
+    """A request of a heavy key that waits: it begins when the future is set."""
+
+    future: asyncio.Future[None]
+    is_post: bool
 
 
 class _Activity:
@@ -97,7 +110,8 @@ class Processor:
         self._computed = 0.0  # the thread's time at the last advance
         self._light: dict[Request, float] = {}  # requests of light senders in progress, the latest last
         self._light_ended_at = -QUIET_SECONDS
-        self._waiting: list[asyncio.Future[None]] = []  # requests of heavy keys that wait for their turn
+        self._heavy_routes: dict[Request, float] = {}  # those of heavy senders to routes
+        self._waiting: list[_Turn] = []  # requests of heavy keys that wait for their turn
         self._turns: asyncio.Task[None] | None = None  # gives the turns; ends when nobody waits
 
     async def begin(self, sender: Work, *, is_post: bool = False) -> Request | None:
@@ -111,13 +125,13 @@ class Processor:
             return None
         is_heavy = self._is_heavy(sender)
         wait = self.find_wait(sender)
-        if wait or (is_heavy and self._must_wait_for_turn(sender)):
+        if wait or (is_heavy and self._must_wait_for_turn(sender, is_post)):
             self._delayed()
             while wait:
                 await asyncio.sleep(min(wait, ACTIVE_SECONDS))  # the others may be silent then
                 wait = self.find_wait(sender)
-            if self._must_wait_for_turn(sender):
-                await self._wait_for_turn()
+            if self._must_wait_for_turn(sender, is_post):
+                await self._wait_for_turn(is_post)
             is_heavy, now = self._is_heavy(sender), self._monotonic()
         if is_post:
             self._advance()
@@ -125,6 +139,8 @@ class Processor:
         request = Request(sender, is_post, self._shared_ms if is_post else None)
         if not is_heavy:
             self._light[request] = now
+        elif not is_post:
+            self._heavy_routes[request] = now
         return request
 
     def end(self, request: Request | None) -> None:
@@ -137,6 +153,7 @@ class Processor:
             self._charge(request.sender, self._shared_ms - request.shared_ms_at_begin)
         elif not request.is_post:
             self.charge(request.sender, ROUTE_MS)
+        self._heavy_routes.pop(request, None)
         if self._light.pop(request, None) is not None:
             self._light_ended_at = self._monotonic()
 
@@ -162,8 +179,16 @@ class Processor:
     def _is_heavy(self, sender: Work) -> bool:
         return self._heavy.find_wait(find_accounts(sender)[0]) > 0
 
-    def _must_wait_for_turn(self, sender: Work) -> bool:
-        return not sender.is_decision and self._is_heavy(sender) and self._has_light()
+    def _must_wait_for_turn(self, sender: Work, is_post: bool) -> bool:
+        if sender.is_decision or not self._is_heavy(sender):
+            return False
+        return self._has_light() or not (is_post or (self._count_room() and not self._waiting))
+
+    def _count_room(self) -> int:
+        """How many more requests of heavy keys to routes may begin."""
+        since = self._monotonic() - LONG_SECONDS
+        latest = itertools.takewhile(lambda begun: begun > since, reversed(self._heavy_routes.values()))
+        return AT_ONCE - len(list(itertools.islice(latest, AT_ONCE)))
 
     def _has_light(self) -> bool:
         """Whether a request of a light sender is in progress, and not for long, or has just ended."""
@@ -171,13 +196,13 @@ class Processor:
         latest_at = next(reversed(self._light.values()), -LONG_SECONDS)
         return now - latest_at < LONG_SECONDS or now - self._light_ended_at < QUIET_SECONDS
 
-    async def _wait_for_turn(self) -> None:
+    async def _wait_for_turn(self, is_post: bool) -> None:
         """Wait with the other requests of heavy keys, first come, first served."""
-        turn = asyncio.get_running_loop().create_future()
+        turn = _Turn(asyncio.get_running_loop().create_future(), is_post)
         self._waiting.append(turn)
         if self._turns is None:
             self._turns = asyncio.create_task(self._give_turns())
-        await turn
+        await turn.future
 
     async def _give_turns(self) -> None:
         next_at = self._monotonic() + TURN_SECONDS
@@ -186,11 +211,16 @@ class Processor:
             has_light = self._has_light()
             if has_light and self._monotonic() < next_at:
                 continue
-            count = math.ceil(len(self._waiting) / 4) if has_light else len(self._waiting)
-            for turn in self._waiting[:count]:
-                if not turn.done():  # its request was cancelled
-                    turn.set_result(None)
-            del self._waiting[:count]
+            most = math.ceil(len(self._waiting) / 4) if has_light else len(self._waiting)
+            room = self._count_room()
+            waiting, self._waiting = self._waiting, []
+            for turn in waiting:
+                if most == 0 or not (turn.is_post or room):
+                    self._waiting.append(turn)
+                    continue
+                most, room = most - 1, room - (not turn.is_post)
+                if not turn.future.done():  # its request was cancelled
+                    turn.future.set_result(None)
             next_at = self._monotonic() + TURN_SECONDS
         self._turns = None
 
