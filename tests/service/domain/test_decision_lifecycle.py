@@ -274,8 +274,8 @@ class LifecycleMachine(RuleBasedStateMachine):
         assert states[-1] is self.lifecycle.state
         for state, following in pairwise(states):
             assert following in NEXT_STATES[state] or (state is following and state in REPEATED)
-        since_order = states[self._find_stop_order() :]
-        assert since_order.count(DecisionState.ESCALATED) == self.lifecycle.escalations
+        since_restart = states[self._find_restart() :]
+        assert since_restart.count(DecisionState.ESCALATED) == self.lifecycle.escalations
         undone = [record.details for record in self.history if record.state is DecisionState.UNDONE]
         assert decision_transitions.list_late_reports(undone) == self.lifecycle.late_reports
 
@@ -308,7 +308,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     @invariant()
     def observed_decision_sends_nothing(self) -> None:
         """A shadow or held-out decision never changes and sends no events, unless a person orders the stop."""
-        if self.history[0].state in OBSERVED and not self._find_stop_order():
+        if self.history[0].state in OBSERVED and not self._list_orders():
             assert len(self.history) == 1
             assert not self.sent
 
@@ -326,10 +326,15 @@ class LifecycleMachine(RuleBasedStateMachine):
         assert self.sent.count(EventType.RESUME_REQUESTED) == (DecisionState.UNDONE in states_entered)
         assert self.sent.count(EventType.STOP_ON_HOLD) == states_entered.count(DecisionState.ON_HOLD)
 
-    def _find_stop_order(self) -> int:
-        """Find where a person last ordered the stop, 0 if nobody did; the count of escalations restarts there."""
-        ordered = [place for place, record in enumerate(self.history) if "ordered" in record.details]
-        return ordered[-1] if ordered else 0
+    def _list_orders(self) -> list[int]:
+        """Where in the history a person ordered the stop."""
+        return [place for place, record in enumerate(self.history) if "ordered" in record.details]
+
+    def _find_restart(self) -> int:
+        """Find where the count of escalations restarts: where the stop was last ordered, or where it last waited."""
+        waiting = (DecisionState.PENDING, DecisionState.ON_HOLD)
+        waits = [place for place, record in enumerate(self.history) if record.state in waiting]
+        return max(self._list_orders() + waits, default=0)
 
     def teardown(self) -> None:
         """Once no guard is left, time alone brings the decision to a final state."""
