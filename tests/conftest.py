@@ -87,13 +87,34 @@ class ClonePostgres(Protocol):
     def __call__(self, empty: bool = False) -> str: ...
 
 
-ALWAYS_ON_POSTGRESQL = ("tests/service/store/", "tests/service/ingest/", "tests/migrations/")
-"""Folders whose tests on PostgreSQL are not marked `real`, because they test the queries themselves."""
+ON_BOTH_DATABASES = (
+    "tests/migrations/",
+    "tests/security/test_answers.py",
+    "tests/security/test_decision_lane.py",
+    "tests/service/decisions/test_approvals.py",
+    "tests/service/decisions/test_deadlines.py",
+    "tests/service/decisions/test_guards.py",
+    "tests/service/decisions/test_hand_overs.py",
+    "tests/service/decisions/test_veto_windows.py",
+    "tests/service/ingest/test_atomicity.py",
+    "tests/service/ingest/test_attempts.py",
+    "tests/service/ingest/test_committer.py",
+    "tests/service/ingest/test_edits.py",
+    "tests/service/ingest/test_run_loading.py",
+    "tests/service/runs/test_retention_beside_others.py",
+    "tests/service/store/",
+    "tests/service/web/api/test_routes.py",
+    "tests/service/web/api/test_unusual_values.py",
+    "tests/service/web/mlflow/test_experiments.py",
+    "tests/service/webhooks/delivery/test_concurrent_workers.py",
+    "tests/service/webhooks/delivery/test_wakeup.py",
+)
+"""What `make test` runs on PostgreSQL too: queries, locks and concurrency, and each route once."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests, long ones first, and mark the PostgreSQL variants of most tests as `real`."""
+    """Sort the tests, long ones first, and mark the PostgreSQL variants of most tests as `nightly`."""
     # What is short is left for the end, where it fills every process. Tests of Slurm mostly wait: two other files are
     # begun beside each of theirs, but none of a real Kubernetes, which most machines skip.
     files = dict.fromkeys(item.path for item in sorted(items, key=lambda item: (not is_real(item), is_skipped(item))))
@@ -104,8 +125,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order[item.path])
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if "postgresql" in parameters and not item.nodeid.startswith(ALWAYS_ON_POSTGRESQL):
-            item.add_marker(pytest.mark.real)
+        if "postgresql" in parameters and not item.nodeid.startswith(ON_BOTH_DATABASES):
+            item.add_marker(pytest.mark.nightly)
 
 
 def is_real(item: pytest.Item) -> bool:

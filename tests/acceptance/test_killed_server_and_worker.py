@@ -159,7 +159,7 @@ def wait_for_requests(service: Installation, receiver: FakeReceiver, more: int) 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.chaos)])
-@pytest.mark.parametrize("kind", ["embedded", "separate"])
+@pytest.mark.parametrize("kind", [pytest.param("embedded", marks=pytest.mark.nightly), "separate"])
 def test_kills_lose_nothing_and_every_stop_is_delivered(
     request: pytest.FixtureRequest, kind: str, kills: int, embedded_database: Database
 ) -> None:

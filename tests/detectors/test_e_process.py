@@ -118,7 +118,10 @@ def upper_scale_bound(differences: list[float], alpha: float) -> float | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "runs"), [(20, 150), (100, 60), (500, 15), (2500, 4)])
+@pytest.mark.parametrize(
+    ("size", "runs"),
+    [(100, 60), *(pytest.param(*size, marks=pytest.mark.nightly) for size in ((20, 150), (500, 15), (2500, 4)))],
+)
 @pytest.mark.parametrize("stderr", [None, 1.0])
 @pytest.mark.parametrize("noise", [gaussian, student_t3, weakly_autocorrelated])
 def test_false_alarm_rate_is_at_most_alpha(

@@ -102,6 +102,7 @@ def build_clock_library(folder: Path) -> tuple[Path, Path]:
     return library, file
 
 
+@pytest.mark.nightly
 def test_clock_step_during_posts_changes_nothing(
     tmp_path: Path, migrated_file: Path, embedded_database: Database
 ) -> None:

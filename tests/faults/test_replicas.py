@@ -167,7 +167,9 @@ def kill_replicas(service: Replicas, player: ScriptPlayer, rng: random.Random, e
     return KILLS
 
 
-@pytest.mark.parametrize("killing", [False, True], ids=["all-up", "replicas-killed"])
+@pytest.mark.parametrize(
+    "killing", [pytest.param(False, id="all-up", marks=pytest.mark.nightly), pytest.param(True, id="replicas-killed")]
+)
 def test_replicas_agree_with_a_single_process(
     tmp_path: Path, clone_postgres: ClonePostgres, embedded_database: Database, killing: bool
 ) -> None:

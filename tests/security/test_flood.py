@@ -24,6 +24,7 @@ def test_every_route_is_flooded() -> None:
     assert sum(floods_by_part.values()) > 130
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="needs wrk")
 def test_veto_beside_a_flood_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

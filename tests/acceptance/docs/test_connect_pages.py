@@ -188,6 +188,7 @@ def test_readme_ends_with_a_stop(project: Project) -> None:
     project.check_stopped("ppo-7b-seed3", "obeyed")
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_http_ends_with_a_stop(project: Project) -> None:
     """A run opened as docs/ways-in.md says is stopped."""
@@ -204,6 +205,7 @@ def test_http_ends_with_a_stop(project: Project) -> None:
     project.check_stopped("curl-1-2", "obeyed")
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_observations_of_many_runs_end_with_a_stop(project: Project) -> None:
     """Of the two runs of the page's request, one falls and is stopped."""
@@ -220,6 +222,7 @@ def test_observations_of_many_runs_end_with_a_stop(project: Project) -> None:
     project.check_stopped("seed-1", "obeyed")
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["declared", "several evals"])
 def test_declared_roles_end_with_a_stop(name: str, project: Project) -> None:
@@ -230,6 +233,7 @@ def test_declared_roles_end_with_a_stop(name: str, project: Project) -> None:
     project.check_stopped("declared", "obeyed")
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_park_policy_and_its_endpoint(project: Project) -> None:
     """The page's park policy is stored, and its endpoint, in place of one that stops, subscribes to park requests."""
@@ -240,6 +244,7 @@ def test_park_policy_and_its_endpoint(project: Project) -> None:
     assert "aside@1" in project.run_shell("evalstop policy ls")
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_client_tab_ends_with_a_stop(project: Project) -> None:
     """A custom loop polls the service and ends."""
@@ -259,6 +264,7 @@ def test_mlflow_tab_ends_with_a_stop(project: Project) -> None:
     project.check_stopped("logged", "obeyed")
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_mlflow_client_that_never_polls_is_terminated(project: Project) -> None:
     """The process receiver that started the script terminates it and confirms the stop."""
@@ -273,6 +279,7 @@ def test_mlflow_client_that_never_polls_is_terminated(project: Project) -> None:
     project.check_stopped("logged", "confirmed")
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_jobs_watched_by_tensorboard_files_are_terminated(project: Project) -> None:
     """Runs watched from their event files are stopped by the command receiver, which finds jobs by labels."""
@@ -300,6 +307,7 @@ def test_jobs_watched_by_tensorboard_files_are_terminated(project: Project) -> N
     assert project.find_run("old-runs/b")["status"] == "completed"
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["any scheduler", "30 lines", "bash"])
 def test_documented_receivers_end_a_job(name: str, project: Project) -> None:

@@ -181,67 +181,89 @@ def write_documented_script() -> str:
     return "\n".join(parts)
 
 
-@pytest.fixture(scope="module")
-def outputs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+QUICK_EXAMPLES = ("transformers_trainer", "mlflow_client")
+"""What tests without the mark `nightly` look at."""
+
+
+class Outputs(dict[str, str]):
     """The output of each framework's example. They run one after another in one process, which imports torch once."""
-    folder = tmp_path_factory.mktemp("callbacks")
-    resumed = folder / "resumed.py"
-    resumed.write_text(RESUMED_SCRIPT)
-    pinned = folder / "pinned.py"
-    pinned.write_text(PINNED_SCRIPT)
-    enforced = folder / "enforced.py"
-    enforced.write_text(ENFORCED_SCRIPT)
-    documented = folder / "documented.py"
-    documented.write_text(write_documented_script())
-    # The ranks are forked first, before other examples start threads.
-    examples = [EXAMPLES / f"{name}.py" for name in ("pytorch_ddp", *CALLBACK_EXAMPLES, "trl_grpo", "mlflow_client")]
-    scripts_folder = Path(__file__).parent
-    files = [
-        *examples,
-        resumed,
-        pinned,
-        scripts_folder / "several_eval_sets.py",
-        scripts_folder / "kubeflow_reporter.py",
-        scripts_folder / "train_twice.py",
-        enforced,
-        *(scripts_folder / "mlflow_trainers" / f"mlflow_{name}.py" for name in MLFLOW_TRAINERS),
-        documented,  # the runs would be found by a search of an MLflow trainer
-    ]
-    command = [sys.executable, "-c", RUN_ALL_SCRIPT, *map(str, files)]
-    parts = run_example(command, build_environment(service, folder), folder).split("example: ")[1:]
-    return {name: output for name, _, output in (part.partition("\n") for part in parts)}
+
+    def __init__(self, service: Service, folder: Path) -> None:
+        super().__init__()
+        self._service, self._folder = service, folder
+
+    def __missing__(self, name: str) -> str:
+        files = [EXAMPLES / f"{quick}.py" for quick in QUICK_EXAMPLES]
+        if name not in QUICK_EXAMPLES:
+            files = self._list_other_files()
+        folder = self._folder / name
+        folder.mkdir()
+        command = [sys.executable, "-c", RUN_ALL_SCRIPT, *map(str, files)]
+        parts = run_example(command, build_environment(self._service, folder), folder).split("example: ")[1:]
+        self.update({name: output for name, _, output in (part.partition("\n") for part in parts)})
+        return self[name]
+
+    def _list_other_files(self) -> list[Path]:
+        scripts = {"resumed": RESUMED_SCRIPT, "pinned": PINNED_SCRIPT, "enforced": ENFORCED_SCRIPT}
+        scripts["documented"] = write_documented_script()
+        written = {name: self._folder / f"{name}.py" for name in scripts}
+        for name, script in scripts.items():
+            written[name].write_text(script)
+        here = Path(__file__).parent
+        return [
+            # The ranks are forked first, before other examples start threads.
+            *(EXAMPLES / f"{name}.py" for name in ("pytorch_ddp", *CALLBACK_EXAMPLES[1:], "trl_grpo")),
+            written["resumed"],
+            written["pinned"],
+            *(here / f"{name}.py" for name in ("several_eval_sets", "kubeflow_reporter", "train_twice")),
+            written["enforced"],
+            *(here / "mlflow_trainers" / f"mlflow_{name}.py" for name in MLFLOW_TRAINERS),
+            written["documented"],  # the runs would be found by a search of an MLflow trainer
+        ]
 
 
-def test_all_ranks_stop_at_the_same_step(service: Service, outputs: dict[str, str]) -> None:
+@pytest.fixture(scope="module")
+def outputs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+    return Outputs(service, tmp_path_factory.mktemp("callbacks"))
+
+
+@pytest.mark.nightly
+def test_all_ranks_stop_at_the_same_step(service: Service, outputs: Outputs) -> None:
     """With two processes under DDP and gloo, one posts and both end at the same step."""
     assert len(END_LINE.findall(outputs["pytorch_ddp"])) == 2
     assert_stopped(service, "pytorch-ddp", outputs["pytorch_ddp"])
 
 
-@pytest.mark.parametrize("example", CALLBACK_EXAMPLES)
-def test_framework_is_stopped_by_its_callback(example: str, service: Service, outputs: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "example",
+    [CALLBACK_EXAMPLES[0], *(pytest.param(name, marks=pytest.mark.nightly) for name in CALLBACK_EXAMPLES[1:])],
+)
+def test_framework_is_stopped_by_its_callback(example: str, service: Service, outputs: Outputs) -> None:
     """The framework's own metrics and checkpoints are used, and the framework ends the training."""
     run = assert_stopped(service, example.replace("_", "-"), outputs[example])
     roles = {role["role"]: metric for metric, role in run["metrics"].items()}
     assert roles["eval"] in ("eval_loss", "val_loss")  # recognized, not declared
 
 
-def test_resumed_training_starts_a_new_attempt(service: Service, outputs: dict[str, str]) -> None:
+@pytest.mark.nightly
+def test_resumed_training_starts_a_new_attempt(service: Service, outputs: Outputs) -> None:
     """Resuming from the checkpoint of step 50 supersedes what was logged after it."""
-    assert "resumed" in outputs
+    assert outputs["resumed"] is not None
     run = find_run(service, "resumed")
     assert (run["attempt"], run["last_step"], run["status"], run["total_steps"]) == (2, 60, "completed", 100)
 
 
-def test_best_checkpoint_survives_save_total_limit(outputs: dict[str, str]) -> None:
+@pytest.mark.nightly
+def test_best_checkpoint_survives_save_total_limit(outputs: Outputs) -> None:
     """transformers keeps the newest checkpoint and the one that EvalStop calls the best, also after the training."""
     assert outputs["pinned"].splitlines()[-1] == "['checkpoint-2', 'checkpoint-5']"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("framework", ["transformers", "keras"])
-def test_second_training_is_a_new_run(framework: str, service: Service, outputs: dict[str, str]) -> None:
+def test_second_training_is_a_new_run(framework: str, service: Service, outputs: Outputs) -> None:
     """`Trainer.train()` and `fit()` called twice with one callback give two runs, the second named name-2."""
-    assert "train_twice" in outputs
+    assert outputs["train_twice"] is not None
     second = find_run(service, f"twice-{framework}-2")
     assert (second["status"], second["attempt"], second["last_step"]) == ("completed", 1, 4)
     with open_api(service) as api:
@@ -252,15 +274,17 @@ def test_second_training_is_a_new_run(framework: str, service: Service, outputs:
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["callback-1", "tuned", "sft-7b"])
-def test_documented_callbacks_end_with_a_stop(name: str, service: Service, outputs: dict[str, str]) -> None:
+def test_documented_callbacks_end_with_a_stop(name: str, service: Service, outputs: Outputs) -> None:
     """One added line stops a trainer that declares no roles, as does the policy of the page one that declares them; the
     distributed run is stopped by a person."""
-    assert "documented" in outputs
+    assert outputs["documented"] is not None
     assert find_run(service, name)["decision"]["state"] == "obeyed"
 
 
-def test_reward_hacking_in_grpo_is_stopped(service: Service, outputs: dict[str, str]) -> None:
+@pytest.mark.nightly
+def test_reward_hacking_in_grpo_is_stopped(service: Service, outputs: Outputs) -> None:
     """In TRL's GRPO the score that is not optimized is declared as eval, so that it can stop the run."""
     run = assert_stopped(service, "trl-grpo", outputs["trl_grpo"])
     roles = {role["role"]: metric for metric, role in run["metrics"].items()}
@@ -268,7 +292,8 @@ def test_reward_hacking_in_grpo_is_stopped(service: Service, outputs: dict[str, 
     assert set(run["recognition"]["origins"].values()) == {"declared"}
 
 
-def test_improving_losses_of_several_eval_sets_stop_nothing(service: Service, outputs: dict[str, str]) -> None:
+@pytest.mark.nightly
+def test_improving_losses_of_several_eval_sets_stop_nothing(service: Service, outputs: Outputs) -> None:
     """Losses named after benchmarks are minimized: the run ends as planned, with a late best checkpoint."""
     assert END_LINE.findall(outputs["several_eval_sets"]) == [("40", "40")]
     run = find_run(service, "several-eval-sets")
@@ -287,9 +312,9 @@ def test_one_trial_of_ray_tune_is_stopped(service: Service, environment: dict[st
     assert int(falling[0]) < int(falling[1])
 
 
-def test_mlflow_client_is_watched(service: Service, outputs: dict[str, str]) -> None:
+def test_mlflow_client_is_watched(service: Service, outputs: Outputs) -> None:
     """An unmodified MLflow script gets roles and stays in shadow mode, as in every new project."""
-    assert "mlflow_client" in outputs
+    assert outputs["mlflow_client"] is not None
     run = find_run(service, "mlflow-client")
     assert {role["role"]: metric for metric, role in run["metrics"].items()} == {
         "eval": "eval_accuracy",
@@ -316,7 +341,8 @@ def get_run_with_series(client: httpx.Client, run_id: str) -> dict[str, Any]:
     return document | {"series": series}
 
 
-def test_fluent_api_run_is_recognized_and_stopped(service: Service, outputs: dict[str, str]) -> None:
+@pytest.mark.nightly
+def test_fluent_api_run_is_recognized_and_stopped(service: Service, outputs: Outputs) -> None:
     """Roles are recognized by name, the first value counts, and the run is stopped, also with asynchronous logging."""
     (run,) = read_runs(service, outputs["mlflow_fluent"])
     assert run["name"] == "alignment/ppo"
@@ -331,7 +357,8 @@ def test_fluent_api_run_is_recognized_and_stopped(service: Service, outputs: dic
     assert (run["status"], run["verdict"]["verdict"], run["labels"]["gpus"]) == ("completed", "stop", "8")
 
 
-def test_transformers_trainer_is_recorded(service: Service, outputs: dict[str, str]) -> None:
+@pytest.mark.nightly
+def test_transformers_trainer_is_recorded(service: Service, outputs: Outputs) -> None:
     """Every eval has its step, the arguments are params, the saved models are checkpoints, and the run is completed."""
     (run,) = read_runs(service, outputs["mlflow_transformers"])
     assert run["best_checkpoint"]["step"] == 6
@@ -342,7 +369,8 @@ def test_transformers_trainer_is_recorded(service: Service, outputs: dict[str, s
     assert run["status"] == "completed"
 
 
-def test_lightning_logger_and_autologging_are_recorded(service: Service, outputs: dict[str, str]) -> None:
+@pytest.mark.nightly
+def test_lightning_logger_and_autologging_are_recorded(service: Service, outputs: Outputs) -> None:
     """The validation score is the eval metric, at the steps of its values; a saved file is the best checkpoint."""
     run, autologged = read_runs(service, outputs["mlflow_lightning"])
     assert run["best_checkpoint"]["step"] in (3, 7, 11)
@@ -358,7 +386,8 @@ def test_lightning_logger_and_autologging_are_recorded(service: Service, outputs
     assert len(autologged["series"]["val_accuracy"]) == 2
 
 
-def test_optuna_trials_are_runs_of_one_experiment(service: Service, outputs: dict[str, str]) -> None:
+@pytest.mark.nightly
+def test_optuna_trials_are_runs_of_one_experiment(service: Service, outputs: Outputs) -> None:
     """Each trial is a run of the study's experiment, with its parameters."""
     trials = read_runs(service, outputs["mlflow_optuna"])
     assert len(trials) == 3
@@ -366,16 +395,18 @@ def test_optuna_trials_are_runs_of_one_experiment(service: Service, outputs: dic
     assert all("x" in run["params"] for run in trials)
 
 
-def test_unsupported_calls_do_not_fail_the_job(service: Service, outputs: dict[str, str]) -> None:
+@pytest.mark.nightly
+def test_unsupported_calls_do_not_fail_the_job(service: Service, outputs: Outputs) -> None:
     """Trackers, 568 params, artifacts, models, inputs and searches leave room for the job's tags."""
     (run,) = read_runs(service, outputs["mlflow_artifacts"])
     assert (run["name"], run["status"], len(run["params"])) == ("scripts/ppo", "completed", 569)
     assert run["labels"]["slurm_job_id"] == "4711"
 
 
-def test_kubeflow_callback_reports_to_the_service(service: Service, outputs: dict[str, str]) -> None:
+@pytest.mark.nightly
+def test_kubeflow_callback_reports_to_the_service(service: Service, outputs: Outputs) -> None:
     """The unmodified callback needs only an address and a file with a key."""
-    assert "kubeflow_reporter" in outputs
+    assert outputs["kubeflow_reporter"] is not None
     run = find_run(service, "from-a-pod")
     assert run["total_steps"] == 10
     with open_api(service) as api:

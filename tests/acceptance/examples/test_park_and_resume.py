@@ -18,7 +18,7 @@ from tests.acceptance.examples.conftest import open_api
 from tests.acceptance.examples.test_examples import EXAMPLES, run_example
 from tests.clients.programs import wait_until
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 NAME = "park-and-resume"
 EVENT_TYPES = ["run.park_requested", "run.resume_requested", "run.stop_requested"]

@@ -75,6 +75,7 @@ def bin_folder(built_folder: Path, client_environment: tuple[Path, frozenset[str
     return python.parent
 
 
+@pytest.mark.nightly
 def test_client_installs_only_httpx(client_environment: tuple[Path, frozenset[str]]) -> None:
     """Installing the client adds itself, httpx and what httpx needs, and no server package."""
     _, installed = client_environment
@@ -82,6 +83,7 @@ def test_client_installs_only_httpx(client_environment: tuple[Path, frozenset[st
     assert not installed & SERVER_PACKAGES
 
 
+@pytest.mark.nightly
 def test_client_alone_has_the_evalstop_command(client_environment: tuple[Path, frozenset[str]], tmp_path: Path) -> None:
     """With the client alone, `evalstop` lists the commands that use HTTP, and says what the others need."""
     python, _ = client_environment
@@ -91,6 +93,7 @@ def test_client_alone_has_the_evalstop_command(client_environment: tuple[Path, f
     assert (up.returncode, "pip install evalstop-service" in up.stderr) == (2, True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_wheels_have_types_license_and_all_files(distribution: str, built_folder: Path) -> None:
     """A wheel has py.typed, the license and every file of its package, and no other."""
@@ -111,6 +114,7 @@ def test_wheels_have_types_license_and_all_files(distribution: str, built_folder
     assert {name for name in names if ".dist-info/" not in name} == expected | list_migrations(distribution)
 
 
+@pytest.mark.nightly
 def test_service_sdist_has_migrations_and_pages(built_folder: Path) -> None:
     """The linked migrations are real files in the sdist, and templates and static files are there."""
     with tarfile.open(next(built_folder.glob("evalstop_service-*.tar.gz"))) as archive:
@@ -122,6 +126,7 @@ def test_service_sdist_has_migrations_and_pages(built_folder: Path) -> None:
     assert {path.relative_to(ROOT / "service").as_posix() for path in page_files} <= files
 
 
+@pytest.mark.nightly
 def test_dockerfile_copies_enough_to_build(tmp_path: Path) -> None:
     """The service's wheel, with migrations, builds from the paths that the Dockerfile copies."""
     for source in re.findall(r"^COPY (?!--from)(\S+) \S+$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE):

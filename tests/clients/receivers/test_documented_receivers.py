@@ -17,7 +17,7 @@ from tests.clients.programs import running_program, wait_until
 from tests.clients.receivers.fake_pull_endpoint import FakePullEndpoint
 from tests.clients.webhooks import SECRET, make_event, make_stop_event, post_event
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 CANCEL = '#!/bin/sh\n[ "$1" = -- ] && echo "$2" >> {folder}/cancelled\n'
 STATUS = "#!/bin/sh\n[ ! -e {folder}/checked ] && touch {folder}/checked\n"

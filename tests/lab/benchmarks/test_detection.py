@@ -35,7 +35,6 @@ def test_quick_run_writes_report_and_plots(tmp_path: Path, capsys: pytest.Captur
     assert (tmp_path / "contenders.png").stat().st_size > 10_000
 
 
-@pytest.mark.nightly
 def test_tables_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The tables are printed without recorded runs, too."""
     arguments = ["--quick", "--jobs", "1", "--folder", str(tmp_path), "--recorded", str(tmp_path / "none")]

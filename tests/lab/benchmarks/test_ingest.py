@@ -147,7 +147,6 @@ def test_figure_too_small_to_measure_gives_no_ratio() -> None:
 
 
 @needs_wrk
-@pytest.mark.nightly
 @pytest.mark.real
 def test_benchmark_measures_service_bound_and_another_checkout(
     postgres_url: str, capsys: pytest.CaptureFixture[str]

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from evalstop_lab.benchmarks import stop
 
-pytestmark = [pytest.mark.real, pytest.mark.nightly]
+pytestmark = pytest.mark.real
 
 
 def test_stops_and_parks_are_timed(

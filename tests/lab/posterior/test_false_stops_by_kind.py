@@ -9,7 +9,7 @@ from evalstop_detectors.posterior.network import HIDDEN, OUTPUTS, Network, load_
 from evalstop_lab.posterior.train import FALSE_STOPS, REPORTING_SEED, judge_runs, measure_false_stops
 from evalstop_lab.worlds.prior import KINDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+pytestmark = pytest.mark.slow
 
 ALWAYS_CERTAIN = Network(
     np.zeros((4 * HIDDEN, FEATURES + HIDDEN)), np.zeros(4 * HIDDEN), np.zeros((OUTPUTS, HIDDEN)), np.full(OUTPUTS, 1e6)

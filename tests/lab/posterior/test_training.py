@@ -11,7 +11,7 @@ from evalstop_detectors.posterior.network import HIDDEN, decode_network, round_f
 from evalstop_lab import cli
 from evalstop_lab.posterior.train import draw_batches
 
-pytestmark = [pytest.mark.real, pytest.mark.nightly]  # PyTorch
+pytestmark = pytest.mark.real  # PyTorch
 
 
 def test_trained_network_is_readable_by_the_detector(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,6 @@ def test_nodes_cost_at_least_their_gpus(workload: Workload, node_gpus: int) -> N
     assert node_gpus > 1 or billed == pytest.approx(used)
 
 
-@pytest.mark.nightly
 @pytest.mark.slow
 def test_cost_reports_hours_and_dollars(capsys: pytest.CaptureFixture[str]) -> None:
     """Twice the price saves twice the dollars."""

@@ -40,7 +40,6 @@ def test_figures_of_a_rule_do_not_depend_on_other_rules() -> None:
     assert {key: together[key] for key in separate} == separate
 
 
-@pytest.mark.nightly
 @property_settings
 @given(seed=st.integers(0, 2**32 - 1), rule=st.sampled_from(sorted(RULES)))
 def test_only_metrics_depend_on_the_truth(seed: int, rule: str) -> None:
@@ -74,7 +73,6 @@ def test_sweep_by_processes_equals_a_local_one(local_rows: list[list[Row]]) -> N
     assert sweep(run_cell, SWEPT_CELLS, "processes", jobs=2, chunk=1) == local_rows
 
 
-@pytest.mark.nightly
 @pytest.mark.real
 @pytest.mark.parametrize("backend", [DASK, RAY])
 def test_distributed_sweep_equals_a_local_one(backend: str, local_rows: list[list[Row]]) -> None:
@@ -138,7 +136,6 @@ def test_every_subcommand_has_a_help_text(subcommand: str, capsys: pytest.Captur
     assert "--seeds" in capsys.readouterr().out
 
 
-@pytest.mark.nightly
 def test_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Without --json the command prints tables."""
     assert main(["cluster", "reproduce", "--seeds", "2", "--cluster-jobs", "20", "--jobs", "1"]) == 0

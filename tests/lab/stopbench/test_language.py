@@ -78,7 +78,6 @@ def start_training(file: Path, seeds: Sequence[int] = (1,)) -> Training:
     return Training(file, [draw_language_setting(seed, CAREFUL) for seed in seeds], sizes)
 
 
-@pytest.mark.nightly
 def test_runs_together_equal_each_run_alone(file: Path) -> None:
     """A run's outputs depend on its own changes only, and a run without changes is the initial model."""
     import torch
@@ -102,7 +101,6 @@ def test_runs_together_equal_each_run_alone(file: Path) -> None:
     assert not torch.allclose(expected.flatten(0, 1), compute_logprobs(model, texts), atol=1e-2)
 
 
-@pytest.mark.nightly
 def test_tokens_count_up_to_the_end_of_a_text(file: Path) -> None:
     """The token that ends a text counts, those after it don't."""
     import torch
@@ -174,7 +172,6 @@ def test_recorded_runs_can_be_judged(file: Path, tmp_path: Path) -> None:
         assert run.prompt_scores.means.shape == (3, 32)
 
 
-@pytest.mark.nightly
 def test_interrupted_recording_leaves_the_runs_so_far(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

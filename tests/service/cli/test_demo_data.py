@@ -20,6 +20,7 @@ from tests.fixtures.projects import create_project
 from tests.service.project_fixture import NOW, ProjectFixture
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_demo_data_is_added_once_and_consistent(embedded_database: Database) -> None:
     """There are runs of every kind, and a case for each ended run only; a second call adds nothing.
@@ -84,6 +85,7 @@ def test_one_policy_is_trusted_and_another_is_demoted(embedded_database: Databas
     assert says_enough(default.precision)  # the overview shows a figure
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_interrupted_demo_data_is_reported(embedded_database: Database) -> None:
     """After an interruption, as by Ctrl-C, the second call says so and adds nothing."""

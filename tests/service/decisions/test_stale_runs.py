@@ -268,9 +268,9 @@ def test_unreadable_policy_does_not_stop_the_checks(project: ProjectFixture) -> 
 
 @pytest.mark.slow
 def test_concurrent_checks_announce_once(postgres_database: Database) -> None:
-    """Four threads that check 250 silent runs send one event for each."""
+    """Four threads that check 80 silent runs send one event for each."""
     project = set_up_project(postgres_database)
-    requests = [open_run.OpenRequest(f"run {number}") for number in range(250)]
+    requests = [open_run.OpenRequest(f"run {number}") for number in range(80)]
     with postgres_database.transaction() as tx:
         opened = [open_run.create_run(tx, project.id, request, NOW).id for request in requests]
     assert run_concurrently(*[lambda: check_until_done(project, at(300))] * 4) == []

@@ -38,6 +38,7 @@ def estimate(right: int, wrong: int, unknown: int = 0) -> Estimate:
     return estimate_precision([Stratum(right, wrong, unknown)])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_false_promotions_stay_below_alpha() -> None:
     """Checked after each case, a policy just below the required precision moves up in at most 5 % of histories."""

@@ -31,6 +31,7 @@ class TestSuspendedJob(Conformance):
     options: ClassVar[dict[str, Any]] = {"kind": JOB}
 
 
+@pytest.mark.nightly
 class TestJobBeforeKubernetes121(Conformance):
     """parallelism 0, where the API server drops spec.suspend."""
 
@@ -38,12 +39,14 @@ class TestJobBeforeKubernetes121(Conformance):
     knows_suspend = False
 
 
+@pytest.mark.nightly
 class TestQueuedJob(Conformance):
     """spec.active of Kueue's Workload."""
 
     options: ClassVar[dict[str, Any]] = {"kind": JOB, "is_queued": True}
 
 
+@pytest.mark.nightly
 class TestDeletedJobSet(Conformance):
     """Deletion of a JobSet, found by a pod two controllers below it."""
 

@@ -160,6 +160,7 @@ def test_request_is_answered_by_two_jobs(evaluator: EvaluatorProgram, cluster: F
     assert used == granted
 
 
+@pytest.mark.nightly
 def test_restarted_evaluator_uses_the_finished_jobs(evaluator: EvaluatorProgram) -> None:
     """Jobs that end while no evaluator runs are read by the next one, which evaluates nothing again."""
     hold_file = evaluator.create_file("hold")
@@ -176,6 +177,7 @@ def test_restarted_evaluator_uses_the_finished_jobs(evaluator: EvaluatorProgram)
     assert len(evaluator.list_evaluations()) == 2
 
 
+@pytest.mark.nightly
 def test_restarted_evaluator_creates_the_missing_job(evaluator: EvaluatorProgram, cluster: FakeCluster) -> None:
     """After a crash between the two Jobs the next evaluator creates the second; each checkpoint is evaluated once."""
 
@@ -205,6 +207,7 @@ def test_two_evaluators_share_the_jobs(evaluator: EvaluatorProgram) -> None:
     assert (len(evaluator.list_jobs()), len(evaluator.list_evaluations())) == (2, 2)
 
 
+@pytest.mark.nightly
 def test_failed_jobs_leave_the_request_open(evaluator: EvaluatorProgram) -> None:
     """Failed Jobs are logged once and not created again, and the request stays unanswered."""
     evaluator.create_file("fail")
@@ -250,6 +253,7 @@ def evaluation(kubernetes: KubernetesCluster, tmp_path: Path) -> JobEvaluation:
     return JobEvaluation(kubernetes.connect(EVALUATOR_TOKEN), namespace, manifest, ["file:///"])
 
 
+@pytest.mark.nightly
 def test_evicted_pod_fails_the_evaluation(
     kubernetes: KubernetesCluster, evaluation: JobEvaluation, tmp_path: Path
 ) -> None:
@@ -265,6 +269,7 @@ def test_evicted_pod_fails_the_evaluation(
         evaluation.compare(REQUEST)
 
 
+@pytest.mark.nightly
 def test_failed_pods_of_a_job_are_not_read(kubernetes: KubernetesCluster, evaluation: JobEvaluation) -> None:
     """Only the pod that succeeded is read."""
     assert evaluation.compare(REQUEST) is None
@@ -280,6 +285,7 @@ def test_failed_pods_of_a_job_are_not_read(kubernetes: KubernetesCluster, evalua
     assert comparison.prompts == 800
 
 
+@pytest.mark.nightly
 def test_deleted_pod_fails_the_evaluation(kubernetes: KubernetesCluster, evaluation: JobEvaluation) -> None:
     """If a completed Job's pod is deleted before it is read, the evaluation fails."""
     assert evaluation.compare(REQUEST) is None

@@ -13,7 +13,7 @@ from tests.clients.receivers.slurm.deployment import STOP_SECONDS
 from tests.fixtures.forked_service import running_service
 from tests.fixtures.slurm import SlurmCluster
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 
 def test_batch_script_run_has_the_jobs_labels(cluster: SlurmCluster, tmp_path: Path) -> None:

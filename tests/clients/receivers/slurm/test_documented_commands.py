@@ -22,7 +22,7 @@ from tests.clients.receivers.slurm.deployment import STOP_SECONDS
 from tests.fixtures.forked_service import running_service
 from tests.fixtures.slurm import SlurmCluster
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 TRAINER = """
 import signal

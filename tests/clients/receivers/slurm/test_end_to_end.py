@@ -101,12 +101,14 @@ def test_stop_by_webhook(deployment: Deployment) -> None:
     check_stop_frees_a_gpu(deployment, "webhook")
 
 
+@pytest.mark.nightly
 def test_stop_by_pull_endpoint(deployment: Deployment) -> None:
     """A receiver that fetches its events does the same."""
     deployment.start_pulling_receiver("pull", *CHECKPOINT_OPTIONS)
     check_stop_frees_a_gpu(deployment, "pull")
 
 
+@pytest.mark.nightly
 def test_stop_through_slurmrestd(deployment: Deployment) -> None:
     """Signal, cancel and confirmation through slurmrestd, with a token from a command."""
     options = ["--rest", deployment.cluster.rest_url, "--cluster", deployment.cluster.name]
@@ -118,6 +120,7 @@ def test_stop_through_slurmrestd(deployment: Deployment) -> None:
     assert_saved_first(job)
 
 
+@pytest.mark.nightly
 def test_stop_continues_after_a_controller_restart(deployment: Deployment) -> None:
     """While slurmctld is down the stop stays open; afterwards it is confirmed."""
     deployment.start_listening_receiver("restart", *CHECKPOINT_OPTIONS)
@@ -137,6 +140,7 @@ def test_stop_continues_after_a_controller_restart(deployment: Deployment) -> No
     assert_saved_first(job)
 
 
+@pytest.mark.nightly
 def test_stop_continues_after_a_receiver_crash(deployment: Deployment) -> None:
     """After SIGKILL during the save the next receiver continues the stop, and asks the job for no second checkpoint."""
     receiver = deployment.start_listening_receiver("killed", *CHECKPOINT_OPTIONS)

@@ -42,13 +42,20 @@ class TestByCommands(Conformance):
     connect = staticmethod(connect_by_commands)
 
 
+@pytest.mark.nightly
 class TestByRest(Conformance):
     """slurmrestd."""
 
     connect = staticmethod(connect_by_rest)
 
 
-INTERFACES = pytest.mark.parametrize("connect", [connect_by_commands, connect_by_rest], ids=["commands", "rest"])
+INTERFACES = pytest.mark.parametrize(
+    "connect",
+    [
+        pytest.param(connect_by_commands, id="commands"),
+        pytest.param(connect_by_rest, id="rest", marks=pytest.mark.nightly),
+    ],
+)
 
 
 @INTERFACES
@@ -88,6 +95,7 @@ def test_report_has_slurms_details(launcher: SlurmLauncher) -> None:
     assert comment == "stopped by EvalStop: 3 declines in a row; decision decision-9"
 
 
+@pytest.mark.nightly
 def test_completing_job_is_not_gone(launcher: SlurmLauncher) -> None:
     """While a job is COMPLETING its GPUs are not free, and a waiting job starts only when it is gone."""
     started = launcher.start_script("trap 'sleep 1.5; exit' TERM", "--gres=gpu:2")
@@ -147,6 +155,7 @@ def test_job_that_slurm_forgets_is_not_proven_gone(launcher: SlurmLauncher) -> N
     assert isinstance(state, Unproven)
 
 
+@pytest.mark.nightly
 def test_job_of_another_cluster_is_foreign(launcher: SlurmLauncher) -> None:
     """Job ids are unique only within a cluster."""
     started = launcher.start()
@@ -166,6 +175,7 @@ def test_requeue_during_a_stop_does_not_end_the_job(launcher: SlurmLauncher) -> 
     assert wait_until_gone(started.job_control, job).state == "CANCELLED"
 
 
+@pytest.mark.nightly
 def test_resume_of_a_cancelled_job_is_refused(launcher: SlurmLauncher) -> None:
     """Slurm cannot resume a cancelled job, and the refusal says so."""
     started = launcher.start()
@@ -176,6 +186,7 @@ def test_resume_of_a_cancelled_job_is_refused(launcher: SlurmLauncher) -> None:
         started.job_control.resume_job(job)
 
 
+@pytest.mark.nightly
 def test_heterogeneous_job_is_cancelled_as_a_whole(launcher: SlurmLauncher) -> None:
     """The leader's id cancels every component, and the job is gone when all of them are."""
     components = ["-n1", "--gres=gpu:1", ":", "-n1", "--gres=gpu:1"]
@@ -191,6 +202,7 @@ def test_heterogeneous_job_is_cancelled_as_a_whole(launcher: SlurmLauncher) -> N
     assert (end.state, end.details["gpus_freed"]) == ("CANCELLED", 2)
 
 
+@pytest.mark.nightly
 def test_signal_target_is_the_batch_script_or_the_steps(launcher: SlurmLauncher) -> None:
     """@batch signals only the script and @steps only the steps; slurmrestd, which cannot separate them, refuses."""
     file = launcher.folder / "signals"
@@ -210,6 +222,7 @@ def test_signal_target_is_the_batch_script_or_the_steps(launcher: SlurmLauncher)
     assert launcher.cluster.get_job_state(job) == "RUNNING"
 
 
+@pytest.mark.nightly
 def test_slurmrestd_errors_are_unavailable(launcher: SlurmLauncher) -> None:
     """A bad token, one of another key, and a refused connection say nothing about a job, and are retried."""
     of_another_key = launcher.cluster.create_token().rpartition(".")[0] + ".c2lnbmF0dXJl"
@@ -224,6 +237,7 @@ def test_slurmrestd_errors_are_unavailable(launcher: SlurmLauncher) -> None:
             rest.jobs("1")
 
 
+@pytest.mark.nightly
 def test_expired_token_is_to_be_renewed(launcher: SlurmLauncher) -> None:
     """Each request with an expired token is retried, with an error that says to renew it; then the job is stopped."""
     started = launcher.start()
@@ -247,6 +261,7 @@ def test_expired_token_is_to_be_renewed(launcher: SlurmLauncher) -> None:
     assert wait_until_gone(job_control, job).state == "CANCELLED"
 
 
+@pytest.mark.nightly
 def test_stopped_controller_is_unavailable(launcher: SlurmLauncher) -> None:
     """While slurmctld is down a job is neither present nor gone, nor is its cancel refused; afterwards it is found as
     before."""
@@ -282,6 +297,7 @@ def other_user(cluster: SlurmCluster, tmp_path: Path) -> dict[str, str]:
     return {**cluster.environment, "PATH": f"{tmp_path}{os.pathsep}{cluster.environment['PATH']}"}
 
 
+@pytest.mark.nightly
 def test_denial_by_slurm_is_refused(launcher: SlurmLauncher, other_user: dict[str, str]) -> None:
     """Where Slurm denies access to a job, its message is in the refusal, by commands and by REST; the job runs on."""
     started = launcher.start()
@@ -304,6 +320,7 @@ def test_denial_by_slurm_is_refused(launcher: SlurmLauncher, other_user: dict[st
     assert launcher.count_saves() == 0
 
 
+@pytest.mark.nightly
 def test_hidden_job_is_not_reported_as_gone(launcher: SlurmLauncher, other_user: dict[str, str]) -> None:
     """With PrivateData=jobs another user's job looks unknown: the stop is refused, not confirmed."""
     started = launcher.start_script("")  # without a GPU, as above

@@ -27,6 +27,7 @@ def test_parked_job_is_held_until_it_is_resumed(launcher: SlurmLauncher) -> None
     wait_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
 
 
+@pytest.mark.nightly
 def test_parked_job_runs_in_the_preemptible_partition(launcher: SlurmLauncher) -> None:
     """Parked in another partition a job runs on idle GPUs, is preempted, and returns when resumed."""
     launcher.park_partition = "low"
@@ -64,6 +65,7 @@ class UnreliableCluster(Programs):
         super().release(job)
 
 
+@pytest.mark.nightly
 def test_job_that_was_moved_but_not_released_is_released(launcher: SlurmLauncher) -> None:
     """Parking is repeated after an error, and the job does not stay held in the partition for parked jobs."""
     launcher.park_partition = "low"
@@ -77,6 +79,7 @@ def test_job_that_was_moved_but_not_released_is_released(launcher: SlurmLauncher
     wait_until(lambda: launcher.cluster.get_job_state(job.id) == "RUNNING")
 
 
+@pytest.mark.nightly
 def test_job_without_requeue_is_not_parked(launcher: SlurmLauncher) -> None:
     """A job submitted with --no-requeue is refused before anything is done to it."""
     started = launcher.start_script("", "--gres=gpu:1", "--no-requeue")
@@ -86,6 +89,7 @@ def test_job_without_requeue_is_not_parked(launcher: SlurmLauncher) -> None:
     assert launcher.cluster.get_job_state(job.id) == "RUNNING"
 
 
+@pytest.mark.nightly
 def test_parked_job_can_be_cancelled(launcher: SlurmLauncher) -> None:
     """A held job is cancelled by a stop, and not asked for a checkpoint, which it could not save."""
     started = launcher.start()

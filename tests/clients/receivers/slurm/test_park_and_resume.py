@@ -15,7 +15,7 @@ from tests.clients.receivers.slurm.deployment import STOP_SECONDS, Deployment, J
 from tests.fixtures.forked_service import running_service
 from tests.fixtures.slurm import SlurmCluster
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 
 def test_parked_run_recovers_and_completes(cluster: SlurmCluster, tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     database.close()
 
 
+@pytest.mark.nightly
 def test_pages_meet_wcag_aa(site: PopulatedSite, browser: Browser) -> None:
     """Axe finds no violation of WCAG 2.1 AA on any page, and enough contrast in the dark scheme."""
     violations = [found for path in site.paths[:19] for found in find_accessibility_faults(site.visit(path))]
@@ -121,6 +122,7 @@ def test_pages_fit_a_phone_without_errors(site: PopulatedSite) -> None:
     assert [error for error in site.errors if "404" not in error] == []
 
 
+@pytest.mark.nightly
 def test_print_hides_controls(site: PopulatedSite) -> None:
     """Printed, a run's page has its numbers and charts but no menu or button."""
     page = site.visit(f"/runs/{site.pending}")
@@ -132,6 +134,7 @@ def test_print_hides_controls(site: PopulatedSite) -> None:
     page.emulate_media(media="screen")
 
 
+@pytest.mark.nightly
 def test_single_keys_and_their_dialog(site: PopulatedSite) -> None:
     """Keys move along rows and between pages, not while typing, and not once switched off."""
     page = site.visit("/runs")
@@ -180,6 +183,7 @@ def test_single_keys_and_their_dialog(site: PopulatedSite) -> None:
     expect(page.locator("#queue li").first.locator("input[name=reason]")).to_be_focused()
 
 
+@pytest.mark.nightly
 def test_key_right_after_closing_a_dialog_works(site: PopulatedSite) -> None:
     """A key works although the dialog's field keeps the focus until the next frame."""
     page = site.visit("/runs")
@@ -198,6 +202,7 @@ def test_key_right_after_closing_a_dialog_works(site: PopulatedSite) -> None:
     expect(page.locator(".row-link").first).to_be_focused()
 
 
+@pytest.mark.nightly
 def test_command_palette(site: PopulatedSite) -> None:
     """The palette finds pages, actions and runs by name, whatever they are called, and fits 375 px."""
     page = site.visit("/policies")
@@ -230,6 +235,7 @@ def press_keys(page: Page, *keys: str) -> None:
         page.keyboard.press(key)
 
 
+@pytest.mark.nightly
 def test_pause_can_be_undone_once(site: PopulatedSite) -> None:
     """A pause offers an Undo that works; after a reload it is gone."""
     page = site.visit("/settings")

@@ -143,6 +143,7 @@ def test_group_link_compares_its_newest_runs(
     assert ["Compare 10 runs" in html, "seed-11" in html, "seed-1<" in html] == [True, True, False]
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_compare_needs_two_selected_runs(window: Window, embedded_database: Database, now: datetime) -> None:
     """With one run selected, Compare selected says how many to choose, and the selection stays."""
@@ -160,6 +161,7 @@ def test_compare_needs_two_selected_runs(window: Window, embedded_database: Data
     window.assert_no_errors()
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_chart_options_are_kept_in_the_address(window: Window, embedded_database: Database, now: datetime) -> None:
     """Selected runs lead to the charts; axis, alignment, smoothing, zoom and hidden runs are in the address."""

@@ -26,7 +26,7 @@ from tests.service.web.pages.populated_project import populate_project
 from tests.service.web.pages.recorded_runs import Tenant, add_tenant
 from tests.service.web.pages.serving import open_client, sign_in_by_link, start_dashboard_server
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 ROOT = Path(__file__).parents[4]
 PAGES = Path(pages.__file__).parent

@@ -21,7 +21,7 @@ from tests.service.web.pages.recorded_runs import (
 )
 from tests.service.web.pages.serving import press_tab_until_focused
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 EVALS = load_recorded_evals("np-0044")
 

@@ -99,6 +99,7 @@ def test_outcome_of_a_decision_follows_from_the_label(tenant: Tenant) -> None:
         cases.judge_outcome(healthy, 10, decision)
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_labeling_by_single_keys(window: Window, embedded_database: Database, now: datetime) -> None:
     """Labels are set by r, w, u and n, in both color schemes and on a phone; a click sets the step of the turn."""

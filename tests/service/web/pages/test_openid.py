@@ -116,6 +116,7 @@ def test_sign_in_gives_roles_and_sign_out_ends_the_session(service: OpenIdServic
         assert browser.get("/session").json() == {"signed_in": False}
 
 
+@pytest.mark.nightly
 def test_sign_in_with_a_browser(service: OpenIdService, browser: Browser) -> None:
     """A browser goes from the form to the provider, which is another site, and back to the requested page."""
     with browser.new_context() as context:

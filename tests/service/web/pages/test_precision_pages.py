@@ -128,6 +128,7 @@ def test_revision_changes_with_the_cases(
     assert all(old != new for old, new in zip(before, after, strict=True))
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_open_precision_page_updates_in_browser(window: Window, embedded_database: Database, now: datetime) -> None:
     """In a browser the charts are drawn, one click labels a stop, and new cases change the figures shown."""

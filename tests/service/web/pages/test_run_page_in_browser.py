@@ -84,6 +84,7 @@ def test_open_page_follows_a_run_to_its_stop(window: Window, tenant: Tenant) -> 
     window.assert_no_errors()
 
 
+@pytest.mark.nightly
 def test_open_page_without_data_shows_the_first(window: Window, tenant: Tenant) -> None:
     """An overview and a precision page that were opened before the first run show it without being reloaded."""
     page = window.page
@@ -101,6 +102,7 @@ def test_open_page_without_data_shows_the_first(window: Window, tenant: Tenant) 
     window.assert_no_errors()
 
 
+@pytest.mark.nightly
 def test_share_covered_and_probability_panels(window: Window, tenant: Tenant) -> None:
     """The chart has a panel for the range covered, and one for the probability of a turn once it is not 0.
 
@@ -127,6 +129,7 @@ def test_share_covered_and_probability_panels(window: Window, tenant: Tenant) ->
     window.assert_no_errors()
 
 
+@pytest.mark.nightly
 def test_run_page_by_keyboard(window: Window, tenant: Tenant) -> None:
     """Sign in, search, open a run, hide a line and copy the checkpoint's address without a mouse."""
     page = window.page
@@ -157,6 +160,7 @@ def test_run_page_by_keyboard(window: Window, tenant: Tenant) -> None:
     window.assert_no_errors()
 
 
+@pytest.mark.nightly
 def test_update_keeps_the_focus(window: Window, tenant: Tenant) -> None:
     """An update that redraws a part of the page leaves the focus where it was."""
     page = window.page
@@ -174,6 +178,7 @@ def test_update_keeps_the_focus(window: Window, tenant: Tenant) -> None:
     window.assert_no_errors()
 
 
+@pytest.mark.nightly
 def test_pages_fit_a_phone_in_both_color_schemes(window: Window, tenant: Tenant) -> None:
     """On a phone no page scrolls sideways, and the background has the color of the scheme."""
     page = window.page
@@ -253,6 +258,7 @@ def test_charts_of_unusual_series(window: Window, tenant: Tenant) -> None:
     window.assert_no_errors()
 
 
+@pytest.mark.nightly
 def test_slow_update_does_not_undo_show_more(window: Window, tenant: Tenant) -> None:
     """An update requested before Show more and answered after it leaves all charts in place."""
     page = window.page
@@ -275,6 +281,7 @@ def test_slow_update_does_not_undo_show_more(window: Window, tenant: Tenant) -> 
     expect(page.locator("#metric-charts polyline")).to_have_count(30)
 
 
+@pytest.mark.nightly
 def test_run_without_kl_has_no_chart_over_kl(window: Window, tenant: Tenant) -> None:
     """The evidence takes the full width until a metric gets the role kl."""
     page = window.page
@@ -287,6 +294,7 @@ def test_run_without_kl_has_no_chart_over_kl(window: Window, tenant: Tenant) -> 
     window.assert_no_errors()
 
 
+@pytest.mark.nightly
 def test_preview_is_replaced_by_the_chart(window: Window, tenant: Tenant) -> None:
     """The server draws the curves; the interactive chart replaces them once its script has loaded."""
     page = window.page

@@ -1,0 +1,37 @@
+"""Marks the lab's tests as `nightly`, but for one run of each command and what the service relies on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+IN_MAKE_TEST = (
+    "backtest/test_backtest.py::test_figures_equal_those_computed_by_hand",
+    "backtest/test_backtest.py::test_json_report",
+    "benchmarks/test_veto.py::test_refused_veto_is_heard_when_it_is_repeated[SQLite",
+    "calibrate/test_calibrate.py::test_thresholds_are_calibrated_on_a_history",
+    "calibrate/test_shipped_calibrations.py::test_every_risk_of_a_shipped_policy_has_a_threshold",
+    "replay/test_agreement.py",
+    "replay/test_formats.py::test_json_lines_of_several_runs",
+    "replay/test_policies_page.py",
+    "replay/test_roles.py::test_log_is_explained",
+    "rlhf/test_demo.py",
+    "rlhf/test_job.py::test_every_eval_is_reported_printed_and_saved",
+    "simulator/test_studies.py::test_reproduce_compares_eleven_figures",
+    "stopbench/test_stopbench.py::test_custom_rule_equals_the_policy_that_it_copies",
+    "test_cli.py::test_help_lists_all_subcommands",
+    "worlds/test_recorded_runs.py",
+    "worlds/test_worlds.py::test_run_of_a_seed_does_not_change",
+)
+"""Paths and tests that are not nightly; whatever starts like one of them."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the lab's tests as `nightly`."""
+    kept = tuple(f"tests/lab/{test}" for test in IN_MAKE_TEST)
+    for item in items:
+        if item.path.is_relative_to(FOLDER) and not item.nodeid.startswith(kept):
+            item.add_marker(pytest.mark.nightly)
