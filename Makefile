@@ -144,10 +144,6 @@ WITH_POSTGRES := $(BIN)/python -m tests.fixtures.postgres_server --set shared_bu
 bench-ingest: $(READY)  ## Measure ingestion, and processor time, beside an upper bound; BENCH=--quick tries it
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.ingest.command $(BENCH)
 
-.PHONY: bench-growth
-bench-growth: $(READY)  ## Measure ingestion and reading with many runs, long runs and after a crash; BENCH=--quick tries it
-	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.growth $(BENCH)
-
 .PHONY: bench-stop
 bench-stop: $(READY)  ## Measure how soon SIGTERM reaches a trainer after the eval that decides
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.stop $(BENCH)

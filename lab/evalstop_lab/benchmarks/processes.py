@@ -103,11 +103,6 @@ def find_free_port() -> int:
         return port
 
 
-def measure_memory(pid: int) -> int:
-    """The resident memory of a process in bytes."""
-    return int(psutil.Process(pid).memory_info().rss)
-
-
 def measure_cpu_seconds(pid: int) -> float:
     """The CPU time of a process and its descendants."""
     process = psutil.Process(pid)

@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ from evalstop_detectors.policy.calibration import find_threshold
 from rich.console import Console
 
 from evalstop_lab.replay import Run
-from evalstop_lab.report import format_figure, format_percent, new_table, save_figure, show_percent
+from evalstop_lab.report import format_figure, format_percent, new_table
 from evalstop_lab.simulator import study
 from evalstop_lab.simulator.drawing import Hidden, draw_jobs, stop_at_peaks
 from evalstop_lab.simulator.engine import Schedule, simulate_cluster
@@ -62,7 +61,6 @@ of the healthy jobs that were stopped, and parked. `delay_hours`: the mean delay
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("actions", help="compare stopping a suspected job with parking it")
     study.add_common(parser, seeds=SEEDS)
-    study.add_plots(parser)
     study.add_world(parser, WORLDS_BY_NAME, "gangs")
     names = list(SCHEDULERS)
     parser.add_argument("--schedulers", nargs="+", choices=names, default=names, metavar="NAME", help="default: all")
@@ -75,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     by_seed = study.sweep_each(args, simulate, seeds, "simulating actions")
     outcomes = study.estimate_figures(by_seed, ("rule", "scheduler"), FIGURES)
     report = {"outcomes": outcomes, "setting": study.encode_setting(setting, seeds)}
-    return study.print_report(args, report, lambda console: _print_table(console, outcomes), _plot)
+    return study.print_report(args, report, lambda console: _print_table(console, outcomes))
 
 
 @dataclass(frozen=True)
@@ -174,19 +172,3 @@ def _print_table(console: Console, outcomes: Sequence[dict[str, Any]]) -> None:
         costs = f"{item['delay_hours']['value']:+.2f} h", format_figure(item["healthy_time"], sign=True)
         table.add_row(item["rule"], item["scheduler"], format_figure(item["returned"]), *shares, *costs)
     console.print(table)
-
-
-def _plot(folder: Path, report: dict[str, Any]) -> None:
-    """Write actions.png: contended GPU-hours returned against healthy jobs lost, one mark per rule and scheduler."""
-    rules = list(dict.fromkeys(item["rule"] for item in report["outcomes"]))
-    with save_figure(folder / "actions.png", (7.4, 4.2)) as axes:
-        axis = axes[0, 0]
-        for number, rule in enumerate(rules):
-            points = [item for item in report["outcomes"] if item["rule"] == rule]
-            places = [[item[name]["value"] for item in points] for name in ("lost", "returned")]
-            marker = "o" if "stop" in rule else "s"
-            axis.plot(*places, marker, color=f"C{number}", markersize=6, alpha=0.8, label=rule)
-        axis.set(xlabel="healthy jobs lost", ylabel="contended GPU-hours returned, of the oracle's")
-        show_percent(axis.xaxis)
-        show_percent(axis.yaxis)
-        axis.figure.legend(loc="outside right upper", fontsize=8)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from evalstop_lab.simulator import actions, frontier, population, reproduce, savings, trace
+from evalstop_lab.simulator import actions, cost, population, reproduce
 
 EXAMPLES = """examples:
   evalstop-lab cluster reproduce
-  evalstop-lab cluster reproduce --seeds 4 --plots plots --json
-  evalstop-lab cluster frontier --worlds paper hard
+  evalstop-lab cluster reproduce --seeds 4 --json
   evalstop-lab cluster actions --schedulers FIFO SRTF-Est
-  evalstop-lab cluster cadence --policies paper my-policy.yaml --evals 10 20 40
   evalstop-lab cluster cost --on-demand 3.5 --policies paper early
   evalstop-lab cluster population --members 50
-  evalstop-lab cluster trace jobs.csv --gpus 256
 """
 
 
@@ -26,5 +23,5 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (reproduce, frontier, actions, savings, population, trace):
+    for module in (reproduce, actions, cost, population):
         module.add_parser(commands)

@@ -62,61 +62,36 @@ _STREAMS = ("gaps", "kinds", "sizes", "hours", "estimates", "", "hacking", "peak
 """Each quantity has the random stream of its place; with another one all figures change."""
 
 
-@dataclass(frozen=True, eq=False)
-class Requests:
-    """The jobs' requests, in order of submission; `plan`: their hours without evals."""
-
-    submitted: Floats
-    gpus: Integers
-    plan: Floats
-    estimates: Floats
-    kinds: tuple[Kind, ...]
-
-
 def draw_jobs(setting: Setting, seed: int) -> tuple[Workload, Hidden]:
-    """The jobs of this seed and the truth about them."""
-    return add_evals(setting, seed, _draw_requests(setting, seed))
-
-
-def add_evals(setting: Setting, seed: int, requests: Requests) -> tuple[Workload, Hidden]:
-    """Add the evals of this seed to these jobs; returns also the truth about them."""
-    n = len(requests.submitted)
-    hidden = _draw_truth(setting, seed, np.array([kind is Kind.RLHF for kind in requests.kinds], dtype=bool))
+    """The jobs of this seed, by submission, and the truth about them."""
+    n = setting.jobs
+    kinds = _draw_kinds(setting, seed)
+    medians = np.array([setting.offered[kind].median_hours for kind in kinds])
+    hours = medians * np.exp(setting.duration_sd * _rng(seed, "hours").standard_normal(n))
+    estimates = hours * np.exp(setting.estimate_sd * _rng(seed, "estimates").standard_normal(n))
+    submitted = np.cumsum(_rng(seed, "gaps").exponential(_compute_gap_hours(setting), n))
+    gpus = _draw_sizes(setting, kinds, _rng(seed, "sizes").random(n))
+    hidden = _draw_truth(setting, seed, np.array([kind is Kind.RLHF for kind in kinds], dtype=bool))
     t = np.arange(1, setting.evals + 1) / setting.evals
     shape = (n, setting.evals)
     eval_scores = hidden.eval_scores + setting.noise_sd * _rng(seed, "noise").standard_normal(shape)
     proxy = t + setting.noise_sd / setting.gain * _rng(seed, "proxy").standard_normal(shape)
     loss = np.exp(-2 * t) + setting.loss_noise * _rng(seed, "loss").standard_normal(shape)
-    hours = requests.plan * (1 + setting.evals * setting.eval_share)
-    columns = zip(
-        requests.kinds,
-        requests.submitted.tolist(),
-        requests.gpus.tolist(),
-        hours.tolist(),
-        requests.estimates.tolist(),
-        loss.tolist(),
-        strict=True,
-    )
+    columns = zip(kinds, *(item.tolist() for item in (submitted, gpus, hours, estimates, loss)), strict=True)
     jobs = tuple(
-        Job(number, kind, submitted, gpus, length, estimate, setting.evals, tuple(losses))
-        for number, (kind, submitted, gpus, length, estimate, losses) in enumerate(columns)
+        Job(number, kind, at, size, length, estimate, setting.evals, tuple(losses))
+        for number, (kind, at, size, length, estimate, losses) in enumerate(columns)
     )
     return Workload(jobs, eval_scores, proxy), hidden
 
 
-def draw_estimates(setting: Setting, seed: int, plan: Floats) -> Floats:
-    """Draw users' estimates for jobs of these durations."""
-    return np.asarray(plan * np.exp(setting.estimate_sd * _rng(seed, "estimates").standard_normal(len(plan))))
-
-
-def draw_kinds(setting: Setting, seed: int, n: int) -> tuple[Kind, ...]:
-    """Draw the kinds of `n` jobs, by their shares."""
+def _draw_kinds(setting: Setting, seed: int) -> tuple[Kind, ...]:
     shares = np.cumsum([item.share for item in setting.offered.values()])
-    places = np.searchsorted(shares / shares[-1], _rng(seed, "kinds").random(n), side="right")
+    places = np.searchsorted(shares / shares[-1], _rng(seed, "kinds").random(setting.jobs), side="right")
     return tuple(list(setting.offered)[place] for place in places.tolist())
 
 
-def compute_gap_hours(setting: Setting) -> float:
+def _compute_gap_hours(setting: Setting) -> float:
     """The mean time between two submissions at which the load is `setting.load`."""
     shares = sum(item.share for item in setting.offered.values())
     gpu_hours = sum(
@@ -124,20 +99,6 @@ def compute_gap_hours(setting: Setting) -> float:
         for item in setting.offered.values()
     ) * np.exp(setting.duration_sd**2 / 2)
     return float(gpu_hours / (setting.gpus * setting.load))
-
-
-def _draw_requests(setting: Setting, seed: int) -> Requests:
-    n = setting.jobs
-    kinds = draw_kinds(setting, seed, n)
-    medians = np.array([setting.offered[kind].median_hours for kind in kinds])
-    plan = medians * np.exp(setting.duration_sd * _rng(seed, "hours").standard_normal(n))
-    return Requests(
-        submitted=np.cumsum(_rng(seed, "gaps").exponential(compute_gap_hours(setting), n)),
-        gpus=_draw_sizes(setting, kinds, _rng(seed, "sizes").random(n)),
-        plan=plan,
-        estimates=draw_estimates(setting, seed, plan),
-        kinds=kinds,
-    )
 
 
 def _draw_sizes(setting: Setting, kinds: Sequence[Kind], uniform: Floats) -> Integers:

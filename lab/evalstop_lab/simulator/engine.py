@@ -51,7 +51,6 @@ class Schedule:
     spells: list[tuple[int, float, float]]
     contended: list[tuple[float, float]]
     parked: list[tuple[int, float, float]]
-    events: int
 
 
 def simulate_cluster(
@@ -109,7 +108,7 @@ class _Running:
         self._contended_since: float | None = None
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._spells: list[tuple[int, float, float]] = []
-        self._pushed = self._popped = 0
+        self._pushed = 0
         self._ticking = False
         if count:
             self._push(workload.jobs[0].submitted, ARRIVAL, 0)
@@ -137,7 +136,6 @@ class _Running:
                 else:
                     self._apply_change(job, now)
                     look = True
-                self._popped += 1
             if look and self._waiting:
                 if self._preemptive:
                     self._repack(now)
@@ -156,7 +154,6 @@ class _Running:
             self._spells,
             self._contended,
             self._parked_spells,
-            self._popped,
         )
 
     def _push(self, time: float, kind: int, job: int) -> None:

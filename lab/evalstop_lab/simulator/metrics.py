@@ -23,8 +23,8 @@ from evalstop_lab.worlds.scoring import Figure, Share, estimate_mean, wilson
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one simulation. Times are hours from submission to end of the measured jobs; `wait` is without the
-    hours on GPUs. GPU-hours are of all jobs.
+    """The figures of one simulation. Times are hours from submission to end of the measured jobs. GPU-hours are of
+    all jobs.
 
     `gpu_hours`: all. `post_peak`: of hacking jobs after their peak. `false_stop`: of jobs that were stopped wrongly,
     healthy or before their peak. `pauses`: of restores after pauses. `hacking`: of hacking jobs.
@@ -36,7 +36,6 @@ class Figures:
     jct_healthy: float
     jct_hacking: float
     jct_p95: float
-    wait: float
     gpu_hours: float
     post_peak: float
     false_stop: float
@@ -119,7 +118,6 @@ def measure_schedule(
         jct_healthy=_compute_mean(jct[inside & ~hidden.hacking]),
         jct_hacking=_compute_mean(jct[inside & hidden.hacking]),
         jct_p95=float(np.quantile(jct[inside], 0.95)) if inside.any() else math.nan,
-        wait=_compute_mean(jct[inside] - schedule.held[inside]),
         gpu_hours=float((schedule.held * gpus).sum()),
         post_peak=float((after_peak * gpus)[hidden.hacking].sum()),
         false_stop=float((schedule.held * gpus)[falsely].sum()),

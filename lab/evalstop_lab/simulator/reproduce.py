@@ -7,21 +7,33 @@ import argparse
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from functools import reduce
+from itertools import chain
+from operator import add
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from evalstop_lab.report import format_figure, format_percent, new_table, save_figure, show_percent
+from evalstop_lab.report import format_figure, format_percent, new_table
 from evalstop_lab.simulator import study
-from evalstop_lab.simulator.metrics import Change, Figures, compare_paired, correct_p_values
+from evalstop_lab.simulator.drawing import draw_jobs, stop_at_peaks
+from evalstop_lab.simulator.engine import simulate_cluster
+from evalstop_lab.simulator.metrics import (
+    Change,
+    Counts,
+    Figures,
+    compare_paired,
+    correct_p_values,
+    count_flags,
+    measure_schedule,
+)
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import PAPER, Setting
-from evalstop_lab.simulator.stopping import RULES
-from evalstop_lab.simulator.study import NONE, ORACLE, Cell, Rows, build_cells
-from evalstop_lab.worlds.scoring import Figure
+from evalstop_lab.simulator.stopping import RULES, Rule, decide_stops, no_stops
+from evalstop_lab.worlds.scoring import Figure, estimate_mean
 
+NONE, ORACLE = "none", "oracle"
 SEEDS = 12
 JOBS = 3000
 BASELINE = "SRTF-Est"
@@ -49,6 +61,69 @@ load (to times), the noise of the loss (to loss plateau)."""
 
 
 @dataclass(frozen=True)
+class Cell:
+    """One seed of one world, and the rules and schedulers to simulate in addition to no stops and the oracle.
+
+    `world`: the name of the world in the rows.
+    """
+
+    world: str
+    setting: Setting
+    seed: int
+    rules: Sequence[Rule]
+    schedulers: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The result of one seed under one rule and one scheduler; the counts depend only on the rule."""
+
+    world: str
+    rule: str
+    scheduler: str
+    figures: Figures
+    counts: Counts
+
+
+def run_cell(cell: Cell) -> list[Row]:
+    """Draw the cell's jobs once, let each rule decide once, and simulate each scheduler under each rule."""
+    workload, hidden = draw_jobs(cell.setting, cell.seed)
+    unstopped = no_stops(workload)
+    decided = {NONE: (unstopped, unstopped.ends(workload)), ORACLE: stop_at_peaks(workload, hidden)}
+    for rule in cell.rules:
+        stops = decide_stops(rule, workload)
+        decided[rule.name] = stops, stops.ends(workload)
+    rows = []
+    for name, (stops, ends) in decided.items():
+        counts = count_flags(workload, hidden, stops)
+        for scheduler in cell.schedulers:
+            schedule = simulate_cluster(workload, SCHEDULERS[scheduler], cell.setting.cluster, ends)
+            figures = measure_schedule(workload, hidden, stops, schedule, cell.setting.measured)
+            rows.append(Row(cell.world, name, scheduler, figures, counts))
+    return rows
+
+
+class Rows:
+    """Rows by world, rule and scheduler, the seeds in order."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows: dict[tuple[str, str, str], list[Row]] = {}
+        for row in rows:
+            self._rows.setdefault((row.world, row.rule, row.scheduler), []).append(row)
+
+    def figures(self, world: str, rule: str, scheduler: str) -> list[Figures]:
+        return [row.figures for row in self._rows[world, rule, scheduler]]
+
+    def numbers(self, world: str, rule: str, scheduler: str, figure: Callable[[Figures], float]) -> list[float]:
+        """This figure, one value per seed."""
+        return [figure(item) for item in self.figures(world, rule, scheduler)]
+
+    def counts(self, world: str, rule: str) -> Counts:
+        rows = next(rows for (of_world, by, _), rows in self._rows.items() if (of_world, by) == (world, rule))
+        return reduce(add, (row.counts for row in rows))
+
+
+@dataclass(frozen=True)
 class Line:
     """One figure of the paper and ours; `bound`: whether the paper states a value ("=") or a limit (">=", "<")."""
 
@@ -70,14 +145,14 @@ class Line:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("reproduce", help="reproduce the paper's table, with intervals")
     study.add_common(parser, seeds=SEEDS)
-    study.add_plots(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     setting = replace(PAPER, jobs=args.cluster_jobs or JOBS)
     seeds = study.get_seeds(args)
-    rows = Rows(study.sweep_cells(args, _build_cells(setting, seeds), "reproducing"))
+    by_cell = study.sweep_each(args, run_cell, _build_cells(setting, seeds), "reproducing")
+    rows = Rows(chain.from_iterable(by_cell))
     lines, changes = build_lines(rows), compare_schedulers(rows)
     report = {
         "lines": [asdict(line) | {"matches": line.matches} for line in lines],
@@ -86,6 +161,7 @@ def run(args: argparse.Namespace) -> int:
             for scheduler, by_figure in changes.items()
         },
         "rules": {rule: asdict(rows.counts("paper", rule)) for rule in STOPPING},
+        "saved": {rule: asdict(_estimate_saving(rows, rule)) for rule in STOPPING},
         "gpu_hours": {rule: _compute_shares(rows, rule) for rule in (NONE, *STOPPING)},
         "setting": study.encode_setting(setting, seeds),
         "fitted": " ".join(FITTED.split()),
@@ -95,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
         tables = (_build_paper_table(lines), _build_rules_table(rows))
         console.print(*tables, _build_changes_table(changes), " ".join(FITTED.split()), sep="\n")
 
-    return study.print_report(args, report, show, _plot)
+    return study.print_report(args, report, show)
 
 
 def build_lines(rows: Rows) -> list[Line]:
@@ -136,11 +212,13 @@ def compare_schedulers(rows: Rows) -> dict[str, dict[str, Change]]:
 
 def _build_cells(setting: Setting, seeds: Sequence[int]) -> list[Cell]:
     fewer = replace(setting, jobs=math.ceil(setting.jobs / FEWER))
-    noises = {_name_noise(sd): replace(fewer, noise_sd=sd) for sd in NOISES}
-    shares = {_name_share(share): replace(fewer, hacking_share=share) for share in HACKING}
-    return build_cells({"paper": setting}, seeds, POLICIES, tuple(SCHEDULERS)) + build_cells(
-        noises | shares, seeds, (RULES["paper"],), (COUNTED_ON,)
-    )
+    worlds = {_name_noise(sd): replace(fewer, noise_sd=sd) for sd in NOISES}
+    worlds |= {_name_share(share): replace(fewer, hacking_share=share) for share in HACKING}
+    cells = [Cell("paper", setting, seed, POLICIES, tuple(SCHEDULERS)) for seed in seeds]
+    cells += [
+        Cell(name, world, seed, (RULES["paper"],), (COUNTED_ON,)) for name, world in worlds.items() for seed in seeds
+    ]
+    return cells
 
 
 def _name_noise(sd: float) -> str:
@@ -158,6 +236,14 @@ def _compare_paper(rows: Rows, scheduler: str, figure: Callable[[Figures], float
 
 def _find_least_precision(rows: Rows, worlds: Iterable[str]) -> Figure:
     return min((rows.counts(world, "paper").precision() for world in worlds), key=lambda item: item.value)
+
+
+def _estimate_saving(rows: Rows, rule: str) -> Figure:
+    """The GPU-hours that the rule saves under the baseline, net of false stops, as a share of the oracle's saving."""
+    unstopped, ours, oracle = (
+        np.array(rows.numbers("paper", name, BASELINE, lambda figures: figures.wasted)) for name in (NONE, rule, ORACLE)
+    )
+    return estimate_mean((unstopped - ours) / (unstopped - oracle))
 
 
 def _compute_shares(rows: Rows, rule: str) -> dict[str, float]:
@@ -180,7 +266,9 @@ def _build_paper_table(lines: Sequence[Line]) -> Table:
 
 def _build_rules_table(rows: Rows) -> Table:
     title = "flags, with / without those at the last eval, which save nothing"
-    table = new_table(title, "rule", "precision", "recall", "false stops", "premature", "eval lost")
+    table = new_table(
+        title, "rule", "precision", "recall", "false stops", "premature", "eval lost", "saved, of the oracle's"
+    )
     for rule in STOPPING:
         counts = rows.counts("paper", rule)
         both = [
@@ -188,7 +276,8 @@ def _build_rules_table(rows: Rows) -> Table:
             for share in (counts.precision, counts.recall, counts.false_stops)
         ]
         lost = _compute_shares(rows, rule)["eval_lost"]
-        table.add_row(rule, *both, format_percent(counts.premature / counts.hacking), format_percent(lost))
+        others = (format_percent(counts.premature / counts.hacking), format_percent(lost))
+        table.add_row(rule, *both, *others, format_figure(_estimate_saving(rows, rule)))
     return table
 
 
@@ -199,23 +288,3 @@ def _build_changes_table(changes: Mapping[str, Mapping[str, Change]]) -> Table:
         cells = [format_figure(change.change, sign=True) for change in by_figure.values()]
         table.add_row(name, *cells, f"{by_figure['mean time'].p_value:.1g}")
     return table
-
-
-def _plot(folder: Path, report: dict[str, Any]) -> None:
-    """Write reproduce.png: the change of the mean time of all, healthy and hacking jobs, by scheduler."""
-    changes = report["changes"]
-    with save_figure(folder / "reproduce.png", (10, 4.6)) as axes:
-        axis = axes[0, 0]
-        for offset, (quantity, color) in enumerate(
-            (("mean time", "#3b6fb6"), ("of healthy jobs", "#5a9e6f"), ("of hacking jobs", "#c53030"))
-        ):
-            bars = [changes[name][quantity]["change"] for name in changes]
-            places = [place + 0.27 * (offset - 1) for place in range(len(bars))]
-            values = [item["value"] for item in bars]
-            errors = [[item["value"] - item["low"] for item in bars], [item["high"] - item["value"] for item in bars]]
-            axis.bar(places, values, 0.25, color=color, label=quantity, yerr=errors, capsize=2, ecolor="#333333")
-        axis.axhspan(-0.25, -0.09, color="#b7791f", alpha=0.12, label="the paper, all jobs: -9 to -25 %")
-        axis.set_xticks(range(len(changes)), changes)
-        show_percent(axis.yaxis)
-        axis.set_ylabel("change of the mean time to completion")
-        axis.legend(fontsize=8)

@@ -34,14 +34,13 @@ OFFERED: Mapping[Kind, Offered] = MappingProxyType(
 class Setting:
     """A world from which jobs are drawn; shares are between 0 and 1.
 
-    `load`: the ratio of requested to available GPU-hours, without evals. `duration_sd`, `estimate_sd`: of the
+    `load`: the ratio of requested to available GPU-hours. `duration_sd`, `estimate_sd`: of the
     logarithm. `hacking_share`: of the RLHF jobs. `peaks`: the range of peaks of hacking jobs, as shares of their plans.
-    `curve`: a name in `curves.HACKING`. `drop`: the fall of the eval score from its peak to the end of the plan, as a
+    `curve`: a name in `drawing.HACKING`. `drop`: the fall of the eval score from its peak to the end of the plan, as a
     share of its gain; some curves ignore it. `healthy_rate`: the rate at which a healthy eval score saturates, per
     plan. `healthy_dip_prob`: the share of healthy jobs with dips. `noise_sd`: of one eval, on the scale of the eval
-    score, which rises from `start` by `gain`. `eval_share`: the duration of one eval, as a share of the job's hours.
-    `measured`: the range of jobs, by submission, whose times are reported; it excludes the
-    start, when the cluster is empty, and the end, when no more jobs arrive.
+    score, which rises from `start` by `gain`. `measured`: the range of jobs, by submission, whose times are reported,
+    without the start, when the cluster is empty, and the end, when no more jobs arrive.
     """
 
     jobs: int = 1500
@@ -57,7 +56,6 @@ class Setting:
     healthy_rate: float = 3.5
     healthy_dip_prob: float = 0.0
     evals: int = 10
-    eval_share: float = 0.0
     noise_sd: float = 0.03
     gain: float = 0.6
     start: float = 0.2

@@ -1,7 +1,6 @@
-"""What the subcommands of `evalstop-lab cluster` share: options, the simulation of many clusters, and reports.
+"""What the subcommands of `evalstop-lab cluster` share: options, sweeps over seeds, and reports.
 
-The unit of work is one seed of one world: its jobs are drawn once, each rule decides once, and every scheduler runs
-under each rule. So results depend neither on the number of workers nor on the other rules.
+The unit of work is one seed of one world, so that results do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,13 +19,7 @@ from rich.console import Console
 from evalstop_lab.arguments import positive_number, whole_number
 from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.report import to_json_values
-from evalstop_lab.simulator.drawing import Hidden, draw_jobs, stop_at_peaks
-from evalstop_lab.simulator.engine import simulate_cluster
-from evalstop_lab.simulator.jobs import Workload
-from evalstop_lab.simulator.metrics import Counts, Figures, count_flags, measure_schedule
-from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import WORLDS, Setting
-from evalstop_lab.simulator.stopping import Rule, decide_stops, no_stops
 from evalstop_lab.sweep import BACKENDS, LOCAL, add_jobs_option, sweep
 from evalstop_lab.worlds.scoring import estimate_mean
 
@@ -35,8 +27,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 POLICIES = ("paper", "default", "early")
-NONE, ORACLE = "none", "oracle"
-CALIBRATION_SEED, REPORTING_SEED = 0, 30_000
+REPORTING_SEED = 30_000
 
 
 def add_common(parser: argparse.ArgumentParser, seeds: int) -> None:
@@ -46,10 +37,6 @@ def add_common(parser: argparse.ArgumentParser, seeds: int) -> None:
     add_jobs_option(parser)
     parser.add_argument("--backend", choices=BACKENDS, default=LOCAL, help="where to compute (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-
-
-def add_plots(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write a plot to this folder")
 
 
 def add_world(parser: argparse.ArgumentParser, worlds: Mapping[str, Setting] = WORLDS, default: str = "paper") -> None:
@@ -98,16 +85,8 @@ def estimate_figures(
     return rows
 
 
-def print_report(
-    args: argparse.Namespace,
-    report: dict[str, Any],
-    show: Callable[[Console], None],
-    draw: Callable[[Path, dict[str, Any]], None] | None = None,
-) -> int:
-    """Print the report in the requested format, and write its plot, if it has one; returns the exit code."""
-    if draw is not None and args.plots is not None:
-        args.plots.mkdir(parents=True, exist_ok=True)
-        draw(args.plots, report)
+def print_report(args: argparse.Namespace, report: dict[str, Any], show: Callable[[Console], None]) -> int:
+    """Print the report in the requested format; returns the exit code."""
     if args.json:
         sys.stdout.write(json.dumps(to_json_values(report)) + "\n")
     else:
@@ -120,87 +99,3 @@ def encode_setting(setting: Setting, seeds: Sequence[int]) -> dict[str, Any]:
     offered = {kind.value: asdict(item) for kind, item in setting.offered.items()}
     numbers = {name: getattr(setting, name) for name in setting.__dataclass_fields__ if name != "offered"}
     return numbers | {"offered": offered, "seeds": [seeds[0], seeds[-1]]}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One seed of one world, and the policies and schedulers to simulate in addition to no stops and the oracle.
-    `world`: the name of the world in the rows."""
-
-    world: str
-    setting: Setting
-    seed: int
-    policies: tuple[Rule, ...]
-    schedulers: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Row:
-    """The result of one cell under one rule and one scheduler; the counts depend only on the rule."""
-
-    world: str
-    seed: int
-    rule: str
-    scheduler: str
-    figures: Figures
-    counts: Counts
-
-
-def build_cells(
-    worlds: Mapping[str, Setting], seeds: Sequence[int], policies: Sequence[Rule], schedulers: Sequence[str]
-) -> list[Cell]:
-    """Every seed of every world, with these policies and schedulers."""
-    return [
-        Cell(name, setting, seed, tuple(policies), tuple(schedulers))
-        for name, setting in worlds.items()
-        for seed in seeds
-    ]
-
-
-def sweep_cells(args: argparse.Namespace, cells: Sequence[Cell], title: str) -> list[Row]:
-    return [row for rows in sweep_each(args, run_cell, cells, title) for row in rows]
-
-
-def run_cell(cell: Cell) -> list[Row]:
-    return simulate_rules(cell, draw_jobs(cell.setting, cell.seed))
-
-
-def simulate_rules(cell: Cell, jobs: tuple[Workload, Hidden]) -> list[Row]:
-    """Simulate these jobs under no stops, the oracle and each policy, by each scheduler."""
-    workload, hidden = jobs
-    unstopped = no_stops(workload)
-    decided = {NONE: (unstopped, unstopped.ends(workload)), ORACLE: stop_at_peaks(workload, hidden)}
-    for policy in cell.policies:
-        stops = decide_stops(policy, workload)
-        decided[policy.name] = stops, stops.ends(workload)
-    rows = []
-    for rule, (stops, ends) in decided.items():
-        counts = count_flags(workload, hidden, stops)
-        for name in cell.schedulers:
-            schedule = simulate_cluster(workload, SCHEDULERS[name], cell.setting.cluster, ends)
-            figures = measure_schedule(workload, hidden, stops, schedule, cell.setting.measured)
-            rows.append(Row(cell.world, cell.seed, rule, name, figures, counts))
-    return rows
-
-
-class Rows:
-    """Rows by world, rule and scheduler, the seeds in order."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows: dict[tuple[str, str, str], list[Row]] = {}
-        for row in sorted(rows, key=lambda item: item.seed):
-            self._rows.setdefault((row.world, row.rule, row.scheduler), []).append(row)
-
-    def figures(self, world: str, rule: str, scheduler: str) -> list[Figures]:
-        return [row.figures for row in self._rows[world, rule, scheduler]]
-
-    def numbers(self, world: str, rule: str, scheduler: str, figure: Callable[[Figures], float]) -> list[float]:
-        """This figure, one value per seed."""
-        return [figure(item) for item in self.figures(world, rule, scheduler)]
-
-    def counts(self, world: str, rule: str) -> Counts:
-        rows = next(rows for (of_world, by, _), rows in self._rows.items() if (of_world, by) == (world, rule))
-        total = rows[0].counts
-        for row in rows[1:]:
-            total = total + row.counts
-        return total

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -117,11 +116,10 @@ def test_actions_follow_the_evidence() -> None:
     assert (untouched.ends.tolist(), untouched.parked) == ([6.0], {})
 
 
-def test_only_stops_lose_healthy_jobs(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+def test_only_stops_lose_healthy_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     """`cluster actions` reports the GPU-hours that each rule returns; only a stop loses a healthy job."""
-    arguments = ["actions", "--seeds", "1", "--cluster-jobs", "60", "--schedulers", "FIFO", "--plots", str(tmp_path)]
+    arguments = ["actions", "--seeds", "1", "--cluster-jobs", "60", "--schedulers", "FIFO"]
     outcomes = {item["rule"]: item for item in read_report(capsys, *arguments)["outcomes"]}
     assert set(outcomes) == {rule.name for rule in RULES}
     assert all(item["lost"]["value"] == 0 for name, item in outcomes.items() if "stop" not in name)
     assert outcomes["stop at 20 %"]["returned"]["value"] > 0
-    assert (tmp_path / "actions.png").stat().st_size > 10_000

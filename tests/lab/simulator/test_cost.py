@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from evalstop_detectors import POLICIES
 from evalstop_lab.cli import main
+from evalstop_lab.simulator.cost import HOURS_A_MONTH, count_billed_hours
 from evalstop_lab.simulator.drawing import draw_jobs
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.jobs import Workload
-from evalstop_lab.simulator.savings import HOURS_A_MONTH, count_billed_hours
 from evalstop_lab.simulator.schedulers import FIFO, SRTF_EST
 from evalstop_lab.simulator.setting import PAPER
 from evalstop_lab.simulator.stopping import decide_stops

@@ -179,12 +179,6 @@ def test_job_that_does_not_fit_is_refused() -> None:
         simulate_cluster(workload, FIFO, Cluster(8))
 
 
-def test_empty_cluster_has_no_events() -> None:
-    """Without jobs there are no events."""
-    schedule = simulate_cluster(build_plain_workload(*(np.array([]),) * 3), FIFO, Cluster(8))
-    assert schedule.events == 0
-
-
 @property_settings
 @given(workload=workloads(GPUS), share=st.floats(0.1, 1.0))
 def test_ending_sooner_under_fifo_delays_no_job(workload: Workload, share: float) -> None:

@@ -50,7 +50,7 @@ def test_false_stop_repeats_the_whole_job() -> None:
 
 def test_gpu_hours_add_up() -> None:
     """GPU-hours are progress plus restores, and those of hacking jobs after their peak are a part of all theirs."""
-    workload, hidden = draw_jobs(replace(SMALL, eval_share=0.01), 4)
+    workload, hidden = draw_jobs(SMALL, 4)
     schedule = simulate_cluster(workload, SCHEDULERS["SRTF-Est"], Cluster())
     figures = measure_schedule(workload, hidden, no_stops(workload), schedule)
     assert figures.gpu_hours == pytest.approx(float((workload.hours * workload.gpus).sum()) + figures.pauses)
@@ -76,7 +76,7 @@ def test_world_has_its_declared_labels_and_load(setting: Setting) -> None:
     assert (fallen[hidden.hacking] > 0.0).all()
     assert (peaks <= hidden.best + 1e-9).all()
     load = (workload.hours * workload.gpus).sum() / workload.submitted[-1] / setting.gpus
-    assert load == pytest.approx(setting.load * (1 + setting.evals * setting.eval_share), rel=0.1)
+    assert load == pytest.approx(setting.load, rel=0.1)
 
 
 def test_changed_parameter_leaves_other_draws_unchanged() -> None:

@@ -1,15 +1,13 @@
-"""`evalstop-lab cluster cost` and `cadence`: what stopping saves a month, and how often to evaluate.
+"""`evalstop-lab cluster cost`: what stopping saves a month, relative to a cluster without stops.
 
-More evals find the turn sooner but cost GPU-hours in every job, including healthy ones. Savings are relative to a
-cluster without stops (`cadence`: and without evals); a job that was stopped wrongly is run again to its end.
+A job that was stopped wrongly is run again to its end.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +17,7 @@ from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.report import format_figure, format_percent, new_table
+from evalstop_lab.report import format_figure, new_table
 from evalstop_lab.simulator import study
 from evalstop_lab.simulator.drawing import Hidden, draw_jobs
 from evalstop_lab.simulator.engine import Schedule, simulate_cluster
@@ -28,11 +26,8 @@ from evalstop_lab.simulator.metrics import Figures, measure_schedule
 from evalstop_lab.simulator.schedulers import SRTF_EST
 from evalstop_lab.simulator.setting import Setting
 from evalstop_lab.simulator.stopping import Stops, decide_stops, no_stops
-from evalstop_lab.worlds.scoring import estimate_mean, wilson
 
 HOURS_A_MONTH = 730.0
-EVALS = (5, 10, 20, 30, 50, 100)
-COSTS = (0.0, 0.0005, 0.001, 0.002, 0.005)
 
 
 @dataclass(frozen=True)
@@ -56,20 +51,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--node-gpus", type=positive_number, default=Prices.node_gpus, help="GPUs per node (default: %(default)s)"
     )
-    parser.set_defaults(run=run_cost)
-    parser = subparsers.add_parser("cadence", help="compare numbers of evals per job, given the cost of an eval")
-    study.add_common(parser, seeds=4)
-    study.add_world(parser)
-    study.add_policies(parser)
-    parser.add_argument("--evals", nargs="+", type=positive_number, default=list(EVALS), help="evals per job")
-    parser.add_argument(
-        "--costs", nargs="+", type=float, default=list(COSTS), metavar="SHARE", help="eval durations, of a job's hours"
-    )
-    parser.set_defaults(run=run_cadence)
+    parser.set_defaults(run=run)
 
 
-def run_cost(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab cluster cost`; return its exit code."""
+def run(args: argparse.Namespace) -> int:
     prices = Prices(args.on_demand, args.spot, args.node_gpus)
     if min(prices.on_demand, prices.spot) < 0:
         raise UnusableArguments("Prices must be 0 or more dollars per GPU-hour.")
@@ -140,61 +125,3 @@ def _print_costs(console: Console, report: dict[str, Any]) -> None:
             format_figure(figures["time"], sign=True),
         )
     console.print(table)
-
-
-def run_cadence(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab cluster cadence`; return its exit code."""
-    if min(args.costs) < 0 or max(args.costs) >= 1:
-        raise UnusableArguments("An eval costs a share of its job's hours: give --costs from 0 up to 1, such as 0.002.")
-    setting, seeds, policies = study.get_setting(args), study.get_seeds(args), study.get_policies(args)
-    work = [(evals, seed) for evals in args.evals for seed in seeds]
-    simulate = partial(_simulate_cadence, setting, policies, args.costs)
-    numbers = dict(zip(work, study.sweep_each(args, simulate, work, "simulating cadences"), strict=True))
-    nets = []
-    for policy in policies:
-        for cost in args.costs:
-            for evals in args.evals:
-                rows = np.array([numbers[evals, seed][policy.name, cost] for seed in seeds])
-                wrong = wilson(int(rows[:, 2].sum()), int(rows[:, 3].sum()))
-                figures = {"saved": estimate_mean(rows[:, 0]), "time": estimate_mean(rows[:, 1]), "false_stops": wrong}
-                key = {"policy": policy.name, "evals": evals, "eval_share": cost}
-                nets.append(key | {name: asdict(figure) for name, figure in figures.items()})
-    report = {"nets": nets, "world": args.world, "setting": study.encode_setting(setting, seeds)}
-    return study.print_report(args, report, lambda console: _print_cadences(console, nets, args))
-
-
-def _simulate_cadence(
-    setting: Setting, policies: Sequence[Policy], costs: Sequence[float], evals_and_seed: tuple[int, int]
-) -> dict[tuple[str, float], tuple[float, float, int, int]]:
-    """By policy and cost: the share of GPU-hours saved, net of evals and reruns, the change of the mean time (NaN if
-    evals fill the cluster, so that it would grow with the trace), false stops and healthy jobs."""
-    evals, seed = evals_and_seed
-    setting = replace(setting, evals=evals)
-    workload, hidden = draw_jobs(setting, seed)
-    stops = {policy.name: decide_stops(policy, workload) for policy in policies}
-    before, _ = _simulate_stops(setting, workload, hidden, no_stops(workload))
-    numbers = {}
-    for cost in costs:
-        dearer, _ = draw_jobs(replace(setting, eval_share=cost), seed)
-        for name, of_policy in stops.items():
-            after, _ = _simulate_stops(setting, dearer, hidden, of_policy)
-            wrong = ~hidden.hacking & (of_policy.ends(dearer) < dearer.hours)
-            is_overloaded = setting.load * (1 + setting.evals * cost) >= 1
-            time = math.nan if is_overloaded else after.jct / before.jct - 1
-            saved = 1 - (after.gpu_hours + after.again) / before.gpu_hours
-            numbers[name, cost] = saved, time, int(wrong.sum()), int((~hidden.hacking).sum())
-    return numbers
-
-
-def _print_cadences(console: Console, nets: Sequence[dict[str, Any]], args: argparse.Namespace) -> None:
-    for policy in dict.fromkeys(net["policy"] for net in nets):
-        title = f"{policy}, world {args.world}: share of all GPU-hours saved; * marks the best cadence"
-        table = new_table(title, "cost per eval", *(f"{evals} evals" for evals in args.evals))
-        for cost in args.costs:
-            row = [net for net in nets if (net["policy"], net["eval_share"]) == (policy, cost)]
-            best = max(row, key=lambda net: net["saved"]["value"])
-            cells = (format_percent(net["saved"]["value"], sign=True) + (" *"[net is best]) for net in row)
-            table.add_row(format_percent(cost, 2), *cells)
-        free = [net for net in nets if (net["policy"], net["eval_share"]) == (policy, args.costs[0])]
-        table.add_row("false stops", *(f"{format_percent(net['false_stops']['value'])} " for net in free))
-        console.print(table)
