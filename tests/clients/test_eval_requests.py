@@ -21,7 +21,7 @@ import pytest
 from evalstop_client import Run, Summary
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.eval_request import answer_requests, compare_scores
-from evalstop_client.receivers.evaluation import (
+from evalstop_client.receivers.evaluator import (
     EvaluationFailed,
     check_places,
     check_uri,
@@ -238,7 +238,7 @@ def test_allowed_checkpoint_stays_below_its_prefix_however_often_it_is_decoded(p
 
 def test_checkpoint_placeholder_in_a_script_is_an_error() -> None:
     """A checkpoint's name in a shell script could run commands, so it has to be an argument."""
-    check_places("command", ["-c", 'python eval.py "$@"', "sh", "{checkpoint}", "{n}", "{seed}"])
+    check_places(["-c", 'python eval.py "$@"', "sh", "{checkpoint}", "{n}", "{seed}"])
     for arguments in (["-c", "python eval.py {checkpoint}", "{n}", "{seed}"], ["{checkpoint}", "{n}"]):
         with pytest.raises(ConfigurationError):
-            check_places("command", arguments)
+            check_places(arguments)

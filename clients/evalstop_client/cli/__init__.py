@@ -7,7 +7,6 @@ from name to help text, and `main(arguments)`. The service adds those that work 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -48,8 +47,6 @@ class Addition(Protocol):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns 0 on success, 1 on failure or if something blocks a stop, 2 on wrong usage."""
-    if "_ARGCOMPLETE" in os.environ:
-        _complete()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # the terminal may have no letters for a name
@@ -113,12 +110,6 @@ def require_command(name: str, additions: Sequence[Addition]) -> None:
 def load_additions() -> list[Addition]:
     """The modules of other distributions that add commands."""
     return [cast(Addition, point.load()) for point in entry_points(group=GROUP)]
-
-
-def _complete() -> None:
-    """Answer argcomplete's completion requests and exit."""
-    arguments = os.environ.get("COMP_LINE", "").split()[1:]
-    import_module("argcomplete").autocomplete(parser(arguments, load_additions()))
 
 
 def _describe(additions: Sequence[Addition]) -> str:

@@ -6,20 +6,13 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from importlib import import_module
 from typing import Any
 
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.observations import format_time
 from evalstop_client.reading.api import Api
-
-GAP = 3
-"""Spaces between two columns."""
-
-PROSE_WIDTH = 24
-"""The least width of a column of prose."""
 
 Shown = str | int | float | bool | datetime | None
 
@@ -36,43 +29,19 @@ def _write_time(value: object) -> str:
     return format_time(value)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]], prose: Collection[str] = ()) -> None:
-    """Print a table; plain text without rich; `none` without rows.
-
-    Only the columns named in `prose` are broken into lines, if the others leave them room in the terminal.
-    """
-    cells = [tuple(map(_format_value, row)) for row in rows]
-    if not cells:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Shown]]) -> None:
+    """Print a table; `none` without rows."""
+    cells = [tuple(columns), *(tuple(map(_format_value, row)) for row in rows)]
+    if len(cells) == 1:
         print("none")
         return
-    try:
-        box, console, table = (import_module(name) for name in ("rich.box", "rich.console", "rich.table"))
-    except ImportError:
-        _print_columns([tuple(columns), *cells])
-        return
-    rich_table = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        rich_table.add_column(column, overflow="fold", no_wrap=column not in prose)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
-        rich_table.add_row(*row)
-    output = console.Console(highlight=False, markup=False)
-    least = sum(
-        PROSE_WIDTH if column in prose else max(len(column), *map(len, values))
-        for column, values in zip(columns, zip(*cells, strict=True), strict=True)
-    ) + GAP * len(columns)
-    if not output.is_terminal or output.width < least:
-        output.width = 1000  # a broken name or id cannot be copied, a long line can
-    output.print(rich_table)
-
-
-def _print_columns(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def print_facts(facts: Iterable[tuple[str, Shown]]) -> None:
-    """Print one fact per line, without those that are None. Needs no library: a command can always print its result."""
+    """Print one fact per line, without those that are None."""
     texts = [(name, _format_value(value)) for name, value in facts if value is not None]
     width = max((len(name) for name, _ in texts), default=0)
     for name, text in texts:
@@ -146,17 +115,13 @@ def show_result(options: argparse.Namespace, document: object, text: str) -> int
 
 
 def show_list(
-    options: argparse.Namespace,
-    documents: Sequence[object],
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Shown]],
-    prose: Collection[str] = (),
+    options: argparse.Namespace, documents: Sequence[object], columns: Sequence[str], rows: Iterable[Sequence[Shown]]
 ) -> int:
     """Print a list as a table or, with --json, as JSON; returns the exit code of success."""
     if options.json:
         print_json(documents)
     else:
-        print_table(columns, rows, prose)
+        print_table(columns, rows)
     return OK
 
 

@@ -51,7 +51,6 @@ def list_decisions(options: argparse.Namespace) -> int:
         [decision.document for decision in decisions],
         ("id", "run", "step", "state", "policy", "outcome", "made", "why"),
         [(d.id, d.run_name, d.step, d.state, d.policy, d.outcome, d.created_at, d.reason) for d in decisions],
-        prose=("why",),
     )
 
 

@@ -46,7 +46,6 @@ def list_endpoints(options: argparse.Namespace) -> int:
             (item["id"], item["url"], ", ".join(item["event_types"]), item["enabled"], item["failures"])
             for item in items
         ],
-        prose=("events",),
     )
 
 

@@ -58,7 +58,6 @@ def list_keys(options: argparse.Namespace) -> int:
         items,
         ("id", "name", "scopes", "last used", "expires", "revoked"),
         [(k["id"], k["name"], ", ".join(k["scopes"]), *(parse_time(k[field]) for field in fields)) for k in items],
-        prose=("scopes",),
     )
 
 

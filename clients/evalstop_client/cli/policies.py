@@ -51,7 +51,6 @@ def list_policies(options: argparse.Namespace) -> int:
             )
             for item in items
         ],
-        prose=("what it does",),
     )
 
 
@@ -106,6 +105,6 @@ def _print_backtest(backtest: Json) -> None:
     stops = [item for item in backtest["findings"] if item["step"] is not None]
     rows = [(item["run_name"], item["step"], item["last_step"], item["outcome"], item["reason"]) for item in stops]
     if rows:
-        print_table(("run", "stop at", "ran to", "was", "why"), rows[:FINDINGS_SHOWN], prose=("why",))
+        print_table(("run", "stop at", "ran to", "was", "why"), rows[:FINDINGS_SHOWN])
     if len(rows) > FINDINGS_SHOWN:
         print(f"... and {len(rows) - FINDINGS_SHOWN} more; --json has them all")

@@ -1,4 +1,4 @@
-"""`evalstop-receiver evaluator`: evaluates checkpoints on request, with a command or with Kubernetes Jobs.
+"""`evalstop-receiver evaluator`: evaluates checkpoints on request, with a command that prints their scores.
 
 It stores nothing: a request stays open until it is answered, so a restarted evaluator starts over, and of two
 evaluators of one project the first answer stands.
@@ -7,44 +7,55 @@ evaluators of one project the first answer stands.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import logging
+import os
+import re
 import signal
+import subprocess
+import tempfile
 import threading
+import time
 from collections import Counter
-from pathlib import Path
-from urllib.parse import quote
+from collections.abc import Iterable, Sequence
+from urllib.parse import quote, unquote
 
-from evalstop_client.errors import ConfigurationError, SchedulerError
-from evalstop_client.eval_request import Difference
-from evalstop_client.receivers.evaluation import CommandEvaluation, EvaluationFailed, PairedRequest, check_places
-from evalstop_client.receivers.kubernetes.access import add_access_options, load_access
-from evalstop_client.receivers.kubernetes.api import Api
-from evalstop_client.receivers.kubernetes.evaluation import JobEvaluation, load_job_manifest
+from evalstop_client.errors import ConfigurationError, EvalStopError
+from evalstop_client.eval_request import Difference, Scores, Summary, compare_scores
 from evalstop_client.receivers.stop.options import add_seconds, add_url_options, require_service
 from evalstop_client.receivers.stop.processes import copy_environment
 from evalstop_client.service import Accepted, Json, Refused, Service, seconds_after
-
-Evaluation = CommandEvaluation | JobEvaluation
 
 logger = logging.getLogger("evalstop_client.receivers")
 
 MOST_REQUESTS = 200
 """Maximum number of requests that the service returns."""
 
+TRIES = 3
+LOOK_SECONDS = 0.2
+MAX_OUTPUT_BYTES = 16 * 2**20
+MAX_SCORES = 1_000_000
+PLACES = ("{checkpoint}", "{n}", "{seed}")
+URI = re.compile(r"[A-Za-z0-9_/.][\x21-\x7e]{0,4095}", re.ASCII)
+ENCODED_SEPARATOR = re.compile("%(?:2e|2f|5c)", re.IGNORECASE)
+
+
+class EvaluationFailed(EvalStopError):
+    """A checkpoint could not be evaluated."""
+
 
 class Evaluator:
-    """Polls the service every `poll_seconds` until `ended` is set; `prompts`: the number in a usual eval."""
+    """Answers requests of the service until `ended` is set; `prompts`: the number in a usual eval."""
 
     def __init__(
-        self, service: Service, evaluation: Evaluation, prompts: int, poll_seconds: float, ended: threading.Event
+        self, service: Service, options: argparse.Namespace, environment: dict[str, str], ended: threading.Event
     ) -> None:
         self._service = service
-        self._evaluation = evaluation
-        self._prompts = prompts
-        self._poll_seconds = poll_seconds
+        self._options = options
+        self._environment = environment
         self._ended = ended
         self._failures: Counter[str] = Counter()
-        self._delays: dict[str, str] = {}
 
     def run(self) -> None:
         failures = 0
@@ -56,7 +67,7 @@ class Evaluator:
                 for item in items if isinstance(items, list) else []:
                     if not self._ended.is_set():
                         self._process_request(item)
-                self._ended.wait(self._poll_seconds)
+                self._ended.wait(max(0.05, self._options.poll_seconds))
                 continue
             failures += 1
             if failures == 1:
@@ -68,53 +79,147 @@ class Evaluator:
         try:
             if item["current_checkpoint"] is None:
                 return
-            request = PairedRequest(
-                id=str(item["id"]),
-                run_id=str(item["run_id"]),
-                best_uri=str(item["best_checkpoint"]["uri"]),
-                current_uri=str(item["current_checkpoint"]["uri"]),
-                prompts=self._prompts * int(item["multiplier"]),
-                seed=int(item["seed"]),
-            )
+            request_id, run_id, seed = str(item["id"]), str(item["run_id"]), int(item["seed"])
+            uris = [str(item[which]["uri"]) for which in ("best_checkpoint", "current_checkpoint")]
+            prompts = self._options.prompts * int(item["multiplier"])
         except (KeyError, TypeError, ValueError) as error:
             logger.error("the service returned a malformed request: %s %s", type(error).__name__, error)
             return
-        tries = self._evaluation.tries
-        if self._failures[request.id] >= tries:
+        if self._failures[request_id] >= TRIES:
             return
         try:
-            difference = self._evaluation.compare(request)
-        except SchedulerError as error:
-            if self._delays.get(request.id) != str(error):  # not at every poll
-                logger.warning("request %s waits: %s", request.id, error)
-            self._delays[request.id] = str(error)
-            return
+            best, current = (self._evaluate(uri, prompts, seed) for uri in uris)
+            difference = compare_scores(best, current)
         except (EvaluationFailed, ValueError) as error:
-            self._failures[request.id] += 1
-            logger.error("request %s, try %d of %d: %s", request.id, self._failures[request.id], tries, error)
+            self._failures[request_id] += 1
+            logger.error("request %s, try %d of %d: %s", request_id, self._failures[request_id], TRIES, error)
             return
-        if difference is not None:
-            self._report_difference(request, difference)
+        self._report_difference(run_id, request_id, difference)
 
-    def _report_difference(self, request: PairedRequest, difference: Difference) -> None:
+    def _evaluate(self, uri: str, prompts: int, seed: int) -> Scores:
+        command = fill_command(self._options.command, uri, prompts, seed, self._options.prefix)
+        return evaluate(command, self._environment, self._options.timeout_seconds, self._ended)
+
+    def _report_difference(self, run_id: str, request_id: str, difference: Difference) -> None:
         """Repeat the answer until the service has accepted or refused it."""
-        path = f"/runs/{quote(request.run_id, safe='')}/eval-requests/{quote(request.id, safe='')}/answer"
+        path = f"/runs/{quote(run_id, safe='')}/eval-requests/{quote(request_id, safe='')}/answer"
         tries = 0
         while not self._ended.is_set():
             answer = self._service.post(path, difference._asdict())
             if isinstance(answer, Accepted):
-                logger.info(
-                    "request %s is answered: the difference is %g, its standard error %g",
-                    request.id,
-                    difference.difference,
-                    difference.stderr,
-                )
+                text = "request %s is answered: the difference is %g, its standard error %g"
+                logger.info(text, request_id, difference.difference, difference.stderr)
                 return
             if isinstance(answer, Refused):
                 logger.warning("the service does not accept the answer: %s", answer.reason)
                 return
             tries += 1
             self._ended.wait(seconds_after(answer, tries))
+
+
+def check_uri(uri: str, prefixes: Sequence[str]) -> None:
+    """Raise EvaluationFailed for a checkpoint that may not be loaded.
+
+    Anyone who may report a run names its checkpoints, and loading a checkpoint may run code in it.
+    """
+    if not URI.fullmatch(uri) or not any(_lies_below(uri, prefix) for prefix in prefixes):
+        raise EvaluationFailed(f"the checkpoint {uri[:200]!r} is not below {' or '.join(prefixes)}")
+    if _leads_elsewhere(uri):
+        raise EvaluationFailed(f"the checkpoint {uri[:200]!r} has a `..`, a backslash, or an encoded dot or slash")
+
+
+def _lies_below(uri: str, prefix: str) -> bool:
+    """Whether the text begins with the prefix and a `/`, so that `s3://runs` does not admit `s3://runs-of-others/x`."""
+    return prefix != "" and (uri == prefix or uri.startswith(prefix if prefix.endswith("/") else f"{prefix}/"))
+
+
+def _leads_elsewhere(uri: str) -> bool:
+    """Whether a program that decodes the URI, once or more often, could find another place than its text names."""
+    while True:
+        # U+FFFD stands for bytes that are no UTF-8, which careless decoders read as dots and slashes.
+        if ".." in uri or "\\" in uri or "\ufffd" in uri or not uri.isprintable() or ENCODED_SEPARATOR.search(uri):
+            return True
+        decoded = unquote(uri)
+        if decoded == uri:
+            return False
+        uri = decoded
+
+
+def check_places(arguments: Sequence[str]) -> None:
+    """Raise ConfigurationError unless all of PLACES are in the arguments, and the checkpoint is not part of a
+    script."""
+    missing = [placeholder for placeholder in PLACES if not any(placeholder in argument for argument in arguments)]
+    if missing:
+        raise ConfigurationError(f"command: {' and '.join(missing)} is missing; write them as arguments.")
+    for argument in arguments:
+        if PLACES[0] in argument and len(argument.split()) > 1:
+            raise ConfigurationError(
+                f"command: in {argument[:80]!r} the name of a checkpoint could run commands; "
+                f'write {PLACES[0]} as a separate argument, which a script reads as "$1".'
+            )
+
+
+def fill_command(command: Sequence[str], uri: str, prompts: int, seed: int, prefixes: Sequence[str]) -> list[str]:
+    """The command for a checkpoint; raises EvaluationFailed if it may not be loaded."""
+    check_uri(uri, prefixes)
+    return [_fill_places(argument, (uri, str(prompts), str(seed))) for argument in command]
+
+
+def _fill_places(argument: str, values: Iterable[str]) -> str:
+    by_place = dict(zip(PLACES, values, strict=True))
+    return re.sub("|".join(map(re.escape, PLACES)), lambda match: by_place[match[0]], argument)
+
+
+def evaluate(
+    command: Sequence[str], environment: dict[str, str], timeout_seconds: float, ended: threading.Event
+) -> Scores:
+    """Run the program in a new process group and read its scores; raises EvaluationFailed, also once `ended` is set."""
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(  # noqa: S603  # a vector that was checked, and no shell
+                list(command), stdin=subprocess.DEVNULL, stdout=output, env=environment, start_new_session=True
+            )
+        except OSError as error:
+            raise EvaluationFailed(f"{command[0]} cannot be run: {error}") from None
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    raise EvaluationFailed(f"{command[0]} did not end within {timeout_seconds:g} s")
+                if os.fstat(output.fileno()).st_size > MAX_OUTPUT_BYTES:
+                    raise EvaluationFailed(f"{command[0]} wrote more than {MAX_OUTPUT_BYTES} bytes")
+                if ended.is_set():
+                    raise EvaluationFailed("the evaluator is shutting down")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # also remaining child processes
+            process.wait()
+        if process.returncode != 0:
+            raise EvaluationFailed(f"{command[0]} ended with {process.returncode}")
+        output.seek(0)
+        return read_scores(output.read(MAX_OUTPUT_BYTES + 1))
+
+
+def read_scores(output: bytes) -> Scores:
+    """The scores in JSON lines: a number or `{"score": number}` per prompt, or one `{"mean": ..., "stderr": ...}`."""
+    if len(output) > MAX_OUTPUT_BYTES:
+        raise EvaluationFailed(f"the output has more than {MAX_OUTPUT_BYTES} bytes")
+    scores: list[float] = []
+    for number, line in enumerate(output.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            document = json.loads(line)
+            if isinstance(document, dict) and "mean" in document:
+                return Summary(float(document["mean"]), float(document["stderr"]))
+            scores.append(float(document["score"] if isinstance(document, dict) else document))
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            raise EvaluationFailed(f"line {number} of the output is not a score: {line[:80]!r}") from None
+        if len(scores) > MAX_SCORES:
+            raise EvaluationFailed(f"the output has more than {MAX_SCORES} scores")
+    return scores
 
 
 EXAMPLES = """\
@@ -125,18 +230,9 @@ examples:
   # the same as a Slurm job: its output is the answer
   evalstop-receiver evaluator --prompts 200 --prefix s3://runs/ -- srun --gpus 1 python eval.py {checkpoint} {n} {seed}
 
-  # as Kubernetes Jobs; {checkpoint}, {n} and {seed} appear in the command, args or env of the Job's containers
-  evalstop-receiver evaluator --prompts 200 --prefix s3://runs/ --kubernetes-job eval-job.yaml
-
 The command runs for the best checkpoint and for the current one. It prints JSON lines: the score of each prompt, a
 number or {"score": number}, in the same order both times; or one line {"mean": number, "stderr": number}. Only
 checkpoints whose uri begins with a --prefix are evaluated: loading a checkpoint may run code in it.
-
-A Job's first container prints the same to its log, as objects; other log lines are ignored. Both Jobs of a request run
-concurrently, named evalstop-REQUEST-best and evalstop-REQUEST-current, so that a restarted evaluator continues with
-them. A failed Job is not created again. Defaults for fields missing in the manifest: activeDeadlineSeconds from
---timeout-seconds, backoffLimit 2, ttlSecondsAfterFinished 86400, restartPolicy Never. The evaluator needs the verbs
-get and create on jobs, list on pods and get on pods/log, in the manifest's namespace (default: its own).
 """
 
 
@@ -144,8 +240,8 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser = kinds.add_parser(
         "evaluator",
         help="evaluate checkpoints on request",
-        description="Evaluates the best and the current checkpoint of a run with your own command, or with Kubernetes "
-        "Jobs, when EvalStop requests it, and reports the difference.",
+        description="Evaluates the best and the current checkpoint of a run with your own command when EvalStop "
+        "requests it, and reports the difference.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -161,15 +257,7 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add_seconds(parser, "--timeout-seconds", 3600.0, "timeout of each evaluation")
     add_seconds(parser, "--poll-seconds", 10.0, "between two polls")
     add_url_options(parser, "report")
-    add("command", nargs="*", metavar="COMMAND", help="command with {checkpoint}, {n} and {seed} in its arguments")
-    cluster = parser.add_argument_group("Kubernetes")
-    cluster.add_argument(
-        "--kubernetes-job",
-        type=Path,
-        metavar="FILE",
-        help="manifest of a Job, instead of a command, with {checkpoint}, {n} and {seed} in its containers",
-    )
-    add_access_options(cluster)
+    add("command", nargs="+", metavar="COMMAND", help="command with {checkpoint}, {n} and {seed} in its arguments")
     parser.set_defaults(run=run)
 
 
@@ -178,22 +266,10 @@ def run(options: argparse.Namespace) -> int:
     url, key = require_service(options)
     if options.prompts < 1:
         raise ConfigurationError(f"--prompts {options.prompts}: it must be positive.")
+    check_places(options.command[1:])
     ended = threading.Event()
-    evaluation = _create_evaluation(options, ended)
-    evaluator = Evaluator(Service(url, key), evaluation, options.prompts, max(0.05, options.poll_seconds), ended)
+    evaluator = Evaluator(Service(url, key), options, copy_environment(options.key_env), ended)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     evaluator.run()
     return 0
-
-
-def _create_evaluation(options: argparse.Namespace, ended: threading.Event) -> Evaluation:
-    environment = copy_environment(options.key_env)
-    if (options.kubernetes_job is None) == (not options.command):
-        raise ConfigurationError("command: give a command after --, or --kubernetes-job.")
-    if options.kubernetes_job is None:
-        check_places("command", options.command[1:])
-        return CommandEvaluation(options.command, environment, options.prefix, options.timeout_seconds, ended)
-    manifest, namespace = load_job_manifest(options.kubernetes_job, options.timeout_seconds)
-    access = load_access(options, environment)
-    return JobEvaluation(Api(access), namespace or access.namespace, manifest, options.prefix)

@@ -76,7 +76,6 @@ TESTED_BLOCKS = {
 }
 
 NEEDS_MODEL = "needs a model; tests/clients/test_eval_requests.py answers by a loop and by an evaluator"
-NEEDS_CLUSTER = "needs a cluster; tests/clients/receivers/kubernetes/test_evaluator.py has one"
 UNTESTED_BLOCKS = {
     ("README", "make demo"): "takes minutes, and needs a browser",
     ("docs/quickstart", "make run"): "installs; the tests start `evalstop up`, which it calls",
@@ -85,7 +84,6 @@ UNTESTED_BLOCKS = {
     ("docs/kubernetes", "volumes:"): "the tests' cluster writes it for its pods",
     ("docs/evaluate-now", "run.eval_requests()"): NEEDS_MODEL,
     ("docs/evaluate-now", "python eval.py {checkpoint} {n} {seed}"): NEEDS_MODEL,
-    ("docs/evaluate-now", "--kubernetes-job"): NEEDS_CLUSTER,
     ("docs/evaluate-now", '"difference"'): "an example of a request body",
 }
 """By page and words: the reason why no test runs the block."""

@@ -12,9 +12,7 @@ import pytest
 import yaml
 from evalstop_client.job_identity import KUBERNETES_LABELS
 from evalstop_client.receivers import cli as receiver_cli
-from evalstop_client.receivers.evaluation import PairedRequest
-from evalstop_client.receivers.kubernetes.evaluation import load_job_manifest
-from evalstop_client.receivers.kubernetes.kinds import COMMAND, EVENT, JOB, KINDS, POD, POD_LOG, WORKLOAD
+from evalstop_client.receivers.kubernetes.kinds import COMMAND, EVENT, KINDS, POD, WORKLOAD
 from evalstop_service import cli
 from evalstop_service.settings import Settings
 
@@ -25,10 +23,7 @@ MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 KUBERNETES = ("1.25.0", "1.37.0")
 SETTING_VARIABLES = {f"EVALSTOP_{name.upper()}" for name in Settings.model_fields}
 ALL_KINDS = dict.fromkeys(("kueue", "jobset", "trainer", "kubeflow", "ray", "volcano"), True)
-RECEIVERS = ("receiver", "evaluator")
 RECEIVER = {"enabled": True, "namespaces": ["research", "eval"], "kinds": ALL_KINDS, "checkpointAnnotation": True}
-EVAL_JOB = yaml.safe_load((ROOT / "examples/kubernetes_eval_job.yaml").read_text())
-EVALUATOR = {"enabled": True, "prefixes": ["s3://runs/", "file:///runs/"], "job": EVAL_JOB}
 PLACEMENT: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
     "nodeSelector": {"pool": "tools"},
@@ -38,8 +33,6 @@ PLACEMENT: dict[str, Any] = {
 VALUES: dict[str, dict[str, Any]] = {
     "defaults": {},
     "sqlite": {"service": {"storageClass": "fast"}, "receiver": RECEIVER},
-    "evaluator": {"evaluator": {**EVALUATOR, "timeoutSeconds": 7200}},
-    "evaluator elsewhere": {"service": {"enabled": False}, "evaluator": {**EVALUATOR, "url": "https://e.org"}},
     "postgresql": {
         "service": {
             "database": "postgresql",
@@ -53,7 +46,6 @@ VALUES: dict[str, dict[str, Any]] = {
     "placed": {
         "service": {"database": "postgresql", "artifactClaim": "artifacts", **PLACEMENT},
         "receiver": {**RECEIVER, **PLACEMENT},
-        "evaluator": {**EVALUATOR, **PLACEMENT},
     },
     "delete": {"receiver": {**RECEIVER, "stopBy": "delete", "checkpointAnnotation": False}},
 }
@@ -111,9 +103,6 @@ def test_chart_renders_valid_objects(values: Json) -> None:
         ({"service": {"databse": "sqlite"}}, "databse"),
         ({"service": {"settings": {"LOG_FORMAT": "json"}}}, "LOG_FORMAT"),
         ({"receiver": {**RECEIVER, "stopBy": "kill"}}, "stopBy"),
-        ({"evaluator": {**EVALUATOR, "job": {"spec": {}}}}, "evaluator.job.metadata.namespace"),
-        ({"evaluator": {**EVALUATOR, "prefixes": []}}, "evaluator.prefixes"),
-        ({"service": {"enabled": False}, "evaluator": EVALUATOR}, "evaluator.url"),
     ],
 )
 def test_invalid_values_are_refused(values: Json, words: str) -> None:
@@ -127,7 +116,7 @@ def test_container_commands_and_variables_exist(values: Json, capsys: pytest.Cap
     """Each container's arguments parse, and each variable is a setting."""
     items = render_chart(values) + load_manifests(*MANIFESTS)
     for container in list_containers(items):
-        if container["name"] in RECEIVERS:
+        if container["name"] == "receiver":
             with pytest.raises(SystemExit) as end:
                 receiver_cli.main([*container["args"], "--help"])
             assert end.value.code == 0
@@ -140,7 +129,7 @@ def test_container_commands_and_variables_exist(values: Json, capsys: pytest.Cap
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
 def test_containers_are_restricted(values: Json) -> None:
-    """No root, a read-only file system, no capabilities; only receiver and evaluator may use the Kubernetes API."""
+    """No root, a read-only file system, no capabilities; only the receiver may use the Kubernetes API."""
     items = render_chart(values) + load_manifests(*MANIFESTS)
     for container in list_containers(items):
         security = container["securityContext"]
@@ -149,14 +138,14 @@ def test_containers_are_restricted(values: Json) -> None:
     for pod in list_pod_specs(items):
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["automountServiceAccountToken"] is any(
-            container["name"] in RECEIVERS for container in pod["containers"]
+            container["name"] == "receiver" for container in pod["containers"]
         )
 
 
 def test_pods_have_the_placement_of_the_values() -> None:
     """Each pod gets the node selector, tolerations, affinity and image pull secrets of its values."""
     placed_pods = list_pod_specs(render_chart(VALUES["placed"]))
-    assert len(placed_pods) == 5
+    assert len(placed_pods) == 4
     for spec in placed_pods:
         assert {name: spec.get(name) for name in PLACEMENT} == PLACEMENT
     assert not any(name in spec for spec in list_pod_specs(render_chart(VALUES["defaults"])) for name in PLACEMENT)
@@ -187,38 +176,6 @@ def test_receiver_role_grants_only_what_is_used() -> None:
     without_kinds = render_chart({"receiver": {**RECEIVER, "kinds": {}}})
     fewer = list_permissions([item for item in without_kinds if item["kind"] == "Role"])
     assert {(group, resource) for group, resource, _ in fewer} == {("batch", "jobs"), ("", "pods"), ("", "events")}
-
-
-def test_evaluator_role_grants_only_jobs() -> None:
-    """Manifest and chart grant the evaluator creating and reading jobs and reading their logs."""
-    manifest = load_manifests(DEPLOY / "kubernetes/evaluator.yaml")
-    (role,) = [item for item in render_chart(VALUES["evaluator"]) if item["kind"] == "Role"]
-    assert role["metadata"]["namespace"] == "research"
-    assert list_permissions([item for item in manifest if item["kind"] == "Role"]) == list_permissions([role])
-    assert list_permissions([role]) == {
-        (JOB.group, JOB.resource, "get"),
-        (JOB.group, JOB.resource, "create"),
-        (POD.group, POD.resource, "list"),
-        (POD_LOG.group, POD_LOG.resource, "get"),
-    }
-
-
-def test_changed_job_restarts_the_evaluator(tmp_path: Path) -> None:
-    """The evaluator gets the job of the values, and a changed job changes the pod's annotation."""
-    items = render_chart(VALUES["evaluator"])
-    (config,) = [item for item in items if item["kind"] == "ConfigMap"]
-    (tmp_path / "job.yaml").write_text(config["data"]["job.yaml"])
-    assert yaml.safe_load(config["data"]["job.yaml"]) == EVAL_JOB
-    assert load_job_manifest(tmp_path / "job.yaml", 60.0)[1] == "research"
-    changed = render_chart(
-        {"evaluator": {**EVALUATOR, "job": {**EVAL_JOB, "spec": {**EVAL_JOB["spec"], "backoffLimit": 0}}}}
-    )
-    checksums = [
-        item["spec"]["template"]["metadata"]["annotations"]["evalstop.io/job-sha256"]
-        for item in (*items, *changed)
-        if item["kind"] == "Deployment"
-    ]
-    assert len(set(checksums)) == 2
 
 
 def test_schema_is_migrated_before_the_upgrade() -> None:
@@ -265,13 +222,3 @@ def test_example_job_is_valid() -> None:
     (container,) = list_containers([job])
     variables = {variable["name"] for variable in container["env"]}
     assert set(KUBERNETES_LABELS.values()) - variables == {KUBERNETES_LABELS["kubernetes_cluster"]}
-
-
-def test_example_eval_job_is_valid() -> None:
-    """Filled in by the evaluator, the example is a valid job."""
-    manifest, namespace = load_job_manifest(ROOT / "examples/kubernetes_eval_job.yaml", 60.0)
-    request = PairedRequest("1", "run", "s3://runs/1", "s3://runs/2", 800, 7)
-    job = manifest.fill("evalstop-1-best", request, "s3://runs/1")
-    assert namespace == "research"
-    assert list_containers([job])[0]["command"] == ["python", "eval.py", "s3://runs/1", "800", "7"]
-    assert_valid([job])

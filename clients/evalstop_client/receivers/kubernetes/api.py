@@ -1,4 +1,4 @@
-"""A client for the parts of the Kubernetes API that receivers need: get, list, watch, merge, create, delete, logs.
+"""A client for the parts of the Kubernetes API that receivers need: get, list, watch, merge, create, delete.
 
 It uses httpx, which the client already requires, instead of the official client: that has many dependencies and no
 types, and does not cover kinds that are not part of Kubernetes itself.
@@ -18,7 +18,7 @@ from httpx import codes
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.access import Access
-from evalstop_client.receivers.kubernetes.kinds import POD, POD_LOG, Kind, Object, at
+from evalstop_client.receivers.kubernetes.kinds import Kind, Object, at
 from evalstop_client.service import object_in, trusted_certificates
 
 MERGE_PATCH = "application/merge-patch+json"
@@ -115,15 +115,6 @@ class Api:
         self._request_object(
             "delete", kind, namespace, name, body={"apiVersion": "v1", "kind": "DeleteOptions", **options}
         )
-
-    def read_log(self, namespace: str, pod: str, container: str, max_bytes: int) -> bytes | None:
-        """The first `max_bytes` of the log of a pod's container, stdout and stderr together; None without a pod."""
-        params = {"container": container, "limitBytes": str(max_bytes)}
-        response = self._send_request("GET", f"{self._path(POD, namespace)}/{pod}/log", params)
-        if response.status_code == codes.NOT_FOUND:
-            return None
-        self._raise_for_status(response, "get", POD_LOG, namespace)
-        return response.content
 
     def _request_object(
         self,

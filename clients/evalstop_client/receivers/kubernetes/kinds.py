@@ -58,9 +58,6 @@ KUBEFLOW_SUSPEND = ("spec", "runPolicy", "suspend")
 POD = Kind("Pod", "", "pods", "", frozenset(), suspend_field=())
 """A run may name a pod; its topmost workload is stopped instead."""
 
-POD_LOG = Kind("Pod", "", "pods/log", "", frozenset(), suspend_field=())
-"""The logs of a pod's containers."""
-
 EVENT = Kind("Event", "", "events", "", frozenset(), suspend_field=())
 """An event of an object, as shown by `kubectl describe`."""
 

@@ -12,14 +12,12 @@ from tests.clients.receivers.kubernetes.fake_api_server import FakeApiServer
 from tests.clients.receivers.kubernetes.fake_cluster import ADMIN, FakeCluster
 
 TOKEN = "receiver-token"
-EVALUATOR_TOKEN = "evaluator-token"
-EVALUATOR = "system:serviceaccount:evalstop:evalstop-evaluator"
 
 
 @pytest.fixture
 def cluster() -> FakeCluster:
     """The state of the fake API server."""
-    return FakeCluster(tokens={ADMIN: "admin", TOKEN: RECEIVER, EVALUATOR_TOKEN: EVALUATOR})
+    return FakeCluster(tokens={ADMIN: "admin", TOKEN: RECEIVER})
 
 
 @pytest.fixture
@@ -31,6 +29,5 @@ def api_server(cluster: FakeCluster) -> Iterator[FakeApiServer]:
 @pytest.fixture
 def kubernetes(api_server: FakeApiServer, cluster: FakeCluster, tmp_path: Path) -> Iterator[KubernetesCluster]:
     """A running cluster."""
-    cluster.logs = tmp_path / "node/logs"
     with running_cluster(ApiServer(api_server.url, ADMIN, TOKEN), tmp_path) as kubernetes:
         yield kubernetes

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from tests.clients.receivers.kubernetes.fake_requests import JOB_FIELDS, SINCE_1_21, Request, Resource
@@ -32,7 +31,6 @@ class FakeCluster:
     knows_suspend: bool = True
     faults: list[Callable[[Request], None]] = field(default_factory=list)
     requests: list[tuple[str, str, str]] = field(default_factory=list)  # verb, path, user
-    logs: Path | None = None  # the folder in which the node keeps the logs of its pods
     watch_cuts_after: int | None = None  # events after which a watch is cut in mid-line
 
     def __post_init__(self) -> None:
@@ -123,14 +121,9 @@ class FakeCluster:
                     yield _format_line("BOOKMARK", marked)
                 return
 
-    def _get(self, request: Request) -> tuple[int, Json | str]:
+    def _get(self, request: Request) -> tuple[int, Json]:
         item = self.storage.read(self._get_key(request), request.namespace, request.name, *self._get_names(request))
-        return 200, self._read_log(request) if request.subresource == "log" else item
-
-    def _read_log(self, request: Request) -> str:
-        assert self.logs is not None
-        file = self.logs / f"{request.name}.{request.query['container']}"
-        return file.read_text()[: int(request.query["limitBytes"])]
+        return 200, item
 
     def _list(self, request: Request) -> tuple[int, Json]:
         assert request.resource is not None

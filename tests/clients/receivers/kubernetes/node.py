@@ -1,7 +1,6 @@
 """A node whose pods are processes, over HTTP: it binds every pod, runs its command, and ends it as a kubelet would.
 
 There are no containers: a pod's first container is a process group, and its downward API is the environment and a file.
-The fake API server finds the logs of its pods in its folder.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ class Node:
     def __init__(self, admin: Admin, folder: Path, gpus: int = 64) -> None:
         self._admin = admin
         self._folder = folder
-        self._logs = folder / "logs"
-        self._logs.mkdir(parents=True)
         self.gpus = gpus
         self._containers: dict[str, Container] = {}
         self._ended = threading.Event()
@@ -122,8 +119,7 @@ class Node:
         variables = {variable["name"]: _read_value(variable, pod) for variable in first.get("env", [])}
         environment = {**os.environ, "PODINFO": str(folder), **variables}
         command = [_expand(word, variables) for word in (*first["command"], *first.get("args", []))]
-        with (self._logs / f"{pod['metadata']['name']}.{first['name']}").open("wb") as log:
-            process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=log, stderr=log)
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
         return Container(process, folder)
 
     def _report_end(self, pod: Json, container: Container) -> None:
