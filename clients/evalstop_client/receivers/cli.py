@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import logging
 import sys
 from collections.abc import Sequence
@@ -15,8 +16,15 @@ from evalstop_client.version import __version__
 
 FAILED, USAGE = 1, 2
 
-COMMANDS = (process, slurm, kubernetes, command, evaluator, tensorboard)
-"""The modules with `add_parser`: one a scheduler, and the two that end no job."""
+COMMANDS = {
+    "process": process,
+    "slurm": slurm,
+    "kubernetes": kubernetes,
+    "command": command,
+    "evaluator": evaluator,
+    "watch-tensorboard": tensorboard,
+}
+"""Modules with `add_options` and `run`: one a scheduler, and the two that end no job. The docstring is the help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,12 +47,17 @@ def create_parser() -> argparse.ArgumentParser:
         prog="evalstop-receiver",
         description="Runs beside a scheduler, ends jobs when EvalStop requests it, and reports when they are gone; "
         "or runs beside trainers and reports their TensorBoard logs.",
-        epilog="`evalstop-receiver COMMAND --help` shows options and examples.",
+        epilog="docs/receivers.md has examples.",
     )
     parser.add_argument("--version", action="version", version=__version__)
     kinds = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in COMMANDS:
-        module.add_parser(kinds)
+    for name, module in COMMANDS.items():
+        description = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
+        kind = kinds.add_parser(
+            name, help=description.partition(".")[0], description=description[:1].upper() + description[1:]
+        )
+        module.add_options(kind)
+        kind.set_defaults(run=module.run)
     return parser
 
 

@@ -1,5 +1,7 @@
-"""`evalstop-receiver command`: cancels and checks jobs of any other scheduler with the operator's commands, filled in
-with labels of the run."""
+"""`evalstop-receiver command`: ends jobs of any other scheduler with commands, into which labels of the run are filled.
+
+A command is split as a shell does, but no shell runs it: each label stays one argument.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,13 @@ from typing import Any
 
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
-from evalstop_client.receivers.stop.options import add_receiver_options, add_seconds, add_service_options
-from evalstop_client.receivers.stop.processes import Done, copy_environment, run
+from evalstop_client.receivers.stop.options import (
+    add_receiver_options,
+    add_seconds,
+    add_service_options,
+)
+from evalstop_client.receivers.stop.processes import Done, copy_environment
+from evalstop_client.receivers.stop.processes import run as run_program
 from evalstop_client.receivers.stop.receiver import run_receiver
 from evalstop_client.settings import parse_pairs
 
@@ -182,7 +189,7 @@ class CommandJobControl:
         self._run_or_raise(self._commands.resume, job)
 
     def _run_template(self, command: Template, job: Job) -> Done:
-        return run(command.filled(job.facts), self._environment, self._command_seconds)
+        return run_program(command.filled(job.facts), self._environment, self._command_seconds)
 
     def _run_on_present(self, command: Template, job: Job) -> bool:
         """Run a command; False if it failed because the job is gone: schedulers refuse to cancel such a job."""
@@ -219,33 +226,8 @@ def _read_details(result: Done) -> dict[str, Any]:
 IDS = frozenset({"run_id", "decision_id"})
 """Placeholders that the receiver fills itself."""
 
-EXAMPLES = """\
-examples:
-  # cancel and check with your own commands; {job_id} is a label of the run
-  evalstop-receiver command --run 'my-cancel {job_id}' --check 'my-status {job_id}' --pattern 'job_id=[1-9][0-9]*'
 
-  # only runs of one scheduler, only jobs of two users, a signal before the cancel
-  evalstop-receiver command --mine scheduler=lsf --allow user=ann --allow user=ben \\
-    --pattern 'job_id=[1-9][0-9]*(\\[[1-9][0-9]*\\])?' \\
-    --signal 'bkill -s USR1 {job_id}' --run 'bkill {job_id}' --force 'bkill -s KILL {job_id}' \\
-    --check 'lsf-gone {job_id}'
-
-The exit code of --check: 0, the job exists; 3, it is gone; any other, unknown, and the check is repeated. Its output
-when the job is gone goes into the report; a JSON object is included as it is.
---pattern is a regular expression for the whole value of a label in a command: some values may mean all jobs of a user,
-as 0 does for LSF.
-The commands are split as by a shell but not run by one; each label value stays one argument.
-"""
-
-
-def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = kinds.add_parser(
-        "command",
-        help="end jobs of any scheduler with your own commands",
-        description="End jobs of any scheduler with commands, into which labels of the run are filled.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--run", dest="cancel", required=True, metavar="COMMAND", help="cancels the job")
     add("--check", required=True, metavar="COMMAND", help="whether the job exists (0) or is gone (3)")
@@ -269,10 +251,9 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add_seconds(parser, "--command-seconds", 60.0, "timeout of each command")
     add_service_options(parser)
     add_receiver_options(parser)
-    parser.set_defaults(run=run_command_receiver)
 
 
-def run_command_receiver(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Run the receiver for a scheduler that is controlled by commands."""
     own_labels = dict(parse_pairs(options.mine, "--mine"))
     allow: dict[str, frozenset[str]] = {}

@@ -222,29 +222,7 @@ def read_scores(output: bytes) -> Scores:
     return scores
 
 
-EXAMPLES = """\
-examples:
-  # 800 prompts for a request for four times the usual 200, on this machine
-  evalstop-receiver evaluator --prompts 200 --prefix file:///checkpoints/ -- python eval.py {checkpoint} {n} {seed}
-
-  # the same as a Slurm job: its output is the answer
-  evalstop-receiver evaluator --prompts 200 --prefix s3://runs/ -- srun --gpus 1 python eval.py {checkpoint} {n} {seed}
-
-The command runs for the best checkpoint and for the current one. It prints JSON lines: the score of each prompt, a
-number or {"score": number}, in the same order both times; or one line {"mean": number, "stderr": number}. Only
-checkpoints whose uri begins with a --prefix are evaluated: loading a checkpoint may run code in it.
-"""
-
-
-def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = kinds.add_parser(
-        "evaluator",
-        help="evaluate checkpoints on request",
-        description="Evaluates the best and the current checkpoint of a run with your own command when EvalStop "
-        "requests it, and reports the difference.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--prompts",
@@ -258,7 +236,6 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add_seconds(parser, "--poll-seconds", 10.0, "between two polls")
     add_url_options(parser, "report")
     add("command", nargs="+", metavar="COMMAND", help="command with {checkpoint}, {n} and {seed} in its arguments")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

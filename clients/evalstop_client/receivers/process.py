@@ -1,4 +1,8 @@
-"""`evalstop-receiver process`: runs a job as a child process and ends it when EvalStop requests it."""
+"""`evalstop-receiver process`: runs a job as a child process and ends it when EvalStop requests it.
+
+SIGTERM to its process group, a grace period, SIGKILL to what is left, and a report once all are gone. It exits with the
+job's code (128 + N if signal N ended it), with 2 for wrong usage, and with 126 or 127 if the job cannot be started.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,13 @@ from evalstop_client.job_identity import scheduler_labels
 from evalstop_client.receivers.child_job import LABEL, ChildJob, ProcessJobControl, adopt_orphans
 from evalstop_client.receivers.stop.job_control import parse_checkpoint_signal
 from evalstop_client.receivers.stop.journal import Journal
-from evalstop_client.receivers.stop.options import add_seconds, add_service_options, listen, load_secrets, parse_service
+from evalstop_client.receivers.stop.options import (
+    add_seconds,
+    add_service_options,
+    listen,
+    load_secrets,
+    parse_service,
+)
 from evalstop_client.receivers.stop.processes import POLL_SECONDS, copy_environment, forbid_tracing
 from evalstop_client.receivers.stop.receiver import start_receiver, write_ready_file
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
@@ -35,37 +45,8 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 RUN_CONTEXT = "MLFLOW_RUN_CONTEXT"
 KILL_SECONDS = 10.0  # a process that survives SIGKILL this long hangs in the kernel
 
-EXAMPLES = """\
-examples:
-  # 1. register the receiver once with the service, which prints the secret:
-  evalstop endpoint add http://trainer-host:9000/
-  # 2. run the training under the receiver:
-  export EVALSTOP_WEBHOOK_SECRET=whsec_... EVALSTOP_URL=http://evalstop:8787 EVALSTOP_KEY=esk_... TRAINER_KEY=esk_...
-  evalstop-receiver process --listen 0.0.0.0:9000 --job-key-env TRAINER_KEY -- python train.py --seed 3
 
-  # a secret file is read at every webhook, so that the secret can be rotated while the job runs:
-  evalstop-receiver process --secret-file /run/secrets/evalstop --grace-seconds 120 -- torchrun train.py
-
-  # let another program find the port:
-  evalstop-receiver process --listen 127.0.0.1:0 --ready-file ready.json -- python train.py
-
-A label connects the job to its run: the receiver adds receiver=<id> to EVALSTOP_LABELS in the job's environment,
-evalstop_client.Run sends it, and stop events with another value are left to other receivers. MLflow's clients send it
-as a tag, which the receiver adds to MLFLOW_RUN_CONTEXT.
-
-exit code: that of the job (128 + N if signal N ended it); 2 for wrong usage; 126 or 127 if it cannot be started.
-"""
-
-
-def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = kinds.add_parser(
-        "process",
-        help="run a command as a child process and end it",
-        description="Runs a command as a child process in a new process group, and ends it when EvalStop requests it: "
-        "SIGTERM to the group, a grace period, SIGKILL to what is left, and a report once all are gone.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address for webhooks; port 0 picks a free one")
     add_service_options(parser)
@@ -86,7 +67,6 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add_seconds(parser, "--report-seconds", 60.0, "how long to retry reports")
     add_seconds(parser, "--linger-seconds", 2.0, "how long to wait for a late stop event")
     add("command", nargs=argparse.REMAINDER, help="the job, after --")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -182,35 +182,7 @@ class Watch:
             logger.warning("%s (logged once)", message)
 
 
-EXAMPLES = """\
-examples:
-  # each folder with event files below runs/ is a run, called runs/<folder>; roles are recognized by the tags
-  evalstop-receiver watch-tensorboard runs
-
-  # Keras writes train/ and validation/: one run, tags train/epoch_loss and validation/epoch_loss
-  evalstop-receiver watch-tensorboard logs --one-run --name classifier --metric validation/epoch_loss=eval:minimize
-
-  # labels with which a receiver finds the job to stop
-  evalstop-receiver watch-tensorboard runs --label slurm_job_id=4711 --label slurm_cluster=alpha --mode enforce
-
-  # report existing files, and exit
-  evalstop-receiver watch-tensorboard old-runs --once
-
-It saves its position (--state). The files do not show whether a trainer has ended or died: without --once, a silent
-run becomes `lost` after a while. A restarted trainer writes a new file; values that it logs again, from an earlier
-step on, supersede the earlier ones.
-"""
-
-
-def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = kinds.add_parser(
-        "watch-tensorboard",
-        help="report TensorBoard logs",
-        description="Follows TensorBoard's event files as they grow and reports their scalars to EvalStop. Needs "
-        "neither TensorFlow nor TensorBoard, and changes nothing in the folder.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", type=Path, metavar="FOLDER", help="folder with event files, at any depth")
     add("--name", help="prefix of the runs' names (default: the folder's name)")
@@ -236,10 +208,9 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add_seconds(parser, "--poll-seconds", 5.0, "between polls")
     add("--state", type=Path, metavar="FILE", help="file with its position (default: in the user's state folder)")
     add_url_options(parser, "ingest")
-    parser.set_defaults(run=watch_tensorboard)
 
 
-def watch_tensorboard(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Follow the folder until SIGTERM or Ctrl-C, or once."""
     root: Path = options.folder
     if not root.is_dir():

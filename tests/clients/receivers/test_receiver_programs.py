@@ -169,14 +169,6 @@ def test_slurm_receiver_needs_the_commands_of_slurm(tmp_path: Path) -> None:
     assert "--rest" in completed.stderr
 
 
-@pytest.mark.parametrize("scheduler", ["process", "slurm", "kubernetes", "command"])
-def test_help_shows_examples(scheduler: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` of each scheduler has a whole command to copy."""
-    with pytest.raises(SystemExit, match=r"^0$"):
-        main([scheduler, "--help"])
-    assert f"  evalstop-receiver {scheduler} --" in capsys.readouterr().out
-
-
 def test_key_is_checked_at_startup(server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
     """A wrong key, one without the scope `report`, or an unreachable service is logged when the receiver starts."""
     service.scopes = ["ingest"]

@@ -1,7 +1,7 @@
 """`evalstop-receiver kubernetes`: ends workloads of a Kubernetes cluster.
 
 It suspends or deletes them; they are gone when no pod of theirs holds resources. A run identifies its workload, or its
-pod, with labels that the client adds: see scheduler_labels.
+pod, with labels that the client adds.
 """
 
 from __future__ import annotations
@@ -322,32 +322,7 @@ def _list_facts(kind: Kind, item: Object) -> dict[str, str]:
     return {**facts, "selector": kind.selector(item)}
 
 
-EXAMPLES = """\
-examples:
-  # in a pod, with its ServiceAccount, for workloads of two namespaces; the trainer's client identifies the workload
-  evalstop-receiver kubernetes --listen 0.0.0.0:9000 --allow-namespace research --allow-namespace eval
-
-  # on a host without inbound connections; with the kubeconfig's user
-  evalstop-receiver kubernetes --pull 01a0... --kubeconfig ~/.kube/config --context lab --allow-namespace research
-
-  # one of several clusters; through `kubectl proxy`
-  evalstop-receiver kubernetes --cluster lab-1 --api-server http://127.0.0.1:8001 --allow-namespace research
-
-It stops batch/v1 Jobs, JobSets, TrainJobs, PyTorchJobs, MPIJobs, RayJobs, RayClusters and jobs of Volcano: always the
-topmost of them, with its own suspend flag, or Kueue's if Kueue manages it. It needs the verbs get and patch on them,
-and get, list, watch and delete on pods; with --stop-by delete, delete instead of patch on the workloads.
-"""
-
-
-def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = kinds.add_parser(
-        "kubernetes",
-        help="end workloads of a Kubernetes cluster",
-        description="Ends workloads of a Kubernetes cluster: suspends or deletes them, and reports once none of their "
-        "pods holds resources.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--allow-namespace",
@@ -374,10 +349,9 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add_access_options(parser)
     add_service_options(parser)
     add_receiver_options(parser)
-    parser.set_defaults(run=run_kubernetes_receiver)
 
 
-def run_kubernetes_receiver(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     access = load_access(options, copy_environment(options.secret_env, options.key_env))
     namespaces = frozenset(options.allow_namespace or [access.namespace])
     action = KubernetesJobControl(

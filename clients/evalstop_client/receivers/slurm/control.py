@@ -4,7 +4,7 @@ Checkpoint signal, cancel, then polling until the job has left COMPLETING. Parki
 partition for parked jobs, into that partition, where Slurm starts it again on idle nodes. Resuming moves it back to its
 own partition.
 
-A run identifies its job with labels that the client adds: slurm_job_id, slurm_cluster and the others of SLURM_LABELS.
+A run identifies its job with labels that the client adds: slurm_job_id, slurm_cluster and others.
 """
 
 from __future__ import annotations
@@ -280,28 +280,7 @@ class SlurmJobControl:
                 )
 
 
-EXAMPLES = """\
-examples:
-  # on a login node, for your own jobs; the trainer's client identifies the job
-  evalstop-receiver slurm --listen 0.0.0.0:9000 --checkpoint-signal USR1@batch
-
-  # on a host without inbound connections
-  evalstop-receiver slurm --pull 01a0... --allow-user ann --allow-user ben --allow-partition gpu
-
-  # through slurmrestd, with a token from a command for each request
-  evalstop-receiver slurm --rest http://127.0.0.1:6820 --cluster alpha --token-command 'scontrol token lifespan=60'
-"""
-
-
-def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = kinds.add_parser(
-        "slurm",
-        help="end jobs of a Slurm cluster",
-        description="Ends jobs of a Slurm cluster: a signal for the checkpoint, a cancel, and a report once Slurm "
-        "confirms that the job is gone and its GPUs are free.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--allow-user",
@@ -334,10 +313,9 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add("--token-command", metavar="COMMAND", help="prints the JWT, run at every request (default: $SLURM_JWT)")
     add_service_options(parser)
     add_receiver_options(parser)
-    parser.set_defaults(run=run_slurm_receiver)
 
 
-def run_slurm_receiver(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     users = None if options.allow_any_user else frozenset(options.allow_user or [_find_user()])
     partitions = frozenset(options.allow_partition) if options.allow_partition else None
     signal = parse_checkpoint_signal(options.checkpoint_signal) if options.checkpoint_signal else None
