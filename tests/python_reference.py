@@ -9,6 +9,7 @@ from typing import Any
 import evalstop
 from evalstop_client import errors
 from evalstop_client.reading.records import Checkpoint, DecisionRecord, ObservationRecord, RunRecord, Table
+from evalstop_client.settings import RunArguments
 
 LINE = 100
 """The longest signature on one line."""
@@ -68,6 +69,10 @@ def _describe_signature(name: str, target: Callable[..., Any]) -> str:
         if parameter.kind is parameter.KEYWORD_ONLY and not keywords:
             parts.append("*")
             keywords = True
+        if parameter.kind is parameter.VAR_KEYWORD and target is evalstop.Run:
+            optional = RunArguments.__annotations__.items()
+            parts += ["*", *(f"{name}: {hint.__forward_arg__} = ..." for name, hint in optional)]
+            continue
         if parameter.kind is parameter.VAR_KEYWORD:
             parts.append(f"**{parameter.name}")
             continue

@@ -18,8 +18,8 @@ from evalstop_client import (
     Verdict,
     __version__,
 )
-from evalstop_client.callbacks.arguments import NamedRunArguments
 from evalstop_client.metric_roles import AUTO, Metrics, Role
+from evalstop_client.settings import RunArguments
 
 if TYPE_CHECKING:
     from evalstop_client.reading.api import Api
@@ -61,7 +61,7 @@ def init(
     proxy: str | None = None,
     kl: str | None = None,
     loss: str | None = None,
-    **arguments: Unpack[NamedRunArguments],
+    **arguments: Unpack[RunArguments],
 ) -> Run:
     """Open a run and print a line with its mode, its policy and its page.
 

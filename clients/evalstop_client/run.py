@@ -7,18 +7,16 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 from evalstop_client import observations, presentation
-from evalstop_client.config import LabelValue
 from evalstop_client.eval_request import EvalRequest
 from evalstop_client.latest_answer import Decision, LatestAnswer, Verdict, find_eval
 from evalstop_client.metric_roles import AUTO, Metrics
 from evalstop_client.observations import LoggedValues
-from evalstop_client.settings import LONGEST_WAIT_SECONDS, Limits, Settings, resolve
+from evalstop_client.settings import LONGEST_WAIT_SECONDS, RunArguments, Settings, resolve
 from evalstop_client.spool.reporter import Reporter
 from evalstop_client.spool.run_log import WarningLog
 from evalstop_client.spool.segment import Entry
@@ -67,58 +65,14 @@ class Run:
     - `limits`: replaces all limits.
     """
 
-    def __init__(
-        self,
-        name: str | None = None,
-        *,
-        url: str | None = None,
-        key: str | None = None,
-        metrics: Metrics | None = None,
-        labels: Mapping[str, LabelValue] | None = None,
-        config: object = None,
-        owner: str | None = None,
-        group: str | None = None,
-        tags: Sequence[str] = (),
-        notes: str | None = None,
-        policy: str | None = None,
-        mode: Literal["shadow", "enforce"] | None = None,
-        total_steps: int | None = None,
-        evaluates: bool | float = False,
-        resume: Literal["must", "allow"] | None = None,
-        on_stop: Callable[[Decision], object] | None = None,
-        spool_folder: str | Path | None = None,
-        flush_seconds: float = Limits.flush_seconds,
-        poll_seconds: float = Limits.poll_seconds,
-        limits: Limits | None = None,
-    ) -> None:
-        self._settings: Settings = resolve(
-            os.environ,
-            url=url,
-            key=key,
-            name=name,
-            metrics=metrics,
-            labels=labels,
-            config=config,
-            arguments={
-                "owner": owner,
-                "group": group,
-                "tags": [tags] if isinstance(tags, str) else list(tags),
-                "notes": notes,
-            },
-            policy=policy,
-            mode=mode,
-            total_steps=total_steps,
-            evaluates=evaluates,
-            resume=resume,
-            spool_root=spool_folder,
-            limits=limits or Limits(flush_seconds=flush_seconds, poll_seconds=poll_seconds),
-        )
+    def __init__(self, name: str | None = None, **arguments: Unpack[RunArguments]) -> None:
+        self._settings: Settings = resolve(os.environ, name, arguments)
         self._warnings = WarningLog()
         self._finished = False
         self._obeyed: str | None = None
-        self._on_stop = on_stop
+        self._on_stop = arguments.get("on_stop")
         self._stops_seen: set[str] = set()  # decisions passed to `on_stop`
-        self._declared_eval = _find_declared_eval(metrics)
+        self._declared_eval = _find_declared_eval(arguments.get("metrics"))
         self._evals: deque[tuple[int, float]] = deque(maxlen=EVALS_SHOWN)
         self._answered_requests: set[str] = set()
         self._last_checkpoint: tuple[int, str] | None = None

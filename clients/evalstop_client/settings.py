@@ -9,11 +9,11 @@ import os
 import re
 import tempfile
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 from urllib.parse import urlsplit
 
 from evalstop_client.config import (
@@ -27,6 +27,7 @@ from evalstop_client.config import (
 )
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.job_identity import identify_job, name_process, scheduler_labels
+from evalstop_client.latest_answer import Decision
 from evalstop_client.metric_roles import Metrics, check_metrics
 
 MODES = ("shadow", "enforce")
@@ -73,6 +74,30 @@ class Limits:
             is_usable = isinstance(limit, Real) and 0 <= float(limit) <= most
             if not is_usable or (limit == 0 and name != "flush_seconds"):
                 raise ConfigurationError(f"{name} {limit!r}: it must be above 0, and a time at most a year.")
+
+
+class RunArguments(TypedDict, total=False):
+    """The arguments of `Run`, which describes them, but for its name."""
+
+    url: str | None
+    key: str | None
+    metrics: Metrics | None
+    labels: Mapping[str, LabelValue] | None
+    config: object
+    owner: str | None
+    group: str | None
+    tags: Sequence[str]
+    notes: str | None
+    policy: str | None
+    mode: Literal["shadow", "enforce"] | None
+    total_steps: int | None
+    evaluates: bool | float
+    resume: Literal["must", "allow"] | None
+    on_stop: Callable[[Decision], object] | None
+    spool_folder: str | Path | None
+    flush_seconds: float
+    poll_seconds: float
+    limits: Limits | None
 
 
 @dataclass(frozen=True)
@@ -131,64 +156,42 @@ def format_labels(labels: Mapping[str, str]) -> str:
     return ",".join(f"{name}={value}" for name, value in labels.items())
 
 
-def resolve(
-    environment: Mapping[str, str],
-    *,
-    url: str | None,
-    key: str | None,
-    name: str | None,
-    metrics: Metrics | None,
-    labels: Mapping[str, LabelValue] | None,
-    config: object,
-    arguments: Mapping[str, str | list[str] | None],
-    policy: str | None,
-    mode: str | None,
-    total_steps: int | None,
-    evaluates: bool | float,
-    resume: str | None,
-    spool_root: str | Path | None,
-    limits: Limits,
-) -> Settings:
+def resolve(environment: Mapping[str, str], name: str | None, arguments: RunArguments) -> Settings:
     """The settings of a run, from arguments, else from `environment`; raises ConfigurationError."""
-    url = url or environment.get("EVALSTOP_URL", "").strip() or None
+    if unknown := arguments.keys() - RunArguments.__annotations__.keys():
+        raise TypeError(f"Run() has no argument {unknown.pop()!r}")
+    url = arguments.get("url") or environment.get("EVALSTOP_URL", "").strip() or None
     url = validate_url(url) if url is not None else None
     name = name or environment.get("EVALSTOP_RUN_NAME") or ("" if url else "unnamed")
     if not name or not isinstance(name, str):
         raise ConfigurationError("name: set a name with name= or EVALSTOP_RUN_NAME.")
     name = fit_line(name)
-    opening = _describe_run(metrics, config, policy, mode, total_steps, evaluates, resume)
-    opening |= {
-        field: _fit_description(field, value) for field, value in arguments.items() if value not in (None, "", [])
-    }
-    merged = scheduler_labels(environment) | parse_labels(environment.get("EVALSTOP_LABELS", "")) | dict(labels or {})
+    opening = _describe_run(arguments)
+    labels = arguments.get("labels") or {}
+    merged = scheduler_labels(environment) | parse_labels(environment.get("EVALSTOP_LABELS", "")) | dict(labels)
     if "receiver" in merged:
         merged["process_id"] = name_process(environment)
     if merged:
         opening["labels"] = _check_labels({str(label): format_value(value) for label, value in merged.items()})
     # The id lets the service recognize a repeated opening: another process may send it from the spool days later.
     opening |= {"name": name, "job": identify_job(environment), "opening": str(uuid.uuid4())}
-    key = validate_key(key or environment.get("EVALSTOP_KEY"))
+    key = validate_key(arguments.get("key") or environment.get("EVALSTOP_KEY"))
     if key is not None:  # that process may have another key, and the data belongs to the project of this one
         opening["key_hash"] = hashlib.sha256(key.encode()).hexdigest()
+    limits = arguments.get("limits") or Limits(
+        flush_seconds=arguments.get("flush_seconds", Limits.flush_seconds),
+        poll_seconds=arguments.get("poll_seconds", Limits.poll_seconds),
+    )
     return Settings(
-        url=url,
-        key=key,
-        opening=opening,
-        spool_folder=choose_spool_folder(spool_root, environment, url, name),
-        limits=limits,
+        url, key, opening, choose_spool_folder(arguments.get("spool_folder"), environment, url, name), limits
     )
 
 
-def _describe_run(
-    metrics: Metrics | None,
-    config: object,
-    policy: str | None,
-    mode: str | None,
-    total_steps: int | None,
-    evaluates: bool | float,
-    resume: str | None,
-) -> dict[str, Any]:
-    """These fields of the body that opens a run: omitted ones stay omitted, which leaves them unchanged."""
+def _describe_run(arguments: RunArguments) -> dict[str, Any]:
+    """The arguments as fields of the body that opens a run: omitted ones stay omitted, which leaves them unchanged."""
+    get = arguments.get
+    mode, resume, evaluates = get("mode"), get("resume"), get("evaluates", False)
+    metrics, policy, total_steps, tags = get("metrics"), get("policy"), get("total_steps"), get("tags", ())
     if mode is not None and mode not in MODES:
         raise ConfigurationError(f"mode {mode!r}: choose one of {', '.join(MODES)}, or leave it to the project.")
     if resume is not None and resume not in RESUMES:
@@ -197,12 +200,20 @@ def _describe_run(
         raise ConfigurationError(f"evaluates {evaluates!r}: true, false, or the share of the run an eval takes.")
     opening = {
         "metrics": None if metrics is None else check_metrics(metrics),
-        "params": flatten_config(config) or None,
+        "params": flatten_config(get("config")) or None,
         "policy": None if policy is None else str(policy),
         "mode": mode,
         "total_steps": None if total_steps is None else _check_total_steps(total_steps),
         "eval_share": None if evaluates is False else 0.0 if evaluates is True else float(evaluates),
         "resume": resume,
+        # A run is watched whatever these are: only as much of them is sent as the service takes.
+        "owner": fit_line(format_value(get("owner") or "")) or None,
+        "group": fit_line(format_value(get("group") or "")) or None,
+        "tags": [
+            fit_line(format_value(tag), LONGEST_TAG) for tag in ([tags] if isinstance(tags, str) else tags)[:MOST_TAGS]
+        ]
+        or None,
+        "notes": replace_controls(format_value(get("notes") or "")[:LONGEST_NOTES], keeping="\n\t") or None,
     }
     return {name: value for name, value in opening.items() if value is not None}
 
@@ -226,15 +237,6 @@ def choose_spool_folder(root: str | Path | None, environment: Mapping[str, str],
     legible = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:60]
     digest = hashlib.sha256(f"{url}\n{name}".encode(errors="replace")).hexdigest()[:12]
     return chosen.absolute() / f"{legible}-{digest}"  # the trainer may change its working folder
-
-
-def _fit_description(field: str, value: str | list[str]) -> str | list[str]:
-    """The owner, group, tags or notes as far as the service takes them: a run is watched whatever they are."""
-    if isinstance(value, list):
-        return [fit_line(format_value(tag), LONGEST_TAG) for tag in value[:MOST_TAGS]]
-    if field == "notes":
-        return replace_controls(format_value(value)[:LONGEST_NOTES], keeping="\n\t")
-    return fit_line(format_value(value))
 
 
 def _check_labels(labels: dict[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from evalstop_client.callbacks.arguments import RunArguments
+from evalstop_client.callbacks.arguments import CallbackArguments
 from evalstop_client.callbacks.arguments import open_run as open_callback_run
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
@@ -69,7 +69,7 @@ def test_forked_child_that_trains_under_its_parents_name_does_not_end_its_run(
     server: FakeServer, service: FakeService
 ) -> None:
     """A callback in a forked child attaches to the run of a training that goes on in the parent."""
-    arguments: RunArguments = {"url": server.url, "key": KEY, "name": "a run", "limits": FAST_LIMITS}
+    arguments: CallbackArguments = {"url": server.url, "key": KEY, "name": "a run", "limits": FAST_LIMITS}
     with open_callback_run(arguments) as run:
         assert run.flush()
         child = os.fork()

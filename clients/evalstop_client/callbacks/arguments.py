@@ -4,49 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
-from evalstop_client.config import LabelValue
-from evalstop_client.latest_answer import Decision
-from evalstop_client.metric_roles import Metrics
 from evalstop_client.observations import parse_number
 from evalstop_client.run import Run
-from evalstop_client.settings import Limits
+from evalstop_client.settings import RunArguments
 
 
-class NamedRunArguments(TypedDict, total=False):
-    """The arguments of `Run` without its name."""
-
-    url: str | None
-    key: str | None
-    metrics: Metrics | None
-    labels: Mapping[str, LabelValue] | None
-    config: object
-    owner: str | None
-    group: str | None
-    tags: Sequence[str]
-    notes: str | None
-    policy: str | None
-    mode: Literal["shadow", "enforce"] | None
-    total_steps: int | None
-    evaluates: bool | float
-    resume: Literal["must", "allow"] | None
-    on_stop: Callable[[Decision], object] | None
-    spool_folder: str | Path | None
-    limits: Limits | None
-
-
-class RunArguments(NamedRunArguments, total=False):
+class CallbackArguments(RunArguments, total=False):
     """The arguments of `Run`; `metrics` defaults to "auto", and `name` to the framework's name of the run."""
 
     name: str | None
 
 
 def filled(
-    arguments: RunArguments, *, name: str | None = None, total_steps: int | None = None, resumes: bool = False
-) -> RunArguments:
+    arguments: CallbackArguments, *, name: str | None = None, total_steps: int | None = None, resumes: bool = False
+) -> CallbackArguments:
     """Complete `arguments` with what the framework knows; EVALSTOP_RUN_NAME takes precedence over the framework's name.
 
     `resumes`: whether the framework continues from a checkpoint, which may be that of a run that has ended.
@@ -79,7 +54,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_latest_runs.clear)  # they go on in the parent
 
 
-def open_run(arguments: RunArguments) -> Run:
+def open_run(arguments: CallbackArguments) -> Run:
     """Open the run of a training, which a framework begins.
 
     An earlier training of this name in this process has ended, perhaps by an exception, of which most frameworks tell

@@ -16,7 +16,15 @@ from typing import Any, Unpack
 
 from keras.callbacks import Callback
 
-from evalstop_client.callbacks.arguments import URI, RunArguments, filled, keep_numbers, open_run, repeats_steps, to_uri
+from evalstop_client.callbacks.arguments import (
+    URI,
+    CallbackArguments,
+    filled,
+    keep_numbers,
+    open_run,
+    repeats_steps,
+    to_uri,
+)
 from evalstop_client.run import Run
 
 logger = logging.getLogger("evalstop_client")
@@ -31,7 +39,9 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
     TensorFlow. `fit` with an `initial_epoch` resumes from a checkpoint.
     """
 
-    def __init__(self, *, checkpoints: str | os.PathLike[str] | None = None, **arguments: Unpack[RunArguments]) -> None:
+    def __init__(
+        self, *, checkpoints: str | os.PathLike[str] | None = None, **arguments: Unpack[CallbackArguments]
+    ) -> None:
         super().__init__()
         self._arguments = arguments
         self._checkpoints = None if checkpoints is None else os.fspath(checkpoints)

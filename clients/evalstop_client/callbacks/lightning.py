@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, open_run, repeats_steps, to_uri
+from evalstop_client.callbacks.arguments import CallbackArguments, filled, keep_numbers, open_run, repeats_steps, to_uri
 from evalstop_client.eval_request import Evaluate, answer_requests
 from evalstop_client.run import Run
 
@@ -41,7 +41,7 @@ class EvalStopCallback(Callback):
         *,
         agree_every_steps: int = AGREE_EVERY_STEPS,
         evaluate: Evaluate | None = None,
-        **arguments: Unpack[RunArguments],
+        **arguments: Unpack[CallbackArguments],
     ) -> None:
         self._arguments = arguments if evaluate is None else {"evaluates": True, **arguments}
         self._evaluate = evaluate

@@ -21,7 +21,7 @@ from typing import Any, Literal, Self, Unpack
 
 import torch.distributed as dist
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, open_run
+from evalstop_client.callbacks.arguments import CallbackArguments, filled, keep_numbers, open_run
 from evalstop_client.eval_request import EvalRequest
 from evalstop_client.run import Run
 
@@ -49,7 +49,7 @@ class DistributedRun:
     takes a broadcast; a single process checks at each step. Create it after the process group.
     """
 
-    def __init__(self, *, agree_every_steps: int = AGREE_EVERY_STEPS, **arguments: Unpack[RunArguments]) -> None:
+    def __init__(self, *, agree_every_steps: int = AGREE_EVERY_STEPS, **arguments: Unpack[CallbackArguments]) -> None:
         self._agree_every_steps = max(1, agree_every_steps) if _is_distributed() else 1
         self._stops = False
         self._last_period: int | None = None

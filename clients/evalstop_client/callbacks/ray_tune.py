@@ -16,7 +16,7 @@ from ray.tune import Callback, Stopper
 from ray.tune.experiment import Trial
 from ray.tune.result import AUTO_RESULT_KEYS
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers
+from evalstop_client.callbacks.arguments import CallbackArguments, filled, keep_numbers
 from evalstop_client.observations import parse_step
 from evalstop_client.run import Run
 
@@ -28,7 +28,7 @@ class EvalStop(Callback):
     is the result's `step_key`. Uses two threads per trial: meant for hundreds of trials, not tens of thousands.
     """
 
-    def __init__(self, *, step_key: str = "training_iteration", **arguments: Unpack[RunArguments]) -> None:
+    def __init__(self, *, step_key: str = "training_iteration", **arguments: Unpack[CallbackArguments]) -> None:
         self._arguments = arguments
         self._step_key = step_key
         self._runs: dict[str, Run] = {}

@@ -15,7 +15,7 @@ from typing import Any, Unpack
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, repeats_steps, to_uri
+from evalstop_client.callbacks.arguments import CallbackArguments, filled, repeats_steps, to_uri
 from evalstop_client.callbacks.pytorch import AGREE_EVERY_STEPS, DistributedRun
 from evalstop_client.eval_request import Evaluate, answer_requests
 
@@ -36,7 +36,7 @@ class EvalStopCallback(TrainerCallback):
         *,
         agree_every_steps: int = AGREE_EVERY_STEPS,
         evaluate: Evaluate | None = None,
-        **arguments: Unpack[RunArguments],
+        **arguments: Unpack[CallbackArguments],
     ) -> None:
         self._arguments = arguments if evaluate is None else {"evaluates": True, **arguments}
         self._evaluate = evaluate

@@ -52,7 +52,7 @@ def create_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     kinds = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
-        description = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
+        _, _, description = inspect.cleandoc(module.__doc__ or "").partition(": ")
         kind = kinds.add_parser(
             name, help=description.partition(".")[0], description=description[:1].upper() + description[1:]
         )
