@@ -189,9 +189,10 @@ def resolve(environment: Mapping[str, str], name: str | None, arguments: RunArgu
 
 def _describe_run(arguments: RunArguments) -> dict[str, Any]:
     """The arguments as fields of the body that opens a run: omitted ones stay omitted, which leaves them unchanged."""
-    get = arguments.get
-    mode, resume, evaluates = get("mode"), get("resume"), get("evaluates", False)
-    metrics, policy, total_steps, tags = get("metrics"), get("policy"), get("total_steps"), get("tags", ())
+    mode, resume, evaluates = arguments.get("mode"), arguments.get("resume"), arguments.get("evaluates", False)
+    metrics, policy, total_steps = arguments.get("metrics"), arguments.get("policy"), arguments.get("total_steps")
+    given = arguments.get("tags", ())
+    tags = [given] if isinstance(given, str) else list(given)
     if mode is not None and mode not in MODES:
         raise ConfigurationError(f"mode {mode!r}: choose one of {', '.join(MODES)}, or leave it to the project.")
     if resume is not None and resume not in RESUMES:
@@ -200,20 +201,17 @@ def _describe_run(arguments: RunArguments) -> dict[str, Any]:
         raise ConfigurationError(f"evaluates {evaluates!r}: true, false, or the share of the run an eval takes.")
     opening = {
         "metrics": None if metrics is None else check_metrics(metrics),
-        "params": flatten_config(get("config")) or None,
+        "params": flatten_config(arguments.get("config")) or None,
         "policy": None if policy is None else str(policy),
         "mode": mode,
         "total_steps": None if total_steps is None else _check_total_steps(total_steps),
         "eval_share": None if evaluates is False else 0.0 if evaluates is True else float(evaluates),
         "resume": resume,
         # A run is watched whatever these are: only as much of them is sent as the service takes.
-        "owner": fit_line(format_value(get("owner") or "")) or None,
-        "group": fit_line(format_value(get("group") or "")) or None,
-        "tags": [
-            fit_line(format_value(tag), LONGEST_TAG) for tag in ([tags] if isinstance(tags, str) else tags)[:MOST_TAGS]
-        ]
-        or None,
-        "notes": replace_controls(format_value(get("notes") or "")[:LONGEST_NOTES], keeping="\n\t") or None,
+        "owner": fit_line(format_value(arguments.get("owner") or "")) or None,
+        "group": fit_line(format_value(arguments.get("group") or "")) or None,
+        "tags": [fit_line(format_value(tag), LONGEST_TAG) for tag in tags[:MOST_TAGS]] or None,
+        "notes": replace_controls(format_value(arguments.get("notes") or "")[:LONGEST_NOTES], keeping="\n\t") or None,
     }
     return {name: value for name, value in opening.items() if value is not None}
 

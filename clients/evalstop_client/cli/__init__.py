@@ -22,16 +22,13 @@ GROUP = "evalstop.commands"
 OK, FAILED, USAGE = 0, 1, 2
 
 COMMANDS = {
-    "runs": ("evalstop_client.cli.runs", "List, show and follow runs, or stop one."),
-    "decisions": ("evalstop_client.cli.decisions", "List decisions; veto, release, undo or label one."),
-    "endpoint": ("evalstop_client.cli.endpoints", "List, add, test and remove the webhook endpoints of the project."),
-    "policy": ("evalstop_client.cli.policies", "List policies, or backtest one on past runs."),
-    "project": ("evalstop_client.cli.project", "Show or change the settings of the key's project."),
-    "key": (
-        "evalstop_client.cli.keys",
-        "List, create, rotate and revoke keys of the project; requires the scope admin.",
-    ),
-    "doctor": ("evalstop_client.cli.doctor", "Explain on one screen why a run is not stopped."),
+    "runs": ("runs", "List, show and follow runs, or stop one."),
+    "decisions": ("runs", "List decisions; veto, release, undo or label one."),
+    "endpoint": ("project", "List, add, test and remove the webhook endpoints of the project."),
+    "policy": ("runs", "List policies, or backtest one on past runs."),
+    "project": ("project", "Show or change the settings of the key's project."),
+    "key": ("project", "List, create, rotate and revoke keys of the project; requires the scope admin."),
+    "doctor": ("doctor", "Explain on one screen why a run is not stopped."),
 }
 """Module and help text by name."""
 
@@ -86,7 +83,7 @@ def parser(arguments: Sequence[str], additions: Sequence[Addition] = ()) -> argp
     commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command, (module, text) in COMMANDS.items():
         if arguments and command == arguments[0]:
-            import_module(module).add_to(commands, text)
+            getattr(import_module(f"{__name__}.{module}"), f"add_{command}")(commands, text)
         else:
             commands.add_parser(command, help=text)
     for addition in additions:

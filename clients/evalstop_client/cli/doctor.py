@@ -28,7 +28,7 @@ class Check(NamedTuple):
     text: str
 
 
-def add_to(commands: Subcommands, text: str) -> None:
+def add_doctor(commands: Subcommands, text: str) -> None:
     command = add_command(commands, "doctor", examine)
     command.add_argument("run", nargs="?", metavar="RUN", help="its name or id (default: the newest running one)")
 
@@ -38,8 +38,8 @@ def examine(options: argparse.Namespace) -> int:
 
     Exits with 1 if something blocks a stop.
     """
-    api, checks = connect(options), []
-    run: RunRecord | None = None
+    api, run = connect(options), None
+    checks: list[Check] = []
     try:
         checks += _check_project(api)
         run = api.run(options.run) if options.run is not None else _find_newest(api)

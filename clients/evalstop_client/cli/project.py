@@ -1,23 +1,29 @@
-"""`evalstop project`: the settings of the key's project."""
+"""`evalstop project`, `endpoint` and `key`: the settings, webhook endpoints and keys of a project."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from datetime import datetime
+import math
+from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from evalstop_client.cli.command import (
+    FAILED,
     OK,
     Shown,
     Subcommands,
     add_command,
     add_group,
     connect,
+    parse_time,
     print_facts,
     print_json,
+    show_list,
     show_result,
 )
-from evalstop_client.errors import ConfigurationError
+from evalstop_client.errors import ConfigurationError, NotFound, Rejected
+from evalstop_client.reading.api import Api, is_id
 from evalstop_client.service import Json
 from evalstop_client.settings import parse_pairs
 
@@ -33,7 +39,7 @@ SET_ELSEWHERE = {
 """How to change what `show` prints and `set` does not take."""
 
 
-def add_to(commands: Subcommands, text: str) -> None:
+def add_project(commands: Subcommands, text: str) -> None:
     verbs = add_group(commands, "project", text)
     add_command(verbs, "show", show_project)
     setting = add_command(verbs, "set", set_project)
@@ -151,3 +157,192 @@ def _format_setting(name: str, value: object) -> Shown:
     if isinstance(value, dict):
         return ", ".join(f"{quota}={most}" for quota, most in value.items())
     return "none" if value is None else value if isinstance(value, bool | int | float) else str(value)
+
+
+PULL = "pull:"
+"""Prefix of the names of pull endpoints in lists."""
+
+
+def add_endpoint(commands: Subcommands, text: str) -> None:
+    verbs = add_group(commands, "endpoint", text)
+    add_command(verbs, "ls", list_endpoints, "list")
+    adding = add_command(verbs, "add", create_endpoint)
+    adding.add_argument(
+        "address",
+        metavar="URL",
+        help="URL of the receiver, such as https://receiver.example:9000/; pull:NAME if it fetches its events",
+    )
+    adding.add_argument(
+        "--event", action="append", metavar="TYPE", help="types of events to send; * for all that require no action"
+    )
+    adding.add_argument(
+        "--preset",
+        metavar="NAME",
+        help="the types for receiver, parking_receiver, owner, team or on_call (default: what suits URL and format)",
+    )
+    adding.add_argument("--format", default="standard", help="slack, teams or email: messages for people")
+    for name, run in (("test", send_test), ("rm", remove_endpoint)):
+        add_command(verbs, name, run).add_argument("endpoint", metavar="ENDPOINT", help="its id or URL")
+
+
+def list_endpoints(options: argparse.Namespace) -> int:
+    """List the endpoints of the project."""
+    items = connect(options).connection.get("/endpoints")["items"]
+    return show_list(
+        options,
+        items,
+        ("id", "url", "events", "enabled", "failures in a row"),
+        [
+            (item["id"], item["url"], ", ".join(item["event_types"]), item["enabled"], item["failures"])
+            for item in items
+        ],
+    )
+
+
+def create_endpoint(options: argparse.Namespace) -> int:
+    """Add an endpoint and print its signing secret, which cannot be shown again."""
+    signs = options.format == "standard"
+    connection, events = connect(options).connection, {"event_types": options.event, "preset": options.preset}
+    if options.address.startswith(PULL):
+        made = connection.post("/pull/endpoints", {"name": options.address.removeprefix(PULL), **events})
+    else:
+        made = connection.post("/endpoints", {"url": options.address, "format": options.format, **events})
+    return show_result(options, made, made["secret"] if signs else f"endpoint {made['url']} was added")
+
+
+def send_test(options: argparse.Namespace) -> int:
+    """Send a signed test event to an endpoint, and print its answer."""
+    api = connect(options)
+    tested = api.connection.post(f"/endpoints/{_find_endpoint_id(api, options.endpoint)}/test")
+    show_result(options, tested, _describe_test(tested))
+    return OK if tested["delivered"] else FAILED
+
+
+def remove_endpoint(options: argparse.Namespace) -> int:
+    """Remove an endpoint and cancel its waiting deliveries."""
+    api = connect(options)
+    endpoint_id = _find_endpoint_id(api, options.endpoint)
+    api.connection.delete(f"/endpoints/{endpoint_id}")
+    return show_result(options, {"id": endpoint_id, "removed": True}, f"endpoint {options.endpoint} was removed")
+
+
+def _find_endpoint_id(api: Api, id_or_url: str) -> str:
+    if is_id(id_or_url):
+        return id_or_url
+    for item in api.connection.get("/endpoints")["items"]:
+        if item["url"] == id_or_url:
+            return str(item["id"])
+    raise NotFound(f"no endpoint has the URL {id_or_url!r}.")
+
+
+def _describe_test(tested: Json) -> str:
+    answered = f"it answered {tested['status_code']}" if tested["status_code"] is not None else tested["error"]
+    if tested["delivered"]:
+        return f"{tested['url']}: delivered: {answered}"
+    return f"{tested['url']}: not delivered: {answered}" + (f": {tested['answer']}" if tested["answer"] else "")
+
+
+SCOPES = ("ingest", "read", "report", "operate", "admin")
+
+MOST_DAYS = 36_500
+MOST_OVERLAP_SECONDS = 30 * 86_400
+
+FIRST = "The first key is printed by `evalstop up`, or created on its machine by `evalstop admin key create`."
+
+
+def add_key(commands: Subcommands, text: str) -> None:
+    verbs = add_group(commands, "key", f"{text} {FIRST}")
+    add_command(verbs, "ls", list_keys, "list")
+    create = add_command(verbs, "create", create_key)
+    create.add_argument("--name", required=True, help="what the key is for")
+    create.add_argument(
+        "--scopes", nargs="+", choices=SCOPES, default=["ingest"], help="what it may do (default ingest)"
+    )
+    days = partial(_parse_number, MOST_DAYS, "days")
+    create.add_argument("--expires-in-days", type=days, metavar="DAYS", help="days until the key expires")
+    create.add_argument(
+        "--network", action="append", default=[], metavar="CIDR", help="network from which it is accepted (default any)"
+    )
+    create.add_argument(
+        "--endpoint", action="append", default=[], metavar="ID", help="bind a key with the scope report to it"
+    )
+    rotate = add_command(verbs, "rotate", rotate_key)
+    rotate.add_argument(
+        "--overlap-seconds",
+        type=partial(_parse_number, MOST_OVERLAP_SECONDS, "seconds"),
+        default=86_400.0,
+        metavar="S",
+        help="how long the current secret stays valid (default: a day)",
+    )
+    revoke = add_command(verbs, "revoke", revoke_key)
+    for command in (rotate, revoke):
+        command.add_argument("key", metavar="KEY", help="its id, or its name if that is unique among active keys")
+
+
+def list_keys(options: argparse.Namespace) -> int:
+    """List the keys of the project, revoked ones included."""
+    items = _load_keys(connect(options))
+    fields = ("last_used_at", "expires_at", "revoked_at")
+    return show_list(
+        options,
+        items,
+        ("id", "name", "scopes", "last used", "expires", "revoked"),
+        [(k["id"], k["name"], ", ".join(k["scopes"]), *(parse_time(k[field]) for field in fields)) for k in items],
+    )
+
+
+def create_key(options: argparse.Namespace) -> int:
+    """Create a key of the project and print it; it cannot be shown again."""
+    lifetime = options.expires_in_days
+    expires_at = None if lifetime is None else (datetime.now(UTC) + timedelta(days=lifetime)).isoformat()
+    body = {
+        "name": options.name,
+        "scopes": options.scopes,
+        "expires_at": expires_at,
+        "networks": options.network,
+        "endpoint_ids": options.endpoint,
+    }
+    made = connect(options).connection.post("/keys", body)
+    return show_result(options, made, made["key"])
+
+
+def rotate_key(options: argparse.Namespace) -> int:
+    """Give a key a new secret and print it once; the current one stays valid for a while."""
+    api = connect(options)
+    body = {"overlap_seconds": options.overlap_seconds}
+    made = api.connection.post(f"/keys/{_find_key_id(api, options.key)}/rotate", body)
+    return show_result(options, made, made["key"])
+
+
+def revoke_key(options: argparse.Namespace) -> int:
+    """Revoke a key."""
+    api = connect(options)
+    key_id = _find_key_id(api, options.key)
+    api.connection.delete(f"/keys/{key_id}")
+    return show_result(options, {"id": key_id, "revoked": True}, f"key {options.key} was revoked")
+
+
+def _parse_number(most: int, unit: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text}: it must be from 0 to {most} {unit}")
+    return number
+
+
+def _load_keys(api: Api) -> list[Json]:
+    return list(api.connection.pages("/keys", {}))
+
+
+def _find_key_id(api: Api, name: str) -> str:
+    """The id of the key with this id or name."""
+    if is_id(name):
+        return name
+    key_ids = [key["id"] for key in _load_keys(api) if key["name"] == name and key["revoked_at"] is None]
+    if not key_ids:
+        raise NotFound(f"no active key is called {name!r}.")
+    if len(key_ids) > 1:
+        raise Rejected(f"{len(key_ids)} active keys are called {name!r}; give an id.")
+    return str(key_ids[0])

@@ -1,16 +1,19 @@
-"""`evalstop runs`: list, show, follow, stop."""
+"""`evalstop runs`, `decisions` and `policy`: runs, the decisions to stop them, and what policies would decide."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from evalstop_client.cli.command import (
+    FAILED,
     OK,
     Shown,
     Subcommands,
@@ -19,14 +22,18 @@ from evalstop_client.cli.command import (
     connect,
     format_number,
     parse_count,
+    parse_time,
     print_facts,
     print_json,
+    print_table,
     show_list,
     show_result,
 )
-from evalstop_client.errors import ConfigurationError
+from evalstop_client.errors import ConfigurationError, NotFound
 from evalstop_client.latest_answer import ENDED
-from evalstop_client.reading.records import ObservationRecord, RunRecord
+from evalstop_client.reading.api import Api, is_id
+from evalstop_client.reading.records import DecisionRecord, ObservationRecord, RunRecord
+from evalstop_client.service import Json
 from evalstop_client.settings import parse_pairs
 
 POLL_SECONDS = 2.0
@@ -44,7 +51,7 @@ FILTERS = {
 """Help of the options of `ls` that are passed on to `Api.runs`."""
 
 
-def add_to(commands: Subcommands, text: str) -> None:
+def add_runs(commands: Subcommands, text: str) -> None:
     verbs = add_group(commands, "runs", text)
     listing = add_command(verbs, "ls", list_runs, "list")
     for name, description in FILTERS.items():
@@ -166,3 +173,163 @@ def _print_observation(item: ObservationRecord, options: argparse.Namespace) -> 
     else:
         stderr = f" ± {format_number(item.stderr)}" if item.stderr is not None else ""
         print(f"{item.step:>10}  {format_number(item.value)}{stderr}", flush=True)
+
+
+def add_decisions(commands: Subcommands, text: str) -> None:
+    verbs = add_group(commands, "decisions", text)
+    listing = add_command(verbs, "ls", list_decisions, "list")
+    listing.add_argument("--state", help="only decisions in this state, such as on_hold")
+    listing.add_argument("--run", metavar="RUN", help="only decisions on this run, by name or id")
+    listing.add_argument("--policy", help="only decisions by this policy")
+    listing.add_argument("--since", help="only decisions since then: 12h, 30d, or a time")
+    listing.add_argument(
+        "--limit", type=parse_count, default=50, metavar="N", help="maximum number (default: %(default)s)"
+    )
+    for name, run in (("veto", veto), ("release", release), ("undo", undo)):
+        command = add_command(verbs, name, run)
+        command.add_argument("--reason", required=True, help="recorded with the decision")
+        _add_decision(command)
+    labeling = add_command(verbs, "label", label)
+    _add_decision(labeling)
+    labeling.add_argument("outcome", choices=["right", "wrong", "unknown"], help="whether the decision was right")
+    labeling.add_argument("--turn-step", type=int, metavar="STEP", help="step where the eval turned")
+    labeling.add_argument("--note", default="", help="recorded with the label")
+
+
+def list_decisions(options: argparse.Namespace) -> int:
+    """List decisions, newest first."""
+    api = connect(options)
+    run_id = None if options.run is None else options.run if is_id(options.run) else api.run(options.run).id
+    table = api.decisions(state=options.state, run_id=run_id, policy=options.policy, since=options.since)
+    decisions = list(islice(table, options.limit))
+    return show_list(
+        options,
+        [decision.document for decision in decisions],
+        ("id", "run", "step", "state", "policy", "outcome", "made", "why"),
+        [(d.id, d.run_name, d.step, d.state, d.policy, d.outcome, d.created_at, d.reason) for d in decisions],
+    )
+
+
+def veto(options: argparse.Namespace) -> int:
+    """Cancel a stop that is on hold or pending: the run continues."""
+    return _print_decision(_find_decision(connect(options), options.decision).veto(options.reason), options)
+
+
+def release(options: argparse.Namespace) -> int:
+    """Carry out a stop that is on hold, despite its guards."""
+    return _print_decision(_find_decision(connect(options), options.decision).release(options.reason), options)
+
+
+def undo(options: argparse.Namespace) -> int:
+    """Undo a requested stop, or resume a parked job; receivers resume the job if they can."""
+    return _print_decision(_find_decision(connect(options), options.decision).undo(options.reason), options)
+
+
+def label(options: argparse.Namespace) -> int:
+    """Label whether a stop was right."""
+    decision = _find_decision(connect(options), options.decision)
+    labeled = decision.label(options.outcome, options.note, turn_step=options.turn_step)
+    return _print_decision(labeled, options, f", and was {labeled.outcome}")
+
+
+def _add_decision(command: argparse.ArgumentParser) -> None:
+    command.add_argument("decision", metavar="DECISION", help="its id, or the name of its run")
+
+
+def _find_decision(api: Api, id_or_run: str) -> DecisionRecord:
+    if is_id(id_or_run):
+        return api.decision(id_or_run)
+    decision = api.run(id_or_run).decision
+    if decision is None:
+        raise NotFound(f"there is no decision on the run {id_or_run!r}.")
+    return decision
+
+
+def _print_decision(decision: DecisionRecord, options: argparse.Namespace, addition: str = "") -> int:
+    return show_result(options, decision.document, f"the stop of {decision.run_name} is {decision.state}{addition}")
+
+
+BACKTEST_POLL_SECONDS = 0.5
+FINDINGS_SHOWN = 20
+
+
+def add_policy(commands: Subcommands, text: str) -> None:
+    verbs = add_group(commands, "policy", text)
+    add_command(verbs, "ls", list_policies, "list")
+    trying = add_command(verbs, "try", try_policy)
+    trying.add_argument("policy", metavar="POLICY", help="NAME, NAME@VERSION, or a JSON file")
+    trying.add_argument("--runs", type=int, metavar="N", help="the newest N ended runs (default: the maximum)")
+
+
+def list_policies(options: argparse.Namespace) -> int:
+    """List the policies of the project and the shipped ones, in all versions."""
+    items = list(connect(options).connection.pages("/policies", {}))
+    return show_list(
+        options,
+        items,
+        ("policy", "stored", "what it does"),
+        [
+            (
+                f"{item['name']}@{item['version']}",
+                parse_time(item["created_at"]) or "shipped",
+                item["document"].get("description"),
+            )
+            for item in items
+        ],
+    )
+
+
+def try_policy(options: argparse.Namespace) -> int:
+    """Backtest a policy on ended runs of the project: which it would have stopped, when, and whether that was right."""
+    connection = connect(options).connection
+    body: Json = {"policy": _read_policy(options.policy)}
+    if options.runs is not None:
+        body["runs"] = options.runs
+    backtest = connection.post("/policies/backtests", body)
+    while backtest["state"] in ("waiting", "running"):
+        if not options.json and sys.stderr.isatty():
+            print(f"\r{backtest['done']} of {backtest['total']} runs", end="", file=sys.stderr, flush=True)
+        time.sleep(BACKTEST_POLL_SECONDS)
+        backtest = connection.get(f"/policies/backtests/{backtest['id']}")
+    if options.json:
+        print_json(backtest)
+    else:
+        _print_backtest(backtest)
+    return OK if backtest["state"] == "done" else FAILED
+
+
+def _read_policy(name_or_path: str) -> str | Json:
+    """The name, or the document in a file."""
+    if name_or_path.endswith((".yaml", ".yml")):
+        raise ConfigurationError(f"policy {name_or_path!r}: write it in JSON; the service reads no YAML.")
+    if not name_or_path.endswith(".json"):
+        return name_or_path
+    try:
+        document = json.loads(Path(name_or_path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"policy {name_or_path!r}: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigurationError(f"policy {name_or_path!r}: it holds no policy.")
+    return document
+
+
+def _print_backtest(backtest: Json) -> None:
+    summary = backtest["summary"]
+    print_facts(
+        [
+            ("state", backtest["state"]),
+            ("runs", summary["runs"]),
+            ("would be stopped", summary["stops"]),
+            ("right, wrong, unknown", f"{summary['right']}, {summary['wrong']}, {summary['unknown']}"),
+            ("turned, not stopped", summary["missed"]),
+            ("GPU-hours after right stops", f"{summary['hours_after']:,.1f}"),
+            ("GPU-hours after wrong stops", f"{summary['hours_wrong']:,.1f}"),
+            ("could not be replayed", summary["failed"] or None),
+        ]
+    )
+    stops = [item for item in backtest["findings"] if item["step"] is not None]
+    rows = [(item["run_name"], item["step"], item["last_step"], item["outcome"], item["reason"]) for item in stops]
+    if rows:
+        print_table(("run", "stop at", "ran to", "was", "why"), rows[:FINDINGS_SHOWN])
+    if len(rows) > FINDINGS_SHOWN:
+        print(f"... and {len(rows) - FINDINGS_SHOWN} more; --json has them all")

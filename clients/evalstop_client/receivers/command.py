@@ -16,14 +16,14 @@ from typing import Any
 
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest
-from evalstop_client.receivers.stop.options import (
+from evalstop_client.receivers.stop.processes import Done, copy_environment
+from evalstop_client.receivers.stop.processes import run as run_program
+from evalstop_client.receivers.stop.receiver import (
     add_receiver_options,
     add_seconds,
     add_service_options,
+    run_receiver,
 )
-from evalstop_client.receivers.stop.processes import Done, copy_environment
-from evalstop_client.receivers.stop.processes import run as run_program
-from evalstop_client.receivers.stop.receiver import run_receiver
 from evalstop_client.settings import parse_pairs
 
 PLACE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_.-]*)\}|[{}]")

@@ -23,8 +23,8 @@ from urllib.parse import quote, unquote
 
 from evalstop_client.errors import ConfigurationError, EvalStopError
 from evalstop_client.eval_request import Difference, Scores, Summary, compare_scores
-from evalstop_client.receivers.stop.options import add_seconds, add_url_options, require_service
 from evalstop_client.receivers.stop.processes import copy_environment
+from evalstop_client.receivers.stop.receiver import add_seconds, add_url_options, require_service
 from evalstop_client.service import Accepted, Json, Refused, Service, seconds_after
 
 logger = logging.getLogger("evalstop_client.receivers")

@@ -21,15 +21,16 @@ from evalstop_client.job_identity import scheduler_labels
 from evalstop_client.receivers.child_job import LABEL, ChildJob, ProcessJobControl, adopt_orphans
 from evalstop_client.receivers.stop.job_control import parse_checkpoint_signal
 from evalstop_client.receivers.stop.journal import Journal
-from evalstop_client.receivers.stop.options import (
+from evalstop_client.receivers.stop.processes import POLL_SECONDS, copy_environment, forbid_tracing
+from evalstop_client.receivers.stop.receiver import (
     add_seconds,
     add_service_options,
     listen,
     load_secrets,
     parse_service,
+    start_receiver,
+    write_ready_file,
 )
-from evalstop_client.receivers.stop.processes import POLL_SECONDS, copy_environment, forbid_tracing
-from evalstop_client.receivers.stop.receiver import start_receiver, write_ready_file
 from evalstop_client.receivers.stop.state_machine import StopTimeouts
 from evalstop_client.settings import format_labels, parse_labels
 

@@ -25,13 +25,13 @@ from evalstop_client.job_identity import LONGEST_IDENTITY
 from evalstop_client.latest_answer import ENDED
 from evalstop_client.metric_roles import AUTO, DIRECTIONS, METRIC_ROLES
 from evalstop_client.observations import encode_value, format_time
-from evalstop_client.receivers.stop.options import (
+from evalstop_client.receivers.stop.processes import ShutdownSignal
+from evalstop_client.receivers.stop.receiver import (
     add_seconds,
     add_url_options,
     choose_state_folder,
     require_service,
 )
-from evalstop_client.receivers.stop.processes import ShutdownSignal
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service, Unauthorized, wait_seconds
 from evalstop_client.settings import MODES, parse_labels, parse_pairs
 from evalstop_client.spool.segment import merge_observations, split_rejected

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.stop.options import listen, load_secrets
+from evalstop_client.receivers.stop.receiver import listen, load_secrets
 from evalstop_client.receivers.stop.webhooks import BODY_LIMIT_BYTES
 from evalstop_service.clock import utc_now
 

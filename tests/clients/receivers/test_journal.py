@@ -9,8 +9,7 @@ import pytest
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.stop.job_control import Job, parse_stop_request
 from evalstop_client.receivers.stop.journal import Journal
-from evalstop_client.receivers.stop.state_machine import Phase, Stop
-from evalstop_client.receivers.stop.steps import Report
+from evalstop_client.receivers.stop.state_machine import Phase, Report, Stop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -16,7 +16,7 @@ from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.cli import main
 from evalstop_client.receivers.kubernetes.access import find_kubeconfig
 from evalstop_client.receivers.stop.execution import ReportClient
-from evalstop_client.receivers.stop.options import choose_state_folder
+from evalstop_client.receivers.stop.receiver import choose_state_folder
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import wait_until

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from evalstop_client.receivers.stop.execution import ReportClient
-from evalstop_client.receivers.stop.steps import Report
+from evalstop_client.receivers.stop.state_machine import Report
 from evalstop_service.web.api.decisions import ReportIn
 from evalstop_service.web.api.json_body import load
 

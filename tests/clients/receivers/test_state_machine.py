@@ -5,10 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from evalstop_client.receivers.stop import steps
+from evalstop_client.receivers.stop import state_machine as machine
 from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present, Unproven
-from evalstop_client.receivers.stop.state_machine import Phase, Stop, StopTimeouts, step
-from evalstop_client.receivers.stop.steps import Event, Instruction, JobAction, Report, Wait
+from evalstop_client.receivers.stop.state_machine import (
+    Event,
+    Instruction,
+    JobAction,
+    Phase,
+    Report,
+    Stop,
+    StopTimeouts,
+    Wait,
+    step,
+)
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -38,19 +47,19 @@ def test_usual_stop() -> None:
     """The usual stop requests a checkpoint, waits for it, cancels the job, checks that it is gone, and reports."""
     stop, given = run_events(
         Stop(started_at=0),
-        steps.Started(0),
-        steps.JobFound(1, JOB, RUNNING),
-        steps.CheckpointRequested(2, True, "mark"),
-        steps.WaitEnded(3),
-        steps.JobChecked(3, RUNNING, False),
-        steps.WaitEnded(4),
-        steps.JobChecked(4, RUNNING, True),
-        steps.JobCancelled(5),
-        steps.WaitEnded(6),
-        steps.JobChecked(6, Present("COMPLETING")),
-        steps.WaitEnded(7),
-        steps.JobChecked(7, GONE),
-        steps.ReportAccepted(8),
+        machine.Continued(0),
+        machine.JobFound(1, JOB, RUNNING),
+        machine.CheckpointRequested(2, True, "mark"),
+        machine.Continued(3),
+        machine.JobChecked(3, RUNNING, False),
+        machine.Continued(4),
+        machine.JobChecked(4, RUNNING, True),
+        machine.JobCancelled(5),
+        machine.Continued(6),
+        machine.JobChecked(6, Present("COMPLETING")),
+        machine.Continued(7),
+        machine.JobChecked(7, GONE),
+        machine.ReportAccepted(8),
     )
     kinds = list_kinds(given)
     assert kinds == [
@@ -69,30 +78,31 @@ def test_job_that_starts_again_is_cancelled_again() -> None:
     requeued = Present("PENDING", again=True)
     stop, given = run_events(
         Stop(started_at=0),
-        steps.JobFound(0, JOB, RUNNING),
-        steps.CheckpointRequested(0, True, "mark"),
-        steps.JobChecked(1, requeued, False),
-        steps.JobCancelled(1),
-        steps.JobChecked(2, Present("COMPLETING")),
-        steps.JobChecked(3, requeued),
-        steps.JobCancelled(4),
-        steps.JobChecked(5, GONE),
+        machine.JobFound(0, JOB, RUNNING),
+        machine.CheckpointRequested(0, True, "mark"),
+        machine.JobChecked(1, requeued, False),
+        machine.JobCancelled(1),
+        machine.JobChecked(2, Present("COMPLETING")),
+        machine.JobChecked(3, requeued),
+        machine.JobCancelled(4),
+        machine.JobChecked(5, GONE),
     )
     assert list_kinds(given) == [
         "REQUEST_CHECKPOINT", "Wait", "CANCEL", "Wait", "Wait", "CANCEL", "Wait", "Report"
     ]  # fmt: skip
     assert (stop.cancelled_at, stop.checkpoint) == (1, "not seen")
     parked, given = run_events(
-        Stop(started_at=0, parks=True, phase=Phase.CANCELLING, job=JOB, cancelled_at=1), steps.JobChecked(2, requeued)
+        Stop(started_at=0, parks=True, phase=Phase.CANCELLING, job=JOB, cancelled_at=1),
+        machine.JobChecked(2, requeued),
     )
     assert list_kinds(given) == ["PARK"]
-    _, given = run_events(parked, steps.StopTakenBack(2), steps.JobChecked(3, requeued))
+    _, given = run_events(parked, machine.StopTakenBack(2), machine.JobChecked(3, requeued))
     assert list_kinds(given) == ["CHECK", "Wait"]
 
 
 def test_job_of_which_nothing_is_known_is_not_confirmed() -> None:
     """A scheduler that forgot the job, or that gave it up for lost, proves nothing: the stop failed."""
-    for event in (steps.JobFound(0, JOB, Unproven("lost")), steps.JobChecked(1, Unproven("lost"))):
+    for event in (machine.JobFound(0, JOB, Unproven("lost")), machine.JobChecked(1, Unproven("lost"))):
         stop, given = run_events(Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0), event)
         assert list_kinds(given) == ["Report"]
         assert stop.report is not None
@@ -101,16 +111,18 @@ def test_job_of_which_nothing_is_known_is_not_confirmed() -> None:
 
 def test_unseen_checkpoint_is_awaited_until_its_timeout() -> None:
     """The job is cancelled when the checkpoint window ends, not before, and the report says that none was seen."""
-    stop, _ = run_events(Stop(started_at=0), steps.JobFound(0, JOB, RUNNING), steps.CheckpointRequested(0, True, None))
-    _, (early,) = run_events(stop, steps.JobChecked(99.9, RUNNING, None))
+    stop, _ = run_events(
+        Stop(started_at=0), machine.JobFound(0, JOB, RUNNING), machine.CheckpointRequested(0, True, None)
+    )
+    _, (early,) = run_events(stop, machine.JobChecked(99.9, RUNNING, None))
     assert early == Wait(1.0)
-    late, (instruction,) = run_events(stop, steps.JobChecked(100, RUNNING, None))
+    late, (instruction,) = run_events(stop, machine.JobChecked(100, RUNNING, None))
     assert (instruction, late.checkpoint) == (JobAction.CANCEL, "not seen in time")
 
 
 def test_job_without_checkpoint_signal_is_cancelled_at_once() -> None:
     """A job that cannot be asked for a checkpoint gets no window."""
-    _, given = run_events(Stop(started_at=0), steps.JobFound(0, JOB, RUNNING), steps.CheckpointRequested(0, False))
+    _, given = run_events(Stop(started_at=0), machine.JobFound(0, JOB, RUNNING), machine.CheckpointRequested(0, False))
     assert given[-1] == JobAction.CANCEL
 
 
@@ -118,10 +130,10 @@ def test_job_that_cannot_be_asked_in_time_is_cancelled() -> None:
     """A scheduler that keeps failing to ask for a checkpoint delays the cancel by the checkpoint window only."""
     stop, given = run_events(
         Stop(started_at=0),
-        steps.JobFound(5, JOB, RUNNING),
-        steps.SchedulerFailed(104.9, "scancel does not answer"),
-        steps.WaitEnded(104.9),
-        steps.SchedulerFailed(105, "scancel does not answer"),
+        machine.JobFound(5, JOB, RUNNING),
+        machine.SchedulerFailed(104.9, "scancel does not answer"),
+        machine.Continued(104.9),
+        machine.SchedulerFailed(105, "scancel does not answer"),
     )
     assert list_kinds(given) == ["REQUEST_CHECKPOINT", "Wait", "REQUEST_CHECKPOINT", "CANCEL"]
     assert stop.checkpoint == "could not be asked for"
@@ -132,18 +144,23 @@ def test_surviving_job_is_killed_repeatedly_and_reported_once() -> None:
     stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0)
     stop, given = run_events(
         stop,
-        steps.JobChecked(29, RUNNING),
-        steps.JobChecked(30, RUNNING),
-        steps.JobKilled(30),
-        steps.JobChecked(61, RUNNING),
+        machine.JobChecked(29, RUNNING),
+        machine.JobChecked(30, RUNNING),
+        machine.JobKilled(30),
+        machine.JobChecked(61, RUNNING),
     )
     assert list_kinds(given) == ["Wait", "KILL", "Wait", "KILL"]
-    stop, given = run_events(stop, steps.JobKilled(190), steps.JobChecked(200, RUNNING), steps.ReportAccepted(201))
+    stop, given = run_events(
+        stop, machine.JobKilled(190), machine.JobChecked(200, RUNNING), machine.ReportAccepted(201)
+    )
     assert isinstance(given[1], Report)
     assert given[1].state == "failed"
     assert isinstance(given[2], Wait), "the job is no longer checked"
     stop, given = run_events(
-        stop, steps.JobChecked(210, RUNNING), steps.JobChecked(211, GONE), steps.ReportAccepted(212)
+        stop,
+        machine.JobChecked(210, RUNNING),
+        machine.JobChecked(211, GONE),
+        machine.ReportAccepted(212),
     )
     assert list_kinds(given) == ["Wait", "Report", "NoneType"]
     assert stop.report is not None
@@ -153,19 +170,22 @@ def test_surviving_job_is_killed_repeatedly_and_reported_once() -> None:
 def test_stop_is_abandoned_after_its_last_timeout() -> None:
     """After abandon_seconds a stop whose failure was reported ends without confirmation."""
     stop = Stop(started_at=0, phase=Phase.FORCING, job=JOB, cancelled_at=0, killed_at=4_999, failure_reported=True)
-    stop, given = run_events(stop, steps.JobChecked(5_000, RUNNING))
+    stop, given = run_events(stop, machine.JobChecked(5_000, RUNNING))
     assert (stop.phase, given) == (Phase.DONE, [None])
 
 
 def test_report_is_retried_until_its_timeout() -> None:
     """A report is retried at growing intervals, not sooner than the service asks, until report_seconds."""
     stop, given = run_events(
-        Stop(started_at=0), steps.JobFound(0, JOB, GONE), steps.ReportFailed(1), steps.WaitEnded(2)
+        Stop(started_at=0),
+        machine.JobFound(0, JOB, GONE),
+        machine.ReportFailed(1),
+        machine.Continued(2),
     )
     assert list_kinds(given) == ["Report", "Wait", "Report"]
-    _, (wait,) = run_events(stop, steps.ReportFailed(3, retry_after_seconds=77))
+    _, (wait,) = run_events(stop, machine.ReportFailed(3, retry_after_seconds=77))
     assert wait == Wait(77)
-    late, given = run_events(stop, steps.ReportFailed(1_000))
+    late, given = run_events(stop, machine.ReportFailed(1_000))
     assert (late.phase, late.report_answered, given) == (Phase.DONE, False, [None])
 
 
@@ -174,18 +194,18 @@ def test_failure_is_reported_at_growing_intervals_while_the_job_is_checked() -> 
     stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0, parks=True)
     tried_at = []
     for second in range(200, 400):
-        stop, instruction = step(stop, steps.JobChecked(second, RUNNING), BOUNDS)
+        stop, instruction = step(stop, machine.JobChecked(second, RUNNING), BOUNDS)
         if isinstance(instruction, Report):
             tried_at.append(second)
-            stop, instruction = step(stop, steps.ReportFailed(second, chance=0.999), BOUNDS)
+            stop, instruction = step(stop, machine.ReportFailed(second, chance=0.999), BOUNDS)
         assert instruction == Wait(BOUNDS.poll_seconds)
     assert tried_at == [200, 201, 202, 204, 208, 216, 232, 262, 292, 322, 352, 382]
 
 
 def test_reports_of_many_receivers_are_spread() -> None:
     """After the same failures, receivers wait for up to twice as long as others."""
-    stop, _ = run_events(Stop(started_at=0), steps.JobFound(0, JOB, GONE), steps.ReportFailed(1))
-    due_at = [run_events(stop, steps.ReportFailed(2, chance=chance))[0].report_due_at for chance in (0.0, 0.999)]
+    stop, _ = run_events(Stop(started_at=0), machine.JobFound(0, JOB, GONE), machine.ReportFailed(1))
+    due_at = [run_events(stop, machine.ReportFailed(2, chance=chance))[0].report_due_at for chance in (0.0, 0.999)]
     assert due_at == [pytest.approx(2.5), pytest.approx(3.0, abs=0.01)]
 
 
@@ -194,10 +214,10 @@ def test_stop_that_is_taken_back_after_the_cancel_ends_without_a_kill() -> None:
     stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0)
     stop, given = run_events(
         stop,
-        steps.StopTakenBack(20),
-        steps.StopEscalated(21),
-        steps.JobChecked(49, RUNNING),
-        steps.SchedulerFailed(50, "away"),
+        machine.StopTakenBack(20),
+        machine.StopEscalated(21),
+        machine.JobChecked(49, RUNNING),
+        machine.SchedulerFailed(50, "away"),
     )
     assert list_kinds(given) == ["CHECK", "CHECK", "Wait", "NoneType"]
     assert stop.phase is Phase.DONE
@@ -208,22 +228,27 @@ def test_stop_that_is_taken_back_before_its_cancel_succeeded_does_not_cancel() -
     stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB)
     stop, given = run_events(
         stop,
-        steps.SchedulerFailed(1, "away"),
-        steps.StopTakenBack(2),
-        steps.WaitEnded(3),
-        steps.JobChecked(3, GONE),
+        machine.SchedulerFailed(1, "away"),
+        machine.StopTakenBack(2),
+        machine.Continued(3),
+        machine.JobChecked(3, GONE),
     )
     assert list_kinds(given) == ["Wait", "CHECK", "CHECK", "Report"]
 
 
 def test_escalation_keeps_the_checkpoint_window() -> None:
     """An escalation kills the job sooner after the cancel, but does not shorten the checkpoint window."""
-    stop, _ = run_events(Stop(started_at=0), steps.JobFound(0, JOB, RUNNING), steps.CheckpointRequested(0, True, ""))
+    stop, _ = run_events(
+        Stop(started_at=0), machine.JobFound(0, JOB, RUNNING), machine.CheckpointRequested(0, True, "")
+    )
     stop, given = run_events(
-        stop, steps.StopEscalated(1), steps.JobChecked(1, RUNNING, False), steps.JobChecked(2, RUNNING, True)
+        stop,
+        machine.StopEscalated(1),
+        machine.JobChecked(1, RUNNING, False),
+        machine.JobChecked(2, RUNNING, True),
     )
     assert list_kinds(given) == ["CHECK", "Wait", "CANCEL"]
-    _, given = run_events(stop, steps.JobCancelled(3), steps.JobChecked(4, RUNNING))
+    _, given = run_events(stop, machine.JobCancelled(3), machine.JobChecked(4, RUNNING))
     assert given[-1] == JobAction.KILL
 
 
@@ -248,7 +273,7 @@ class StopMachine(RuleBasedStateMachine):
         self.parks = parks
         self.stop = Stop(started_at=0.0, parks=parks)
         self.instruction: Instruction | None = None
-        self._handle(steps.Started(self.now))
+        self._handle(machine.Continued(self.now))
 
     def _handle(self, event: Event) -> None:
         self.stop, self.instruction = step(self.stop, event, BOUNDS)
@@ -264,32 +289,32 @@ class StopMachine(RuleBasedStateMachine):
     def restart_before_the_result(self, pause: float) -> None:
         """The instruction is carried out, and the receiver is killed before it handles the result."""
         self._carry_out(pause)
-        self._handle(steps.Started(self.now))
+        self._handle(machine.Continued(self.now))
 
     @rule(seconds=st.floats(0, 300))
     def restart_after_a_while(self, seconds: float) -> None:
         """The receiver is killed before the instruction, and only the stored stop survives."""
         self.now += seconds
-        self._handle(steps.Started(self.now))
+        self._handle(machine.Continued(self.now))
 
     @precondition(lambda self: isinstance(self.instruction, JobAction))
     @rule(seconds=st.floats(0, 60))
     def fail_the_scheduler(self, seconds: float) -> None:
         self.now += seconds
         self.asking_failed |= self.instruction is JobAction.REQUEST_CHECKPOINT
-        self._handle(steps.SchedulerFailed(self.now, "away"))
+        self._handle(machine.SchedulerFailed(self.now, "away"))
 
     @precondition(lambda self: isinstance(self.instruction, Report))
     @rule(seconds=st.floats(0, 30))
     def fail_the_report(self, seconds: float) -> None:
         self.now += seconds
-        self._handle(steps.ReportFailed(self.now))
+        self._handle(machine.ReportFailed(self.now))
 
     @precondition(lambda self: isinstance(self.instruction, Wait))
     @rule()
     def escalate(self) -> None:
         self.escalated = True
-        self._handle(steps.StopEscalated(self.now))
+        self._handle(machine.StopEscalated(self.now))
 
     @rule()
     def end_the_job(self) -> None:
@@ -305,13 +330,13 @@ class StopMachine(RuleBasedStateMachine):
         match self.instruction:
             case JobAction.FIND:
                 self.found_at = self.now
-                return steps.JobFound(self.now, JOB, state)
+                return machine.JobFound(self.now, JOB, state)
             case JobAction.REQUEST_CHECKPOINT:
                 if not self.can_ask:
-                    return steps.CheckpointRequested(self.now, False)
+                    return machine.CheckpointRequested(self.now, False)
                 self.asked_at = self.now
                 self.job_gone |= self.ends_on == "ask"
-                return steps.CheckpointRequested(self.now, True, "mark")
+                return machine.CheckpointRequested(self.now, True, "mark")
             case JobAction.CANCEL | JobAction.PARK:
                 assert (self.instruction is JobAction.PARK) == self.parks
                 window_begins = self.found_at if self.asking_failed else self.asked_at
@@ -319,7 +344,7 @@ class StopMachine(RuleBasedStateMachine):
                 assert window_over or self.saved or not self.can_ask, "cancelled before the checkpoint was saved"
                 self.cancelled_at = self.now
                 self.job_gone |= self.ends_on == "cancel" or self.parks
-                return steps.JobCancelled(self.now)
+                return machine.JobCancelled(self.now)
             case JobAction.KILL:
                 assert not self.parks, "a parked job was killed"
                 assert self.cancelled_at is not None, "killed without a cancel"
@@ -328,17 +353,17 @@ class StopMachine(RuleBasedStateMachine):
                 )
                 self.kills += 1
                 self.job_gone |= self.ends_on == "kill" or self.kills > 1
-                return steps.JobKilled(self.now)
+                return machine.JobKilled(self.now)
             case JobAction.CHECK:
                 if self.parks and self.job_gone and self.cancelled_at is not None:
                     state = Parked("HELD")
-                return steps.JobChecked(self.now, state, self.saved)
+                return machine.JobChecked(self.now, state, self.saved)
             case Wait():
-                return steps.WaitEnded(self.now)
+                return machine.Continued(self.now)
             case Report() as report:
                 assert report.state == "failed" or self.job_gone, "confirmed a job that is not gone"
                 self.reports.append(report)
-                return steps.ReportAccepted(self.now)
+                return machine.ReportAccepted(self.now)
         raise AssertionError(self.instruction)
 
     @invariant()

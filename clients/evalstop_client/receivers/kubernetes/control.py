@@ -33,9 +33,8 @@ from evalstop_client.receivers.kubernetes.pods import PodWatch, digest_container
 from evalstop_client.receivers.kubernetes.suspension import FALLBACKS, STOP_METHODS, TRIES, Suspension
 from evalstop_client.receivers.stop.job_control import LABEL as CHECKPOINT_LABEL
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest, Unproven
-from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options
 from evalstop_client.receivers.stop.processes import copy_environment
-from evalstop_client.receivers.stop.receiver import run_receiver
+from evalstop_client.receivers.stop.receiver import add_receiver_options, add_service_options, run_receiver
 
 logger = logging.getLogger("evalstop_client.receivers")
 

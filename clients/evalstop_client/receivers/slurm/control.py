@@ -34,9 +34,8 @@ from evalstop_client.receivers.stop.job_control import (
     choose_signal,
     parse_checkpoint_signal,
 )
-from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options
 from evalstop_client.receivers.stop.processes import copy_environment
-from evalstop_client.receivers.stop.receiver import run_receiver
+from evalstop_client.receivers.stop.receiver import add_receiver_options, add_service_options, run_receiver
 
 Cluster = Programs | Rest
 """Access to Slurm. Every method may raise SchedulerUnavailable, or RequestRefused if a retry cannot succeed."""

@@ -24,11 +24,19 @@ from typing import Any
 from urllib.parse import quote
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
-from evalstop_client.receivers.stop import state_machine, steps
+from evalstop_client.receivers.stop import state_machine as machine
 from evalstop_client.receivers.stop.job_control import ForeignJob, Job, JobControl, Present, StopRequest
 from evalstop_client.receivers.stop.journal import Journal, JournalEntry
-from evalstop_client.receivers.stop.state_machine import Phase, Stop, StopTimeouts
-from evalstop_client.receivers.stop.steps import Event, Instruction, JobAction, Report, Wait
+from evalstop_client.receivers.stop.state_machine import (
+    Event,
+    Instruction,
+    JobAction,
+    Phase,
+    Report,
+    Stop,
+    StopTimeouts,
+    Wait,
+)
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service, Unavailable
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -239,17 +247,17 @@ class StopExecution:
 
     def run(self) -> Stop:
         """Carry the stop out to its end, or until `interrupt`."""
-        event: Event = steps.Started(self._context.clock())
+        event: Event = machine.Continued(self._context.clock())
         try:
             while not self._interrupted.is_set():
                 before = self._stop
                 if self._taken_back.is_set() and before.taken_back_at is None:
-                    taken_back = steps.StopTakenBack(self._context.clock())
-                    if state_machine.may_be_taken_back(before):
+                    taken_back = machine.StopTakenBack(self._context.clock())
+                    if machine.may_be_taken_back(before):
                         event = taken_back
                     else:  # before the event: a check that outlasts the time of the cancel must not lead to a kill
-                        before, _ = state_machine.step(before, taken_back, self._context.timeouts)
-                stop, instruction = state_machine.step(before, event, self._context.timeouts)
+                        before, _ = machine.step(before, taken_back, self._context.timeouts)
+                stop, instruction = machine.step(before, event, self._context.timeouts)
                 self._record_state(stop)
                 if instruction is None:
                     break
@@ -284,7 +292,7 @@ class StopExecution:
             return self._control_job(instruction)
         except RequestRefused as error:
             logger.error("run %s: %s", self._request.run_name, error.detail or error)
-            return steps.JobRefused(self._context.clock(), error.detail or str(error))
+            return machine.JobRefused(self._context.clock(), error.detail or str(error))
         except SchedulerUnavailable as error:
             return self._report_unavailable(error.detail or str(error))
         except Exception as error:  # any error must be reported to the service
@@ -298,31 +306,31 @@ class StopExecution:
             # Other runs of the job go on: only who can end a part of it may act.
             may_act = self._request.ends in ("job", job_control.part)
             found = job_control.find_job(self._request) if may_act else ForeignJob()
-            return steps.JobForeign(clock()) if isinstance(found, ForeignJob) else self._check_found_job(found)
+            return machine.JobForeign(clock()) if isinstance(found, ForeignJob) else self._check_found_job(found)
         match action:
             case JobAction.REQUEST_CHECKPOINT:
                 newest = self._reports.newest_checkpoint(self._request)
-                return steps.CheckpointRequested(clock(), job_control.request_checkpoint(job, self._request), newest)
+                return machine.CheckpointRequested(clock(), job_control.request_checkpoint(job, self._request), newest)
             case JobAction.CANCEL:
                 job_control.cancel_job(job, self._request)
-                return steps.JobCancelled(clock())
+                return machine.JobCancelled(clock())
             case JobAction.PARK:
                 job_control.park_job(job, self._request)
-                return steps.JobCancelled(clock())
+                return machine.JobCancelled(clock())
             case JobAction.KILL:
                 job_control.kill_job(job)
-                return steps.JobKilled(clock())
+                return machine.JobKilled(clock())
         stop = self._stop
         was_parked = stop.parks and stop.cancelled_at is not None
         state = job_control.check_parked(job) if was_parked else job_control.check_job(job)
         awaits_checkpoint = stop.phase is Phase.SAVING and stop.known_checkpoint is not None
-        return steps.JobChecked(clock(), state, self._has_newer_checkpoint() if awaits_checkpoint else None)
+        return machine.JobChecked(clock(), state, self._has_newer_checkpoint() if awaits_checkpoint else None)
 
     def _check_found_job(self, job: Job) -> Event:
         state = self._context.job_control.check_job(job)
         if isinstance(state, Present):  # in a separate thread: the stop does not wait for the service
             threading.Thread(target=self._acknowledge_stop, args=(job,), name="acknowledge", daemon=True).start()
-        return steps.JobFound(self._context.clock(), job, state)
+        return machine.JobFound(self._context.clock(), job, state)
 
     def _acknowledge_stop(self, job: Job) -> None:
         reports = self._context.open_report_client()  # a connection is not thread-safe
@@ -341,26 +349,26 @@ class StopExecution:
         if self._stop.failures == 0:
             logger.warning("run %s: %s; retrying", self._request.run_name, reason)
         self._context.metrics.add("scheduler_unavailable_total")
-        return steps.SchedulerFailed(self._context.clock(), reason)
+        return machine.SchedulerFailed(self._context.clock(), reason)
 
     def _wait(self, seconds: float) -> Event:
         self._wake.wait(seconds)
         self._wake.clear()
         if self._escalated.is_set() and not self._stop.escalated:
-            return steps.StopEscalated(self._context.clock())
-        return steps.WaitEnded(self._context.clock())
+            return machine.StopEscalated(self._context.clock())
+        return machine.Continued(self._context.clock())
 
     def _send_report(self, report: Report) -> Event:
         answer = self._reports.send(self._request, report)
         clock = self._context.clock
         if isinstance(answer, Accepted):
             self._context.metrics.add("reports_total", 'answer="accepted"')
-            return steps.ReportAccepted(clock())
+            return machine.ReportAccepted(clock())
         if isinstance(answer, Unavailable):
             self._context.metrics.add("reports_total", 'answer="unavailable"')
-            return steps.ReportFailed(clock(), answer.retry_after_seconds, random.random())
+            return machine.ReportFailed(clock(), answer.retry_after_seconds, random.random())
         self._context.metrics.add("reports_total", 'answer="refused"')
-        return steps.ReportAccepted(clock(), refusal=answer.reason)
+        return machine.ReportAccepted(clock())
 
 
 def describe_result(stop: Stop) -> str:

@@ -19,8 +19,7 @@ from typing import IO, Any
 
 from evalstop_client.errors import ConfigurationError, EventMalformed
 from evalstop_client.receivers.stop.job_control import Job, StopRequest, parse_stop_request
-from evalstop_client.receivers.stop.state_machine import Phase, Stop
-from evalstop_client.receivers.stop.steps import Report
+from evalstop_client.receivers.stop.state_machine import Phase, Report, Stop
 
 try:
     import fcntl

@@ -14,16 +14,126 @@ After it, the job may be ending: it has the time of a cancel to do so, but is no
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 from evalstop_client.observations import format_time
-from evalstop_client.receivers.stop import steps
 from evalstop_client.receivers.stop.job_control import Gone, Job, Parked, Present, Unproven
-from evalstop_client.receivers.stop.steps import Event, Instruction, JobAction, Report, Wait
 from evalstop_client.service import wait_seconds
+
+
+class JobAction(StrEnum):
+    """An action on the job of the stop."""
+
+    FIND = "find it, and check it"
+    REQUEST_CHECKPOINT = "request a checkpoint"
+    CANCEL = "cancel it"
+    PARK = "park it"
+    KILL = "kill it"
+    CHECK = "check it and, while it has time to save, whether there is a new checkpoint"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Wait before the next action."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Report this to the service: `state` is acknowledged, confirmed, parked or failed."""
+
+    state: str
+    reason: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+Instruction = JobAction | Wait | Report
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened, in seconds since 1970."""
+
+    at: float
+
+
+class Continued(Event):
+    """The stop starts, or goes on after a pause or a restart of the receiver."""
+
+
+class StopEscalated(Event):
+    """The service escalated the stop."""
+
+
+class StopTakenBack(Event):
+    """A person took the stop back."""
+
+
+@dataclass(frozen=True)
+class JobFound(Event):
+    """The job was found and checked."""
+
+    job: Job
+    seen: Present | Gone | Unproven
+
+
+class JobForeign(Event):
+    """The job belongs to another receiver."""
+
+
+@dataclass(frozen=True)
+class JobRefused(Event):
+    """Job control refused."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class SchedulerFailed(Event):
+    """The scheduler was unavailable."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class CheckpointRequested(Event):
+    """A checkpoint was requested or, if not `possible`, there is no way to request one."""
+
+    possible: bool
+    newest: str | None = None
+
+
+class JobCancelled(Event):
+    """The scheduler accepted the cancel or the park."""
+
+
+class JobKilled(Event):
+    """The scheduler accepted the kill."""
+
+
+@dataclass(frozen=True)
+class JobChecked(Event):
+    """What the scheduler reports; `saved`: a checkpoint was registered after the request for one, None if unknown."""
+
+    seen: Present | Parked | Gone | Unproven
+    saved: bool | None = None
+
+
+class ReportAccepted(Event):
+    """The service accepted the report, or never will."""
+
+
+@dataclass(frozen=True)
+class ReportFailed(Event):
+    """The service could not accept the report now; it may have sent Retry-After. `chance`: in [0, 1), spreads tries."""
+
+    retry_after_seconds: float | None = None
+    chance: float = 0.5
 
 
 class Phase(StrEnum):
@@ -80,27 +190,27 @@ class Stop:
 def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instruction | None]:
     """The state after an event, and what to do next; None once the stop is done."""
     match event:
-        case steps.Started() | steps.WaitEnded():
+        case Continued():
             return stop, _next_instruction(stop)
-        case steps.StopEscalated():
+        case StopEscalated():
             stop = replace(stop, escalated=True)
             return stop, _next_instruction(stop)
-        case steps.StopTakenBack(at):
+        case StopTakenBack(at):
             if may_be_taken_back(stop):
                 return _enter_phase(replace(stop, resumed_at=at), Phase.DONE)
             stop = replace(stop, taken_back_at=at)
             return stop, _next_instruction(stop)
-        case steps.JobForeign():
+        case JobForeign():
             return replace(stop, phase=Phase.DONE, is_ours=False), None
-        case steps.JobRefused(at, reason):
+        case JobRefused(at, reason):
             return _report(stop, Report("failed", reason, _list_details(stop)), at)
-        case steps.SchedulerFailed(at, reason):
+        case SchedulerFailed(at, reason):
             return _after_scheduler_failure(stop, reason, at, timeouts)
-        case steps.ReportAccepted():
+        case ReportAccepted():
             return _after_report_accepted(stop, timeouts)
-        case steps.ReportFailed():
+        case ReportFailed():
             return _after_report_failed(stop, event, timeouts)
-        case steps.JobFound(at, job, seen):
+        case JobFound(at, job, seen):
             stop = replace(stop, job=job, found_at=at, failures=0)
             if isinstance(seen, Unproven):
                 return _report_unproven(stop, seen, at)
@@ -109,19 +219,20 @@ def step(stop: Stop, event: Event, timeouts: StopTimeouts) -> tuple[Stop, Instru
                     return _enter_phase(stop, Phase.CANCELLING)
                 return _report(stop, _confirm_end(stop, seen, at), at)
             return _enter_phase(stop, Phase.SAVING if timeouts.checkpoint_seconds > 0 else Phase.CANCELLING)
-        case steps.CheckpointRequested(at, possible, newest):
+        case CheckpointRequested(at, possible, newest):
             if possible:
                 stop = replace(stop, checkpoint_requested_at=at, known_checkpoint=newest, failures=0)
                 return stop, Wait(timeouts.poll_seconds)
             return _enter_phase(replace(stop, checkpoint="could not be asked for", failures=0), Phase.CANCELLING)
-        case steps.JobCancelled(at):
+        case JobCancelled(at):
             if stop.cancelled_at is not None:  # cancelled again: the limits count from the first time
                 return replace(stop, failures=0), Wait(timeouts.poll_seconds)
             return replace(stop, cancelled_at=at, failures=0), Wait(timeouts.poll_seconds / 10)
-        case steps.JobKilled(at):
+        case JobKilled(at):
             return replace(stop, killed_at=at, failures=0), Wait(timeouts.poll_seconds / 10)
-        case steps.JobChecked(at, seen, saved):
+        case JobChecked(at, seen, saved):
             return _after_check(replace(stop, failures=0), seen, saved, at, timeouts)
+    raise AssertionError(event)
 
 
 def may_be_taken_back(stop: Stop) -> bool:
@@ -232,9 +343,7 @@ def _after_report_accepted(stop: Stop, timeouts: StopTimeouts) -> tuple[Stop, In
     return stop, Wait(_pause_seconds(stop, timeouts))
 
 
-def _after_report_failed(
-    stop: Stop, event: steps.ReportFailed, timeouts: StopTimeouts
-) -> tuple[Stop, Instruction | None]:
+def _after_report_failed(stop: Stop, event: ReportFailed, timeouts: StopTimeouts) -> tuple[Stop, Instruction | None]:
     failures = stop.report_failures + 1
     pause_seconds = wait_seconds(failures, event.chance, event.retry_after_seconds)
     stop = replace(stop, report_failures=failures, report_due_at=event.at + pause_seconds)
