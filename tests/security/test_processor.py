@@ -234,6 +234,24 @@ def test_few_requests_of_heavy_keys_compute_at_once() -> None:
     asyncio.run(begin())
 
 
+def test_few_decisions_of_a_heavy_key_compute_at_once() -> None:
+    """Who floods with vetoes holds up no other veto, and waits for nobody else's requests."""
+    veto, loop = BUSY._replace(is_decision=True), Loop(limit=RecordedCharges())
+    loop.send_other(OTHER)
+    loop.processor.charge(veto, 50.0)
+
+    async def begin() -> None:
+        begun = [asyncio.create_task(loop.processor.begin(veto)) for _ in range(AT_ONCE + 1)]
+        requests = await asyncio.gather(*begun[:AT_ONCE])
+        await asyncio.wait_for(loop.processor.begin(OTHER._replace(is_decision=True)), 1.0)
+        await asyncio.sleep(2 * QUIET_SECONDS)  # in which it has looked twice whether another one may begin
+        assert not begun[AT_ONCE].done()
+        loop.processor.end(requests[0])
+        await begun[AT_ONCE]
+
+    asyncio.run(begin())
+
+
 def test_heavy_key_does_not_wait_for_an_open_page() -> None:
     """A request that has been in progress for long is taken to wait for something itself."""
     loop = Loop(limit=RecordedCharges())

@@ -15,7 +15,7 @@ Order       A key that uses more than a tenth of the time is heavy. Its request 
             begins every `TURN_SECONDS`: all at once would hold the loop too long, and a fixed number would not keep up.
             Of its other requests than posts, `AT_ONCE` compute at a time: a veto that arrives waits for no more.
             Requests of other heavy keys are not waited for, nor requests that take so long that they rather wait than
-            compute. Decisions never wait for their turn.
+            compute. Decisions wait for nobody but those that compute: who floods with vetoes holds up no other veto.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class _Turn(NamedTuple):
 
     future: asyncio.Future[None]
     is_post: bool
+    is_decision: bool
 
 
 class _Activity:
@@ -131,7 +132,7 @@ class Processor:
                 await asyncio.sleep(min(wait, ACTIVE_SECONDS))  # the others may be silent then
                 wait = self.find_wait(sender)
             if self._must_wait_for_turn(sender, is_post):
-                await self._wait_for_turn(is_post)
+                await self._wait_for_turn(is_post, sender.is_decision)
             is_heavy, now = self._is_heavy(sender), self._monotonic()
         if is_post:
             self._advance()
@@ -180,9 +181,11 @@ class Processor:
         return self._heavy.find_wait(find_accounts(sender)[0]) > 0
 
     def _must_wait_for_turn(self, sender: Work, is_post: bool) -> bool:
-        if sender.is_decision or not self._is_heavy(sender):
+        if not self._is_heavy(sender):
             return False
-        return self._has_light() or not (is_post or (self._count_room() and not self._waiting))
+        if self._has_light() and not sender.is_decision:
+            return True
+        return not (is_post or (self._count_room() and not self._waiting))
 
     def _count_room(self) -> int:
         """How many more requests of heavy keys to routes may begin."""
@@ -196,9 +199,9 @@ class Processor:
         latest_at = next(reversed(self._light.values()), -LONG_SECONDS)
         return now - latest_at < LONG_SECONDS or now - self._light_ended_at < QUIET_SECONDS
 
-    async def _wait_for_turn(self, is_post: bool) -> None:
+    async def _wait_for_turn(self, is_post: bool, is_decision: bool) -> None:
         """Wait with the other requests of heavy keys, first come, first served."""
-        turn = _Turn(asyncio.get_running_loop().create_future(), is_post)
+        turn = _Turn(asyncio.get_running_loop().create_future(), is_post, is_decision)
         self._waiting.append(turn)
         if self._turns is None:
             self._turns = asyncio.create_task(self._give_turns())
@@ -208,20 +211,19 @@ class Processor:
         next_at = self._monotonic() + TURN_SECONDS
         while self._waiting:
             await asyncio.sleep(QUIET_SECONDS)
-            has_light = self._has_light()
-            if has_light and self._monotonic() < next_at:
-                continue
-            most = math.ceil(len(self._waiting) / 4) if has_light else len(self._waiting)
+            has_light, is_turn = self._has_light(), self._monotonic() >= next_at
+            most = len(self._waiting) if not has_light else math.ceil(len(self._waiting) / 4) if is_turn else 0
             room = self._count_room()
             waiting, self._waiting = self._waiting, []
             for turn in waiting:
-                if most == 0 or not (turn.is_post or room):
+                if not (turn.is_post or room) or not (turn.is_decision or most):
                     self._waiting.append(turn)
                     continue
-                most, room = most - 1, room - (not turn.is_post)
+                most, room = most - (not turn.is_decision), room - (not turn.is_post)
                 if not turn.future.done():  # its request was cancelled
                     turn.future.set_result(None)
-            next_at = self._monotonic() + TURN_SECONDS
+            if is_turn or not has_light:
+                next_at = self._monotonic() + TURN_SECONDS
         self._turns = None
 
     def _advance(self) -> None:
