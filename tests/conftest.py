@@ -125,7 +125,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order[item.path])
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if "postgresql" in parameters and not item.nodeid.startswith(ON_BOTH_DATABASES):
+        names = [value for value in parameters if isinstance(value, str)]  # an array cannot be compared with a name
+        if "postgresql" in names and not item.nodeid.startswith(ON_BOTH_DATABASES):
             item.add_marker(pytest.mark.nightly)
 
 

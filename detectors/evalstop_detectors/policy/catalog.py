@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import inspect
 
 from evalstop_detectors.detectors.bocpd import Bocpd
+from evalstop_detectors.detectors.collapse import Collapse
 from evalstop_detectors.detectors.cusum import Cusum
 from evalstop_detectors.detectors.detector import Detector
 from evalstop_detectors.detectors.divergence import Divergence
@@ -61,6 +62,7 @@ class GuardKind(StrEnum):
 
 DETECTORS: dict[str, type[Detector[Any]]] = {
     "bocpd": Bocpd,
+    "collapse": Collapse,
     "cusum": Cusum,
     "divergence": Divergence,
     "e_process": EProcess,
