@@ -70,7 +70,7 @@ from evalstop_service.web.body import BodyLimit, HearVetoes, HeldBodies
 from evalstop_service.web.context import Context
 from evalstop_service.web.limits import Entrance
 from evalstop_service.web.limits import Limits as WebLimits
-from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
+from evalstop_service.web.mlflow import ArtifactFolder
 from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.request_log import HeadRequests, RequestLog, SecurityHeaders
 from evalstop_service.web.route_index import RouteIndex
@@ -92,8 +92,8 @@ API = "/api/v1"
 
 MLFLOW = "/mlflow"
 
-UPLOADS = tuple(f"{MLFLOW}{path}" for path in mlflow.UPLOADS)
-"""Prefixes of the paths whose routes read the body as it arrives."""
+UPLOADS = f"{MLFLOW}{mlflow.UPLOADS}"
+"""Prefix of the paths whose routes read the body as it arrives."""
 
 
 def create_app(
@@ -119,10 +119,9 @@ def create_app(
     key_cache = KeyCache(database, settings.key_cache_seconds, clock)
     context = _create_context(settings, database, clock, committer, key_cache, service_metrics)
     listener = VetoListener(database, clock, context.limits.run_in_thread)
-    forwarder = _create_forwarder(settings, database, clock, service_metrics)
     app = _App(
         lifespan=_living(
-            *(settings, database, listener, key_cache, committer, service_metrics, tracer, forwarder), deliver=deliver
+            *(settings, database, listener, key_cache, committer, service_metrics, tracer), deliver=deliver
         ),
         title="EvalStop",
         version="0.1.0",
@@ -138,7 +137,7 @@ def create_app(
     )
     app.state.context = context
     artifacts = ArtifactFolder(settings.artifact_folder, settings.mlflow_artifact_root, settings.mlflow_artifact_bytes)
-    app.mount(MLFLOW, mlflow.create_app(context, service_metrics, forwarder, artifacts))
+    app.mount(MLFLOW, mlflow.create_app(context, service_metrics, artifacts))
     _add_routes(app, settings, service_metrics)
     pages.install(app, context, session_secret, _openid(settings, clock))
     app.router.routes.insert(0, RouteIndex(app.router.routes))
@@ -212,7 +211,7 @@ def _limit_bodies(app: _App, settings: Settings, report_refused_veto: Callable[[
         identify=create_identify(app.state.pages),
         report_refused_veto=report_refused_veto,
         compressible=[f"{API}{observations.PATH_OF_MANY}"],
-        streamed_below=UPLOADS,
+        streamed_below=(UPLOADS,),
         refusal=_refusal,
     )
     return held_bodies
@@ -243,16 +242,6 @@ def _openid(settings: Settings, clock: Clock) -> pages.OpenId | None:
         scopes=settings.oidc_scopes,
     )
     return pages.OpenId(openid.OpenIdProvider(provider_settings, clock), grants)
-
-
-def _create_forwarder(
-    settings: Settings, database: Database, clock: Clock, service_metrics: ServiceMetrics
-) -> Forwarder | None:
-    if settings.mlflow_forward_url is None:
-        return None
-    return Forwarder(
-        settings.mlflow_forward_url, reveal(settings.mlflow_forward_token), database, clock, service_metrics
-    )
 
 
 def create_service_metrics(database: Database, clock: Clock = utc_now) -> ServiceMetrics:
@@ -349,7 +338,6 @@ def _living(
     committer: Committer,
     service_metrics: ServiceMetrics,
     tracer: Tracer,
-    forwarder: Forwarder | None,
     *,
     deliver: bool,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
@@ -359,8 +347,6 @@ def _living(
         with background.run_jobs(change_point.create_job(), key_cache.create_job()):
             async with committer.run(), delivering, listener.listening():
                 yield
-        if forwarder is not None:
-            await asyncio.to_thread(forwarder.close)
         await asyncio.to_thread(tracer.close)  # may wait for a collector that does not answer
 
     return lifespan

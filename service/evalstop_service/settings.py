@@ -35,14 +35,10 @@ def _check_issuer(url: str) -> str:
     return url
 
 
-def _check_server_url(url: str) -> str:
+def _check_public_url(url: str) -> str:
     if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
         raise ValueError("write a server as http://HOST:PORT or https://HOST/PATH, without a password or a query")
-    return url
-
-
-def _check_public_url(url: str) -> str:
-    return _check_server_url(url).rstrip("/")
+    return url.rstrip("/")
 
 
 def _check_artifact_root(uri: str) -> str:
@@ -140,12 +136,6 @@ class MlflowSettings(_Group):
 
     mlflow_artifact_bytes: Count = 4 * 2**30
     """Largest artifact in bytes; a larger one is refused."""
-
-    mlflow_forward_url: Annotated[str, AfterValidator(_check_server_url)] | None = None
-    """MLflow server that receives a copy of everything logged with MLflow's API. None forwards nothing."""
-
-    mlflow_forward_token: SecretStr | None = None
-    """Bearer token for that server. None sends no token."""
 
 
 class ProjectSettings(_Group):

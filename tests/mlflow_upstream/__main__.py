@@ -33,7 +33,8 @@ TRACKING = "tests/tracking/test_tracking.py"
 
 REST_TESTS = Path(__file__).with_name("rest_tests.txt")
 """The tests of `test_rest_tracking.py` on experiments, runs, metrics, params, tags, search and artifacts; the others
-are on models and inputs, which are accepted and not kept, and on traces, the gateway and others that are not here."""
+are on deleting and renaming, which are not here, on models and inputs, which are accepted and not kept, and on traces,
+the gateway and others that are not here."""
 
 
 def run_tests(checkout: Path, arguments: list[str]) -> int:

@@ -49,7 +49,6 @@ def test_another_key_cannot_change_the_job_of_a_run(project: ServedProject, labe
     for path, document in (
         ("set-tag", {"run_id": run, "key": key, "value": value}),
         ("log-batch", {"run_id": run, "tags": [{"key": key, "value": value}]}),
-        ("delete-tag", {"run_id": run, "key": "job_id"}),
     ):
         assert other.post(f"{tags}/{path}", json=document).status_code in range(400, 500)
     expect_json(other.post(f"/api/v1/runs/{run}/resume", json={"step": 0}), 200)  # no observation counts from now on

@@ -42,8 +42,7 @@ class ServiceMetrics:
     `deliveries`: attempts by result (delivered, retry, dead, cancelled).
     `delivery_seconds`: of an attempt. `delivery_lag_seconds`: from being due to being sent. `request_seconds`: HTTP
     answers by method, route template and class of status. `mlflow_left_out`: metrics, labels, params, checkpoints and
-    lengths of MLflow clients that were not stored. `mlflow_forwarded`: requests to forward to an MLflow server, by
-    result. `pruned_runs`, `pruned_rows`: removed by retention.
+    lengths of MLflow clients that were not stored. `pruned_runs`, `pruned_rows`: removed by retention.
     """
 
     def __init__(self) -> None:
@@ -105,11 +104,6 @@ class ServiceMetrics:
             "evalstop_mlflow_left_out_items",
             "Data logged by MLflow clients that was not stored, by kind.",
             ("what", "step", "label", "param", "checkpoint", "total_steps"),
-        )
-        self.mlflow_forwarded = self._counter(
-            "evalstop_mlflow_forwarded_requests",
-            "Requests to forward to an MLflow server, by result.",
-            ("result", "sent", "refused", "dropped"),
         )
         self.pruned_runs = self._counter("evalstop_pruned_runs", "Runs whose details retention removed.")
         self.pruned_rows = self._counter("evalstop_pruned_rows", "Rows that retention removed.")

@@ -71,7 +71,7 @@ class QuotasIn(Body):
     keys: Most = Field(DEFAULTS.keys, description="valid keys")
     endpoints: Most = Field(DEFAULTS.endpoints, description="webhooks and pull endpoints")
     policies: Most = Field(DEFAULTS.policies, description="versions added or used")
-    experiments: Most = Field(DEFAULTS.experiments, description="experiments of MLflow clients, deleted ones included")
+    experiments: Most = Field(DEFAULTS.experiments, description="experiments of MLflow clients")
     artifact_gigabytes: Most = Field(DEFAULTS.artifact_gigabytes, description="of MLflow artifacts stored here")
 
 

@@ -48,7 +48,6 @@ class MlflowRun(msgspec.Struct, frozen=True):
     experiment_id: UUID | None = None
     start_time: int | None = None
     end_time: int | None = None
-    deleted: bool = False
     params: dict[str, str] = {}
 
 
@@ -91,11 +90,10 @@ class Order(NamedTuple):
 
 
 class Search(NamedTuple):
-    """A search: `deleted` is None for deleted items and others."""
+    """A page of a search."""
 
     clauses: Sequence[Clause]
     orders: Sequence[Order]
-    deleted: bool | None
     offset: int
     limit: int
 
@@ -104,13 +102,11 @@ def search_runs(tx: Transaction, project_id: UUID, experiment_ids: Sequence[UUID
     """The ids of the matching runs of these experiments, among the newest; None is the default experiment."""
     of_stored = mlflow_runs.c.experiment_id.in_([stored_id for stored_id in experiment_ids if stored_id is not None])
     of_default = mlflow_runs.c.experiment_id.is_(None) if None in experiment_ids else sa.false()
-    deleted = sa.func.coalesce(mlflow_runs.c.deleted, sa.false()) | sa.func.coalesce(experiments.c.deleted, sa.false())
-    visible = sa.true() if search.deleted is None else deleted == sa.literal(search.deleted)
     source = runs.outerjoin(mlflow_runs, mlflow_runs.c.run_id == runs.c.id).outerjoin(
         experiments, experiments.c.id == mlflow_runs.c.experiment_id
     )
     newest = sa.select(runs.c.id).select_from(source).where(runs.c.project_id == project_id, of_stored | of_default)
-    searched = newest.where(visible).order_by(runs.c.id.desc()).limit(MAX_SEARCHED).subquery()
+    searched = newest.order_by(runs.c.id.desc()).limit(MAX_SEARCHED).subquery()
     source = source.join(searched, searched.c.id == runs.c.id)
     attributes = {
         "run_id": sa.func.replace(sa.cast(runs.c.id, sa.Text), "-", ""),
@@ -118,7 +114,7 @@ def search_runs(tx: Transaction, project_id: UUID, experiment_ids: Sequence[UUID
         "user_id": sa.func.coalesce(read_member(tx, runs.c.labels, USER), NO_USER),
         "status": sa.case(STATUSES, value=sa.type_coerce(runs.c.status, sa.Text)),
         "experiment_id": sa.cast(sa.func.coalesce(experiments.c.number, 0), sa.Text),
-        "lifecycle_stage": sa.case((deleted, "deleted"), else_="active"),
+        "lifecycle_stage": sa.literal("active"),
         "start_time": sa.func.coalesce(mlflow_runs.c.start_time, read_milliseconds(tx, runs.c.created_at)),
         "end_time": sa.func.coalesce(mlflow_runs.c.end_time, read_milliseconds(tx, runs.c.ended_at)),
     }
@@ -234,7 +230,7 @@ DEFAULT_NUMBER, DEFAULT_NAME = 0, "Default"
 class Experiment(msgspec.Struct, frozen=True):
     """A row of experiments.
 
-    `number`: the id that clients see, unique in the project; 0 is the default experiment, stored once it is changed.
+    `number`: the id that clients see, unique in the project; 0 is the default experiment, which is not stored.
     `artifact_location`: the folder that holds one folder of artifacts for each run.
     """
 
@@ -245,12 +241,10 @@ class Experiment(msgspec.Struct, frozen=True):
     artifact_location: str
     tags: dict[str, str]
     created_at: datetime
-    updated_at: datetime
-    deleted: bool = False
 
     @property
     def reference(self) -> UUID | None:
-        """The value that rows refer to it by: None for the default experiment, which need not be stored."""
+        """The value that rows refer to it by: None for the default experiment."""
         return None if self.number == DEFAULT_NUMBER else self.id
 
 
@@ -259,41 +253,16 @@ def add_experiment(tx: Transaction, experiment: Experiment) -> bool:
     return insert_if_new(tx, experiments, msgspec.structs.asdict(experiment), ["project_id", "name"])
 
 
-def save_experiment(tx: Transaction, experiment: Experiment) -> bool:
-    """Store the changes of an experiment; False if another one of the project has its name."""
-    same_name = sa.select(experiments.c.id).where(
-        experiments.c.project_id == experiment.project_id,
-        experiments.c.name == experiment.name,
-        experiments.c.id != experiment.id,
-    )
-    if tx.execute(same_name).first() is not None:
-        return False
-    values = msgspec.structs.asdict(experiment)
-    tx.execute(experiments.update().where(experiments.c.id == experiment.id).values(values))
-    return True
-
-
 def find_highest_number(tx: Transaction, project_id: UUID) -> int:
     """The highest experiment number of a project so far."""
     query = sa.select(sa.func.max(experiments.c.number)).where(experiments.c.project_id == project_id)
     return tx.execute(query).scalar_one() or 0
 
 
-def find_experiment(tx: Transaction, project_id: UUID, number: int) -> Experiment | None:
-    """The project's experiment with this number."""
-    return find_one(tx, Experiment, _of_project(project_id).where(experiments.c.number == number))
-
-
 def load_experiments(tx: Transaction, ids: Collection[UUID]) -> dict[UUID, Experiment]:
     """The experiments with these ids, by id; ids that do not exist are left out."""
     query = sa.select(experiments).where(experiments.c.id.in_(ids))
     return {experiment.id: experiment for experiment in find_all(tx, Experiment, query)}
-
-
-def lock_experiment(tx: Transaction, project_id: UUID, number: int) -> Experiment | None:
-    """The project's experiment with this number, locked until the transaction ends."""
-    query = _of_project(project_id).where(experiments.c.number == number)
-    return find_one(tx, Experiment, query.with_for_update())
 
 
 def find_experiment_by_name(tx: Transaction, project_id: UUID, name: str) -> Experiment | None:
@@ -308,29 +277,23 @@ def find_experiments(tx: Transaction, project_id: UUID, numbers: Collection[int]
 
 
 def search_experiments(tx: Transaction, default: Experiment, search: Search) -> list[UUID]:
-    """The ids of the matching experiments of a project; `default` counts unless it is stored."""
-    columns = [experiments.c[name] for name in ("id", "number", "name", "tags", "created_at", "updated_at", "deleted")]
+    """The ids of the matching experiments of a project, `default` too."""
+    columns = [experiments.c[name] for name in ("id", "number", "name", "tags", "created_at")]
     stored = sa.select(*columns).where(experiments.c.project_id == default.project_id)
     values = [sa.literal(getattr(default, column.name), column.type).label(column.name) for column in columns]
-    changed = stored.where(experiments.c.number == DEFAULT_NUMBER).exists()
-    listed = sa.union_all(stored, sa.select(*values).where(~changed)).subquery()
-    searched = listed if search.deleted is None else _select_deleted(listed, search.deleted)
+    searched = sa.union_all(stored, sa.select(*values)).subquery()
     fields = {
         "number": searched.c.number,
         "name": searched.c.name,
         "experiment_id": sa.cast(searched.c.number, sa.Text),
         "creation_time": read_milliseconds(tx, searched.c.created_at),
-        "last_update_time": read_milliseconds(tx, searched.c.updated_at),
+        "last_update_time": read_milliseconds(tx, searched.c.created_at),
     }
 
     def find_field(kind: str, key: str) -> sa.ColumnElement[Any]:
         return read_member(tx, searched.c.tags, key) if kind == "tags" else fields[key]
 
     return find_ids(tx, searched, searched.c.id, find_field, search)
-
-
-def _select_deleted(listed: sa.Subquery, deleted: bool) -> sa.Subquery:
-    return sa.select(listed).where(listed.c.deleted == sa.literal(deleted)).subquery()
 
 
 def _of_project(project_id: UUID) -> sa.Select[Any]:

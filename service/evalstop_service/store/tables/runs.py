@@ -226,8 +226,6 @@ experiments = sa.Table(
     sa.Column("artifact_location", sa.Text, nullable=False),
     sa.Column("tags", sa.JSON, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
-    sa.Column("updated_at", UtcTime, nullable=False),
-    sa.Column("deleted", sa.Boolean, nullable=False),
     sa.UniqueConstraint("project_id", "name"),
     sa.UniqueConstraint("project_id", "number", name="uq_experiments_number"),
 )
@@ -240,7 +238,6 @@ mlflow_runs = sa.Table(
     sa.Column("experiment_id", sa.Uuid, sa.ForeignKey("experiments.id"), index=True),  # NULL: the default experiment
     sa.Column("start_time", sa.BigInteger),
     sa.Column("end_time", sa.BigInteger),
-    sa.Column("deleted", sa.Boolean, nullable=False),
     sa.Column("params", sa.JSON, nullable=False),
 )
 

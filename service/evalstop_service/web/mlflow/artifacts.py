@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, BinaryIO, NamedTuple
 from uuid import UUID
 
-import msgspec
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import FileResponse
 from starlette.requests import ClientDisconnect
@@ -41,12 +40,10 @@ from evalstop_service.web.mlflow.protocol import (
 from evalstop_service.web.mlflow.requests import Document, is_uuid
 from evalstop_service.web.mlflow.run_logger import (
     Logger,
-    QueriedRun,
     RunLogger,
     find_checkpoint,
     load_recorded,
     load_run,
-    parse_run_id,
 )
 
 _log = logging.getLogger(__name__)
@@ -232,7 +229,7 @@ def download_artifact(path: str, caller: ReadOrIngest, artifacts: Artifacts) -> 
 @router.put("/{path:path}")
 async def upload_artifact(path: str, logger: Logger, artifacts: Artifacts, request: Request) -> Document:
     """Store a file as it arrives; one of a checkpoint registers it."""
-    upload = await in_thread(_start_upload)(logger.database, artifacts, logger.project_id, path)
+    upload = await in_thread(_start_upload)(logger, artifacts, path)
     try:
         async for chunk in request.stream():
             await in_thread(upload.write)(chunk)
@@ -246,7 +243,7 @@ async def upload_artifact(path: str, logger: Logger, artifacts: Artifacts, reque
 
 @tracking_router.get("/artifacts/list")
 def list_artifacts_of_run(
-    caller: ReadOrIngest, database: Db, root: Root, artifacts: Artifacts, run_id: QueriedRun, path: str = ""
+    caller: ReadOrIngest, database: Db, root: Root, artifacts: Artifacts, run_id: UUID, path: str = ""
 ) -> Document:
     """The artifacts of a run that this service stores."""
     with database.reading() as tx:
@@ -257,10 +254,10 @@ def list_artifacts_of_run(
     return {"root_uri": uri, "files": files}
 
 
-def _start_upload(database: Database, artifacts: ArtifactFolder, project_id: UUID, path: str) -> Upload:
-    with database.reading() as tx:
-        quotas = projects.get_project(tx, project_id).quotas
-    return artifacts.start_upload(project_id, path, quotas.artifact_gigabytes * 10**9)
+def _start_upload(logger: RunLogger, artifacts: ArtifactFolder, path: str) -> Upload:
+    with logger.database.reading() as tx:
+        quotas = projects.get_project(tx, logger.project_id).quotas
+    return artifacts.start_upload(logger.project_id, path, quotas.artifact_gigabytes * 10**9)
 
 
 def _register_upload(logger: RunLogger, path: str) -> None:
@@ -275,26 +272,24 @@ def _register_upload(logger: RunLogger, path: str) -> None:
         logger.register_checkpoint(run.id, found.step, f"{SCHEME}/{match['root']}/{found.path}")
 
 
-_MODEL_ID = re.compile(
-    r"m-(?P<experiment>\d{1,9})-(?P<run>[0-9a-f]{32}|0)-(?P<own>[0-9a-f]{32})(?:-(?P<step>\d{1,15}))?"
-)
-"""The id of a model: its experiment, its run, and its step, if its name has one."""
+_NO_RUN = "0" * 32
+_MODEL_ID = re.compile(r"m-(\d{1,9})-([0-9a-f]{32})-[0-9a-f]{32}(?:-(\d{1,15}))?")
+"""The id of a logged model says all that is needed to answer for it: its experiment, its run (`_NO_RUN` without one),
+a part of its own, and its step if its name has one."""
 _READY = "LOGGED_MODEL_READY"
 
 
-class _LoggedFolder(msgspec.Struct):
-    """What `runs/log-model` sends, but for what is ignored."""
-
-    artifact_path: str = ""
-
-
 class _Model(NamedTuple):
-    """What the id of a logged model says, and where the client stores its files."""
+    """A logged model; `info` is what MLflow's clients read."""
 
-    run_id: UUID | None
+    run_id: UUID
     step: int | None
-    uri: str
-    document: Document
+    info: Document
+
+    @property
+    def uri(self) -> str:
+        """Where the client stores its files."""
+        return str(self.info["artifact_uri"])
 
 
 def _find_model(model_id: str, caller: Caller, database: Database, root: str, status: str = _READY) -> _Model:
@@ -302,71 +297,54 @@ def _find_model(model_id: str, caller: Caller, database: Database, root: str, st
     match = _MODEL_ID.fullmatch(model_id)
     if match is None:
         raise not_found(f"Logged model with ID '{model_id[:100]}' not found.")
+    number, run, step = match.groups()
     with database.reading() as tx:
-        experiment = load_experiment(tx, caller.project_id, match["experiment"], root)
-    uri = f"{experiment.artifact_location.rstrip('/')}/models/{model_id}/artifacts"
-    created = UUID(match["own"]).int >> 80  # a UUIDv7 begins with milliseconds
+        experiment = load_experiment(tx, caller.project_id, number, root)
     info: Document = {
         "model_id": model_id,
-        "experiment_id": match["experiment"],
-        "name": f"step-{match['step']}" if match["step"] else model_id,
-        "creation_timestamp_ms": created,
-        "last_updated_timestamp_ms": created,
-        "artifact_uri": uri,
+        "experiment_id": number,
+        "name": f"step-{step}" if step else model_id,
+        "artifact_uri": f"{experiment.artifact_location.rstrip('/')}/models/{model_id}/artifacts",
         "status": status,
-        "source_run_id": "" if match["run"] == "0" else match["run"],
-        "tags": [],
+        "source_run_id": "" if run == _NO_RUN else run,
     }
-    run_id = UUID(match["run"]) if match["run"] != "0" else None
-    step = int(match["step"]) if match["step"] else None
-    return _Model(run_id, step, uri, {"model": {"info": info, "data": {"params": [], "metrics": []}}})
+    return _Model(UUID(run), int(step) if step else None, info)
 
 
 @tracking_router.post("/logged-models")
 def create_model(body: requests.CreateModel, caller: Ingest, database: Db, root: Root) -> Document:
-    """Accept a model; its id says all that is needed to answer for it later."""
-    run_id = UUID(body.source_run_id).hex if is_uuid(body.source_run_id) else "0"
+    """Accept a model, which is not kept."""
+    run = UUID(body.source_run_id).hex if is_uuid(body.source_run_id) else _NO_RUN
     named = find_checkpoint(body.name)
     step = "" if named is None else f"-{named.step}"
-    with database.reading() as tx:
-        experiment = load_experiment(tx, caller.project_id, body.experiment_id, root)
-    model_id = f"m-{experiment.number}-{run_id}-{new_id().hex}{step}"
-    document = _find_model(model_id, caller, database, root, "LOGGED_MODEL_PENDING").document
-    document["model"]["info"] |= {"name": body.name} if body.name else {}
-    return document
-
-
-@tracking_router.post("/logged-models/search")
-def search_models(caller: ReadOrIngest) -> Document:
-    """No models, because none are kept."""
-    return {"models": []}
+    model_id = f"m-{body.experiment_id}-{run}-{new_id().hex}{step}"
+    info = _find_model(model_id, caller, database, root, "LOGGED_MODEL_PENDING").info
+    return {"model": {"info": info | ({"name": body.name} if body.name else {})}}
 
 
 @tracking_router.get("/logged-models/{model_id}")
 def get_model(model_id: str, caller: ReadOrIngest, database: Db, root: Root) -> Document:
     """Where the files of a model are."""
-    return _find_model(model_id, caller, database, root).document
+    return {"model": {"info": _find_model(model_id, caller, database, root).info}}
 
 
 @tracking_router.patch("/logged-models/{model_id}")
-def finalize_model(model_id: str, body: requests.FinalizeModel, logger: Logger, root: Root) -> Document:
+def finalize_model(model_id: str, body: requests.FinalizeModel, caller: Ingest, logger: Logger, root: Root) -> Document:
     """Register a model that was saved completely as a checkpoint of the step in its name.
 
     A step that the client sent with it (`runs/outputs`) counts more.
     """
-    model = _find_model(model_id, logger.caller, logger.database, root, body.status)
-    if body.status == _READY and model.run_id is not None and model.step is not None:
+    model = _find_model(model_id, caller, logger.database, root, body.status)
+    if body.status == _READY and model.info["source_run_id"] and model.step is not None:
         with logger.database.reading() as tx:
             load_run(tx, logger.project_id, model.run_id)
             known = any(item.uri == model.uri for item in run_details.list_checkpoints(tx, model.run_id))
         if not known:
             logger.register_checkpoint(model.run_id, model.step, model.uri)
-    return model.document
+    return {"model": {"info": model.info}}
 
 
-@tracking_router.delete("/logged-models/{model_id}")
 @tracking_router.patch("/logged-models/{model_id}/tags")
-@tracking_router.delete("/logged-models/{model_id}/tags/{tag_key:path}")
 @tracking_router.post("/logged-models/{model_id}/params")
 def accept_change(model_id: str, caller: Ingest) -> Document:
     """Accept a change of a model, which is not kept."""
@@ -374,28 +352,22 @@ def accept_change(model_id: str, caller: Ingest) -> Document:
 
 
 @tracking_router.post("/runs/outputs")
-def log_outputs(body: requests.LogOutputs, logger: Logger, root: Root) -> Document:
+def log_outputs(body: requests.LogOutputs, caller: Ingest, logger: Logger, root: Root) -> Document:
     """Register the models that a run creates at a step (`log_model(step=...)`) as checkpoints."""
-    run_id = parse_run_id(body.run_id, body.run_uuid)
     with logger.database.reading() as tx:
-        load_run(tx, logger.project_id, run_id)
+        load_run(tx, logger.project_id, body.run_id)
     for output in body.models:
         if output.step and output.step > 0:  # clients send 0 for models without a step
-            model = _find_model(output.model_id, logger.caller, logger.database, root)
-            logger.register_checkpoint(run_id, output.step, model.uri)
+            model = _find_model(output.model_id, caller, logger.database, root)
+            logger.register_checkpoint(body.run_id, output.step, model.uri)
     return {}
 
 
 @tracking_router.post("/runs/log-model")
 def log_model(body: requests.LogModel, logger: Logger, root: Root) -> Document:
     """Register a model of clients before MLflow 3 as a checkpoint, if the name of its folder has a step."""
-    run_id = parse_run_id(body.run_id, body.run_uuid)
     with logger.database.reading() as tx:
-        uri = load_recorded(tx, [load_run(tx, logger.project_id, run_id)], root)[0].artifact_uri
-    try:
-        path = msgspec.json.decode(body.model_json or "{}", type=_LoggedFolder).artifact_path
-    except (msgspec.DecodeError, RecursionError):
-        raise invalid_parameter("model_json is not a JSON object with a text as `artifact_path`") from None
-    if (found := find_checkpoint(path)) is not None:
-        logger.register_checkpoint(run_id, found.step, f"{uri}/{found.path}")
+        uri = load_recorded(tx, [load_run(tx, logger.project_id, body.run_id)], root)[0].artifact_uri
+    if (found := find_checkpoint(body.model_json.artifact_path)) is not None:
+        logger.register_checkpoint(body.run_id, found.step, f"{uri}/{found.path}")
     return {}

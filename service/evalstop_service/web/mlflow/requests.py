@@ -8,23 +8,23 @@ that start with `evalstop.` (except `evalstop.preset` and `evalstop.obeyed`) and
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Json
 
 from evalstop_service.domain.run import MOST_LABEL_BYTES, count_bytes
 from evalstop_service.domain.run import MOST_LABELS as MOST_LABELS
 from evalstop_service.store.mlflow import RUN_NAME as RUN_NAME
 from evalstop_service.store.mlflow import USER as USER
+from evalstop_service.store.mlflow import Order, Search
 from evalstop_service.store.observations import PostedObservation
-from evalstop_service.web.api.schemas import MAX_STEP, encode_number
+from evalstop_service.web.api.schemas import MAX_STEP
+from evalstop_service.web.mlflow.search import Language, clean_text, parse_filter, parse_orders
 
 EXPERIMENT = "mlflow.experiment"
-FORWARDED_RUN = "mlflow.tee_run_id"
-"""The id of the run's copy on the MLflow server that requests are forwarded to."""
 PRESET = "evalstop.preset"
 OBEYED = "evalstop.obeyed"
 """The decision because of which the trainer ends the run."""
@@ -37,34 +37,31 @@ MOST_PARAM_BYTES = 256 * 1024
 LONGEST_NAME, LONGEST_VALUE = 256, 2000
 
 
-class Item(NamedTuple):
-    """A param or a tag."""
-
-    key: str
-    value: str
+Item = tuple[str, str]
+"""The key and the value of a param or a tag."""
 
 
-class MergedLabels(NamedTuple):
+class Merged(NamedTuple):
     """The labels or params, and how many items did not fit."""
 
     labels: dict[str, str]
     dropped: int
 
 
-def merge_tags(labels: Mapping[str, str], tags: Iterable[Item]) -> MergedLabels:
+def merge_tags(labels: Mapping[str, str], tags: Iterable[Item]) -> Merged:
     """The labels of a run with these tags added. A tag takes its last value."""
-    return merge_items(labels, (item for item in tags if is_client_tag(clean_text(item.key))))
+    return merge_items(labels, (item for item in tags if is_client_tag(clean_text(item[0]))))
 
 
-def merge_params(params: Mapping[str, str], new: Iterable[Item]) -> MergedLabels:
+def merge_params(params: Mapping[str, str], new: Iterable[Item]) -> Merged:
     """The params of a run with these added. A param keeps its first value."""
-    unknown = (item for item in new if clean_text(item.key) not in params)
+    unknown = (item for item in new if clean_text(item[0]) not in params)
     return merge_items(params, unknown, MOST_PARAMS, MOST_PARAM_BYTES)
 
 
 def merge_items(
     current: Mapping[str, str], new: Iterable[Item], most: int = MOST_LABELS, most_bytes: int = MOST_LABEL_BYTES
-) -> MergedLabels:
+) -> Merged:
     """Add items, up to limits on their number, the length of each and the total size."""
     merged, dropped, size = dict(current), 0, count_bytes(current)
     for key, value in new:
@@ -76,29 +73,17 @@ def merge_items(
             merged[name], size = text, after
         else:
             dropped += 1
-    return MergedLabels(merged, dropped)
+    return Merged(merged, dropped)
 
 
 def is_client_tag(name: str) -> bool:
-    """Whether clients may set and delete the tag of this name."""
-    return name in (PRESET, OBEYED) or not (name in ("", EXPERIMENT, FORWARDED_RUN) or name.startswith(OWN))
+    """Whether clients may set the tag of this name."""
+    return name in (PRESET, OBEYED) or not (name in ("", EXPERIMENT) or name.startswith(OWN))
 
 
-def clean_text(text: str) -> str:
-    """The text without control characters and lone surrogates, which cannot be stored."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character for character in text if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs")
-    )
-
-
-LONGEST_URI = 2000
-MAX_INPUTS, MAX_OUTPUTS = 1000, 100
 MAX_METRICS, MAX_PARAMS, MAX_TAGS, MAX_BATCH_ITEMS = 1000, 100, 100, 1000
 """MLflow's own limits for a batch."""
-MOST_NESTED = 32
-"""Levels of a forwarded document."""
+MAX_OUTPUTS, MAX_PAGE = 100, 1000
 
 Document = dict[str, Any]
 """A JSON document of MLflow's API."""
@@ -130,22 +115,12 @@ def _check_name(name: str) -> str:
     return name
 
 
-def _check_nesting(value: Any, most: int = MOST_NESTED) -> Any:
-    if isinstance(value, (dict, list)):
-        if most == 0:
-            raise ValueError(f"nested in more than {MOST_NESTED} levels")
-        for item in value.values() if isinstance(value, dict) else value:
-            if isinstance(item, (dict, list)):  # not a call for each of a million numbers
-                _check_nesting(item, most - 1)
-    return value
-
-
 Whole = Annotated[int, BeforeValidator(_parse_int64)]
 Key = Annotated[str, Field(min_length=1, max_length=250)]
 Text = Annotated[str, Field(max_length=100_000)]
 Filter = Annotated[str, Field(max_length=10_000)]
-Forwarded = Annotated[Document, AfterValidator(lambda document: _check_nesting(document))]
-"""A document that is forwarded unchanged."""
+View = Literal["ACTIVE_ONLY", "ALL"]
+"""Nothing is deleted here."""
 
 
 class MlflowBody(BaseModel):
@@ -156,12 +131,9 @@ class MetricIn(MlflowBody):
     """One value of one metric."""
 
     key: Annotated[Key, AfterValidator(_check_name)]
-    value: Annotated[float, BeforeValidator(_parse_number), PlainSerializer(encode_number)]
+    value: Annotated[float, BeforeValidator(_parse_number)]
     timestamp: Whole
     step: Whole | None = None
-    model_id: Annotated[str, Field(max_length=100)] | None = None
-    dataset_name: Annotated[str, Field(max_length=500)] | None = None
-    dataset_digest: Annotated[str, Field(max_length=500)] | None = None
 
     def to_observation(self) -> PostedObservation | None:
         """The observation; None if its step is negative or too large for JSON numbers."""
@@ -178,16 +150,16 @@ class ItemIn(MlflowBody):
     key: Key
     value: Text = ""
 
-    def to_item(self) -> Item:
-        """The key and the value."""
-        return Item(self.key, self.value)
+
+def list_items(received: Iterable[ItemIn]) -> list[Item]:
+    """The keys and the values."""
+    return [(item.key, item.value) for item in received]
 
 
 class RunBody(MlflowBody):
     """A request about a run."""
 
-    run_id: str | None = None
-    run_uuid: str | None = None
+    run_id: UUID
 
 
 class LogMetric(MetricIn, RunBody):
@@ -196,12 +168,6 @@ class LogMetric(MetricIn, RunBody):
 
 class LogItem(ItemIn, RunBody):
     """runs/log-parameter and runs/set-tag."""
-
-
-class DeleteTag(RunBody):
-    """runs/delete-tag."""
-
-    key: Key
 
 
 class LogBatch(RunBody):
@@ -230,12 +196,6 @@ class UpdateRun(RunBody):
     run_name: Text | None = None
 
 
-class LogInputs(RunBody):
-    """runs/log-inputs: forwarded, and not kept."""
-
-    datasets: Annotated[list[Forwarded], Field(max_length=MAX_INPUTS)] = []
-
-
 class Output(MlflowBody):
     """A logged model that a run created."""
 
@@ -249,68 +209,16 @@ class LogOutputs(RunBody):
     models: Annotated[list[Output], Field(max_length=MAX_OUTPUTS)] = []
 
 
+class ModelFolder(MlflowBody):
+    """Where the run's artifacts hold a model."""
+
+    artifact_path: str = ""
+
+
 class LogModel(RunBody):
-    """runs/log-model of clients before MLflow 3; `model_json` is a document with the model's `artifact_path`."""
+    """runs/log-model of clients before MLflow 3; `model_json` is a text."""
 
-    model_json: Text = ""
-
-
-class Page(MlflowBody):
-    """Fields common to searches."""
-
-    max_results: Annotated[Whole, Field(ge=1, le=50_000)] = 1000
-    order_by: Annotated[list[Filter], Field(max_length=100)] = []
-    page_token: Annotated[str | None, Field(pattern=r"^[0-9]{1,9}$")] = None
-
-    @property
-    def offset(self) -> int:
-        """The number of items on previous pages."""
-        return int(self.page_token or 0)
-
-
-class SearchRuns(Page):
-    """runs/search."""
-
-    experiment_ids: Annotated[list[str], Field(max_length=1000)] = []
-    filter: Filter = ""
-    run_view_type: str = "ACTIVE_ONLY"
-
-
-class CreateExperiment(MlflowBody):
-    """experiments/create."""
-
-    name: Annotated[str, Field(min_length=1, max_length=500)]
-    artifact_location: Annotated[str, Field(max_length=LONGEST_URI)] = ""
-    tags: Annotated[list[ItemIn], Field(max_length=MAX_TAGS)] = []
-
-
-class ExperimentBody(MlflowBody):
-    """experiments/delete and experiments/restore."""
-
-    experiment_id: str
-
-
-class RenameExperiment(ExperimentBody):
-    """experiments/update."""
-
-    new_name: Annotated[str, Field(min_length=1, max_length=500)]
-
-
-class ExperimentTag(ExperimentBody, ItemIn):
-    """experiments/set-experiment-tag."""
-
-
-class DeleteExperimentTag(ExperimentBody):
-    """experiments/delete-experiment-tag."""
-
-    key: Key
-
-
-class SearchExperiments(Page):
-    """experiments/search."""
-
-    filter: Filter = ""
-    view_type: str = "ACTIVE_ONLY"
+    model_json: Json[ModelFolder] = ModelFolder()
 
 
 class CreateModel(MlflowBody):
@@ -325,6 +233,37 @@ class FinalizeModel(MlflowBody):
     """Whether a logged model was saved completely."""
 
     status: Annotated[str, Field(max_length=100)] = ""
+
+
+class CreateExperiment(MlflowBody):
+    """experiments/create."""
+
+    name: Annotated[str, Field(min_length=1, max_length=500)]
+    artifact_location: Annotated[str, Field(max_length=LONGEST_VALUE)] = ""
+    tags: Annotated[list[ItemIn], Field(max_length=MAX_TAGS)] = []
+
+
+class SearchExperiments(MlflowBody):
+    """experiments/search."""
+
+    filter: Filter = ""
+    order_by: Annotated[list[Filter], Field(max_length=100)] = []
+    max_results: Annotated[Whole, Field(ge=1, le=50_000)] = MAX_PAGE
+    page_token: Annotated[str | None, Field(pattern=r"^[0-9]{1,9}$")] = None
+    view_type: View = "ACTIVE_ONLY"
+
+    def to_search(self, language: Language, last_orders: list[Order]) -> Search:
+        """The search for a page, and one item more, which shows whether it is the last."""
+        orders = [*parse_orders(self.order_by, language), *last_orders]
+        limit = min(self.max_results, MAX_PAGE) + 1
+        return Search(parse_filter(self.filter, language), orders, int(self.page_token or 0), limit)
+
+
+class SearchRuns(SearchExperiments):
+    """runs/search."""
+
+    experiment_ids: Annotated[list[str], Field(max_length=1000)] = []
+    run_view_type: View = "ACTIVE_ONLY"
 
 
 def parse_milliseconds(milliseconds: int) -> datetime:

@@ -10,7 +10,6 @@ from pathlib import PurePosixPath
 from typing import Annotated, NamedTuple
 from uuid import UUID
 
-import msgspec
 from evalstop_detectors import derive_total_steps, find_total_steps
 from evalstop_detectors.roles.recognition import EPOCH
 from fastapi import Depends, Request
@@ -19,20 +18,19 @@ from msgspec.structs import replace
 from evalstop_service.decisions import commands
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Conflict
-from evalstop_service.ingest import CheckpointSaved, Committer, Message, Observations, open_run
+from evalstop_service.ingest import CheckpointSaved, Message, Observations, open_run
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.store import mlflow, runs
-from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.database import Transaction
 from evalstop_service.store.mlflow import Experiment, MlflowRun
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import MAX_STEP
-from evalstop_service.web.context import Caller, Commit, Context, Ctx, Db, Now
-from evalstop_service.web.mlflow import requests
+from evalstop_service.web.context import Caller, Context, Ctx, Now
+from evalstop_service.web.mlflow import requests, search
 from evalstop_service.web.mlflow.experiments import default_experiment
-from evalstop_service.web.mlflow.forwarding import ForwardedRequest, Forwarder
-from evalstop_service.web.mlflow.protocol import Ingest, invalid_parameter, not_found
-from evalstop_service.web.mlflow.requests import CHECKPOINT, Document, Item, MetricIn, is_uuid
+from evalstop_service.web.mlflow.protocol import Ingest, not_found
+from evalstop_service.web.mlflow.requests import CHECKPOINT, Item, MetricIn, is_uuid
 
 
 class Checkpoint(NamedTuple):
@@ -73,22 +71,13 @@ def find_checkpoint(path: str) -> Checkpoint | None:
 
 
 class RunLogger:
-    """Stores what a client logs, counts what cannot be stored, and forwards the request."""
+    """Stores what a client logs and counts what cannot be stored."""
 
-    def __init__(
-        self,
-        request: Request,
-        caller: Caller,
-        context: Context,
-        committer: Committer,
-        database: Database,
-        now: datetime,
-    ) -> None:
-        self.caller, self.project_id, self.key, self.actor = caller, caller.project_id, caller.key, caller.actor
-        self.context, self.database, self.now = context, database, now
-        self._committer = committer
+    def __init__(self, request: Request, caller: Caller, context: Context, now: datetime) -> None:
+        self.project_id, self.key, self.actor = caller.project_id, caller.key, caller.actor
+        self.context, self.database, self.now = context, context.database, now
+        self._committer = context.committer
         self._service_metrics: ServiceMetrics = request.app.state.service_metrics
-        self._forwarder: Forwarder | None = request.app.state.forwarder
 
     def finish_run(self, run_id: UUID, status: RunStatus) -> None:
         """End a run; if a tag names the decision because of which the trainer ended it, the decision becomes
@@ -134,7 +123,7 @@ class RunLogger:
     def register_checkpoints(self, run_id: UUID, tags: list[Item]) -> None:
         """Register the checkpoints that tags name."""
         for key, value in tags:
-            step, uri = key.removeprefix(CHECKPOINT), requests.clean_text(value)
+            step, uri = key.removeprefix(CHECKPOINT), search.clean_text(value)
             if step == key or not step.isdecimal() or len(step) > 15 or not uri:
                 continue
             self.register_checkpoint(run_id, int(step), uri)
@@ -166,11 +155,6 @@ class RunLogger:
             with self.database.reading() as tx:
                 load_run(tx, self.project_id, run_id)
 
-    def forward(self, run_id: UUID, path: str | None, body: Document) -> None:
-        """Forward the request to the other MLflow server, if one is configured."""
-        if self._forwarder is not None:
-            self._forwarder.enqueue(ForwardedRequest(self.project_id, run_id, path, msgspec.json.encode(body)))
-
     def _tell_total_steps(self, run_id: UUID, total_steps: int) -> None:
         self._committer.costs.require_room(self.key.id, self.project_id)  # clients retry a 429
         try:
@@ -185,10 +169,8 @@ class RunLogger:
             self._service_metrics.mlflow_left_out.labels(kind).inc(count)
 
 
-async def _create_logger(
-    request: Request, caller: Ingest, context: Ctx, committer: Commit, database: Db, now: Now
-) -> RunLogger:
-    return RunLogger(request, caller, context, committer, database, now)
+async def _create_logger(request: Request, caller: Ingest, context: Ctx, now: Now) -> RunLogger:
+    return RunLogger(request, caller, context, now)
 
 
 Logger = Annotated[RunLogger, Depends(_create_logger)]
@@ -211,11 +193,6 @@ class RecordedRun:
     experiment: Experiment
 
     @property
-    def deleted(self) -> bool:
-        """Whether the run or its experiment is marked as deleted."""
-        return self.mlflow_run.deleted or self.experiment.deleted
-
-    @property
     def artifact_uri(self) -> str:
         """Where the client stores the run's artifacts."""
         return f"{self.experiment.artifact_location.rstrip('/')}/{self.run.id.hex}/artifacts"
@@ -230,25 +207,6 @@ def load_recorded(tx: Transaction, page: Sequence[Run], root: str) -> list[Recor
     for run in page:
         mlflow_run = mlflow_runs_by_id[run.id]
         own_id = mlflow_run.experiment_id
-        # The default experiment is stored once it is changed, but runs never refer to it.
         experiment = default_experiment(run.project_id, root) if own_id is None else stored[own_id]
         recorded.append(RecordedRun(run, mlflow_run, experiment))
     return recorded
-
-
-def parse_run_id(run_id: str | None, run_uuid: str | None) -> UUID:
-    """Parse the id of a run, which older clients send as `run_uuid`. Raises MlflowError."""
-    text = run_id or run_uuid
-    if not text:
-        raise invalid_parameter("Missing value for required parameter 'run_id'.")
-    if not is_uuid(text):
-        raise not_found(f"Run with id={text:.100} not found")
-    return UUID(text)
-
-
-async def _read_run_id(run_id: str | None = None, run_uuid: str | None = None) -> UUID:
-    return parse_run_id(run_id, run_uuid)
-
-
-QueriedRun = Annotated[UUID, Depends(_read_run_id)]
-"""The id of the run that a query names."""

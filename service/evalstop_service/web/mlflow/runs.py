@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Query
@@ -21,25 +21,10 @@ from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.context import Context, Ctx, Db
 from evalstop_service.web.mlflow import requests, search
-from evalstop_service.web.mlflow.experiments import (
-    Root,
-    fill_page,
-    find_references,
-    load_experiment,
-    make_search,
-    pair_documents,
-)
-from evalstop_service.web.mlflow.protocol import MlflowRoute, Read, ReadOrIngest, invalid_parameter, not_found
-from evalstop_service.web.mlflow.requests import Document, Item, to_milliseconds
-from evalstop_service.web.mlflow.run_logger import (
-    Logger,
-    QueriedRun,
-    RecordedRun,
-    RunLogger,
-    load_recorded,
-    load_run,
-    parse_run_id,
-)
+from evalstop_service.web.mlflow.experiments import Root, fill_page, find_references, load_experiment, pair_documents
+from evalstop_service.web.mlflow.protocol import MlflowRoute, Read, ReadOrIngest, invalid_parameter
+from evalstop_service.web.mlflow.requests import Document, to_milliseconds
+from evalstop_service.web.mlflow.run_logger import Logger, RecordedRun, load_recorded, load_run
 
 _NEWEST_FIRST = [Order("attributes", "start_time", True), Order("attributes", "run_id", False)]
 
@@ -49,10 +34,10 @@ router = APIRouter(route_class=MlflowRoute)
 @router.post("/runs/create")
 def create_run(body: requests.CreateRun, logger: Logger, root: Root) -> Document:
     """Create a run; always a new one, as in MLflow."""
-    tags = [tag.to_item() for tag in body.tags]
+    tags = requests.list_items(body.tags)
     sent_name = body.run_name or dict(tags).get(requests.RUN_NAME, "")
-    name = requests.clean_text(sent_name).strip() or "run"
-    tags += [Item(requests.RUN_NAME, name), *([Item(requests.USER, body.user_id)] if body.user_id else [])]
+    name = search.clean_text(sent_name).strip() or "run"
+    tags += [(requests.RUN_NAME, name), *([(requests.USER, body.user_id)] if body.user_id else [])]
     run_labels, _ = requests.merge_tags({}, tags)
     with logger.database.transaction() as tx:
         experiment = load_experiment(tx, logger.project_id, body.experiment_id, root)
@@ -63,133 +48,89 @@ def create_run(body: requests.CreateRun, logger: Logger, root: Root) -> Document
         run = open_run.create_run(tx, logger.project_id, request, logger.now)
         mlflow.add_mlflow_run(tx, MlflowRun(run.id, experiment.reference, start_time=body.start_time))
     logger.register_checkpoints(run.id, tags)
-    logger.forward(run.id, None, {})
     with logger.database.reading() as tx:
-        return {"run": _run_document(tx, run, logger.context, root)}
+        return {"run": next(_run_documents(tx, [run], logger.context, root))}
 
 
 @router.get("/runs/get")
-def get_run(caller: ReadOrIngest, context: Ctx, database: Db, root: Root, run_id: QueriedRun) -> Document:
+def get_run(caller: ReadOrIngest, context: Ctx, database: Db, root: Root, run_id: UUID) -> Document:
     """A run with its newest values; the tag `evalstop.should_stop` says whether to stop."""
     with database.reading() as tx:
         run = load_run(tx, caller.project_id, run_id)
     if not {"ingest", "admin"}.isdisjoint(caller.key.scopes):  # a trainer's, which ends when it reads the tag
         tell_trainer_of(database, context.clock, run)
     with database.reading() as tx:
-        return {"run": _run_document(tx, run, context, root)}
+        return {"run": next(_run_documents(tx, [run], context, root))}
 
 
 @router.post("/runs/update")
 def update_run(body: requests.UpdateRun, logger: Logger, root: Root) -> Document:
     """Change the status or the name of a run."""
-    run_id = parse_run_id(body.run_id, body.run_uuid)
     match body.status:
         case "FINISHED" | "FAILED" | "KILLED":
-            logger.finish_run(run_id, RunStatus.COMPLETED if body.status == "FINISHED" else RunStatus.FAILED)
+            logger.finish_run(body.run_id, RunStatus.COMPLETED if body.status == "FINISHED" else RunStatus.FAILED)
             if body.end_time is not None:
-                logger.change_mlflow_run(run_id, lambda current: replace(current, end_time=body.end_time))
+                logger.change_mlflow_run(body.run_id, lambda current: replace(current, end_time=body.end_time))
         case "RUNNING":
-            open_run.reopen_run(logger.database, logger.project_id, run_id, logger.actor, logger.now)
+            open_run.reopen_run(logger.database, logger.project_id, body.run_id, logger.actor, logger.now)
         case None | "SCHEDULED" | "UNFINISHED":
             pass
         case _:
             raise invalid_parameter(f"status {body.status!r:.100}: one of RUNNING, SCHEDULED, FINISHED, FAILED, KILLED")
     if body.run_name:
-        logger.store_tags(run_id, [Item(requests.RUN_NAME, body.run_name)])
-    logger.forward(run_id, "runs/update", _dump_request(body))
+        logger.store_tags(body.run_id, [(requests.RUN_NAME, body.run_name)])
     with logger.database.reading() as tx:
-        run = load_run(tx, logger.project_id, run_id)
+        run = load_run(tx, logger.project_id, body.run_id)
         return {"run_info": _run_info(load_recorded(tx, [run], root)[0])}
-
-
-@router.post("/runs/delete")
-def delete_run(body: requests.RunBody, logger: Logger) -> Document:
-    """Mark a run as deleted, which hides it from searches. Nothing is deleted."""
-    return _set_deleted(body, logger, "runs/delete", deleted=True)
-
-
-@router.post("/runs/restore")
-def restore_run(body: requests.RunBody, logger: Logger) -> Document:
-    """Show a run in searches again."""
-    return _set_deleted(body, logger, "runs/restore", deleted=False)
 
 
 @router.post("/runs/log-metric")
 def log_metric(body: requests.LogMetric, logger: Logger) -> Document:
     """Log one value of one metric."""
-    run_id = parse_run_id(body.run_id, body.run_uuid)
-    logger.store_metrics(run_id, [body])
-    logger.forward(run_id, "runs/log-metric", _dump_request(body))
+    logger.store_metrics(body.run_id, [body])
     return {}
 
 
 @router.post("/runs/log-batch")
 def log_batch(body: requests.LogBatch, logger: Logger) -> Document:
     """Log metrics, params and tags of a run. Repeating the request changes nothing."""
-    run_id = parse_run_id(body.run_id, body.run_uuid)
     count = len(body.metrics) + len(body.params) + len(body.tags)
     if count > requests.MAX_BATCH_ITEMS:
         raise invalid_parameter(f"{count} metrics, params and tags; a batch has at most {requests.MAX_BATCH_ITEMS}")
     if body.params:
-        logger.store_params(run_id, [item.to_item() for item in body.params])
+        logger.store_params(body.run_id, requests.list_items(body.params))
     if body.tags:
-        logger.store_tags(run_id, [item.to_item() for item in body.tags])
-    logger.store_metrics(run_id, body.metrics)
-    logger.forward(run_id, "runs/log-batch", _dump_request(body))
+        logger.store_tags(body.run_id, requests.list_items(body.tags))
+    logger.store_metrics(body.run_id, body.metrics)
     return {}
 
 
 @router.post("/runs/log-parameter")
 def log_parameter(body: requests.LogItem, logger: Logger) -> Document:
     """Log one param. A stored param keeps its value."""
-    run_id = parse_run_id(body.run_id, body.run_uuid)
-    logger.store_params(run_id, [body.to_item()])
-    logger.forward(run_id, "runs/log-parameter", _dump_request(body))
+    logger.store_params(body.run_id, requests.list_items([body]))
     return {}
 
 
 @router.post("/runs/set-tag")
 def set_tag(body: requests.LogItem, logger: Logger) -> Document:
     """Set a tag."""
-    run_id = parse_run_id(body.run_id, body.run_uuid)
-    logger.store_tags(run_id, [body.to_item()])
-    logger.forward(run_id, "runs/set-tag", _dump_request(body))
-    return {}
-
-
-@router.post("/runs/delete-tag")
-def delete_tag(body: requests.DeleteTag, logger: Logger) -> Document:
-    """Remove a tag."""
-    run_id = parse_run_id(body.run_id, body.run_uuid)
-    if not requests.is_client_tag(body.key):
-        raise invalid_parameter(f"the tag {body.key!r} cannot be deleted")
-
-    def remove(current: dict[str, str]) -> dict[str, str]:
-        if body.key not in current:
-            raise not_found(f"No tag with name: {body.key} in run with id {run_id.hex}")
-        return {key: value for key, value in current.items() if key != body.key}
-
-    open_run.relabel_run(logger.database, logger.project_id, run_id, remove, logger.actor, logger.now, logger.key)
-    logger.forward(run_id, "runs/delete-tag", _dump_request(body))
+    logger.store_tags(body.run_id, requests.list_items([body]))
     return {}
 
 
 @router.post("/runs/log-inputs")
-def log_inputs(body: requests.LogInputs, logger: Logger) -> Document:
-    """Forward datasets that a run reads; here they are not kept."""
-    run_id = parse_run_id(body.run_id, body.run_uuid)
+def log_inputs(body: requests.RunBody, logger: Logger) -> Document:
+    """Accept the datasets that a run reads, which are not kept."""
     with logger.database.reading() as tx:
-        load_run(tx, logger.project_id, run_id)
-    logger.forward(run_id, "runs/log-inputs", _dump_request(body))
+        load_run(tx, logger.project_id, body.run_id)
     return {}
 
 
 @router.post("/runs/search")
 def search_runs(body: requests.SearchRuns, caller: Read, context: Ctx, root: Root) -> Document:
     """The matching runs of experiments, by default newest first."""
-    clauses = search.parse_filter(body.filter, search.RUNS)
-    orders = [*search.parse_orders(body.order_by, search.RUNS), *_NEWEST_FIRST]
-    query = make_search(body, clauses, orders, body.run_view_type)
+    query = body.to_search(search.RUNS, _NEWEST_FIRST)
     with context.limits.spend_on_search(), context.database.reading() as tx:
         experiment_ids = find_references(tx, caller.project_id, body.experiment_ids)
         ids = mlflow.search_runs(tx, caller.project_id, experiment_ids, query)
@@ -198,12 +139,7 @@ def search_runs(body: requests.SearchRuns, caller: Read, context: Ctx, root: Roo
             loaded = runs.load_runs(tx, ids)
             return _run_documents(tx, [loaded[run_id] for run_id in ids if run_id in loaded], context, root)
 
-        page, token = fill_page(ids, query, load)
-    return {"runs": page, **token}
-
-
-def _run_document(tx: Transaction, run: Run, context: Context, root: str) -> Document:
-    return next(_run_documents(tx, [run], context, root))
+        return fill_page("runs", ids, query, load)
 
 
 def _run_documents(tx: Transaction, page: Sequence[Run], context: Context, root: str) -> Iterator[Document]:
@@ -237,7 +173,7 @@ def _run_info(recorded: RecordedRun) -> Document:
         "status": STATUSES[run.status],
         "start_time": to_milliseconds(run.created_at) if start_time is None else start_time,
         "artifact_uri": recorded.artifact_uri,
-        "lifecycle_stage": "deleted" if recorded.deleted else "active",
+        "lifecycle_stage": "active",
     }
     if run.ended_at is None:
         return info
@@ -265,20 +201,6 @@ def _verdict_tags(run: Run, decision: Decision | None, context: Context) -> dict
     return tags
 
 
-def _set_deleted(body: requests.RunBody, logger: RunLogger, path: str, *, deleted: bool) -> Document:
-    run_id: UUID = parse_run_id(body.run_id, body.run_uuid)
-    logger.change_mlflow_run(run_id, lambda current: replace(current, deleted=deleted))
-    logger.forward(run_id, path, {})
-    return {}
-
-
-def _dump_request(body: requests.RunBody) -> Document:
-    """The request as JSON, with NaN and the infinities as strings, and without models, which are not forwarded."""
-    of_models: dict[str, Any] = {"model_id": True, "metrics": {"__all__": {"model_id"}}}
-    document: Document = body.model_dump(mode="json", exclude_none=True, exclude=of_models)
-    return document
-
-
 MAX_HISTORY = 1000
 """More values in one answer would hold up the event loop."""
 
@@ -288,7 +210,7 @@ def get_history(
     caller: ReadOrIngest,
     database: Db,
     metric_key: Annotated[Name, Query()],
-    run_id: QueriedRun,
+    run_id: UUID,
     max_results: Annotated[int | None, Query(ge=1)] = None,
     page_token: Annotated[str | None, Query(pattern=observations.CURSOR)] = None,
 ) -> Document:

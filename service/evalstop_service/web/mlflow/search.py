@@ -8,13 +8,13 @@ Comparisons joined by AND. Unknown syntax is an error, because ignoring it would
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from evalstop_service.store.mlflow import Clause, Order
 from evalstop_service.web.mlflow.protocol import invalid_parameter
-from evalstop_service.web.mlflow.requests import clean_text
 
 LONGEST_PATTERN = 500
 """Characters of a LIKE pattern."""
@@ -167,4 +167,13 @@ def _refuse_filter(text: str) -> Exception:
     return invalid_parameter(
         f"Invalid filter string {text!r:.300}: join comparisons such as tags.key = 'value', params.key LIKE 'a%', "
         "metrics.key > 0.5 or attributes.status IN ('RUNNING', 'FINISHED') by AND"
+    )
+
+
+def clean_text(text: str) -> str:
+    """The text without control characters and lone surrogates, which cannot be stored."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character for character in text if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs")
     )

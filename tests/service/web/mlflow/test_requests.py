@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 KEYS = st.text("abc/ -.:_@0", min_size=1, max_size=8).filter(lambda key: "/" not in key and key.strip("."))
 TEXTS = st.text(max_size=20)
-ITEMS = st.lists(st.builds(Item, st.text(min_size=1, max_size=8), TEXTS), max_size=20)
+ITEMS = st.lists(st.tuples(st.text(min_size=1, max_size=8), TEXTS), max_size=20)
 
 
 @given(
@@ -29,7 +29,7 @@ ITEMS = st.lists(st.builds(Item, st.text(min_size=1, max_size=8), TEXTS), max_si
     as_text=st.booleans(),
 )
 def test_metric_is_read_exactly(key: str, value: float, step: int, milliseconds: int, as_text: bool) -> None:
-    """Every double, step and time is read exactly, as number or string, and can be forwarded."""
+    """Every double, step and time is read exactly, as number or string."""
     sent: dict[str, Any] = {"key": key, "value": encode_number(value), "timestamp": milliseconds, "step": step}
     if as_text:
         sent |= {"timestamp": str(milliseconds), "step": str(step)}
@@ -42,8 +42,6 @@ def test_metric_is_read_exactly(key: str, value: float, step: int, milliseconds:
     )
     assert observation.time is not None
     assert abs(observation.time.timestamp() * 1000 - milliseconds) < 1
-    forwarded = MetricIn.model_validate(metric.model_dump(mode="json"))
-    assert repr(forwarded) == repr(metric)
 
 
 @pytest.mark.parametrize("value", [None, True, [], {}, "", "many", "0x1", 10**400])
@@ -79,7 +77,7 @@ def test_step_out_of_range_is_no_observation() -> None:
 def test_unknown_fields_are_ignored() -> None:
     """Newer clients may send more fields."""
     metric = {"key": "m", "value": 1, "timestamp": 1, "model_id": "x"}
-    batch = LogBatch.model_validate({"run_id": "r", "metrics": [metric], "new": 1})
+    batch = LogBatch.model_validate({"run_id": "0" * 32, "metrics": [metric], "new": 1})
     assert len(batch.metrics) == 1
 
 
@@ -95,13 +93,13 @@ def test_merged_items_are_valid_and_idempotent(params: list[Item], tags: list[It
 
 def test_items_over_the_limit_are_dropped_and_counted() -> None:
     """Existing labels can still be changed, and labels of the service cannot be set."""
-    too_many = [Item(f"p{number}", "v") for number in range(requests.MOST_LABELS + 10)]
+    too_many = [(f"p{number}", "v") for number in range(requests.MOST_LABELS + 10)]
     merged, dropped = merge_tags({}, too_many)
     assert (len(merged), dropped) == (requests.MOST_LABELS, 10)
     assert merge_params({}, too_many).dropped == 0
-    assert merge_tags(merged, [Item("p0", "w")]).labels["p0"] == "w"
-    assert merge_tags({}, [Item("x" * 257, "v")]).dropped == 1
-    service_tags = [Item("evalstop.should_stop", "true"), Item("evalstop.preset", "verl")]
+    assert merge_tags(merged, [("p0", "w")]).labels["p0"] == "w"
+    assert merge_tags({}, [("x" * 257, "v")]).dropped == 1
+    service_tags = [("evalstop.should_stop", "true"), ("evalstop.preset", "verl")]
     assert merge_tags({}, service_tags).labels == {"evalstop.preset": "verl"}
 
 

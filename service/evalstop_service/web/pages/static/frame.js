@@ -3,6 +3,10 @@
 import { live } from "./live.js";
 import { showTimes } from "./times.js";
 
+// MLflow's clients print links such as /mlflow/#/experiments/0/runs/ID, which keep their end when they are redirected.
+const printed = /^#\/experiments\/.*\/runs\/([0-9a-f]{32})/.exec(location.hash);
+if (printed) location.replace(`/runs/${printed[1]}`);
+
 showTimes(document);
 setInterval(() => showTimes(document), 10_000);
 if (document.querySelector("main[data-events]")) live();
