@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -81,6 +80,9 @@ EXCEPTIONS = {
 }
 
 
+DEFINITION = re.compile(r"^ *(?:class|def|async def) (\w+)", re.MULTILINE)
+
+
 def find_replaced_words(name: str) -> set[str]:
     """The words of a name, in snake case or camel case, that have a replacement."""
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", FIELD_TERMS.sub("", name))
@@ -96,12 +98,11 @@ def list_names() -> Iterator[tuple[str, str]]:
                 continue
             for part in file.relative_to(package).with_suffix("").parts:
                 yield place, part
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                    yield f"{package.name}.{node.name}", node.name
+            for name in DEFINITION.findall(file.read_text(encoding="utf-8")):
+                yield f"{package.name}.{name}", name
 
 
-@cache  # every file is parsed
+@cache  # every file is read
 def list_replaced_words() -> dict[str, set[str]]:
     """The words that have a replacement, by the place of the name that has them."""
     return {place: words for place, name in list_names() if (words := find_replaced_words(name))}

@@ -23,7 +23,7 @@ from tests.acceptance.fake_receiver import FakeReceiver, start_fake_receiver
 from tests.acceptance.programs import FAST_DELIVERY, Program
 from tests.service.project_fixture import DECLINING_EVALS, ProjectFixture, set_up_project
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 SEED = 20260102
 RUNS = 12

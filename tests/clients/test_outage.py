@@ -130,6 +130,7 @@ def test_restarted_trainer_sends_the_killed_ones_spool(tmp_path: Path) -> None:
     assert not list(spool.glob("*/*.jsonl"))
 
 
+@pytest.mark.nightly
 def test_unfinished_run_is_flushed_at_exit(tmp_path: Path) -> None:
     """A run without a `with` block is flushed at exit, and is not finished."""
     record = tmp_path / "record"
@@ -140,6 +141,7 @@ def test_unfinished_run_is_flushed_at_exit(tmp_path: Path) -> None:
         assert [kind for kind, _ in load_posts(record)] == ["runs", "observations"]
 
 
+@pytest.mark.nightly
 def test_no_call_waits_for_a_hanging_service() -> None:
     """No call, nor the end of the process, waits for a service that accepts a connection and is silent."""
     script = """

@@ -31,7 +31,7 @@ from tests.fixtures.recorded_runs import build_observations, load_run_records
 
 pytestmark = pytest.mark.slow
 
-RUN_COUNT = 8
+RUN_COUNT = 5
 
 
 @pytest.fixture
@@ -67,7 +67,13 @@ def split_randomly(points: list[Observation], rng: random.Random) -> Iterator[li
         points = points[size:]
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize(
+    "policy",
+    [
+        name if name in ("default", "paper") else pytest.param(name, marks=pytest.mark.nightly)
+        for name in sorted(POLICIES)
+    ],
+)
 def test_verdicts_over_http_equal_replay(client: httpx.Client, policy: str) -> None:
     """Posted in order, a run has the replay's verdict after each batch; shuffled, at the end.
 

@@ -54,7 +54,7 @@ int clock_gettime(clockid_t which, struct timespec *shown) {
     return result;
 }
 """
-STEPS = 120
+STEPS = 80
 HOUR = timedelta(hours=1)
 
 

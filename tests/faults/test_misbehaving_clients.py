@@ -108,6 +108,7 @@ def test_request_sent_byte_by_byte_times_out(short_timeout_service: Installation
                 assert "send the same again" in problem["detail"]
 
 
+@pytest.mark.nightly
 def test_idle_connection_takes_another_request(short_timeout_service: Installation) -> None:
     """A connection that was idle for 6 s is still open: a load balancer, which keeps some for a minute, would answer a
     post that it sends into a closed one with 502."""
@@ -118,6 +119,7 @@ def test_idle_connection_takes_another_request(short_timeout_service: Installati
             time.sleep(pause_seconds)
 
 
+@pytest.mark.nightly
 def test_silent_connections_are_closed(short_timeout_service: Installation) -> None:
     """A connection on which nothing is sent is closed after the timeout."""
     with check_others_are_served(short_timeout_service, "during-silence"), ExitStack() as stack:
@@ -132,7 +134,7 @@ def test_connections_that_never_read_are_closed(short_timeout_service: Installat
         run_id = client.post("/runs", {"name": "long"})["id"]
         client.post(
             f"/runs/{run_id}/observations",
-            build_batch([PostedObservation("eval", step, 0.5) for step in range(10_000)]),
+            build_batch([PostedObservation("eval", step, 0.5) for step in range(1_000)]),
         )
     request = raw_sockets.build_request_head(
         "GET", f"/api/v1/runs/{run_id}/observations?metric=eval&limit=1000", short_timeout_service.key
@@ -211,7 +213,7 @@ def test_quoted_cookie_is_ignored(short_timeout_service: Installation) -> None:
         client.cookies.clear()
         for cookies in (f"{quoted}; {session}", f"{session}; {quoted}", f'b="\\054"; {session}'):
             for _ in range(40):
-                assert client.get("/runs", headers={"Cookie": cookies}).status_code == 200
+                assert client.get("/session", headers={"Cookie": cookies}).json() == {"signed_in": True}
         assert client.get("/runs", headers={"Cookie": quoted}).status_code == 303
 
 
@@ -307,7 +309,7 @@ def test_compressed_body_is_refused(short_timeout_service: Installation) -> None
         assert raw_sockets.read_resident_mb(program.pid, peak=True) - before < MAX_EXTRA_MB
 
 
-@pytest.mark.parametrize("connection_count", [2_000, pytest.param(10_000, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("connection_count", [500, pytest.param(10_000, marks=pytest.mark.chaos)])
 def test_new_clients_are_served_beside_thousands_of_idle_ones(
     tmp_path: Path, migrated_file: Path, connection_count: int
 ) -> None:

@@ -118,9 +118,7 @@ def test_waiting_receivers_are_answered(installation: Installation) -> None:
         assert "Traceback" not in program.read_log()
 
 
-@pytest.mark.parametrize(
-    "path", ["/api/v1/runs", "/api/v1/runs/01900000-0000-7000-8000-000000000000/observations", "/api/v1/observations"]
-)
+@pytest.mark.parametrize("path", ["/api/v1/runs", "/api/v1/runs/01900000-0000-7000-8000-000000000000/observations"])
 def test_bodies_that_stopped_arriving_are_refused(installation: Installation, path: str) -> None:
     """A client that has sent half of a body at SIGTERM gets a retryable 503."""
     service = installation.service

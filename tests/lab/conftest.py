@@ -10,7 +10,6 @@ FOLDER = Path(__file__).parent
 IN_MAKE_TEST = (
     "backtest/test_backtest.py::test_figures_equal_those_computed_by_hand",
     "backtest/test_backtest.py::test_json_report",
-    "benchmarks/test_veto.py::test_refused_veto_is_heard_when_it_is_repeated[SQLite",
     "calibrate/test_calibrate.py::test_thresholds_are_calibrated_on_a_history",
     "calibrate/test_shipped_calibrations.py::test_every_risk_of_a_shipped_policy_has_a_threshold",
     "replay/test_agreement.py",
@@ -26,6 +25,14 @@ IN_MAKE_TEST = (
     "worlds/test_worlds.py::test_run_of_a_seed_does_not_change",
 )
 """Paths and tests that are not nightly; whatever starts like one of them."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files all of whose tests are deselected: it takes seconds in each process."""
+    name = collection_path.relative_to(FOLDER).as_posix()
+    if collection_path.suffix != ".py" or "not nightly" not in config.option.markexpr:
+        return None
+    return None if any(test.startswith(name) for test in IN_MAKE_TEST) else True
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -144,6 +144,7 @@ def test_waiting_migration_lets_short_transactions_pass(
     assert schema.current_revision(migrated) == schema.head_revision(next_migrations)
 
 
+@pytest.mark.nightly
 def test_deadlocked_migration_is_retried(migrated: Database, next_migrations: Path) -> None:
     """A migration that PostgreSQL cancels because of a deadlock is run again."""
     with ExitStack() as stack:
@@ -158,6 +159,7 @@ def test_deadlocked_migration_is_retried(migrated: Database, next_migrations: Pa
     assert schema.current_revision(migrated) == schema.head_revision(next_migrations)
 
 
+@pytest.mark.nightly
 def test_migration_can_be_repeated_after_a_lost_connection(migrated: Database, next_migrations: Path) -> None:
     """A migration whose connection is terminated leaves the schema unchanged and can be run again."""
     with upgrade_in_thread(migrated, next_migrations) as failures, migrated.transaction() as long_transaction:

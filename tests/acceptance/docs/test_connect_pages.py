@@ -253,6 +253,7 @@ def test_client_tab_ends_with_a_stop(project: Project) -> None:
     project.check_stopped("client-1", "obeyed")
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_mlflow_tab_ends_with_a_stop(project: Project) -> None:
     """A script that polls its tags is stopped, and its run has the labels that docs/mlflow.md sets for a Slurm job."""

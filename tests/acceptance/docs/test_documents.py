@@ -75,6 +75,7 @@ def test_python_examples_compile(block: Block) -> None:
     compile(block.text + ("\n    ...\n" if block.text.rstrip().endswith('"""') else ""), str(block), "exec")
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 @pytest.mark.parametrize("block", [block for block in PYTHON_BLOCKS if block.runs and not has_own_test(block)], ids=str)
 def test_python_examples_run(block: Block, service: dict[str, str], tmp_path: Path) -> None:
@@ -84,6 +85,7 @@ def test_python_examples_run(block: Block, service: dict[str, str], tmp_path: Pa
     assert (result.returncode, result.stderr) == (0, ""), result.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 @pytest.mark.parametrize("block", [block for block in SHELL_BLOCKS if block.runs and not has_own_test(block)], ids=str)
 def test_shell_examples_run(block: Block, service: dict[str, str], tmp_path: Path) -> None:

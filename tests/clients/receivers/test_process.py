@@ -78,7 +78,7 @@ def test_job_that_survives_until_its_stop_is_taken_back_runs_on(
         assert job.process.wait(60) == 128 + signal.SIGKILL
 
 
-@pytest.mark.parametrize("new_session", [False, True])
+@pytest.mark.parametrize("new_session", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_descendants_are_ended(tmp_path: Path, server: FakeServer, service: FakeService, new_session: bool) -> None:
     """Descendants that ignore SIGTERM are killed, in sessions of their own too, as torchrun's workers are."""
     code = (
@@ -132,6 +132,7 @@ def test_job_that_ended_by_itself_is_confirmed(tmp_path: Path, server: FakeServe
         assert job.process.wait(60) == 3
 
 
+@pytest.mark.nightly
 def test_receiver_waits_until_its_report_is_accepted(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """The receiver exits only after the service, unavailable at first, has accepted the report."""
     service.scripted_answers = [Answer(503, {}), Answer(503, {})]
@@ -141,6 +142,7 @@ def test_receiver_waits_until_its_report_is_accepted(tmp_path: Path, server: Fak
         assert wait_for_report(service)["state"] == "confirmed"
 
 
+@pytest.mark.nightly
 def test_receiver_gives_up_reporting_after_its_timeout(
     tmp_path: Path, server: FakeServer, service: FakeService
 ) -> None:
@@ -151,7 +153,10 @@ def test_receiver_gives_up_reporting_after_its_timeout(
         assert job.process.wait(40) == 143
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.nightly) for number in (signal.SIGINT, signal.SIGUSR1))],
+)
 def test_signals_are_passed_to_the_job(
     tmp_path: Path, server: FakeServer, service: FakeService, number: signal.Signals
 ) -> None:
@@ -223,6 +228,7 @@ def test_a_receiver_cannot_be_read_by_its_user(server: FakeServer) -> None:
     assert completed.stdout.split() == ["1", "0"]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
 def test_ps_lists_parent_and_group() -> None:
     """Without /proc, `ps` gives the parent and the process group."""
@@ -231,12 +237,14 @@ def test_ps_lists_parent_and_group() -> None:
     assert by_ps.state[:1] not in DEAD_STATES
 
 
+@pytest.mark.nightly
 def test_label_replaces_an_outer_receivers_label() -> None:
     """A receiver inside a job of another receiver sets its own label."""
     outer = label_environment({"EVALSTOP_LABELS": "a=b"}, "outer")
     assert parse_labels(label_environment(outer, "inner")["EVALSTOP_LABELS"]) == {"a": "b", "receiver": "inner"}
 
 
+@pytest.mark.nightly
 def test_mlflow_run_context_has_receiver_and_scheduler_labels() -> None:
     """MLFLOW_RUN_CONTEXT has the label, the scheduler's labels and its earlier content; malformed text is replaced."""
     environment = {"MLFLOW_RUN_CONTEXT": '{"team": "a", "receiver": "outer"}', "SLURM_JOB_ID": "4711"}
@@ -292,7 +300,10 @@ def test_one_of_two_runs_ends_alone(tmp_path: Path, server: FakeServer, service:
         assert all(map(is_alive, others))
 
 
-@pytest.mark.parametrize("process_id", ["", "1:1", "99999999:5"])
+@pytest.mark.parametrize(
+    "process_id",
+    [pytest.param("", marks=pytest.mark.nightly), "1:1", pytest.param("99999999:5", marks=pytest.mark.nightly)],
+)
 def test_process_that_is_not_the_jobs_is_refused(
     tmp_path: Path, server: FakeServer, service: FakeService, process_id: str
 ) -> None:

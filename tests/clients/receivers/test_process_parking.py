@@ -58,6 +58,7 @@ if pathlib.Path({str(tmp_path / "end")!r}).exists():
         assert job.process.wait(60) == 7
 
 
+@pytest.mark.nightly
 def test_receiver_of_a_parked_job_exits_with_its_code(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """SIGTERM to the receiver of a parked job ends it with the exit code that the job had."""
     with start_job(tmp_path, server, EXITS_WITH_7, "--restartable") as job:
@@ -132,6 +133,7 @@ def forwarding() -> Iterator[Forwarding]:
         signal.signal(number, handler)
 
 
+@pytest.mark.nightly
 def test_exit_code_is_that_of_the_resumed_job(forwarding: Forwarding) -> None:
     """A job that is resumed while its receiver checks whether it is parked is waited for."""
     first, second = (ChildJob([sys.executable, "-c", f"raise SystemExit({code})"], os.environ) for code in (3, 7))
@@ -154,6 +156,7 @@ def test_parked_job_that_is_resumed_while_it_ends_starts_again(tmp_path: Path, f
     assert await_end(control, forwarding) == 7
 
 
+@pytest.mark.nightly
 def test_job_that_is_being_started_again_gets_the_signal_to_end(forwarding: Forwarding) -> None:
     """A signal that arrives between the end of a parked job and its new start ends the job that is started."""
     first = forwarding.to(ChildJob([sys.executable, "-c", ""], os.environ))

@@ -93,6 +93,7 @@ def test_posterior_trace_equals_stepwise(runs: list[list[Observation]]) -> None:
     assert traces == [detector.fold_steps(detector.start(), None, run)[1] for run in whole]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_runs_keep_their_order_across_chunks() -> None:
     """More runs than are processed at once, of different lengths, are returned in their order."""

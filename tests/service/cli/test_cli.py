@@ -109,6 +109,7 @@ def test_deliver_says_in_json_that_it_delivers(environment: dict[str, str]) -> N
         assert read_first_line(process) == {"delivering": True}
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_up_prints_url_and_key_for_people(environment: dict[str, str]) -> None:
     """Without --json, `up` prints its URL and the key as text, and logs nothing before."""

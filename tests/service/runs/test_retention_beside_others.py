@@ -92,6 +92,7 @@ def set_short_lock_timeout(database: Database) -> Iterator[None]:
     yield
 
 
+@pytest.mark.nightly
 def test_writers_get_a_turn_between_transactions(database: Database) -> None:
     """Between two transactions anyone can write, also on SQLite with its single writer."""
     project = set_up_project_with_retention(database)
@@ -139,6 +140,7 @@ def test_writer_beside_pruning_loses_nothing(database: Database) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_only_one_process_prunes(postgres_database: Database) -> None:
     """While one process prunes, another is refused; afterwards it can prune."""
     project = set_up_project_with_retention(postgres_database)

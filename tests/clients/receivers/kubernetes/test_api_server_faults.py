@@ -41,7 +41,9 @@ def make_fault(code: int, reason: str = "Trouble", *, method: str = "", times: i
     return fault
 
 
-@pytest.mark.parametrize("code", [401, 408, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize(
+    "code", [401, 503, *(pytest.param(code, marks=pytest.mark.nightly) for code in (408, 429, 500, 502, 504))]
+)
 def test_temporary_errors_are_unavailable(running: FoundJob, cluster: FakeCluster, code: int) -> None:
     """A temporary error makes the scheduler unavailable to every call, and the stop continues afterwards."""
     cluster.faults.append(make_fault(code))
@@ -53,6 +55,7 @@ def test_temporary_errors_are_unavailable(running: FoundJob, cluster: FakeCluste
     running.wait_until_gone()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("code", [429, 503])
 def test_retry_after_is_respected(running: FoundJob, cluster: FakeCluster, code: int) -> None:
     """With Retry-After no request is sent until that time has passed."""
@@ -94,6 +97,7 @@ def test_conflicts_are_retried(kubernetes: KubernetesCluster, running: FoundJob,
     assert kubernetes.read_object(JOB, running.item)["spec"]["suspend"] is True
 
 
+@pytest.mark.nightly
 def test_late_pod_keeps_the_job_present(kubernetes: KubernetesCluster, running: FoundJob, cluster: FakeCluster) -> None:
     """A pod created after the others are gone, before the controller reports the suspension, is noticed."""
     running.check()
@@ -155,6 +159,7 @@ def test_revoked_permission_is_unavailable_until_granted(running: FoundJob, clus
     running.wait_until_gone()
 
 
+@pytest.mark.nightly
 def test_cut_watch_is_continued(running: FoundJob, cluster: FakeCluster) -> None:
     """A watch that is cut in mid-line is continued, and the pod's exit code is still reported."""
     running.check()
@@ -165,6 +170,7 @@ def test_cut_watch_is_continued(running: FoundJob, cluster: FakeCluster) -> None
     assert end.details["exit_code"] == 7
 
 
+@pytest.mark.nightly
 def test_expired_watch_starts_with_a_list(
     kubernetes: KubernetesCluster, running: FoundJob, cluster: FakeCluster
 ) -> None:
@@ -192,6 +198,7 @@ def test_stop_continues_after_an_api_server_restart(
         assert running.wait_until_gone().details["exit_code"] == 7
 
 
+@pytest.mark.nightly
 def test_unexpected_body_is_unavailable(running: FoundJob, cluster: FakeCluster) -> None:
     """A proxy's answer with status 200 says nothing about a job."""
 
@@ -216,6 +223,7 @@ def test_unknown_kind_is_refused(running: FoundJob, cluster: FakeCluster) -> Non
         running.find()
 
 
+@pytest.mark.nightly
 def test_changed_api_version_is_discovered_again(kubernetes: KubernetesCluster, cluster: FakeCluster) -> None:
     """After an operator's upgrade during a stop the new version of its API is discovered."""
     job = kubernetes.find_job(kubernetes.start_workload(JOBSET))

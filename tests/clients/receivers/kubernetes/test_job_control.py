@@ -41,7 +41,15 @@ def cluster(request: pytest.FixtureRequest, cluster: FakeCluster) -> FakeCluster
     return FakeCluster(tokens=cluster.tokens, knows_suspend=getattr(request, "param", True))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        JOB,
+        PYTORCH_JOB,
+        *(pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS if kind not in (JOB, PYTORCH_JOB)),
+    ],
+    ids=str,
+)
 def test_every_kind_is_found_stopped_and_resumed(kubernetes: KubernetesCluster, kind: Kind) -> None:
     """The topmost workload above a pod is found by its labels, loses all its pods when stopped, and can be resumed."""
     job = kubernetes.find_job(kubernetes.start_workload(kind))
@@ -73,7 +81,9 @@ def test_stop_writes_one_event_to_the_workload(kubernetes: KubernetesCluster) ->
     assert (event["reason"], event["message"]) == ("StoppedByEvalStop", reason)
 
 
-@pytest.mark.parametrize("kind", [JOB, JOBSET, PYTORCH_JOB, RAY_JOB], ids=str)
+@pytest.mark.parametrize(
+    "kind", [JOB, *(pytest.param(kind, marks=pytest.mark.nightly) for kind in (JOBSET, PYTORCH_JOB, RAY_JOB))], ids=str
+)
 def test_queued_workload_is_deactivated_in_kueue(kubernetes: KubernetesCluster, kind: Kind) -> None:
     """Kueue resumes whatever else is suspended, so its Workload is made inactive, and active again on resume."""
     item = kubernetes.start_workload(kind)
@@ -89,6 +99,7 @@ def test_queued_workload_is_deactivated_in_kueue(kubernetes: KubernetesCluster, 
     assert kubernetes.read_object(WORKLOAD, workload)["spec"]["active"] is True
 
 
+@pytest.mark.nightly
 def test_job_waiting_in_kueue_is_not_gone(kubernetes: KubernetesCluster) -> None:
     """A job that Kueue has suspended until it is admitted is present, even without pods."""
     item = kubernetes.start_workload()
@@ -185,6 +196,7 @@ def test_recreated_workload_is_left_alone(kubernetes: KubernetesCluster, kind: K
     assert kubernetes.node.count_running() == 1
 
 
+@pytest.mark.nightly
 @KUBERNETES_1_20
 def test_job_without_spec_suspend_is_stopped_otherwise(kubernetes: KubernetesCluster) -> None:
     """Before Kubernetes 1.21 a Job is scaled to 0, deleted, or refused, as configured."""
@@ -215,6 +227,7 @@ def test_kind_without_the_suspend_field_is_refused(kubernetes: KubernetesCluster
         job.cancel()
 
 
+@pytest.mark.nightly
 def test_job_with_a_selector_of_its_own_has_pods(kubernetes: KubernetesCluster) -> None:
     """The pods of a Job with `manualSelector` lack the usual label; they are waited for, and counted."""
     kubernetes.create_workload(
@@ -257,6 +270,7 @@ def test_job_that_its_owner_creates_again_is_not_gone(kubernetes: KubernetesClus
         job.wait_until_gone()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_pods_of_a_lost_node_are_deleted_after_their_grace(kubernetes: KubernetesCluster) -> None:
     """Pods of a lost node are force-deleted only after their grace period, and do not prove that they have ended."""
@@ -281,6 +295,7 @@ def test_pods_of_a_lost_node_are_deleted_after_their_grace(kubernetes: Kubernete
     assert end.details["gpus_freed"] == 0
 
 
+@pytest.mark.nightly
 def test_kill_deletes_pods_that_their_controller_left(kubernetes: KubernetesCluster) -> None:
     """If its controller is down a workload's pods are deleted, with their own grace period."""
     job = kubernetes.find_job(kubernetes.start_workload(VOLCANO_JOB))
@@ -318,6 +333,7 @@ def test_parked_workload_is_suspended_and_can_be_resumed(kubernetes: KubernetesC
     wait_until(lambda: isinstance(job.job_control.check_parked(job.found), Present))
 
 
+@pytest.mark.nightly
 def test_externally_resumed_workload_is_present_again(kubernetes: KubernetesCluster) -> None:
     """A suspended workload is gone, for a restarted receiver too, until someone else resumes it."""
     job = kubernetes.find_job(kubernetes.start_workload(PYTORCH_JOB))

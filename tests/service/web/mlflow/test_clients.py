@@ -41,7 +41,7 @@ def save(folder, step):
     (folder / "model.bin").write_text(f"weights {step}")
     return str(folder)
 
-for way in ("folder", "file", "named model", "model at a step"):
+for way in sys.argv[1:]:
     folder = pathlib.Path(tempfile.mkdtemp())
     with mlflow.start_run(run_name=way) as run:
         for step, score in enumerate([0.5, 0.9, 0.8, 0.7, 0.6], 1):
@@ -63,23 +63,27 @@ for way in ("folder", "file", "named model", "model at a step"):
 """
 
 
-def test_unchanged_job_that_logs_its_checkpoints_is_stopped(service: Service, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "ways", [["folder", "file"], pytest.param(["named model", "model at a step"], marks=pytest.mark.nightly)]
+)
+def test_unchanged_job_that_logs_its_checkpoints_is_stopped(service: Service, tmp_path: Path, ways: list[str]) -> None:
     """Folders, files, models by name and at a step are checkpoints: one is the best, and the job is to be stopped."""
     key = service.create_key(service.create_project())
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "PYTEST"))}
     environment |= {"MLFLOW_TRACKING_URI": f"{service.url}/mlflow", "MLFLOW_TRACKING_TOKEN": key}
     environment |= {"MLFLOW_REQUIREMENTS_INFERENCE_TIMEOUT": "0", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-    job = [sys.executable, "-c", JOB_WITH_CHECKPOINTS]
+    job = [sys.executable, "-c", JOB_WITH_CHECKPOINTS, *ways]
     output = subprocess.run(
         job, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
     )
     lines = [line.split() for line in output.stdout.splitlines() if len(line.split()[0]) == 32]
-    assert len(lines) == 4, output.stderr[-4000:]
+    assert len(lines) == len(ways), output.stderr[-4000:]
     api = service.open_client_with_key(key)
     for run_id, weights in lines:
         assert weights == f"weights-{expect_json(api.get(f'/runs/{run_id}'))['best_checkpoint']['step']}"
 
 
+@pytest.mark.nightly
 def test_stop_reaches_an_mlflow_job_under_a_receiver(service: Service, tmp_path: Path) -> None:
     """A stop finds the job that `evalstop-receiver process` started by the tag that it set."""
     key = service.create_key(service.create_project())

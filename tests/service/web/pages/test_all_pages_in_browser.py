@@ -18,7 +18,7 @@ from tests.service.web.pages.populated_project import populate_project
 from tests.service.web.pages.recorded_runs import add_tenant
 from tests.service.web.pages.serving import press_tab_until_focused, sign_in_link, start_dashboard_server
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 EMPTY_PROJECT_PAGES = (
     *("/", "/runs", "/runs/fleet", "/runs/compare", "/precision", "/precision/label", "/cases", "/policies"),
@@ -86,7 +86,6 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     database.close()
 
 
-@pytest.mark.nightly
 def test_pages_meet_wcag_aa(site: PopulatedSite, browser: Browser) -> None:
     """Axe finds no violation of WCAG 2.1 AA on any page, and enough contrast in the dark scheme."""
     violations = [found for path in site.paths[:19] for found in find_accessibility_faults(site.visit(path))]
@@ -122,7 +121,6 @@ def test_pages_fit_a_phone_without_errors(site: PopulatedSite) -> None:
     assert [error for error in site.errors if "404" not in error] == []
 
 
-@pytest.mark.nightly
 def test_print_hides_controls(site: PopulatedSite) -> None:
     """Printed, a run's page has its numbers and charts but no menu or button."""
     page = site.visit(f"/runs/{site.pending}")
@@ -134,7 +132,6 @@ def test_print_hides_controls(site: PopulatedSite) -> None:
     page.emulate_media(media="screen")
 
 
-@pytest.mark.nightly
 def test_single_keys_and_their_dialog(site: PopulatedSite) -> None:
     """Keys move along rows and between pages, not while typing, and not once switched off."""
     page = site.visit("/runs")
@@ -183,7 +180,6 @@ def test_single_keys_and_their_dialog(site: PopulatedSite) -> None:
     expect(page.locator("#queue li").first.locator("input[name=reason]")).to_be_focused()
 
 
-@pytest.mark.nightly
 def test_key_right_after_closing_a_dialog_works(site: PopulatedSite) -> None:
     """A key works although the dialog's field keeps the focus until the next frame."""
     page = site.visit("/runs")
@@ -202,7 +198,6 @@ def test_key_right_after_closing_a_dialog_works(site: PopulatedSite) -> None:
     expect(page.locator(".row-link").first).to_be_focused()
 
 
-@pytest.mark.nightly
 def test_command_palette(site: PopulatedSite) -> None:
     """The palette finds pages, actions and runs by name, whatever they are called, and fits 375 px."""
     page = site.visit("/policies")
@@ -235,7 +230,6 @@ def press_keys(page: Page, *keys: str) -> None:
         page.keyboard.press(key)
 
 
-@pytest.mark.nightly
 def test_pause_can_be_undone_once(site: PopulatedSite) -> None:
     """A pause offers an Undo that works; after a reload it is gone."""
     page = site.visit("/settings")

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import httpx
-import pytest
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.store import decisions, endpoints, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.web.body import SHORT_BYTES
 from evalstop_service.webhooks import links
-from playwright.sync_api import expect
 from sqlalchemy import select
 
 from tests.faults import raw_sockets
-from tests.service.web.pages.conftest import Window
 from tests.service.web.pages.recorded_runs import Tenant, add_tenant, load_recorded_evals
 from tests.service.web.pages.serving import SQLITE_ONLY, get_html
 
@@ -95,23 +91,3 @@ def test_unknown_links_are_all_alike(anonymous: httpx.Client, database: Database
     answers = [anonymous.get(each) for each in wrong] + [anonymous.post(f"{each}/veto") for each in wrong]
     assert {answer.status_code for answer in answers} == {404}
     assert len({answer.text for answer in answers}) == 1
-
-
-@pytest.mark.real
-def test_stop_is_vetoed_from_a_message(
-    window: Window, embedded_database: Database, now: datetime, tmp_path: Path
-) -> None:
-    """In a browser, a person who is not signed in reads the page, has the stop wait, and vetoes it."""
-    tenant, decision, path = open_pending_stop(embedded_database, now)
-    page = window.page
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        page.goto(f"{window.address}{path}")
-        page.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)
-    page.get_by_role("button", name="Wait an hour").click()
-    expect(page.get_by_role("button", name="Wait an hour")).to_have_count(0)
-    page.get_by_label("Your name").fill("Kim")
-    page.get_by_role("button", name="Veto the stop").click()
-    expect(page.get_by_text("was vetoed")).to_be_visible()
-    assert load_decision(embedded_database, tenant, decision).state == DecisionState.VETOED
-    window.assert_no_errors()

@@ -25,7 +25,7 @@ from tests.service.web.pages.fake_provider import CLIENT_ID, CLIENT_SECRET
 from tests.service.web.pages.recorded_runs import Tenant, add_tenant
 from tests.service.web.pages.serving import open_client, read_csrf_token, start_dashboard_server
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 GRANTS = [
     {"group": "ml-oncall", "project": "alignment", "role": "operator"},

@@ -1,12 +1,14 @@
-"""The run page in a real Chromium: live updates, keyboard, color schemes, unusual data."""
+"""The run page, and that of a link in a message, in a real Chromium: live updates, keyboard, unusual data."""
 
 from __future__ import annotations
 
 import math
 import re
 from datetime import datetime
+from pathlib import Path
 
 import pytest
+from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.run import MetricFields
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
@@ -19,6 +21,7 @@ from tests.service.web.pages.recorded_runs import (
     load_recorded_evals,
 )
 from tests.service.web.pages.serving import press_tab_until_focused, sign_in_link, wait_for_value
+from tests.service.web.pages.test_message_link_page import load_decision, open_pending_stop
 from tests.service.web.pages.test_page_safety import HOSTILE_NAMES
 
 pytestmark = pytest.mark.real
@@ -226,6 +229,7 @@ def test_hostile_names_are_shown_as_text(window: Window, tenant: Tenant) -> None
     window.assert_no_errors()
 
 
+@pytest.mark.nightly
 def test_charts_of_unusual_series(window: Window, tenant: Tenant) -> None:
     """No eval, one, only NaN, gaps: the chart is drawn with one panel, or says what it waits for.
 
@@ -312,6 +316,7 @@ def test_preview_is_replaced_by_the_chart(window: Window, tenant: Tenant) -> Non
     window.assert_no_errors()
 
 
+@pytest.mark.nightly
 def test_link_from_another_site_keeps_the_session(window: Window, tenant: Tenant) -> None:
     """A browser leaves out a strict cookie on a link from another site; the visitor reaches the run all the same."""
     page = window.page
@@ -322,3 +327,22 @@ def test_link_from_another_site_keeps_the_session(window: Window, tenant: Tenant
     page.goto(f"{elsewhere}/livez")
     page.evaluate(f"location.href = '{window.address}/runs/{run.id}'")
     expect(page.get_by_role("heading", name="linked")).to_be_visible()
+
+
+def test_stop_is_vetoed_from_a_message(
+    window: Window, embedded_database: Database, now: datetime, tmp_path: Path
+) -> None:
+    """In a browser, a person who is not signed in reads the page, has the stop wait, and vetoes it."""
+    tenant, decision, path = open_pending_stop(embedded_database, now)
+    page = window.page
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.goto(f"{window.address}{path}")
+        page.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)
+    page.get_by_role("button", name="Wait an hour").click()
+    expect(page.get_by_role("button", name="Wait an hour")).to_have_count(0)
+    page.get_by_label("Your name").fill("Kim")
+    page.get_by_role("button", name="Veto the stop").click()
+    expect(page.get_by_text("was vetoed")).to_be_visible()
+    assert load_decision(embedded_database, tenant, decision).state == DecisionState.VETOED
+    window.assert_no_errors()

@@ -76,6 +76,7 @@ def crash_postgres(database: Database) -> None:
             time.sleep(0.1)  # still recovering from the previous crash
 
 
+@pytest.mark.nightly
 def test_worker_survives_postgresql_crashes(own_postgres: Database) -> None:
     """PostgreSQL crashes twice during deliveries; every event arrives once and is settled."""
     database = own_postgres
