@@ -7,7 +7,9 @@ from typing import TypeVar
 
 from pydantic import SecretStr
 
+from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.errors import InvalidSetting
+from evalstop_service.projects.project_settings import NewProject
 from evalstop_service.security import encryption
 from evalstop_service.security.address_policy import AddressPolicy, parse_address_policy
 from evalstop_service.security.encryption import Encryption
@@ -67,6 +69,16 @@ def create_mail_settings(settings: Settings) -> MailSettings | None:
         password=reveal(settings.smtp_password),
         sender=settings.email_from,
         domains=tuple(part.strip().lower() for part in (settings.email_domains or "").split(",") if part.strip()),
+    )
+
+
+def describe_project(settings: Settings, name: str) -> NewProject:
+    """A project that is created with its first key."""
+    return NewProject(
+        name=name,
+        held_out_share=settings.held_out_share,
+        max_mode=Mode(settings.max_mode),
+        veto_window_seconds=settings.veto_window_seconds,
     )
 
 

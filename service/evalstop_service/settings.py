@@ -142,13 +142,13 @@ class ProjectSettings(_Group):
     """Projects"""
 
     max_mode: Literal["shadow", "enforce"] = "shadow"
-    """Highest mode that runs may request in the project that the first start creates: `shadow` or `enforce`."""
+    """Highest mode that runs may request in a project created with its first key: `shadow` or `enforce`."""
 
     veto_window_seconds: Annotated[float, Field(ge=0)] = 900.0
-    """Seconds in which people can veto a stop in the project that the first start creates; 0: stops go out at once."""
+    """Seconds in which people can veto a stop in a project created with its first key; 0: stops go out at once."""
 
     held_out_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of stops that a project created from the command line holds out, to measure whether they were right."""
+    """Share of stops that a project created with its first key holds out, to measure whether they were right."""
 
 
 class SignInSettings(_Group):

@@ -33,7 +33,7 @@ LIST_WORDS: dict[str, list[str] | None] = {"any": None, "none": []}
 WORDS = {"none": None, "yes": True, "no": False}
 SET_ELSEWHERE = {
     "role_patterns": "on the settings page of the dashboard, or by PUT /api/v1/project/role-patterns",
-    "quotas": "by `evalstop admin project quotas`, on the service's machine",
+    "quotas": "by `PUT /api/v1/projects/{id}/quotas`, with a key to the installation",
     "paused_at": "by `evalstop project pause` and `evalstop project resume`",
 }
 """How to change what `show` prints and `set` does not take."""

@@ -62,10 +62,8 @@ def run_service(
         yield Server(server.address, server.pid, key)
 
 
-PROJECT = (
-    *("migrate", "admin project create default --held-out-share 0"),
-    "admin key create --name bench --scopes admin",
-)
+PROJECT = ("migrate", "admin key create --name bench --scopes admin")
+STOPS_AT_ONCE = {"EVALSTOP_HELD_OUT_SHARE": "0", "EVALSTOP_VETO_WINDOW_SECONDS": "0"}
 RUN_COMMANDS = """
 import sys
 from evalstop_service.cli import main
@@ -79,7 +77,11 @@ def create_keys(
 ) -> list[str]:
     """Run commands of `evalstop` that prepare the environment's database; returns the keys that they create."""
     completed = subprocess.run(
-        [python, "-c", RUN_COMMANDS, *commands], env=os.environ | environment, capture_output=True, text=True, cwd="/"
+        [python, "-c", RUN_COMMANDS, *commands],
+        env=os.environ | STOPS_AT_ONCE | environment,
+        capture_output=True,
+        text=True,
+        cwd="/",
     )
     if completed.returncode != 0:
         raise ServiceUnavailable(f"The database was not prepared: {completed.stderr.strip()}")

@@ -1,7 +1,5 @@
-"""The command line: `evalstop up`, or separate `serve`, `deliver` and `migrate`; administration of projects and
-keys."""
+"""The command line: `evalstop up`, or separate `serve`, `deliver` and `migrate`; the first key, and the emergencies."""
 
-from evalstop_service.cli.command import FAILED, OK, USAGE
-from evalstop_service.cli.entry import main, parser
+from evalstop_service.cli.entry import FAILED, OK, USAGE, main, parser
 
 __all__ = ["FAILED", "OK", "USAGE", "main", "parser"]

@@ -1,4 +1,4 @@
-"""The commands that administer an installation: schema, projects, keys, pauses and retention."""
+"""The commands that administer an installation without a key; the rest is done over the API."""
 
 from __future__ import annotations
 
@@ -6,27 +6,22 @@ import argparse
 import getpass
 from uuid import UUID
 
-from evalstop_detectors.wording import format_count
-
 from evalstop_service import configuration
-from evalstop_service.cli.command import OK, Add, Subcommands, parse_days, tell
-from evalstop_service.cli.installation import open_database
+from evalstop_service.cli.entry import FAILED, OK, Add, Subcommands, parse_days, tell
+from evalstop_service.cli.execution import open_database
 from evalstop_service.clock import rfc3339, utc_now
 from evalstop_service.decisions import pause as pausing
 from evalstop_service.errors import Invalid
-from evalstop_service.projects import api_keys, policies, project_settings
+from evalstop_service.projects import api_keys, audit_trail, project_settings
 from evalstop_service.projects.api_keys import COMMAND_LINE
-from evalstop_service.projects.project_settings import NewProject, QuotasIn, parse_form
-from evalstop_service.runs import retention
 from evalstop_service.settings import Settings
 from evalstop_service.store import endpoints, schema
-from evalstop_service.store.audit import Author
 from evalstop_service.store.keys import SCOPES, KeyLimits
 from evalstop_service.store.schema import Phase
 
 
 def add_to(commands: Subcommands, add: Add) -> None:
-    """Add the administrative commands: `migrate`, `admin project create`, `pause`, ..."""
+    """Add `migrate`, `pause`, `resume`, `secrets rotate`, `audit verify` and `admin key create`."""
     migration = add(commands, "migrate", migrate)
     migration.add_argument(
         "--phase",
@@ -41,52 +36,12 @@ def add_to(commands: Subcommands, add: Add) -> None:
         if run is pause:
             command.add_argument("--reason", default="", help="shown with each stop on hold")
             command.add_argument("--until", metavar="TIME", help="when it resumes by itself: 4h, 2d, or a time")
-    pruning = add(commands, "prune", prune)
-    pruning.add_argument("--project", metavar="NAME", help="the project (default: all with a retention)")
-    pruning.add_argument(
-        "--older-than-days", type=float, metavar="N", help="instead of the project's retention; requires --project"
-    )
-    pruning.add_argument("--dry-run", action="store_true", help="count what would be removed, and remove nothing")
-    sealing = _add_group(commands, "secrets", "Encrypt webhook secrets.", "VERB")
-    add(sealing, "rotate", secrets_rotate)
-    administered = _add_group(commands, "admin", "Create projects and keys directly in the database.", "NOUN")
-    _add_project(administered, add)
-    _add_key(administered, add)
-
-
-def _add_group(commands: Subcommands, name: str, text: str, metavar: str) -> Subcommands:
-    return commands.add_parser(name, help=text, description=text).add_subparsers(required=True, metavar=metavar)
-
-
-def _add_project(commands: Subcommands, add: Add) -> None:
-    project = _add_group(commands, "project", "Create a project; set quotas.", "VERB")
-    create = add(project, "create", project_create)
-    create.add_argument("name", metavar="PROJECT", help="its name")
-    create.add_argument("--policy", default=policies.DEFAULT_POLICY, help="policy of its runs (default: %(default)s)")
-    create.add_argument(
-        "--mode", choices=["shadow", "enforce"], default="shadow", help="mode of its runs (default shadow)"
-    )
-    create.add_argument(
-        "--veto-window-seconds", type=float, metavar="S", default=0.0, help="how long a stop can be vetoed (default 0)"
-    )
-    create.add_argument(
-        "--held-out-share",
-        type=float,
-        metavar="SHARE",
-        help="share of stops held out to measure whether they are right (default 0.1)",
-    )
-    create.add_argument("--price-per-gpu-hour", type=float, metavar="PRICE", help="cost of one GPU hour")
-    create.add_argument("--currency", default="USD", help="currency of the price (default USD)")
-    quotas = add(project, "quotas", project_quotas)
-    quotas.add_argument("project", metavar="PROJECT", help="its name")
-    quotas.add_argument(
-        "quotas", nargs="*", metavar="QUOTA=NUMBER", help="such as open_runs=20000; without any, show them"
-    )
-
-
-def _add_key(commands: Subcommands, add: Add) -> None:
-    key = _add_group(commands, "key", "Create a key.", "VERB")
-    create = add(key, "create", key_create)
+    add(_add_group(commands, "secrets", "Encrypt webhook secrets.", "VERB"), "rotate", secrets_rotate)
+    verifying = add(_add_group(commands, "audit", "Verify the audit log.", "VERB"), "verify", audit_verify)
+    verifying.add_argument("--contains", metavar="HASH", help="an earlier hash that the log must contain")
+    verifying.add_argument("--project", metavar="NAME", help="the project (default: all)")
+    administered = _add_group(commands, "admin", "Create a key directly in the database.", "NOUN")
+    create = add(_add_group(administered, "key", "Create a key.", "VERB"), "create", key_create)
     create.add_argument("--name", required=True, help="what the key is for")
     create.add_argument(
         "--scopes", nargs="+", choices=SCOPES, default=["ingest"], help="what it may do (default ingest)"
@@ -108,10 +63,18 @@ def _add_key(commands: Subcommands, add: Add) -> None:
         help="bind a key with the scope report to this endpoint",
     )
     bound = create.add_mutually_exclusive_group()
-    bound.add_argument("--project", default=api_keys.FIRST_PROJECT, help="the project of the key (default default)")
+    bound.add_argument(
+        "--project",
+        default=api_keys.FIRST_PROJECT,
+        help="the project of the key (default %(default)s), which is created if there is none of this name",
+    )
     bound.add_argument(
         "--installation", action="store_true", help="create a key to the installation, which manages projects"
     )
+
+
+def _add_group(commands: Subcommands, name: str, text: str, metavar: str) -> Subcommands:
+    return commands.add_parser(name, help=text, description=text).add_subparsers(required=True, metavar=metavar)
 
 
 def migrate(settings: Settings, options: argparse.Namespace) -> int:
@@ -155,84 +118,42 @@ def _find_user() -> str:
         return COMMAND_LINE
 
 
-def prune(settings: Settings, options: argparse.Namespace) -> int:
-    """Remove the details of runs that ended before their project's retention; decisions stay."""
-    database = open_database(settings)
-    try:
-        result = retention.prune_runs(
-            database,
-            utc_now(),
-            project=options.project,
-            older_than_days=options.older_than_days,
-            dry_run=options.dry_run,
-        )
-    finally:
-        database.close()
-    lines = [f"{name}: {format_count(count, 'run')}" for name, count in sorted(result.runs.items())]
-    text = "\n".join(lines) or "no run has passed the retention of its project"
-    tell(options, {"runs": result.runs, "rows": result.rows, "dry_run": options.dry_run}, f"{text}; {result.rows} rows")
-    return OK
-
-
 def secrets_rotate(settings: Settings, options: argparse.Namespace) -> int:
     """Encrypt all webhook secrets, also those in plain text, with the first of EVALSTOP_SECRET_KEYS."""
     database = open_database(settings)
     with database.transaction() as tx:
         count = endpoints.reencrypt_secrets(tx, configuration.create_encryption(settings))
-    database.close()
-    text = f"{count.secrets} secrets are encrypted with the first key; {count.were_plain} of them were in plain text"
-    tell(options, {"secrets": count.secrets, "were_plain": count.were_plain}, text)
+    tell(options, {"secrets": count}, f"{count} secrets are encrypted with the first key")
     return OK
 
 
-def project_create(settings: Settings, options: argparse.Namespace) -> int:
-    """Create a project."""
+def audit_verify(settings: Settings, options: argparse.Namespace) -> int:
+    """Check whether an entry of the audit log was changed or removed; if so, print the first and exit with 1."""
     database = open_database(settings)
-    project = project_settings.create_project(
-        database,
-        parse_form(
-            NewProject,
-            {
-                "name": options.name,
-                "default_mode": options.mode,
-                "veto_window_seconds": options.veto_window_seconds,
-                "default_policy": options.policy,
-                "held_out_share": settings.held_out_share,
-                "price_per_gpu_hour": options.price_per_gpu_hour,
-                "currency": options.currency,
-            },
-        ),
-        COMMAND_LINE,
-        utc_now(),
-    )
-    tell(options, {"id": str(project.id), "name": project.name}, f"project {project.name} was created")
-    return OK
-
-
-def project_quotas(settings: Settings, options: argparse.Namespace) -> int:
-    """Set the quotas of a project, or show them."""
-    database = open_database(settings)
-    project = project_settings.find_project(database, options.project)
-    quotas = QuotasIn.model_validate(project.quotas, from_attributes=True).model_dump()
-    for written in options.quotas:
-        name, equals, value = written.partition("=")
-        if not equals or name not in quotas:
-            raise Invalid(f"{written!r}: write QUOTA=NUMBER; the quotas are {', '.join(sorted(quotas))}")
-        quotas[name] = value
-    author = Author(project.id, COMMAND_LINE, utc_now())
-    changed = project_settings.set_quotas(database, author, parse_form(QuotasIn, quotas)).quotas
-    document = {name: getattr(changed, name) for name in quotas}
-    tell(options, document, "\n".join(f"{name}={value}" for name, value in document.items()))
-    return OK
+    if options.contains is not None and options.project is None:
+        raise Invalid("--contains requires --project: each project has its own log")
+    reports = {
+        name: audit_trail.verify_trail(database, project_id, options.contains)
+        for name, project_id in audit_trail.find_trails(database, options.project).items()
+    }
+    lines = [
+        f"{name}: {report.fault or f'{report.entries} entries verified'}; the last valid one is {report.entries}"
+        + (f", hash {report.hash}" if report.hash else "")
+        for name, report in reports.items()
+    ]
+    tell(options, {name: vars(report) for name, report in reports.items()}, "\n".join(lines))
+    return FAILED if any(report.fault for report in reports.values()) else OK
 
 
 def key_create(settings: Settings, options: argparse.Namespace) -> int:
     """Create a key and print it; it cannot be shown again."""
     database = open_database(settings)
-    project = None if options.installation else options.project
     now = utc_now()
     expires_at = None if options.expires_in_days is None else now + options.expires_in_days
     limits = KeyLimits(expires_at, tuple(options.network), tuple(options.endpoint))
+    project = None if options.installation else options.project
+    if project is not None:
+        project_settings.require_project(database, configuration.describe_project(settings, project), COMMAND_LINE, now)
     key, secret = api_keys.create_named_key(database, project, options.name, options.scopes, now, limits)
     tell(options, {"id": str(key.id), "key": secret, "scopes": list(key.scopes)}, secret)
     return OK

@@ -7,40 +7,54 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
+import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from evalstop_service.cli.command import Command, Subcommands
+if TYPE_CHECKING:
+    from evalstop_service.settings import Settings
+
+OK, FAILED, USAGE = 0, 1, 2
+
+MOST_DAYS = 36_500
 
 COMMANDS = {
     "up": "Migrate the schema, serve HTTP and deliver webhooks, in one process.",
     "serve": "Serve HTTP without delivering webhooks.",
     "deliver": "Deliver webhooks without serving HTTP.",
-    "migrate": "Migrate the schema of the database.",
     "openapi": "Print the OpenAPI document.",
+    "migrate": "Migrate the schema of the database.",
     "demo-data": "Fill a project with some 300 example runs.",
     "pause": "Pause all stops in a project until it is resumed.",
     "resume": "Resume stops in a paused project.",
-    "prune": "Remove the details of runs that ended long ago.",
     "secrets": "Encrypt webhook secrets.",
-    "audit": "Verify, export or prune the audit log.",
-    "admin": "Create projects and keys directly in the database, such as the first key.",
+    "audit": "Verify the audit log.",
+    "admin": "Create a key directly in the database, such as the first one.",
 }
 """The commands that the service adds to `evalstop` through the entry point `evalstop.commands`."""
 
-MODULES = {
-    "up": "servers",
-    "serve": "servers",
-    "deliver": "servers",
-    "audit": "audit",
-    "openapi": "openapi",
-    "demo-data": "demo_data",
-}
+MODULES = {"up": "servers", "serve": "servers", "deliver": "servers", "openapi": "servers", "demo-data": "demo_data"}
 """The modules of the commands; all others are in `administration`."""
+
+Command = Callable[["Settings", argparse.Namespace], int]
+"""Runs a command and returns the exit code; its docstring is its help text."""
+
+Subcommands = Any
+"""argparse's subparsers, whose type is private."""
+
+
+class Add(Protocol):
+    """Adds a command and returns its parser, with the options common to all commands and those of `parents`."""
+
+    def __call__(
+        self, to: Subcommands, name: str, run: Command, *parents: argparse.ArgumentParser
+    ) -> argparse.ArgumentParser: ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,8 +91,7 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         "  evalstop serve   --database-url postgresql://evalstop@db/evalstop --host 0.0.0.0\n"
         "  evalstop deliver --database-url postgresql://evalstop@db/evalstop\n"
         "  evalstop admin key create --name provisioning --scopes admin --installation\n"
-        "  evalstop pause alignment --reason 'the eval set is broken'\n"
-        "  evalstop prune --project alignment --older-than-days 90 --dry-run",
+        "  evalstop pause alignment --reason 'the eval set is broken'",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -90,6 +103,22 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         module: Any = import_module(f"evalstop_service.cli.{MODULES.get(command, 'administration')}")
         module.add_to(commands, _add)
     return root
+
+
+def parse_days(text: str) -> timedelta:
+    """A number of days, for an option; raises ArgumentTypeError outside 0 to 36,500."""
+    try:
+        days = float(text)
+    except ValueError:
+        days = math.nan
+    if not 0 <= days <= MOST_DAYS:
+        raise argparse.ArgumentTypeError(f"{text}: it must be from 0 to {MOST_DAYS} days")
+    return timedelta(days=days)
+
+
+def tell(options: argparse.Namespace, document: dict[str, Any], text: str) -> None:
+    """Print the document with `--json`, else the text."""
+    print(json.dumps(document) if options.json else text)
 
 
 def _add(to: Subcommands, name: str, run: Command, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""Runs a parsed command with its settings."""
+"""Runs a parsed command with its settings, on the installation that they name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 
 from evalstop_service import configuration
-from evalstop_service.cli.command import FAILED, USAGE, Command
+from evalstop_service.cli.entry import FAILED, USAGE, Command
 from evalstop_service.errors import InvalidSetting, ServiceError
 from evalstop_service.observability import logs
 from evalstop_service.settings import Settings
+from evalstop_service.store import schema
+from evalstop_service.store.database import Database
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -40,3 +42,15 @@ def execute(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         pass
     return FAILED
+
+
+def open_database(settings: Settings) -> Database:
+    """Open the configured database; raises ServiceError unless it exists with a schema for this release."""
+    if settings.database_url is None and not settings.database_file.exists():
+        raise ServiceError(
+            f"there is no installation in {settings.data_folder.resolve()}: run this in the folder of `evalstop up`, "
+            "or pass --data-folder DIR or --database-url URL"
+        )
+    database = configuration.create_database(settings)
+    schema.require_schema(database)
+    return database

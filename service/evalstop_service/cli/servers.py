@@ -22,7 +22,6 @@ import uvicorn
 import uvloop
 
 from evalstop_service import app, background, configuration
-from evalstop_service.cli.command import FAILED, OK, Add, Subcommands
 from evalstop_service.cli.connections import (
     KEEP_ALIVE_SECONDS,
     ConnectionLimits,
@@ -30,14 +29,13 @@ from evalstop_service.cli.connections import (
     close_slow_connections,
     create_protocol,
 )
-from evalstop_service.cli.installation import open_database
+from evalstop_service.cli.entry import FAILED, OK, Add, Subcommands
+from evalstop_service.cli.execution import open_database
 from evalstop_service.clock import utc_now
-from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.errors import ServiceError
 from evalstop_service.observability import tracing
 from evalstop_service.projects import api_keys
 from evalstop_service.projects.key_cache import KeyCache
-from evalstop_service.projects.project_settings import NewProject
 from evalstop_service.security.private_files import create_private_folder, keep_secret, lock_folder
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema
@@ -56,13 +54,14 @@ _log = logging.getLogger(__name__)
 
 
 def add_to(commands: Subcommands, add: Add) -> None:
-    """Add `up`, `serve` and `deliver`."""
+    """Add `up`, `serve`, `deliver` and `openapi`."""
     listening = argparse.ArgumentParser(add_help=False)
     listening.add_argument("--host", help="the address to listen on (default 127.0.0.1)")
     listening.add_argument("--port", type=int, help="the port to listen on, 0 for any free one (default 8787)")
     add(commands, "up", up, listening)
     add(commands, "serve", serve, listening)
     add(commands, "deliver", deliver)
+    add(commands, "openapi", openapi)
 
 
 def up(settings: Settings, options: argparse.Namespace) -> int:
@@ -88,16 +87,8 @@ def _set_up_and_serve(settings: Settings, options: argparse.Namespace, listening
 
     def ready(address: str) -> None:
         # Created only now that it is shown: a start that fails before must not use up the first key.
-        first = api_keys.create_first_key(
-            database,
-            utc_now(),
-            NewProject(
-                name=api_keys.FIRST_PROJECT,
-                held_out_share=settings.held_out_share,
-                max_mode=Mode(settings.max_mode),
-                veto_window_seconds=settings.veto_window_seconds,
-            ),
-        )
+        new = configuration.describe_project(settings, api_keys.FIRST_PROJECT)
+        first = api_keys.create_first_key(database, utc_now(), new)
         key = api_keys.find_reading_key(database, utc_now())
         link = f"{address}/login?token={pages.sign_in_token(secret, key.id)}" if key else None
         if options.json:
@@ -145,6 +136,13 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
     with listening, background.run_jobs(*jobs):
         uvloop.run(run())
     tracer.close()
+    return OK
+
+
+def openapi(settings: Settings, options: argparse.Namespace) -> int:
+    """Print the OpenAPI document."""
+    database = Database(settings.url)  # never queried
+    print(json.dumps(app.create_app(settings, database, session_secret="none").openapi(), indent=2))  # noqa: S106
     return OK
 
 

@@ -1,19 +1,14 @@
-"""The audit log for auditors: chained in the background, exported, verified and pruned."""
+"""The audit log for auditors: chained in the background, and verified."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime
-from enum import StrEnum
 from uuid import UUID
 
 from evalstop_service.background import PeriodicJob, handle_each
-from evalstop_service.clock import rfc3339
 from evalstop_service.errors import NotFound
 from evalstop_service.store import audit, projects
-from evalstop_service.store.audit import INSTALLATION, AuditEntry, ChainReport
+from evalstop_service.store.audit import INSTALLATION, ChainReport
 from evalstop_service.store.database import Database
 
 EVERY_SECONDS = 2.0
@@ -22,16 +17,6 @@ INSTALLATION_NAME = "(installation)"
 """Name of the installation's own log, which belongs to no project."""
 
 _ENTRIES_AT_A_TIME = 1000
-
-_PRIORITY = 13 * 8 + 5  # facility "log audit", severity "notice"
-_LONGEST_HOST, _LONGEST_ID = 255, 32  # characters, limits of RFC 5424
-
-
-class ExportFormat(StrEnum):
-    """The format of an exported entry: its canonical JSON, or a line of syslog (RFC 5424) that contains it."""
-
-    JSON = "json"
-    SYSLOG = "syslog"
 
 
 def create_job(database: Database) -> PeriodicJob:
@@ -83,31 +68,3 @@ def verify_trail(database: Database, project_id: UUID, contains: str | None = No
     if not report.entries and report.fault is None and project_id != INSTALLATION:
         return replace(report, fault="there is no entry, but creating a project writes one")
     return report
-
-
-def export_trail(
-    database: Database, project_id: UUID, since: datetime | None = None, form: ExportFormat = ExportFormat.JSON
-) -> Iterator[str]:
-    """The chained entries of a log, oldest first, one line each."""
-    after = 0
-    while True:
-        with database.reading() as tx:
-            page = audit.list_chained(tx, project_id, after=after, since=since, limit=_ENTRIES_AT_A_TIME)
-        for entry in page:
-            line = audit.canonical_json(project_id, entry)
-            yield line if form is ExportFormat.JSON else _format_syslog(entry, line)
-            after = entry.position or after
-        if len(page) < _ENTRIES_AT_A_TIME:
-            return
-
-
-def prune_trail(database: Database, project_id: UUID, before: datetime, actor: str, now: datetime) -> int:
-    """Remove the entries of a log that are older than `before`; returns how many."""
-    chain_waiting(database)
-    with database.transaction() as tx:
-        return audit.remove_entries(tx, project_id, before, actor, now)
-
-
-def _format_syslog(entry: AuditEntry, line: str) -> str:
-    host = socket.gethostname()[:_LONGEST_HOST] or "-"
-    return f"<{_PRIORITY}>1 {rfc3339(entry.at)} {host} evalstop - {entry.action[:_LONGEST_ID]} - {line}"

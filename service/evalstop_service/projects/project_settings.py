@@ -122,6 +122,13 @@ def create_project(database: Database, settings: NewProject, actor: str, now: da
         return insert_project(tx, settings, actor, now)
 
 
+def require_project(database: Database, settings: NewProject, actor: str, now: datetime) -> None:
+    """Create a project unless there is one of its name."""
+    with database.transaction() as tx:
+        if projects.find_project_by_name(tx, settings.name) is None:
+            insert_project(tx, settings, actor, now)
+
+
 def insert_project(tx: Transaction, settings: NewProject, actor: str, now: datetime) -> Project:
     """Like `create_project`, within a transaction."""
     default = Project(new_id(), settings.name, created_at=now, seed=secrets.token_hex(16))
@@ -148,7 +155,7 @@ def find_project(database: Database, name: str) -> Project:
     with database.reading() as tx:
         project = projects.find_project_by_name(tx, name)
     if project is None:
-        raise NotFound(f"there is no project {name!r}; `evalstop admin project create` creates one")
+        raise NotFound(f"there is no project {name!r}")
     return project
 
 

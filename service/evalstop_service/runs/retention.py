@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock, rfc3339
-from evalstop_service.errors import Conflict, Invalid, require
+from evalstop_service.errors import Conflict
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import projects, retention
 from evalstop_service.store.database import Database
@@ -40,7 +40,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class PruneResult:
-    """What a pass removed or would remove: the number of runs by project name, and of rows."""
+    """What a pass removed: the number of runs by project name, and of rows."""
 
     runs: dict[str, int] = field(default_factory=dict)
     rows: int = 0
@@ -55,36 +55,29 @@ def refuse_pruned_run(run: Run) -> None:
         )
 
 
-def check_days(days: float | None) -> None:
-    """Raise Invalid unless `days` is a valid retention time: at least one, or None for forever."""
-    if days is not None and not 1 <= days <= 36_500:
-        raise Invalid(f"retention is {days} days; it must be from 1 to 36500, or null to keep runs forever")
-
-
 def prune_runs(
     database: Database,
     now: datetime,
     *,
-    project: str | None = None,
-    older_than_days: float | None = None,
-    dry_run: bool = False,
     pace: Pace = Pace(),
     pause: Wait | None = None,
     service_metrics: ServiceMetrics | None = None,
 ) -> PruneResult:
-    """Remove the details of runs that ended longer ago than their project keeps them, of one project or of all.
+    """Remove the details of runs that ended longer ago than their project keeps them.
 
-    `older_than_days`: instead of the project's setting; only with `project`. `dry_run`: only count. `pause`: waits this
-    many seconds and returns whether to stop; the next pass continues. Raises NotFound, Invalid, and Conflict while
-    another process prunes.
+    `pause`: waits this many seconds and returns whether to stop; the next pass continues. Raises Conflict while another
+    process prunes.
     """
-    projects = _find_projects(database, project, older_than_days, now)
-    if dry_run:
-        return _count_runs(database, projects)
+    with database.reading() as tx:
+        limits = [
+            (project, now - timedelta(days=project.retention_days))
+            for project in projects.list_projects(tx)
+            if project.retention_days is not None
+        ]
     with retention.hold_retention_lock(database) as alone:
         if not alone:
             raise Conflict("another process is pruning; try again later")
-        return _Pass(database, now, pace, pause or _sleep, service_metrics or ServiceMetrics()).run(projects)
+        return _Pass(database, now, pace, pause or _sleep, service_metrics or ServiceMetrics()).run(limits)
 
 
 def create_job(
@@ -114,10 +107,10 @@ class _Pass:
     service_metrics: ServiceMetrics
     rows: int = 0
 
-    def run(self, projects: list[tuple[Project, datetime]]) -> PruneResult:
+    def run(self, limits: list[tuple[Project, datetime]]) -> PruneResult:
         runs: dict[str, int] = {}
         goes_on = self._empty_runs()  # first finish an interrupted pass
-        for project, ended_before in projects:
+        for project, ended_before in limits:
             while goes_on and (marked := self._mark_runs(project, ended_before)):
                 runs[project.name] = runs.get(project.name, 0) + marked
                 self.service_metrics.pruned_runs.inc(marked)
@@ -144,33 +137,6 @@ class _Pass:
             if (removed or has_more) and self.pause(max(self.pace.pause_seconds, time.perf_counter() - started)):
                 return False
         return True
-
-
-def _find_projects(
-    database: Database, name: str | None, older_than_days: float | None, now: datetime
-) -> list[tuple[Project, datetime]]:
-    """Each project with a retention time, and the time before which its runs must have ended."""
-    check_days(older_than_days)
-    if older_than_days is not None and name is None:
-        raise Invalid("a number of days requires a project: name the project whose runs to prune")
-    with database.reading() as tx:
-        if name is None:
-            candidates = projects.list_projects(tx)
-        else:
-            candidates = [require(projects.find_project_by_name(tx, name), f"project {name!r}")]
-    days = [(project, older_than_days or project.retention_days) for project in candidates]
-    return [(project, now - timedelta(days=keep_days)) for project, keep_days in days if keep_days is not None]
-
-
-def _count_runs(database: Database, projects: list[tuple[Project, datetime]]) -> PruneResult:
-    runs, rows = {}, 0
-    with database.reading() as tx:
-        for project, ended_before in projects:
-            count, row_count = retention.count_expired_runs(tx, project.id, ended_before)
-            rows += row_count
-            if count:
-                runs[project.name] = count
-    return PruneResult(runs, rows)
 
 
 def _sleep(seconds: float) -> bool:

@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.domain.fields import doc
-from evalstop_service.store.database import Transaction, contains_text, find_all, find_one, find_page, insert_if_new
+from evalstop_service.store.database import Transaction, contains_text, find_all, find_page, insert_if_new
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import audit_chains, audit_log
 
@@ -123,9 +123,6 @@ COLUMNS = [column for column in audit_log.c if column.name != "project_id"]
 """The columns of an entry, in the order of its fields."""
 
 
-PRUNED = "audit.pruned"
-"""The action of the entry that records the removal of older entries, with the last position and hash removed."""
-
 _ENTRIES_AT_A_TIME = 1000
 
 
@@ -134,7 +131,6 @@ class ChainReport:
     """The result of verifying a chain. `fault`: the first entry that does not fit, and why; None if all fit."""
 
     entries: int
-    position: int
     hash: str
     fault: str | None = None
 
@@ -204,51 +200,20 @@ def verify_chain(tx: Transaction, project_id: UUID, contains: str | None = None)
 
     `contains`: a hash noted earlier, which must be in the chain.
     """
-    last, entries, contained = _End(0, ""), 0, contains is None
-    anchors: set[_End] = set()
-    began = _End(0, "")
+    last, contained = _End(0, ""), contains is None
     for entry in _walk_chain(tx, project_id):
-        if entries == 0 and entry.position != 1:
-            assert entry.position is not None
-            began = last = _End(entry.position - 1, entry.previous_hash or "")
         if fault := _find_fault(project_id, entry, last):
-            return ChainReport(entries, last.position, last.hash, fault)
-        if entry.action == PRUNED:
-            anchors.add(_End(entry.details.get("position", 0), entry.details.get("hash", "")))
+            return ChainReport(last.position, last.hash, fault)
         last = _End(last.position + 1, entry.hash or "")
-        contained, entries = contained or last.hash == contains, entries + 1
+        contained = contained or last.hash == contains
     row = tx.execute(sa.select(audit_chains).where(audit_chains.c.project_id == project_id)).one_or_none()
     end = _End(0, "") if row is None else _End(row.position, row.hash)
     fault = None
-    if began.position and began not in anchors:
-        fault = f"entries 1 to {began.position} are missing, and no entry {PRUNED} records their removal"
-    elif last != end:
+    if last != end:
         fault = f"the chain ends at entry {last.position}, but {end.position} were written"
     elif not contained:
         fault = f"no entry has the hash {contains}"
-    return ChainReport(entries, last.position, last.hash, fault)
-
-
-def remove_entries(tx: Transaction, project_id: UUID, before: datetime, actor: str, now: datetime) -> int:
-    """Remove the chained entries up to the last one older than `before`; returns their number.
-
-    An entry that records the removal is chained in the same transaction; the rest of the chain is verified from it.
-    """
-    _lock_end(tx, project_id)
-    younger = sa.select(sa.func.min(audit_log.c.position)).where(_is_of_project(project_id), audit_log.c.at >= before)
-    first_kept = tx.execute(younger).scalar_one()
-    chained = _select_entries(project_id).where(audit_log.c.position.is_not(None))
-    if first_kept is not None:
-        chained = chained.where(audit_log.c.position < first_kept)
-    last = find_one(tx, AuditEntry, chained.order_by(audit_log.c.position.desc()).limit(1))
-    if last is None:
-        return 0
-    details = {"position": last.position, "hash": last.hash}
-    record_action(tx, project_id, actor, PRUNED, "audit log", details, now)
-    while chain_entries(tx, project_id) == _ENTRIES_AT_A_TIME:
-        pass
-    removal = audit_log.delete().where(_is_of_project(project_id), audit_log.c.position <= last.position)
-    return tx.execute(removal).rowcount
+    return ChainReport(last.position, last.hash, fault)
 
 
 def _lock_end(tx: Transaction, project_id: UUID) -> _End:

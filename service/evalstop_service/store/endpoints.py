@@ -17,7 +17,7 @@ from evalstop_service.domain.event_types import URGENT_EVENTS
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import NotFound, require
-from evalstop_service.security.encryption import PREFIX, SETTING, Encryption, UnreadableSecret
+from evalstop_service.security.encryption import SETTING, Encryption, UnreadableSecret
 from evalstop_service.store.database import Transaction, find_all, find_one, wake_workers
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints
@@ -181,28 +181,20 @@ def rotate_secret(
     return load_endpoint(tx, project_id, endpoint_id)
 
 
-@dataclass(frozen=True)
-class ReencryptedSecrets:
-    """How many secrets were encrypted again, and how many of them were plain text before."""
-
-    secrets: int
-    were_plain: int
-
-
-def reencrypt_secrets(tx: Transaction, encryption: Encryption) -> ReencryptedSecrets:
-    """Encrypt every secret with the first key; raises UnreadableSecret and changes nothing if one cannot be read."""
+def reencrypt_secrets(tx: Transaction, encryption: Encryption) -> int:
+    """Encrypt every secret with the first key; returns their number. Raises UnreadableSecret, and changes nothing, if
+    one cannot be read."""
     if not encryption.has_key:
         raise UnreadableSecret(f"no key is configured; set {SETTING}")
-    columns = (endpoints.c.id, endpoints.c.secret, endpoints.c.previous_secret, endpoints.c.signing_key)
-    count = were_plain = 0
-    for key, *stored in tx.execute(sa.select(*columns).order_by(endpoints.c.id).with_for_update()).all():
-        present = [secret for secret in stored if secret is not None]
-        count += len(present)
-        were_plain += sum(not secret.startswith(PREFIX) for secret in present)
+    columns = ("secret", "previous_secret", "signing_key")
+    count = 0
+    query = sa.select(endpoints.c.id, *(endpoints.c[name] for name in columns)).order_by(endpoints.c.id)
+    for key, *stored in tx.execute(query.with_for_update()).all():
+        count += sum(secret is not None for secret in stored)
         sealed = (secret and encryption.encrypt(encryption.decrypt(secret, key), key) for secret in stored)
-        values = dict(zip(("secret", "previous_secret", "signing_key"), sealed, strict=True))
+        values = dict(zip(columns, sealed, strict=True))
         tx.execute(sa.update(endpoints).where(endpoints.c.id == key).values(values))
-    return ReencryptedSecrets(count, were_plain)
+    return count
 
 
 def delete_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime) -> None:

@@ -76,16 +76,6 @@ def list_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime,
     return list(tx.execute(query.order_by(runs.c.ended_at, runs.c.id).limit(limit)).scalars())
 
 
-def count_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime) -> tuple[int, int]:
-    """How many runs `_is_old` matches without a limit, and how many rows they hold."""
-    expired = sa.select(runs.c.id).where(runs.c.project_id == project_id, _is_old(ended_before)).subquery()
-    rows = [
-        tx.execute(sa.select(sa.func.count()).where(table.c.run_id.in_(sa.select(expired.c.id)))).scalar_one()
-        for table in REMOVED
-    ]
-    return tx.execute(sa.select(sa.func.count()).select_from(expired)).scalar_one(), sum(rows)
-
-
 def mark_runs(tx: Transaction, run_ids: Sequence[UUID], ended_before: datetime, now: datetime) -> int:
     """Mark those of these runs as pruned that are still old and not locked; returns their number."""
     query = sa.select(runs.c.id).where(runs.c.id.in_(run_ids), _is_old(ended_before)).order_by(runs.c.id)

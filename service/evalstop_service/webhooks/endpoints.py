@@ -19,8 +19,7 @@ from evalstop_service.store import counts, endpoints, projects
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.endpoints import Endpoint
-from evalstop_service.webhooks.channels import Format
-from evalstop_service.webhooks.email_addresses import OWNER, SCHEME, is_mail_url
+from evalstop_service.webhooks.channels import OWNER, SCHEME, Format, is_mail_url
 
 MAX_URL_CHARACTERS = 2048
 

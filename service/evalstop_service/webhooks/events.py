@@ -26,7 +26,7 @@ from evalstop_service.store.decisions import Decision as StoredDecision
 from evalstop_service.store.projects import Project as StoredProject
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run as StoredRun
-from evalstop_service.webhooks import event_data, event_size
+from evalstop_service.webhooks import event_data
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -272,7 +272,7 @@ def build_data(event_type: EventType, fields: Mapping[str, object]) -> dict[str,
     event_data."""
     data = msgspec.convert(fields, type(DECLARATIONS[event_type].example), from_attributes=True)
     document: dict[str, Any] = msgspec.to_builtins(data)
-    return event_size.fit_data(document)
+    return event_data.fit_data(document)
 
 
 @cache

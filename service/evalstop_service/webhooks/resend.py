@@ -1,22 +1,37 @@
-"""Sends events again at an operator's request, and records the request in the audit log."""
+"""Sends events at an operator's request: again, with an entry in the audit log, or as a test of an endpoint."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated
 from uuid import UUID
 
+import msgspec
+
 from evalstop_service.clock import rfc3339
-from evalstop_service.domain.event_types import SUBSCRIBABLE
+from evalstop_service.domain.event_types import SUBSCRIBABLE, EventType
+from evalstop_service.domain.fields import doc
 from evalstop_service.errors import Conflict, Invalid
-from evalstop_service.store import endpoints
+from evalstop_service.security.address_policy import AddressPolicy
+from evalstop_service.security.encryption import Encryption
+from evalstop_service.store import endpoints, projects
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.endpoints import Endpoint
+from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import deliveries, outbox
 from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.store.queue.outbox import Replay
+from evalstop_service.webhooks.channels import render_body
+from evalstop_service.webhooks.delivery.mail import MailSettings
+from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.endpoints import record_endpoint_change, require_enabled
+from evalstop_service.webhooks.events import build_data
+from evalstop_service.webhooks.retry import Answer
+from evalstop_service.webhooks.signature import sign_headers
 
 MAX_REPLAYED_EVENTS = 1000
 
@@ -108,3 +123,54 @@ def _build_conflict(delivery: Delivery) -> Conflict:
 def _record_delivery(tx: Transaction, author: Author, action: str, delivery: Delivery) -> None:
     details = {"event_type": delivery.event_type, "endpoint_id": str(delivery.endpoint_id)}
     author.record(tx, action, f"delivery {delivery.id}", details)
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """An endpoint's answer to a test event; `delivered` means a 2xx status."""
+
+    __test__ = False  # keeps pytest from collecting this class
+
+    event_id: Annotated[UUID, doc("the `webhook-id` of the test")]
+    url: Annotated[str, doc("where it was sent")]
+    delivered: Annotated[bool, doc("whether the answer was 2xx")]
+    answer: Answer
+
+
+def send_test_event(
+    database: Database,
+    project_id: UUID,
+    endpoint_id: UUID,
+    *,
+    address_policy: AddressPolicy,
+    encryption: Encryption,
+    timeout_seconds: float,
+    mail: MailSettings | None,
+    now: datetime,
+) -> TestResult:
+    """Send the event from this thread, which must not run an event loop; it is not a delivery and is not retried.
+
+    Raises NotFound, and Conflict when the endpoint is disabled or its receiver fetches its events.
+    """
+    with database.reading() as tx:
+        endpoint = require_enabled(tx, project_id, endpoint_id)
+        project = projects.get_project(tx, project_id)
+    if endpoint.url.startswith(endpoints.PULL_PREFIX):
+        raise Conflict("the receiver of this endpoint fetches its events; nothing can be sent to it")
+    data = build_data(EventType.ENDPOINT_TEST, {"project": project, "endpoint": endpoint})
+    event = {"type": EventType.ENDPOINT_TEST, "timestamp": now.astimezone(UTC), "data": data}
+    body = render_body(endpoint.format, msgspec.json.encode(event).decode()).encode()
+    event_id = new_id()
+    stored = endpoints.select_valid_secrets(
+        endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, endpoint.signing_key, now
+    )
+    secrets = [encryption.decrypt(secret, endpoint.id) for secret in stored]
+    headers = sign_headers(secrets, str(event_id), int(now.timestamp()), body)
+
+    async def send() -> Answer:
+        async with Sender(timeout_seconds, address_policy=address_policy, mail=mail) as sender:
+            return await sender.send(endpoint.url, headers, body)
+
+    answer = asyncio.run(send())
+    delivered = answer.status_code is not None and 200 <= answer.status_code < 300
+    return TestResult(event_id, endpoint.url, delivered, answer)

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from evalstop_service import cli
 from evalstop_service.clock import utc_now
 from evalstop_service.observability import tracing
 from evalstop_service.runs import retention
@@ -107,10 +106,8 @@ def test_problem_names_its_request(embedded_database: Database) -> None:
             assert answer.json()["request_id"] == answer.headers["x-request-id"]
 
 
-def test_project_retention_is_applied_by_prune(
-    database: Database, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A retention set over the API is applied by `evalstop prune`; a pruned run accepts nothing more."""
+def test_project_retention_is_applied_by_prune(database: Database) -> None:
+    """A retention set over the API is applied by the worker's job; a pruned run accepts nothing more."""
     with run_service(database) as service:
         settings_answer = service.client.patch("/api/v1/project", json={"retention_days": 30})
         assert settings_answer.json()["retention_days"] == 30
@@ -120,13 +117,7 @@ def test_project_retention_is_applied_by_prune(
         assert service.client.post(f"{path}/finish", json={"status": "completed"}).json()["pruned_at"] is None
         with database.transaction() as tx:
             tx.execute(tables.runs.update().values(ended_at=utc_now() - timedelta(days=31)))
-        url = database.url.set(drivername=database.url.get_backend_name())
-        monkeypatch.setenv("EVALSTOP_DATABASE_URL", url.render_as_string(hide_password=False))
-        assert [run_prune(capsys, "--dry-run")["rows"] > 0, run_prune(capsys)["runs"]] == [
-            True,
-            {settings_answer.json()["name"]: 1},
-        ]
-        assert run_prune(capsys)["runs"] == {}
+        assert retention.prune_runs(database, utc_now()).runs == {settings_answer.json()["name"]: 1}
         assert service.client.get(path).json()["pruned_at"] is not None
         assert service.client.get(f"{path}/observations", params={"metric": "eval"}).json()["items"] == []
         again = {"observations": [{"metric": "eval", "step": 5, "value": 0.1}]}
@@ -137,11 +128,3 @@ def test_project_retention_is_applied_by_prune(
         assert service.client.post("/api/v1/runs", json={"name": "r", "resume": "must"}).status_code == 409
         unlimited = service.client.patch("/api/v1/project", json={"retention_days": None})
         assert unlimited.json()["retention_days"] is None
-        assert retention.prune_runs(database, utc_now(), dry_run=True) == retention.PruneResult()
-
-
-def run_prune(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert cli.main(["prune", "--json", *options]) == cli.OK
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return document

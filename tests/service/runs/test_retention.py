@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from evalstop_service import background
 from evalstop_service.domain.decision_lifecycle import DecisionState
-from evalstop_service.errors import Conflict, Invalid, NotFound
+from evalstop_service.errors import Conflict
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs import retention
 from evalstop_service.runs.retention import Pace, PruneResult
@@ -185,43 +185,6 @@ def test_interrupted_pruning_is_continued(database: Database) -> None:
         assert passes < 50
     assert passes > 5
     assert retention.prune_runs(database, NOW) == PruneResult()
-
-
-def test_dry_run_counts_without_removing(database: Database) -> None:
-    """A dry run counts the runs and rows that pruning then removes."""
-    project = set_up_project_with_retention(database)
-    runs = [
-        add_ended_run(project, 100, observation_count=3),
-        add_ended_run(project, 40, observation_count=5),
-        add_ended_run(project, 10, observation_count=7),
-    ]
-    expected = retention.prune_runs(database, NOW, dry_run=True)
-    assert not any(is_marked_pruned(project, run) for run in runs)
-    assert retention.prune_runs(database, NOW, pace=WITHOUT_PAUSES) == expected
-    assert expected.runs == {load_project_name(project): 2}
-    assert retention.prune_runs(database, NOW, dry_run=True) == PruneResult()
-
-
-def test_age_can_be_given_for_one_project(database: Database) -> None:
-    """A given age replaces the retention of that project, longer or shorter, and of no other."""
-    project, other = set_up_project_with_retention(database, None), set_up_project_with_retention(database, 365)
-    runs = [add_ended_run(project, 10), add_ended_run(project, 3)], [add_ended_run(other, 200)]
-    retention.prune_runs(database, NOW, project=load_project_name(project), older_than_days=5, pace=WITHOUT_PAUSES)
-    assert [is_marked_pruned(project, run) for run in runs[0]] == [True, False]
-    assert not is_marked_pruned(other, runs[1][0])
-    assert retention.prune_runs(database, NOW, project=load_project_name(project)) == PruneResult()
-
-
-@pytest.mark.parametrize(
-    ("project", "days", "error"),
-    [(None, 5.0, Invalid), ("nobody's", None, NotFound), ("any", 0.5, Invalid), ("any", -1.0, Invalid)],
-)
-def test_invalid_age_or_project_is_refused(
-    embedded_database: Database, project: str | None, days: float | None, error: type[Exception]
-) -> None:
-    """An age for all projects, an unknown project, and less than a day are refused."""
-    with pytest.raises(error):
-        retention.prune_runs(embedded_database, NOW, project=project, older_than_days=days)
 
 
 def test_pruned_run_is_refused(embedded_database: Database) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.webhooks.channels import Format, render_body
-from evalstop_service.webhooks.event_size import MOST_EVENT_BYTES
+from evalstop_service.webhooks.event_data import MOST_EVENT_BYTES
 from evalstop_service.webhooks.events import DECLARATIONS, build_data
 
 

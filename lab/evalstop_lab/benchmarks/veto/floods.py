@@ -42,9 +42,8 @@ CONNECTIONS, LONGEST_SECONDS = 24, 600
 NOWHERE = "01900000-0000-7000-8000-000000000000"
 WARM_UP_SECONDS, WARM_UP_TIMES, PAUSE_SECONDS = 1.0, 5, 0.05
 PROJECTS = (
-    *("migrate", "admin project create default --held-out-share 0", "admin key create --name vetoing --scopes admin"),
-    *("admin project create gamma", "admin key create --project gamma --name pausing --scopes admin"),
-    "admin project create beta --held-out-share 0",
+    *("migrate", "admin key create --name vetoing --scopes admin"),
+    "admin key create --project gamma --name pausing --scopes admin",
     *(f"admin key create --project beta --name {name} --scopes admin" for name in ("one", "two")),
 )
 

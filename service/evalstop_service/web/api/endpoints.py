@@ -19,7 +19,6 @@ from evalstop_service.web.context import Admin, Allowed, Ctx, Db, Now, Operate, 
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import resend
 from evalstop_service.webhooks.channels import Format
-from evalstop_service.webhooks.endpoint_test import TestResult, send_test_event
 from evalstop_service.webhooks.endpoints import (
     MAX_URL_CHARACTERS,
     EndpointChanges,
@@ -29,6 +28,7 @@ from evalstop_service.webhooks.endpoints import (
     choose_preset,
 )
 from evalstop_service.webhooks.events import build_schema
+from evalstop_service.webhooks.resend import TestResult, send_test_event
 
 router = APIRouter(tags=["webhooks"], route_class=JsonRoute)
 

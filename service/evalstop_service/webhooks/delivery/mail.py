@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from evalstop_service.webhooks.email_addresses import OWNER, SCHEME, is_address
+from evalstop_service.webhooks.channels import OWNER, SCHEME, is_address
 from evalstop_service.webhooks.retry import Answer
 
 THREADS = 4

@@ -46,17 +46,16 @@ from evalstop_service.store.queue.attempts import (
 from evalstop_service.store.queue.leases import Settlement
 from evalstop_service.webhooks import signature
 from evalstop_service.webhooks.channels import render_body
-from evalstop_service.webhooks.delivery.claim import (
+from evalstop_service.webhooks.delivery.claims import (
     ClaimLimits,
     ClaimResult,
     DeliveryRules,
+    EndpointQueues,
     settle_and_claim,
     settle_attempts,
 )
-from evalstop_service.webhooks.delivery.endpoint_queues import EndpointQueues
-from evalstop_service.webhooks.delivery.notification_listener import NotificationListener
+from evalstop_service.webhooks.delivery.notification_listener import NotificationListener, Wakeup
 from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.delivery.wakeup import Wakeup
 from evalstop_service.webhooks.links import add_url, locate_act_page
 from evalstop_service.webhooks.retry import Answer, Backoff, judge_answer
 

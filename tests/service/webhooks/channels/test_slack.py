@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 from evalstop_service.domain.event_types import EventType
-from evalstop_service.webhooks.channels.slack import render_message
+from evalstop_service.webhooks.channels import Format, render_body
 from evalstop_service.webhooks.events import DECLARATIONS, build_example
 from evalstop_service.webhooks.links import add_url
 from hypothesis import given
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 @pytest.mark.parametrize("event_type", EventType)
 def test_every_event_has_a_message(event_type: EventType) -> None:
     """A message has a text and blocks within Slack's limits, and names its run or other subject."""
-    message = json.loads(render_message(json.dumps(build_example(event_type))))
+    message = json.loads(render_body(Format.SLACK, json.dumps(build_example(event_type))))
     assert set(message) == {"text", "blocks"}
     about_no_run = (EventType.ENDPOINT_TEST, EventType.ROLLOUT_STAGE_PROPOSED, EventType.ROLLOUT_STAGE_CHANGED)
     assert event_type in about_no_run or message["text"] == f"*ppo-7b-seed3* {DECLARATIONS[event_type].headline}"
@@ -36,7 +36,9 @@ def test_message_links_to_the_page_of_its_run() -> None:
         assert add_url(plain, None, run_id) == plain
         sent = add_url(plain, "https://evalstop.example", run_id)
         assert json.loads(sent) == json.loads(plain) | {"url": json.loads(sent)["url"]}
-        pages[event_type] = json.loads(render_message(sent))["blocks"][-1]["elements"][0]["text"].split(" · ")[-1]
+        pages[event_type] = json.loads(render_body(Format.SLACK, sent))["blocks"][-1]["elements"][0]["text"].split(
+            " · "
+        )[-1]
     assert pages == {
         EventType.STOPPED: f"<https://evalstop.example/runs/{run_id}|Open in EvalStop>",
         EventType.ROLLOUT_STAGE_CHANGED: "<https://evalstop.example/policies|Open in EvalStop>",
@@ -49,7 +51,7 @@ def test_user_text_is_never_interpreted(name: str, reason: str) -> None:
     event: dict[str, Any] = build_example(EventType.STOP_REQUESTED)
     data = event["data"] | {"run": event["data"]["run"] | {"name": name}}
     data["verdict"] = data["verdict"] | {"reason": reason}
-    message = json.loads(render_message(json.dumps(event | {"data": data})))
+    message = json.loads(render_body(Format.SLACK, json.dumps(event | {"data": data})))
     for block in message["blocks"]:
         text = block["text"]["text"] if block["type"] == "section" else block["elements"][0]["text"]
         assert "<" not in text

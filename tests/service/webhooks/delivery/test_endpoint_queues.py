@@ -8,7 +8,7 @@ from uuid import UUID
 
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue.attempts import ClaimedDelivery
-from evalstop_service.webhooks.delivery.endpoint_queues import EndpointQueues
+from evalstop_service.webhooks.delivery.claims import EndpointQueues
 from hypothesis import given
 from hypothesis import strategies as st
 

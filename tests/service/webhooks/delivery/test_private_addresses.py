@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.security.address_policy import AddressPolicy, parse_address_policy
-from evalstop_service.webhooks.delivery.network import Resolve
-from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks.delivery.send import Resolve, Sender
 from evalstop_service.webhooks.retry import Answer
 
 from tests.fixtures.certificates import create_self_signed_certificate

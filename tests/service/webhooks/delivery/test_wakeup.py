@@ -11,8 +11,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.store.database import WAKEUP_CHANNEL, Database
-from evalstop_service.webhooks.delivery.notification_listener import NotificationListener
-from evalstop_service.webhooks.delivery.wakeup import Wakeup
+from evalstop_service.webhooks.delivery.notification_listener import NotificationListener, Wakeup
 from evalstop_service.webhooks.delivery.worker import WorkerLimits
 
 from tests.fixtures.postgres_server import open_connection

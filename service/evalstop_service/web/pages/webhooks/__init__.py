@@ -23,8 +23,8 @@ from evalstop_service.web.api.endpoints import EndpointIn
 from evalstop_service.web.pages.formatting import format_json
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page
 from evalstop_service.web.pages.visitor import Admin, FreshAdmin, Operator, SignedIn, Site, SiteOf, Visitor
-from evalstop_service.webhooks import endpoint_test, resend
 from evalstop_service.webhooks import endpoints as webhooks
+from evalstop_service.webhooks import resend
 from evalstop_service.webhooks.channels import render_body
 from evalstop_service.webhooks.endpoints import MAX_URL_CHARACTERS, EndpointChanges, name_host
 from evalstop_service.webhooks.links import add_url
@@ -123,7 +123,7 @@ def rotate_secret(endpoint_id: UUID, site: SiteOf, visitor: FreshAdmin) -> Respo
 @router.post("/endpoints/{endpoint_id}/test")
 def test_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Operator) -> Response:
     """Send a test event now and show the response."""
-    trial = endpoint_test.send_test_event(
+    trial = resend.send_test_event(
         site.database,
         visitor.project.id,
         endpoint_id,

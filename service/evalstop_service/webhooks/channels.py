@@ -1,0 +1,130 @@
+"""The formats in which endpoints receive events, and the URLs of e-mail endpoints. Pure.
+
+Slack's incoming webhooks get a short text, and blocks with details. Source:
+https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks and its page on formatting text: `&`, `<` and
+`>` are escaped in untrusted text, and a section holds at most 3,000 characters.
+
+Microsoft Teams' workflows and incoming webhooks get an Adaptive Card. Source: the reference of Adaptive Cards, version
+1.4. Text runs (`TextRun`) do not render Markdown, so untrusted text is shown unchanged.
+
+An e-mail is the subject, an empty line, and the text. The URL of an e-mail endpoint is `mailto:ADDRESS`, or
+`mailto:owner` for the owner of each run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from evalstop_service.webhooks.message import ACT, read_message
+
+SCHEME, OWNER = "mailto:", "owner"
+
+_ADDRESS = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*", re.ASCII)
+
+
+class Format(StrEnum):
+    """The format of event bodies for an endpoint."""
+
+    STANDARD = "standard"
+    SLACK = "slack"
+    TEAMS = "teams"
+    EMAIL = "email"
+
+
+def render_body(endpoint_format: str, body: str, act_url: str | None = None) -> str:
+    """The body of an event in the format of an endpoint.
+
+    `act_url`: the page on which people can veto the stop; only messages about a pending stop hold it.
+    """
+    return _RENDER[endpoint_format](body, act_url)
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is a single bare e-mail address: no display name, no list, no line breaks."""
+    return len(text) <= 254 and _ADDRESS.fullmatch(text) is not None
+
+
+def is_mail_url(url: str) -> bool:
+    """Whether a URL is that of an e-mail endpoint."""
+    recipient = url.removeprefix(SCHEME)
+    return recipient != url and (recipient == OWNER or is_address(recipient))
+
+
+def _render_email(body: str, act_url: str | None = None) -> str:
+    """Render an event, given in the standard format, as an e-mail."""
+    message = read_message(body, act_url)
+    details = [f"{title}: {detail}" for title, detail in message.details]
+    details += [f"{ACT}: {message.act_url}"] if message.act_url else []
+    lines = [message.headline, "", f"{message.headline}.", *details, *([message.url] if message.url else [])]
+    return "\n".join([*lines, "", " · ".join(message.context), ""])
+
+
+def _render_slack(body: str, act_url: str | None = None) -> str:
+    """Render an event, given in the standard format, as a Slack message; both are JSON."""
+    message = read_message(body, act_url)
+    name = f"*{_escape(message.name)}*" if message.name else ""
+    text = f"{message.before}{name}{message.after}"
+    blocks = [_build_section(text)]
+    blocks += [_build_section(f"*{title}*: {_escape(detail)}") for title, detail in message.details]
+    if message.act_url:
+        blocks.append(_build_section(f"<{message.act_url}|{ACT}>"))
+    context = [*map(_escape, message.context), *([f"<{message.url}|Open in EvalStop>"] if message.url else [])]
+    blocks.append({"type": "context", "elements": [_build_text(" · ".join(context))]})
+    return msgspec.json.encode({"text": text, "blocks": blocks}).decode()
+
+
+def _build_section(text: str) -> dict[str, Any]:
+    return {"type": "section", "text": _build_text(text)}
+
+
+def _build_text(text: str) -> dict[str, str]:
+    return {"type": "mrkdwn", "text": text}
+
+
+def _escape(text: str) -> str:
+    """Escape untrusted text, so that Slack shows it unchanged."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _render_teams(body: str, act_url: str | None = None) -> str:
+    """Render an event, given in the standard format, as a Teams message; both are JSON."""
+    message = read_message(body, act_url)
+    headline = [_build_run(message.before), _build_run(message.name, weight="Bolder"), _build_run(message.after)]
+    blocks = [_build_block([run for run in headline if run["text"]])]
+    blocks += [
+        _build_block([_build_run(f"{title}: ", weight="Bolder"), _build_run(detail)])
+        for title, detail in message.details
+    ]
+    blocks.append(_build_block([_build_run(" · ".join(message.context), isSubtle=True, size="Small")]))
+    card: dict[str, Any] = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": blocks,
+    }
+    actions = [(ACT, message.act_url), ("Open in EvalStop", message.url)]
+    if opened := [{"type": "Action.OpenUrl", "title": title, "url": url} for title, url in actions if url]:
+        card["actions"] = opened
+    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
+    return msgspec.json.encode({"type": "message", "attachments": [attachment]}).decode()
+
+
+def _build_block(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "RichTextBlock", "inlines": runs}
+
+
+def _build_run(text: str, **style: object) -> dict[str, Any]:
+    return {"type": "TextRun", "text": text, **style}
+
+
+_RENDER: dict[str, Callable[[str, str | None], str]] = {
+    Format.STANDARD: lambda body, _act_url: body,
+    Format.SLACK: _render_slack,
+    Format.TEAMS: _render_teams,
+    Format.EMAIL: _render_email,
+}
