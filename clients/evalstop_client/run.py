@@ -50,8 +50,8 @@ class Run:
       `"must"` fails if there is none. A trainer that restarts from a checkpoint opens its run this way and then calls
       `resume(step=...)`.
     - `metrics`: the role of each watched metric. With `"auto"` the service recognizes the roles by the names that
-      trainers give to metrics; by default metrics called eval, proxy, kl and loss have these roles, unless the project
-      has its own patterns. Several evals are judged by their mean, by `"weight"`; a `"critical"` one also by itself.
+      trainers give to metrics; by default metrics called eval, proxy, kl and loss have these roles. Several evals are
+      judged by their mean, by `"weight"`; a `"critical"` one also by itself.
     - `policy`, `mode`: what judges the run, and whether it may be stopped (`enforce`) or stops are only recorded
       (`shadow`), within what the project allows. Default: the project's.
     - `total_steps`: the planned length. Without it decisions come later.

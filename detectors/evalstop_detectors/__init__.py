@@ -41,7 +41,6 @@ from evalstop_detectors.roles.recognition import (
     choose_direction,
     derive_total_steps,
     find_total_steps,
-    match_role,
     recognize_roles,
 )
 
@@ -93,7 +92,6 @@ __all__ = [
     "find_request",
     "find_total_steps",
     "is_late",
-    "match_role",
     "policy_from_document",
     "policy_to_document",
     "recognize_roles",

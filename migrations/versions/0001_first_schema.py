@@ -154,7 +154,6 @@ def _create_projects() -> None:
         sa.Column("paused_until", sa.DateTime(timezone=True), nullable=True),
         sa.Column("seed", sa.Text(), server_default="", nullable=False),
         sa.Column("quotas", sa.JSON(none_as_null=True), server_default="{}", nullable=False),
-        sa.Column("role_patterns", sa.JSON(), server_default="[]", nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_projects")),
         sa.UniqueConstraint("name", name=op.f("uq_projects_name")),
     )

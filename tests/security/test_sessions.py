@@ -93,7 +93,6 @@ def test_admin_lists_and_ends_sessions(people: SignedInPeople) -> None:
 @pytest.mark.parametrize(
     ("path", "form"),
     [
-        ("/settings/role-patterns", {"patterns": "reward eval"}),
         ("/webhooks/endpoints", {"url": "https://receiver.example/", "event_types": "run.stop_requested"}),
         (f"/webhooks/endpoints/{UUID(int=1)}/enabled", {"enabled": "true"}),
         (f"/webhooks/endpoints/{UUID(int=1)}/rotate-secret", {}),

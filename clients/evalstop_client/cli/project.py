@@ -32,7 +32,6 @@ LIST_WORDS: dict[str, list[str] | None] = {"any": None, "none": []}
 """For a list null is no bound, and so the opposite of an empty one."""
 WORDS = {"none": None, "yes": True, "no": False}
 SET_ELSEWHERE = {
-    "role_patterns": "on the settings page of the dashboard, or by PUT /api/v1/project/role-patterns",
     "quotas": "by `PUT /api/v1/projects/{id}/quotas`, with a key to the installation",
     "paused_at": "by `evalstop project pause` and `evalstop project resume`",
 }

@@ -12,7 +12,7 @@ from evalstop_detectors.observation import MetricRole
 class RoleOrigin(StrEnum):
     """How the role and the direction of a metric are known.
 
-    `declared`: by the trainer, a person or a pattern of the project. `recognized`: the name is in the table of
+    `declared`: by the trainer or a person. `recognized`: the name is in the table of
     a known trainer. `guessed`: from the words of the name. On a guess a run may be suspect, but is never stopped.
     """
 

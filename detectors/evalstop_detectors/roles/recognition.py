@@ -174,23 +174,6 @@ def recognize_roles(metrics: Iterable[str], tags: Mapping[str, str] = MappingPro
     return RecognizedRoles(trainers[0].name if trainers else None, roles, origins, reasons, warnings)
 
 
-def match_role(patterns: Sequence[Mapping[str, str]], name: str) -> Role | None:
-    """The role of a metric by the first matching pattern, None when none matches.
-
-    A pattern is `{"pattern": "val-core/*/mean@*", "role": "eval", "direction": "maximize"}`, fnmatch-style and
-    case-sensitive; without a direction it is chosen by the name. MLflow's `_at_` is read as `@`.
-
-    Raises:
-        KeyError, ValueError: the pattern that fits lacks a key or names an unknown role.
-    """
-    for pattern in patterns:
-        if fnmatchcase(_with_at(name), _with_at(pattern["pattern"])):
-            role = MetricRole(pattern["role"])
-            minimize = (pattern.get("direction") or choose_direction(role, name)) == "minimize"
-            return _role(role, minimize)
-    return None
-
-
 def choose_direction(role: MetricRole, metric: str) -> Direction:
     """The direction of a metric whose role was given without one: KL, losses and errors by their words are minimized.
 

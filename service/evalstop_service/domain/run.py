@@ -161,7 +161,7 @@ class Recognition(Struct, frozen=True):
     preset: Annotated[str | None, doc("the known trainer whose metric names match")] = None
     sources: Annotated[
         dict[str, str],
-        doc("by metric: trainer, default, preset NAME, names (a common name), pattern (of the project), person"),
+        doc("by metric: trainer, default, preset NAME, names (a common name), person"),
     ] = {}
     origins: Annotated[
         dict[str, RoleOrigin],

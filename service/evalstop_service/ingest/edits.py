@@ -39,7 +39,6 @@ from evalstop_service.ingest.messages import (
 )
 from evalstop_service.ingest.run_state import (
     RunState,
-    describe_failure,
     move_monitor,
     observations_past,
     with_eval_changes,
@@ -259,19 +258,11 @@ class Edit:
         is_open = (
             metric_roles.is_open(run) and bool(names - known - OWN_METRICS) and len(known) < metric_roles.MOST_NAMES
         )
-        quota_applies = len(seen) > max(LEAST_METRICS, len(state.last_steps))
-        if not is_open and not quota_applies:
-            return state
-        project = projects.get_project(self._tx, run.project_id)
-        if quota_applies and len(seen) > project.quotas.metrics_per_run:
-            raise QuotaReached(Quota.METRICS_PER_RUN, project.quotas.metrics_per_run)
-        if not is_open:
-            return state
-        try:
-            roles = metric_roles.assign_roles(names - OWN_METRICS, run.labels, project.role_patterns)
-        except Exception as error:
-            roles = metric_roles.keep_roles(run, describe_failure(run, metric_roles.ASSIGNMENT_FAILED, error))
-        return with_roles(state, roles)
+        if len(seen) > max(LEAST_METRICS, len(state.last_steps)):
+            most = projects.get_project(self._tx, run.project_id).quotas.metrics_per_run
+            if len(seen) > most:
+                raise QuotaReached(Quota.METRICS_PER_RUN, most)
+        return with_roles(state, metric_roles.assign_roles(names - OWN_METRICS, run.labels)) if is_open else state
 
     def _combine(
         self, state: RunState, points: Sequence[PostedObservation], new: Sequence[PostedObservation]

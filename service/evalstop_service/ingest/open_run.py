@@ -186,7 +186,7 @@ def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: da
 
 def _build_run(tx: Transaction, project: Project, request: OpenRequest, now: datetime) -> Run:
     policy = policies.store_referred_policy(tx, project, request.policy or project.default_policy, now)
-    recognized = request.metrics is None and (request.recognise or bool(project.role_patterns))
+    recognized = request.metrics is None and request.recognise
     metrics = request.metrics if request.metrics is not None else {} if recognized else DEFAULT_METRICS
     labels = _merge_labels({}, request.labels or {})
     return Run(

@@ -12,10 +12,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
-from pydantic import AfterValidator, Field, ValidationError, create_model
+from pydantic import Field, ValidationError, create_model
 
 from evalstop_service.domain import decision_lifecycle
-from evalstop_service.domain.fields import Body, Integral, Name, Role
+from evalstop_service.domain.fields import Body, Integral, Name
 from evalstop_service.domain.project_settings import format_value, list_settings, list_widened
 from evalstop_service.domain.quotas import LEAST_METRICS, Quotas
 from evalstop_service.errors import Conflict, Invalid, NotFound
@@ -77,29 +77,6 @@ class QuotasIn(Body):
 
 NULLABLE = tuple(declared.name for declared in list_settings() if declared.is_nullable)
 """Settings whose value may be null."""
-
-
-def _check_brackets(pattern: str) -> str:
-    if pattern.count("[") > pattern.count("]"):
-        raise ValueError("a [ is not closed; write [[] for a literal [")
-    return pattern
-
-
-class RolePattern(Role):
-    """The role of all metrics whose name matches."""
-
-    pattern: Annotated[Name, AfterValidator(_check_brackets)] = Field(
-        description="* is any text, ? any character, [ab] one of these; upper and lower case differ",
-        examples=["val-core/*/mean@*"],
-    )
-
-
-class RolePatterns(Body):
-    """The role patterns of a project: the first that matches a name counts; each role goes to the first match."""
-
-    role_patterns: Annotated[list[RolePattern], Field(max_length=100)] = Field(
-        description="in the order in which they are tried"
-    )
 
 
 _Body = TypeVar("_Body", bound=Body)
@@ -203,13 +180,3 @@ def describe_widening(project: Project, change: ProjectChange) -> str:
 def _check_modes(project: Project) -> None:
     if project.default_mode is decision_lifecycle.Mode.ENFORCE and project.max_mode is not project.default_mode:
         raise Conflict("default_mode is enforce but max_mode is shadow, which allows no stops: change both")
-
-
-def change_role_patterns(database: Database, author: Author, change: RolePatterns) -> Project:
-    """Replace the role patterns of a project. Open runs apply them when a metric is reported for the first time."""
-    patterns = [pattern.model_dump(exclude_none=True) for pattern in change.role_patterns]
-    with database.transaction() as tx:
-        project = replace(projects.lock_project(tx, author.project_id), role_patterns=patterns)
-        projects.update_project(tx, project)
-        author.record(tx, "project.changed", f"project {project.name}", {"role_patterns": patterns})
-    return project

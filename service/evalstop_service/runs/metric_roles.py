@@ -1,4 +1,4 @@
-"""The roles of a run's metrics: given by its trainer, matched by the project's patterns, or recognized by name. Pure.
+"""The roles of a run's metrics: given by its trainer, or recognized by name. Pure.
 
     none yet ──> recognized ──> recognized again, whenever a metric is reported for the first time
          └───────────┴────────> corrected by a person, final
@@ -9,12 +9,11 @@ on a guess (`origins`) until a person gives the role: a correction that repeats 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from evalstop_detectors import MetricRole, Role, RoleOrigin, match_role, recognize_roles
+from evalstop_detectors import MetricRole, Role, RoleOrigin, recognize_roles
 from evalstop_detectors.roles.recognition import NO_EVAL
-from msgspec.structs import replace
 
 from evalstop_service.domain.run import MetricFields, Recognition
 from evalstop_service.domain.run import RoleOrigin as RecordedOrigin
@@ -27,8 +26,6 @@ MOST_NAMES = 1000
 """A run with more metrics keeps its roles: recognition compares each new name with all others."""
 
 MOST_REASONS = 100
-
-ASSIGNMENT_FAILED = "the roles of new metrics could not be assigned"
 
 NOTHING_YET = Recognition(open=True, warnings=[NO_EVAL])
 
@@ -50,46 +47,25 @@ def is_corrected(run: Run) -> bool:
     return run.recognition is not None and not run.recognition.open
 
 
-def assign_roles(
-    names: Collection[str], labels: Mapping[str, str], patterns: Sequence[Mapping[str, str]]
-) -> RoleAssignment:
-    """The roles of metrics with these names: by the first pattern that matches, else by recognition."""
-    by_pattern, matched = _match_patterns(names, patterns)
+def assign_roles(names: Collection[str], labels: Mapping[str, str]) -> RoleAssignment:
+    """The roles of metrics with these names, by recognition."""
     recognized = recognize_roles(names, labels)
-    assigned = {role.role for role in by_pattern.values()}
-    by_name = {
-        metric: role for metric, role in recognized.roles.items() if role.role not in assigned and metric not in matched
-    }
+    roles, reasons = recognized.roles, recognized.reasons
+    origins: dict[str, RecordedOrigin] = {metric: recognized.origins[metric].value for metric in sorted(roles)}
+    guessed = [(metric, roles[metric]) for metric, origin in origins.items() if origin == "guessed"]
     source = f"preset {recognized.preset}" if recognized.preset else "names"
-    reasons = {metric: f"{role.role}: by the project's pattern" for metric, role in by_pattern.items()}
-    reasons |= {metric: reason for metric, reason in recognized.reasons.items() if metric not in matched}
-    with_role = by_pattern | by_name
-    first = sorted(reasons, key=lambda metric: (metric not in with_role, metric))[:MOST_REASONS]
-    has_eval = any(role.role == MetricRole.EVAL for role in with_role.values())
-    origins: dict[str, RecordedOrigin] = {
-        metric: (RoleOrigin.DECLARED if metric in by_pattern else recognized.origins[metric]).value
-        for metric in sorted(with_role)
-    }
-    guessed = [(metric, with_role[metric]) for metric, origin in origins.items() if origin == "guessed"]
-    warnings = [warning for warning in recognized.warnings if warning != NO_EVAL] + ([] if has_eval else [NO_EVAL])
+    shown = sorted(reasons, key=lambda metric: (metric not in roles, metric))[:MOST_REASONS]
     return RoleAssignment(
-        {metric: {"role": role.role.value, "direction": role.direction} for metric, role in sorted(with_role.items())},
+        {metric: {"role": role.role.value, "direction": role.direction} for metric, role in sorted(roles.items())},
         Recognition(
             open=True,
             preset=recognized.preset,
-            sources={metric: "pattern" if metric in by_pattern else source for metric in sorted(with_role)},
+            sources=dict.fromkeys(origins, source),
             origins=origins,
-            reasons={metric: reasons[metric] for metric in first},
-            warnings=[*map(_ask_for_confirmation, guessed), *warnings],
+            reasons={metric: reasons[metric] for metric in shown},
+            warnings=[*map(_ask_for_confirmation, guessed), *recognized.warnings],
         ),
     )
-
-
-def keep_roles(run: Run, warning: str) -> RoleAssignment:
-    """The roles that the run has, with a warning that begins with `ASSIGNMENT_FAILED`."""
-    recognition = describe_roles(run)
-    others = [other for other in recognition.warnings if not other.startswith(ASSIGNMENT_FAILED)]
-    return RoleAssignment(run.metrics, replace(recognition, warnings=[*others, warning]))
 
 
 def _ask_for_confirmation(guess: tuple[str, Role]) -> str:
@@ -121,19 +97,3 @@ def _describe_fixed_roles(metrics: Roles, source: str, preset: str | None = None
         origins=dict.fromkeys(metrics, RoleOrigin.DECLARED.value),
         warnings=warnings,
     )
-
-
-def _match_patterns(
-    names: Iterable[str], patterns: Sequence[Mapping[str, str]]
-) -> tuple[dict[str, Role], Mapping[str, Role]]:
-    """At most one metric for each role, by the order of patterns and names; and all metrics that match."""
-    matched: dict[str, Role] = {}
-    for pattern in patterns:
-        for name in sorted(names):
-            role = match_role([pattern], name)
-            if role is not None:
-                matched.setdefault(name, role)
-    first: dict[MetricRole, str] = {}
-    for name, role in matched.items():
-        first.setdefault(role.role, name)
-    return {name: matched[name] for name in first.values()}, matched

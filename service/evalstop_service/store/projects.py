@@ -19,8 +19,7 @@ class Project(ProjectSettings):
     """A tenant, with its settings.
 
     `paused_at`: since then nothing is stopped, until `paused_until` (None: until somebody resumes it). `seed`: of all
-    random choices in the project. `role_patterns`: which metrics play which role, the first that matches a name; see
-    `evalstop_detectors.roles.recognition`.
+    random choices in the project.
     """
 
     id: UUID
@@ -31,7 +30,6 @@ class Project(ProjectSettings):
     paused_reason: str | None = None
     paused_until: datetime | None = None
     seed: str = ""
-    role_patterns: list[dict[str, str]] = field(default_factory=list)
     quotas: Quotas = field(default_factory=Quotas)
 
     @property

@@ -187,6 +187,5 @@ def test_introductory_pages_have_runnable_examples() -> None:
         "quickstart.md",
         "operations.md",
         "ways-in.md",
-        "roles.md",
         "read-results.md",
     }

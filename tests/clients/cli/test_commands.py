@@ -128,7 +128,7 @@ def test_project_settings_are_changed(shell: Shell, project: Project) -> None:
     for wrong, message in (("mode=enforce", "mode"), ("max_mode=loud", "max_mode")):
         assert message in shell.run("project", "set", wrong, code=1)
     assert "NAME=VALUE" in shell.run("project", "set", "max_mode", code=2)
-    assert "PUT /api/v1/project/role-patterns" in shell.run("project", "set", "role_patterns=*/acc eval", code=2)
+    assert "PUT /api/v1/projects/{id}/quotas" in shell.run("project", "set", "quotas=1", code=2)
 
 
 def test_project_is_paused_and_resumed(shell: Shell, project: Project) -> None:

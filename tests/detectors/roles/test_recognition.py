@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from evalstop_detectors import MetricRole, Role, choose_direction, match_role, recognize_roles
+from evalstop_detectors import MetricRole, choose_direction, recognize_roles
 from evalstop_detectors.roles.recognition import NO_EVAL
 from hypothesis import given
 from hypothesis import strategies as st
@@ -221,21 +221,6 @@ def test_preset_tag_selects_the_trainer() -> None:
     assert "trl-ppo" in unknown.warnings[0]
 
 
-def test_first_matching_project_pattern_gives_the_role() -> None:
-    """The first matching pattern gives the role; `@` also matches MLflow's `_at_`."""
-    patterns = [
-        {"pattern": "val-core/*/mean@*", "role": "eval", "direction": "maximize"},
-        {"pattern": "*/nll", "role": "eval", "direction": "minimize"},
-        {"pattern": "val-core/*", "role": "proxy"},
-        {"pattern": "drift", "role": "kl"},
-    ]
-    assert match_role(patterns, "val-core/gsm8k/acc/mean_at_8") == Role(MetricRole.EVAL, "maximize")
-    assert match_role(patterns, "held-out/nll") == Role(MetricRole.EVAL, "minimize")
-    assert match_role(patterns, "val-core/x") == Role(MetricRole.PROXY, "maximize")
-    assert match_role(patterns, "drift") == Role(MetricRole.KL, "minimize")
-    assert match_role(patterns, "reward") is None
-
-
 @pytest.mark.parametrize(
     ("direction", "names"),
     [
@@ -248,12 +233,9 @@ def test_first_matching_project_pattern_gives_the_role() -> None:
     ],
 )
 def test_eval_given_without_a_direction(direction: str, names: str) -> None:
-    """An eval with the words of an error is minimized, by a pattern too; one against errors, or of none, is not."""
+    """An eval with the words of an error is minimized; one against errors, or of none, is not."""
     for name in names.split():
         assert choose_direction(MetricRole.EVAL, name) == direction, name
-        role = match_role([{"pattern": "*", "role": "eval"}], name)
-        assert role is not None
-        assert role.direction == direction
 
 
 KNOWN = sorted({name for names, _ in LOGS.values() for name in names.split()})

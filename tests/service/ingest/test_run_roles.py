@@ -128,35 +128,6 @@ def test_run_without_evals_has_no_best_checkpoint(project: ProjectFixture) -> No
     assert (after.best_checkpoint, after.raw_maximum) == (None, None)
 
 
-def test_project_patterns_set_roles(project: ProjectFixture) -> None:
-    """In a project with patterns, runs without declared metrics get their roles by the patterns."""
-    project.change_settings(role_patterns=[{"pattern": "odd/*", "role": "eval"}])
-    run = project.open_run(policy="paper")
-    assert project.post_observations(run, build_declining("odd/one")).run.verdict.verdict == "stop"
-    declared = project.open_run(metrics={"odd/two": EVAL_ROLE | {"direction": "minimize"}})
-    assert declared.recognition is None
-
-
-def test_observations_are_stored_although_roles_cannot_be_assigned(project: ProjectFixture) -> None:
-    """The run keeps the roles that it has, says why, and gets others once they can be assigned."""
-    run = project.open_run(recognise=True)
-    project.post_observations(run, [PostedObservation("eval/score", 1, 0.5)])
-    roles = project.load_run(run).metrics
-    assert roles
-    project.change_settings(role_patterns=[{"pattern": "odd/*", "role": "of a later release"}])
-    assert project.post_observations(run, [PostedObservation("odd/score", 1, 0.5)]).accepted == 1
-    stored = project.load_run(run)
-    assert stored.metrics == roles
-    assert stored.recognition is not None
-    assert "the roles of new metrics could not be assigned: ValueError" in stored.recognition.warnings[-1]
-    project.change_settings(role_patterns=[{"pattern": "odd/*", "role": "kl"}])
-    project.post_observations(run, [PostedObservation("odd/other", 1, 0.5)])
-    assert "odd/other" in project.load_run(run).metrics
-    recognition = project.load_run(run).recognition
-    assert recognition is not None
-    assert not any("could not be assigned" in warning for warning in recognition.warnings)
-
-
 def test_recognized_roles_cannot_be_declared_later(project: ProjectFixture) -> None:
     """A run whose roles are recognized cannot be reopened with declared ones."""
     run = project.open_run(recognise=True)

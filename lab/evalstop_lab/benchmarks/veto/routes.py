@@ -45,9 +45,6 @@ COSTLIEST: dict[str, Any] = {
     f"POST {API}/runs/{{run_id}}/checkpoints": {"step": 1, "uri": "file:///@count@"},
     f"POST {API}/policies": {"name": "p@count@", "members": _MEMBERS},
     f"POST {API}/policies/backtests": {"policy": "paper", "runs": 500},
-    f"PUT {API}/project/role-patterns": {
-        "role_patterns": [{"pattern": f"val-{index}/*/mean@*", "role": "kl"} for index in range(50)]
-    },
     f"POST {API}/endpoints": {"url": "http://127.0.0.1:9/", "event_types": ["run.lost"]},
     f"POST {MLFLOW}/experiments/create": {"name": "x@count@", "tags": [{"key": "t", "value": "a" * 2000}]},
     f"POST {MLFLOW}/experiments/search": {"max_results": 1000, "filter": _FILTER},
@@ -61,7 +58,6 @@ COSTLIEST: dict[str, Any] = {
     f"POST {MLFLOW}/runs/set-tag": {"run_id": "{run_hex}", "key": "t@count@", "value": "a" * 2000},
     f"POST {MLFLOW}/logged-models": {"experiment_id": "0", "name": "checkpoint-@count@"},
     "PUT /mlflow/api/2.0/mlflow-artifacts/artifacts/{path:path}": "x" * 2**20,
-    "POST /settings/role-patterns": "patterns=" + "%0A".join(f"val-{index}%2F*+kl" for index in range(50)),
     "POST /policies/{name}/edit/try": "document=" + json.dumps({"members": _MEMBERS}),
 }
 """Bodies: JSON, or a text as it is."""

@@ -56,7 +56,6 @@ projects = sa.Table(
     sa.Column("paused_until", UtcTime),  # when it resumes by itself; NULL: when a person resumes it
     sa.Column("seed", sa.Text, nullable=False, server_default=""),  # of all random choices in the project
     sa.Column("quotas", StructJson(Quotas), nullable=False, server_default="{}"),  # missing quotas have their defaults
-    sa.Column("role_patterns", sa.JSON, nullable=False, server_default="[]"),  # the first that matches a metric's name
 )
 
 keys = sa.Table(

@@ -1,4 +1,4 @@
-"""Metric roles in requests, and their routes: the metrics of a run, corrections, and a project's patterns."""
+"""Metric roles in requests, and their routes: the metrics of a run, and corrections."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from pydantic.config import JsonDict
 from evalstop_service.domain.fields import Body, Name, Plain, Role
 from evalstop_service.domain.run import MetricFields
 from evalstop_service.ingest import Message, RolesCorrected
-from evalstop_service.projects import project_settings
-from evalstop_service.projects.project_settings import RolePatterns
 from evalstop_service.runs.watched_metrics import list_watched
 from evalstop_service.store import observations, projects, runs
 from evalstop_service.store.observations import LatestObservation
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.run_views import RunOut, view_run
-from evalstop_service.web.api.schemas import Answer, Items, ProjectOut, RunId, Stored, answers
-from evalstop_service.web.context import Admin, Commit, Ctx, Db, Now, Operate, Read, allowed
+from evalstop_service.web.api.schemas import Answer, Items, RunId, Stored, answers
+from evalstop_service.web.context import Commit, Ctx, Db, Now, Operate, Read, allowed
 
 AnyRole = TypeVar("AnyRole", bound=Role)
 
@@ -165,13 +163,3 @@ def correct_run_metrics(
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, correction))
     with database.reading() as tx:
         return view_run(tx, receipt.run, context, now)
-
-
-@router.put("/project/role-patterns", tags=["projects"])
-def set_role_patterns(body: RolePatterns, caller: Admin, database: Db, now: Now) -> ProjectOut:
-    """Set the role patterns of the key's project, for runs whose trainer sets no roles.
-
-    Open runs apply them when they report a new metric.
-    """
-    project = project_settings.change_role_patterns(database, caller.author(now), body)
-    return ProjectOut.model_validate(project)

@@ -51,8 +51,7 @@ class RunIn(DescriptionIn):
     metrics: Watched | None = Field(
         None,
         description="the role of each watched metric, or auto: roles are recognized by metric names while the run "
-        "reports. By default the project's patterns apply; without patterns, metrics named eval, proxy, kl and loss "
-        "have these roles",
+        "reports. By default metrics named eval, proxy, kl and loss have these roles",
         examples=[{"reward/gold": {"role": "eval"}, "reward/proxy": {"role": "proxy"}, "kl": {"role": "kl"}}],
     )
     labels: Annotated[dict[Name, Line], Field(max_length=100)] | None = Field(

@@ -230,9 +230,6 @@ class ProjectOut(_Settings):  # more of its fields are those of ProjectSettings
 
     id: UUID = Field(description="id of the project")
     name: str = Field(description="unique in the installation")
-    role_patterns: list[dict[str, str]] = Field(
-        description="patterns that give metrics their roles in runs whose trainers set none; the first match counts"
-    )
     quotas: QuotasOut = Field(description="limits on runs, metrics, keys, endpoints and policies")
     paused_at: Time | None = Field(description="stops are paused since then; null: not paused")
     paused_by: str | None = Field(description="who paused it")

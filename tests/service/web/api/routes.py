@@ -31,7 +31,6 @@ ROUTE_SCOPES: dict[tuple[str, str], set[str]] = {
     ("POST", "/proposals/{proposal_id}/refuse"): {"operate"},
     ("GET", "/precision"): {"read"},
     ("GET", "/cases"): {"read"},
-    ("PUT", "/project/role-patterns"): set(),
     ("PATCH", "/runs/{run_id}"): {"operate"},
     ("GET", "/runs/{run_id}/metrics"): {"read"},
     ("PATCH", "/runs/{run_id}/metrics"): {"operate"},
@@ -130,9 +129,6 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("PATCH", "/project"): PROJECT_SETTINGS,
     ("POST", "/project/pause"): {"actor": "dana", "reason": "the eval set is broken"},
     ("POST", "/project/resume"): {"actor": "dana"},
-    ("PUT", "/project/role-patterns"): {
-        "role_patterns": [{"pattern": "val-core/*/mean@*", "role": "eval", "direction": "maximize"}]
-    },
     ("POST", "/keys"): {
         "name": "k",
         "scopes": ["report"],

@@ -34,7 +34,6 @@ ACTIONS = {
     ("DELETE", "/policies/{name}/rollout-stage"): "rollout_stage.removed",
     ("POST", "/policies/{name}/rollout-stage/demote"): "rollout_stage.moved",
     ("POST", "/policies/backtests"): "policy.backtested",
-    ("PUT", "/project/role-patterns"): "project.changed",
     ("PATCH", "/runs/{run_id}"): "run.described",
     ("PATCH", "/runs/{run_id}/metrics"): "run.metrics_changed",
     ("POST", "/decisions/{decision_id}/veto"): "decision.vetoed",

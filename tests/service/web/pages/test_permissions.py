@@ -96,7 +96,6 @@ ROUTE_ROLES: dict[tuple[str, str], int] = {
     ("POST", "/webhooks/deliveries/{delivery_id}/replay"): OPERATOR,
     ("GET", "/settings"): VIEWER,
     ("POST", "/settings"): ADMIN,
-    ("POST", "/settings/role-patterns"): ADMIN,
     ("POST", "/settings/pause"): OPERATOR,
     ("POST", "/settings/resume"): OPERATOR,
     ("POST", "/settings/keys"): ADMIN,

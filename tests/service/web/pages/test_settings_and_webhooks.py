@@ -272,16 +272,6 @@ def test_durations_are_shown_exactly(pages: AdminPages) -> None:
     assert 'name="confirm_seconds" value="1h30m"' in page
 
 
-def test_role_patterns_are_edited_as_lines(pages: AdminPages) -> None:
-    """Each line is a pattern, a role and optionally a direction; an invalid line is named."""
-    pages.post("/settings/role-patterns", patterns="val/*/mean@* eval\n\n loss loss minimize \n")
-    assert [pattern["pattern"] for pattern in pages.project().role_patterns] == ["val/*/mean@*", "loss"]
-    assert "loss loss minimize" in pages.get("/settings")
-    for invalid in ("alone", "x gold", "a eval maximize now", "[ eval"):
-        assert invalid in pages.post("/settings/role-patterns", 422, patterns=invalid).text
-    assert pages.actions() == ["project.changed"]
-
-
 def test_stopping_is_paused_and_resumed(pages: AdminPages) -> None:
     """A pause has a reason, which the settings page shows."""
     pages.post("/settings/pause", reason="the eval set is <b>broken</b>")

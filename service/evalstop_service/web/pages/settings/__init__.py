@@ -15,8 +15,8 @@ from evalstop_service.decisions import second_person
 from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.project_settings import Declared, Group, format_value, list_settings
 from evalstop_service.errors import Conflict, Invalid
-from evalstop_service.projects import api_keys, project_settings
-from evalstop_service.projects.project_settings import ProjectChange, RolePatterns, parse_form
+from evalstop_service.projects import api_keys
+from evalstop_service.projects.project_settings import ProjectChange, parse_form
 from evalstop_service.security.scopes import EVERY
 from evalstop_service.store import audit, counts, keys
 from evalstop_service.store.database import Transaction
@@ -76,18 +76,6 @@ def change_settings(
         return _render_settings(site, visitor, problem=problem, wrong=error, written=written, status=422)
     response = RedirectResponse(_PATH, 303)
     return response if proposal is None else add_notice(response, request, "proposed")
-
-
-@router.post("/role-patterns")
-def change_role_patterns(site: SiteOf, visitor: FreshAdmin, patterns: Annotated[str, Form()] = "") -> Response:
-    """Set the role patterns, one per line."""
-    try:
-        lines = [_parse_pattern(line) for line in patterns.splitlines() if line.strip()]
-        change = parse_form(RolePatterns, {"role_patterns": lines})
-        project_settings.change_role_patterns(site.database, visitor.author(site.clock()), change)
-    except Invalid as error:
-        return _render_settings(site, visitor, problem=str(error), written={"patterns": patterns}, status=422)
-    return RedirectResponse(f"{_PATH}#roles", 303)
 
 
 @router.post("/pause")
@@ -182,7 +170,6 @@ def _render_settings(site: Site, visitor: Visitor, *, status: int = 200, **overr
         project=project,
         groups=[(group, _describe_fields(group, project, values["written"])) for group in Group],
         quotas=used,
-        patterns=values["written"].get("patterns") or "\n".join(map(_format_pattern, project.role_patterns)),
         keys=project_keys,
         sessions=open_sessions,
         members=[grant for grant in site.openid.grants.entries if grant.project in (project.name, EVERY)]
@@ -207,17 +194,6 @@ def _describe_fields(
 def _parse_policies(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     return [] if names == [NONE] else names
-
-
-def _format_pattern(pattern: dict[str, str]) -> str:
-    return " ".join(pattern[name] for name in ("pattern", "role", "direction") if name in pattern)
-
-
-def _parse_pattern(line: str) -> dict[str, str]:
-    parts = line.split()
-    if not 2 <= len(parts) <= 3:
-        raise Invalid(f"a line is PATTERN ROLE [DIRECTION], not {line.strip()[:80]!r}")
-    return dict(zip(("pattern", "role", "direction"), parts, strict=False))
 
 
 def _list_keys(tx: Transaction, project_id: UUID, now: datetime) -> list[Key]:
