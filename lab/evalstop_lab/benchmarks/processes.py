@@ -78,7 +78,7 @@ def create_keys(
     """Run commands of `evalstop` that prepare the environment's database; returns the keys that they create."""
     completed = subprocess.run(
         [python, "-c", RUN_COMMANDS, *commands],
-        env=os.environ | STOPS_AT_ONCE | environment,
+        env={**os.environ, **STOPS_AT_ONCE, **environment},
         capture_output=True,
         text=True,
         cwd="/",
