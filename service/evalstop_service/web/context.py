@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -145,14 +146,40 @@ def refuse_key(detail: str) -> Problem:
 
 
 UNAUTHORIZED = refuse_key("send `Authorization: Bearer esk_...` with a key")
+_UNAUTHORIZED_MLFLOW = refuse_key(
+    "set MLFLOW_TRACKING_TOKEN to an active key, or MLFLOW_TRACKING_PASSWORD with any MLFLOW_TRACKING_USERNAME"
+)
 
 
-def _explain_refusal(header: str) -> Problem:
+def _explain_refusal(request: Request) -> Problem:
+    header = request.headers.get("authorization", "")
+    if _is_mlflow(request):
+        return _UNAUTHORIZED_MLFLOW
     if header.startswith("esk_"):
         return refuse_key("the header has a key without the scheme before it: send `Authorization: Bearer esk_...`")
     if header.lower().startswith("bearer "):
         return refuse_key("the key is unknown, revoked, expired or bound to other networks")
     return UNAUTHORIZED
+
+
+def _is_mlflow(request: Request) -> bool:
+    """Whether a client of MLflow asks: it may send its key as a password, and parameters that are unknown here."""
+    return bool(request.scope.get("root_path") == "/mlflow")
+
+
+def read_secret(header: str) -> str | None:
+    """The secret in an `Authorization` header, bearer or basic; None if there is none."""
+    scheme, _, credentials = header.partition(" ")
+    match scheme.lower():
+        case "bearer":
+            return credentials.strip()
+        case "basic":
+            try:
+                name, colon, password = base64.b64decode(credentials, validate=True).decode().partition(":")
+            except ValueError:
+                return None
+            return password if colon and name else None
+    return None
 
 
 def read_address(request: Request) -> str:
@@ -168,15 +195,16 @@ class _BearerKey(SecurityBase):
 
     async def __call__(self, request: Request) -> Key:
         """Raise Problem unless the request has a valid key."""
-        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+        header = request.headers.get("authorization", "")
+        secret = read_secret(header) if header[:6].lower() == "bearer" or _is_mlflow(request) else None
         key = None
-        if scheme.lower() == "bearer":
+        if secret is not None:
             urgent = is_decision_path(request.scope["path"])
             key_cache = read_context(request).key_cache
             threads = LIMITS.get().authentication
-            key = await key_cache.authenticate_together(secret.strip(), read_address(request), urgent, threads)
+            key = await key_cache.authenticate_together(secret, read_address(request), urgent, threads)
         if key is None:
-            raise _explain_refusal(request.headers.get("authorization", ""))
+            raise _explain_refusal(request)
         set_sender(key.id, key.project_id)
         return key
 
@@ -199,7 +227,8 @@ def may(*scopes: str, bound: bool = False) -> Callable[..., Awaitable[Caller]]:
         granted = allowed(key, *scopes)
         if key.endpoint_ids and not bound:
             raise Problem(403, ProblemKind.SCOPE_MISSING, "the key is bound to endpoints, and this belongs to none")
-        refuse_unknown_parameters(request)
+        if not _is_mlflow(request):
+            refuse_unknown_parameters(request)
         if not is_decision_path(request.scope["path"]):
             hold_place(LIMITS.get().requests)
         return granted

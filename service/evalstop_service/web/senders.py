@@ -16,9 +16,8 @@ from evalstop_service.decisions import message_links
 from evalstop_service.errors import TooOften
 from evalstop_service.security.scopes import VisitorRole
 from evalstop_service.store.turns import Work
-from evalstop_service.web.context import read_address
+from evalstop_service.web.context import read_address, read_secret
 from evalstop_service.web.limits import LIMITS, is_decision_path
-from evalstop_service.web.mlflow.protocol import read_secret
 from evalstop_service.web.pages.cookies import SESSION, read_cookie
 from evalstop_service.web.pages.visitor import Site, identify_visitor
 

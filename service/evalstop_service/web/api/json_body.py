@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
-from evalstop_service.store.keys import Key
 from evalstop_service.web.context import authenticate_request
 from evalstop_service.web.limits import in_thread, to_coroutine
 from evalstop_service.web.problem_kinds import ProblemKind
@@ -24,12 +23,7 @@ PROMPT_BYTES = 4096
 
 
 class JsonRoute(APIRoute):
-    """A route whose body, if any, is JSON: 401 without a key, 415 for another media type, 400 for invalid JSON.
-
-    `insist`: the valid key of the request; raises Problem if it has none.
-    """
-
-    insist: Callable[[Request], Awaitable[Key]] = staticmethod(authenticate_request)
+    """A route whose body, if any, is JSON: 401 without a key, 415 for another media type, 400 for invalid JSON."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         # FastAPI would call a function in a thread, and take another one to check what it returned.
@@ -41,7 +35,7 @@ class JsonRoute(APIRoute):
             return handle
 
         async def strict(request: Request) -> Response:
-            await self.insist(request)
+            await authenticate_request(request)
             content_type = request.headers.get("content-type", "")
             if content_type.partition(";")[0].strip().lower() != "application/json":
                 raise Problem(415, ProblemKind.NOT_JSON, "send it with the header `Content-Type: application/json`")

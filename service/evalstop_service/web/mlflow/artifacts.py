@@ -25,18 +25,12 @@ from evalstop_service.domain.quotas import Quota
 from evalstop_service.store import projects, run_details, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.web.context import Caller, Db
+from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.context import Caller, Db, Ingest, ReadOrIngest
 from evalstop_service.web.limits import in_thread
 from evalstop_service.web.mlflow import requests
 from evalstop_service.web.mlflow.experiments import Root, load_experiment
-from evalstop_service.web.mlflow.protocol import (
-    Ingest,
-    MlflowError,
-    MlflowRoute,
-    ReadOrIngest,
-    invalid_parameter,
-    not_found,
-)
+from evalstop_service.web.mlflow.protocol import MlflowError, invalid_parameter, not_found
 from evalstop_service.web.mlflow.requests import Document, is_uuid
 from evalstop_service.web.mlflow.run_logger import (
     Logger,
@@ -207,8 +201,8 @@ async def _find_artifacts(request: Request) -> ArtifactFolder:
 
 Artifacts = Annotated[ArtifactFolder, Depends(_find_artifacts)]
 
-router = APIRouter(prefix=PREFIX, route_class=MlflowRoute)
-tracking_router = APIRouter(route_class=MlflowRoute)
+router = APIRouter(prefix=PREFIX, route_class=JsonRoute)
+tracking_router = APIRouter(route_class=JsonRoute)
 
 
 @router.get("")

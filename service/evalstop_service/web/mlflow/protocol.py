@@ -1,85 +1,23 @@
-"""How MLflow's clients authenticate, and the errors that they expect.
+"""The errors that MLflow's clients expect.
 
-A key is sent as bearer token, or as the password of basic authentication. Clients retry 408, 429, 500, 502, 503 and 504
-for minutes, and raise any other status immediately in the training loop. So temporary problems are 503, and problems
-that a retry cannot solve have another status.
+Clients retry 408, 429, 500, 502, 503 and 504 for minutes, and raise any other status immediately in the training loop.
+So temporary problems are 503, and problems that a retry cannot solve have another status.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated
+from collections.abc import Mapping
 
 import sqlalchemy as sa
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from evalstop_service.errors import ServiceError
-from evalstop_service.store.keys import Key
 from evalstop_service.web import problems
-from evalstop_service.web.api.json_body import JsonRoute
-from evalstop_service.web.context import Caller, Context, allowed, read_address, refuse_key
-from evalstop_service.web.limits import LIMITS, hold_place, set_sender
 from evalstop_service.web.problems import Problem
-
-_UNAUTHENTICATED = refuse_key(
-    "set MLFLOW_TRACKING_TOKEN to an active key, or MLFLOW_TRACKING_PASSWORD with any MLFLOW_TRACKING_USERNAME"
-)
-
-
-async def authenticate_request(request: Request) -> Key:
-    """The key of a request; raises Problem unless it is valid."""
-    context: Context = request.app.state.context
-    secret = read_secret(request.headers.get("authorization", ""))
-    key = None
-    if secret is not None:
-        threads = LIMITS.get().authentication
-        key = await context.key_cache.authenticate_together(secret, read_address(request), threads=threads)
-    if key is None:
-        raise _UNAUTHENTICATED
-    set_sender(key.id, key.project_id)
-    return key
-
-
-def read_secret(header: str) -> str | None:
-    """The secret in an `Authorization` header, bearer or basic; None if there is none."""
-    scheme, _, credentials = header.partition(" ")
-    match scheme.lower():
-        case "bearer":
-            return credentials
-        case "basic":
-            try:
-                name, colon, password = base64.b64decode(credentials, validate=True).decode().partition(":")
-            except (binascii.Error, ValueError):
-                return None
-            return password if colon and name else None
-    return None
-
-
-class MlflowRoute(JsonRoute):
-    """A route of MLflow's API; its body is read only after authentication."""
-
-    insist = staticmethod(authenticate_request)
-
-
-def _require_scope(*scopes: str) -> Callable[..., Awaitable[Caller]]:
-    async def authorize(key: Annotated[Key, Depends(authenticate_request)], request: Request) -> Caller:
-        granted = allowed(key, *scopes)
-        hold_place(LIMITS.get().requests)
-        return granted
-
-    return authorize
-
-
-Ingest = Annotated[Caller, Depends(_require_scope("ingest"))]
-Read = Annotated[Caller, Depends(_require_scope("read"))]
-ReadOrIngest = Annotated[Caller, Depends(_require_scope("read", "ingest"))]
-
 
 MAX_DETAILS = 3
 LONGEST_SHOWN = 300
@@ -113,11 +51,6 @@ def invalid_parameter(message: str) -> MlflowError:
 def not_found(message: str) -> MlflowError:
     """A resource that does not exist."""
     return MlflowError(404, "RESOURCE_DOES_NOT_EXIST", message)
-
-
-def already_exists(message: str) -> MlflowError:
-    """A resource that already exists."""
-    return MlflowError(400, "RESOURCE_ALREADY_EXISTS", message)
 
 
 _EXPECTED = (

@@ -26,10 +26,10 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.mlflow import Experiment, MlflowRun
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import MAX_STEP
-from evalstop_service.web.context import Caller, Context, Ctx, Now
+from evalstop_service.web.context import Caller, Context, Ctx, Ingest, Now
 from evalstop_service.web.mlflow import requests, search
 from evalstop_service.web.mlflow.experiments import default_experiment
-from evalstop_service.web.mlflow.protocol import Ingest, not_found
+from evalstop_service.web.mlflow.protocol import not_found
 from evalstop_service.web.mlflow.requests import CHECKPOINT, Item, MetricIn, is_uuid
 
 

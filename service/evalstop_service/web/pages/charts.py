@@ -178,13 +178,13 @@ def outline_buckets(buckets: Sequence[Bucket], metric: str) -> list[PostedObserv
     return points
 
 
-WIDTH, HEIGHT = 1000, 400
-STRETCHES = 500
+CURVE_WIDTH, CURVE_HEIGHT = 1000, 400
+CURVE_STRETCHES = 500
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric: its points in an SVG of WIDTH x HEIGHT, and the frame that it fills."""
+    """A metric: its points in an SVG of CURVE_WIDTH x CURVE_HEIGHT, and the frame that it fills."""
 
     role: str
     points: str
@@ -195,12 +195,12 @@ def load_curves(tx: Transaction, run: Run) -> list[Curve]:
     """The eval, the proxy and the KL of a run, those without finite values left out."""
     metric_of_role = {role: metric for metric, role in reversed(list_charted(run).items())}
     series_of_role = {role: (run.id, metric_of_role[role]) for role in ROLES if role in metric_of_role}
-    segments = series.load_segments(tx, series_of_role.values(), STRETCHES)
+    segments = series.load_segments(tx, series_of_role.values(), CURVE_STRETCHES)
     drawable = [(role, segments[series]) for role, series in series_of_role.items() if segments.get(series)]
     steps = [item.step for _, stretches in drawable for item in stretches]
     return [_draw_curve(role, stretches, min(steps), max(steps)) for role, stretches in drawable]
 
 
 def _draw_curve(role: str, stretches: Sequence[Segment], first: int, last: int) -> Curve:
-    frame = replace(Frame.around(stretches), first=first, last=last, width=WIDTH, height=HEIGHT, margin=0)
+    frame = replace(Frame.around(stretches), first=first, last=last, width=CURVE_WIDTH, height=CURVE_HEIGHT, margin=0)
     return Curve(role, frame.line(stretches), frame)

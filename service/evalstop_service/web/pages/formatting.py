@@ -157,9 +157,10 @@ def _describe_decision(run: Run, decision: Decision, now: datetime) -> str:
         if run.mode is Mode.ENFORCE:
             limit = "The project's highest mode or the policy's rollout stage limits it"
         return f"Would have been {done} at step {at}. {limit}: recorded, not carried out."
-    sentences = _PARKING if decision.action is Action.PARK else _STOPPING
-    state = DecisionState.REQUESTED if decision.state not in sentences else decision.state
-    return sentences[state].format(
+    parks = decision.action is Action.PARK
+    sentence = (_PARKING if parks else {}).get(decision.state) or _SENTENCES[decision.state]
+    return sentence.format(
+        **(_PARK_WORDS if parks else _STOP_WORDS),
         at=at,
         reason=decision.state_reason,
         status=_STATUSES.get(run.status, going_on),
@@ -169,11 +170,14 @@ def _describe_decision(run: Run, decision: Decision, now: datetime) -> str:
     )
 
 
-_STOPPING = {
-    DecisionState.HELD_OUT: "The stop at step {at} is held out at random, to measure whether it is right. {status}",
-    DecisionState.ON_HOLD: "Stop on hold: {reason}. Called at step {at}; its guards are checked every minute.",
-    DecisionState.PENDING: "Will be stopped for its verdict at step {at} unless vetoed before {until}.",
-    DecisionState.REQUESTED: "Stop requested at step {at}. No scheduler has confirmed yet that the job is gone.",
+_STOP_WORDS = {"Stop": "Stop", "The_stop": "The stop", "stopped": "stopped", "gone": "gone"}
+_PARK_WORDS = {"Stop": "Parking", "The_stop": "Parking", "stopped": "parked", "gone": "set aside"}
+
+_SENTENCES = {
+    DecisionState.HELD_OUT: "{The_stop} at step {at} is held out at random, to measure whether it is right. {status}",
+    DecisionState.ON_HOLD: "{Stop} on hold: {reason}. Called at step {at}; its guards are checked every minute.",
+    DecisionState.PENDING: "Will be {stopped} for its verdict at step {at} unless vetoed before {until}.",
+    DecisionState.REQUESTED: ("{Stop} requested at step {at}. No scheduler has confirmed yet that the job is {gone}."),
     DecisionState.ACKNOWLEDGED: (
         "A receiver is carrying out the stop at step {at}. The job is not confirmed to be gone yet."
     ),
@@ -182,29 +186,22 @@ _STOPPING = {
     ),
     DecisionState.CONFIRMED: "Stopped at step {at}. The job is confirmed to be gone.",
     DecisionState.OBEYED: "Stopped at step {at}: the trainer saw the stop and ended the run by itself.",
-    DecisionState.FAILED: "The stop at step {at} failed: {reason}. {job}",
-    DecisionState.VETOED: "The stop at step {at} was vetoed. {status}",
-    DecisionState.MOOT: "The stop at step {at} was not carried out: {reason}.",
-    DecisionState.UNDONE: "The stop at step {at} was undone. {status}",
-}
-
-_PARKING = {
-    DecisionState.HELD_OUT: "Not parked at step {at}, by random assignment, to measure whether it is right. {status}",
-    DecisionState.ON_HOLD: "Parking is on hold: {reason}. Called for at step {at}.",
-    DecisionState.PENDING: "Will be parked for its verdict at step {at} unless vetoed before {until}.",
-    DecisionState.REQUESTED: (
-        "Parking requested at step {at}. No scheduler has confirmed yet that the job is set aside."
-    ),
     DecisionState.PARKED: (
         "Parked at step {at}: the job is set aside and can return. It returns by itself once it recovers."
     ),
+    DecisionState.FAILED: "{The_stop} at step {at} failed: {reason}. {job}",
+    DecisionState.VETOED: "{The_stop} at step {at} was vetoed. {status}",
+    DecisionState.MOOT: "{The_stop} at step {at} was not carried out: {reason}.",
+    DecisionState.UNDONE: "{The_stop} at step {at} was undone. {status}",
+}
+"""The sentence about each state of a decision."""
+
+_PARKING = {
+    **dict.fromkeys((DecisionState.ACKNOWLEDGED, DecisionState.ESCALATED), _SENTENCES[DecisionState.REQUESTED]),
     DecisionState.CONFIRMED: "The job ended before it was parked. Parking was called for at step {at}.",
-    DecisionState.FAILED: "The job could not be parked at step {at}: {reason}. {job}",
-    DecisionState.VETOED: "Parking at step {at} was vetoed. {status}",
-    DecisionState.MOOT: "Not parked at step {at} after all: {reason}.",
     DecisionState.UNDONE: "Was to be parked at step {at}; that was undone: {reason}. {status}",
 }
-"""The sentence about each state of a decision to stop, and of one to park."""
+"""Those that differ for a decision to park."""
 
 _ROLE_SOURCES = {
     "names": "from its name",

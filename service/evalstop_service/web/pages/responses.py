@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,7 +10,6 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
-import sqlalchemy as sa
 from evalstop_detectors.wording import format_count
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -21,9 +19,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
 from evalstop_service.domain.times import format_duration
-from evalstop_service.errors import Conflict, Invalid, NotFound, ServiceError
+from evalstop_service.errors import Invalid, NotFound, ServiceError
 from evalstop_service.security.address_policy import AddressRefused
-from evalstop_service.store.database import lacks_schema
 from evalstop_service.web.limits import to_coroutine
 from evalstop_service.web.pages import cookies, formatting, static_files
 from evalstop_service.web.problems import count_refusal, describe_fault, problem_of
@@ -70,8 +67,6 @@ def read_period(request: Request) -> Period:
         raise Invalid(f"{PARAMETER}: {', '.join(filter(None, PERIODS))}, or none for all time")
     return period
 
-
-_log = logging.getLogger(__name__)
 
 # Plotly adds one empty <style> element and fills it by insertRule, which the policy does not restrict: this is the hash
 # of the empty string. Its other style element has rules for maps; an element with its id in parts.html prevents it.
@@ -194,12 +189,6 @@ def _answer_error(request: Request, error: Exception) -> Response:
             return _render_error(403, "Not allowed", str(error))
         case InvalidFormToken():
             return _render_error(403, "Nothing was changed", str(error))
-        case Conflict():
-            return _render_error(409, "Nothing was changed", _to_sentence(error))
-        case Invalid() | AddressRefused():
-            return _render_error(
-                422, "Nothing to show" if request.method == "GET" else "Nothing was changed", _to_sentence(error)
-            )
         case RequestValidationError() if all(item["loc"][0] != "path" for item in error.errors()):
             if request.method == "GET":
                 return _render_error(422, "Nothing to show", _name_faults(error))
@@ -208,18 +197,13 @@ def _answer_error(request: Request, error: Exception) -> Response:
             return _render_error(error.status_code, "Nothing was changed", _to_sentence(error.detail))
         case NotFound() | RequestValidationError():
             return _render_error(404, "Not found", "Nothing here for your key. It may belong to another project.")
-        case ServiceError():  # a quota, a limit, or a service that cannot do this now: as the API answers it
+        case ServiceError() | AddressRefused():
             count_refusal(request, error)
-            return _render_error(problem_of(error).status, "Nothing was changed", _to_sentence(error))
-        case sa.exc.DBAPIError() if lacks_schema(error):
-            _log.error("the schema is missing or too old; run `evalstop migrate`", exc_info=error)
-            return _render_error(503, "The database has no schema for this release", "Run `evalstop migrate`.")
-        case sa.exc.OperationalError() | sa.exc.TimeoutError():
-            _log.error("database not available: %s", error)
-            return _render_error(503, "Database not available", "Reload the page in a moment.")
+            title = "Nothing to show" if request.method == "GET" else "Nothing was changed"
+            return _render_error(problem_of(error).status, title, _to_sentence(error))
         case _:
-            _log.error("page failed", exc_info=error)
-            return _render_error(500, "Internal error", "The service failed; see its log.")
+            problem = problem_of(error)  # writes the log
+            return _render_error(problem.status, problem.title, _to_sentence(problem.detail))
 
 
 def _name_faults(error: RequestValidationError) -> str:

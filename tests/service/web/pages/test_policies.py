@@ -38,35 +38,13 @@ def level_document(**changes: Any) -> dict[str, Any]:
 
 @given(st.sampled_from(sorted(POLICIES)), st.sampled_from(sorted(POLICIES)))
 def test_policy_diff_is_symmetric(first: str, second: str) -> None:
-    """A policy does not differ from itself; swapping the documents swaps before and after."""
+    """A policy does not differ from itself; swapping the documents shows the same lines."""
     before, after = policy_to_document(POLICIES[first]), policy_to_document(POLICIES[second])
-    assert policies.compare_fields(before, before) == []
     assert policies.compare_lines(before, before) == []
-    forward = {(row.group, row.field, row.before, row.after) for row in policies.compare_fields(before, after)}
-    backward = {(row.group, row.field, row.after, row.before) for row in policies.compare_fields(after, before)}
-    assert forward == backward
+    forward = [line for sign, line in policies.compare_lines(before, after) if sign in "+-"]
+    backward = [line for sign, line in policies.compare_lines(after, before) if sign in "+-"]
+    assert sorted(line[1:] for line in forward) == sorted(line[1:] for line in backward)
     assert bool(forward) == (first != second)
-
-
-def test_members_are_matched_by_id() -> None:
-    """A detector inserted before the others is one new member, not a change of all."""
-    before = level_document()
-    after = level_document(members=[{"detector": "floor", "params": {}, "weight": 1.0}, *before["members"]])
-    assert {change.group for change in policies.compare_fields(before, after)} == {"floor"}
-
-
-def test_diff_numbers_have_three_digits_or_as_many_as_differ() -> None:
-    """Numbers have three digits, or all of them where three would hide the difference."""
-    members = level_document()["members"][:2]
-    before, after = (
-        level_document(members=[members[0] | {"weight": first}, members[1] | {"weight": second}])
-        for first, second in ((0.123456, 0.5), (0.123444, 0.6))
-    )
-    changes = [(row.group, row.field, row.before, row.after) for row in policies.compare_fields(before, after)]
-    assert changes == [
-        ("k_below_best", "weight", "0.123456", "0.123444"),
-        ("eval", "weight", "0.5", "0.6"),
-    ]
 
 
 @SQLITE_ONLY
