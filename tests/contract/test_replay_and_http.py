@@ -31,7 +31,7 @@ from tests.fixtures.recorded_runs import build_observations, load_run_records
 
 pytestmark = pytest.mark.slow
 
-RUN_COUNT = 5
+RUN_COUNT = 8
 
 
 @pytest.fixture

@@ -152,7 +152,7 @@ def database(clone_postgres: ClonePostgres) -> Iterator[Database]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("count", "jobs_per_fault"), [(40, 6), pytest.param(1000, 25, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize(("count", "jobs_per_fault"), [(60, 9), pytest.param(1000, 25, marks=pytest.mark.chaos)])
 def test_every_stopped_job_ends_once_despite_faults(
     tmp_path: Path, database: Database, count: int, jobs_per_fault: int
 ) -> None:

@@ -165,10 +165,12 @@ def test_healthy_run_in_the_same_job_lives_on(deployment: Deployment, start: str
     turning, healthy = (
         Job("", run, deployment.make_folder(run)) for run in (f"turning{len(start)}", f"healthy{len(start)}")
     )
-    script = "\n".join(
+    first, second = (
         f"{start} {sys.executable} {trainer.__file__} {run.run} {run.folder} --peak {peak} &"
-        for run, peak in ((turning, 5), (healthy, 10**6))
+        for run, peak in ((healthy, 10**6), (turning, 5))
     )
+    # A stop that is handed over before the service knows of the other run would end the whole job.
+    script = f"{first}\nuntil [ -e {healthy.folder}/step-5 ]; do sleep 0.1; done\nsleep 1\n{second}"
     job = deployment.submit_script("two-runs", f"{script}\nwait")
 
     def find_state() -> str | None:
