@@ -31,7 +31,7 @@ from evalstop_detectors.policy.monitor import (
     start,
     step,
 )
-from evalstop_detectors.policy.past_runs import PastRun, replay_runs
+from evalstop_detectors.policy.past_runs import PastRun, find_calls, replay_runs
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Finding, Member, Policy, Verdict
 from evalstop_detectors.policy.shipped import POLICIES
 from evalstop_detectors.roles.meanings import RoleOrigin
@@ -88,6 +88,7 @@ __all__ = [
     "combine_values",
     "derive_total_steps",
     "describe_document",
+    "find_calls",
     "find_highest",
     "find_request",
     "find_total_steps",

@@ -140,6 +140,14 @@ def build_observations(drawn: Sequence[DrawnObservation], shape: str) -> list[Ob
     return sorted(observations.values(), key=lambda observation: observation.order)
 
 
+def add_eval_versions(observations: list[Observation], changes: set[int]) -> list[Observation]:
+    """The observations with a new eval version from the steps of these indices on."""
+    steps = {observations[index].step for index in changes if index < len(observations)}
+    return [
+        msgspec.structs.replace(item, eval_version=sum(step <= item.step for step in steps)) for item in observations
+    ]
+
+
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
     """Policies of 1 to 4 detectors that mostly stop early, many with weights, some with a gate."""
@@ -161,6 +169,10 @@ def policies(draw: st.DrawFn) -> Policy:
         stops_despite=tuple(draw(st.lists(st.sampled_from(GuardKind), max_size=3))),
         suspect_at_least=draw(st.just(min(filter(None, weights))) | reachable_sums(weights)),
         evaluate_now=draw(st.none() | st.just(EvalRequests(at=0.2, multiplier=2))),
+        observers=tuple(
+            Member(detector, draw(thresholds(detector)), 0.0)
+            for detector in draw(st.lists(st.one_of(*DETECTOR_STRATEGIES.values()), max_size=2))
+        ),
     )
     gate_members = [name for name, m in zip(policy.ids, members, strict=True) if m.thresholds.stop_at is not None]
     gate = draw(st.just([]) | st.lists(st.sampled_from(gate_members), unique=True, max_size=2)) if gate_members else []

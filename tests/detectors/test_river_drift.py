@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -223,3 +225,15 @@ def test_invalid_parameters_are_refused(params: dict[str, Any], words: list[str]
         policy_from_document(document)
     assert error.value.path[:3] == ("members", 0, "params")
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_river_is_not_imported_before_it_can_report() -> None:
+    """With river's own parameters a policy is read, and 29 evals are taken in, without its import of a second."""
+    program = (
+        "import sys; from evalstop_detectors import *; policy = policy_from_document({'name': 'p', 'members': "
+        "[{'detector': 'river_drift', 'params': {'memory': 256}}]}); "
+        "run = [Observation(MetricRole.EVAL, step, step % 3) for step in range(30)]; "
+        "state = replay(policy, run[:29]); assert 'river' not in sys.modules; "
+        "advance(policy, state, run[29:]); assert 'river' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

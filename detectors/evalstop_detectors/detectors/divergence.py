@@ -19,6 +19,10 @@ Not done    A proxy that falls with the eval score is no evidence here, so a col
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
+from operator import mul
 from typing import ClassVar
 
 from msgspec import Struct
@@ -31,7 +35,7 @@ from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.wording import format_count, format_percent
 
 _BLOCKS = 128
-_WINDOWS = frozenset({4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128})
+_WINDOWS = (4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 _LEVEL, _TREND = 0.3, 0.1
 _MEMORY = 0.98  # of the regression, per eval: some 50 evals
 _LARGEST = 1e6
@@ -54,8 +58,7 @@ class DivergenceState(Struct, frozen=True):
     """See the module's docstring. `block` holds the count and the sums of the eval score and proxy of the block being
     filled.
 
-    `proxy` and `proxy_origin` are the latest proxy, relative to the first one. `value`, `turn_step` and `note` are the
-    evidence at the last eval.
+    `proxy` and `proxy_origin` are the latest proxy, relative to the first one.
     """
 
     proxy: float | None = None
@@ -73,9 +76,7 @@ class DivergenceState(Struct, frozen=True):
     proxies: Floats = ()
     steps: tuple[int, ...] = ()
     block: tuple[int, float, float] = (0, 0.0, 0.0)
-    value: float = 0.0
-    turn_step: int | None = None
-    note: str = "waits for an eval and a proxy before it"
+    evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "waits for an eval and a proxy before it")
 
 
 class Divergence(Detector[DivergenceState], frozen=True):
@@ -116,7 +117,7 @@ class Divergence(Detector[DivergenceState], frozen=True):
                 state = _with_proxy(state, observation.value)
             elif state.proxy is not None:
                 state = self._add_pair(state, observation, state.proxy)
-        return state, Evidence(Kind.STATISTIC, state.value, state.turn_step, state.note)
+        return state, state.evidence
 
     def _add_pair(self, state: DivergenceState, observation: Observation, proxy: float) -> DivergenceState:
         origin = state.eval_origin if state.pairs else noise.clipped(observation.value)
@@ -136,14 +137,16 @@ class Divergence(Detector[DivergenceState], frozen=True):
         eval_noise = noise.advance(state.eval_noise, eval_score, stderr)
         proxy_noise = noise.advance(state.proxy_noise, proxy)
         pairs = state.pairs + 1
-        missing = format_count(self.least_evals - pairs, "more eval")
-        value, at, note = 0.0, None, f"needs {missing}, each with a proxy before it"
-        if pairs >= self.least_evals:
+        if pairs < self.least_evals:
+            missing = format_count(self.least_evals - pairs, "more eval")
+            value, at, note = 0.0, None, f"needs {missing}, each with a proxy before it"
+        else:
             of_eval = noise.estimate(eval_noise)
             noisy = of_eval.sd > self.noisy_from * (eval_noise.high - eval_noise.low)
-            largest, at = self._widest(stride, eval_scores, proxies, of_eval, noise.estimate(proxy_noise))
+            largest, at = self._widest(stride, eval_scores, proxies, of_eval, proxy_noise)
             value = min(max(largest, 0.0), _LARGEST)
             note = _describe_divergence(value, at, len(eval_scores), stride, explained)
+        turn_step = steps[at] if at is not None and value > 0 and steps[at] < observation.step else None
         return DivergenceState(
             proxy=proxy,
             proxy_origin=state.proxy_origin,
@@ -160,41 +163,54 @@ class Divergence(Detector[DivergenceState], frozen=True):
             proxies=proxies,
             steps=steps,
             block=block,
-            value=value,
-            turn_step=steps[at] if at is not None and value > 0 and steps[at] < observation.step else None,
-            note=note,
+            evidence=Evidence(Kind.STATISTIC, value, turn_step, note),
         )
 
     def _widest(
-        self, stride: int, eval_scores: Floats, proxies: Floats, of_eval: Noise, of_proxy: Noise
+        self, stride: int, eval_scores: Floats, proxies: Floats, of_eval: Noise, proxy_noise: NoiseState
     ) -> tuple[float, int | None]:
         """The largest divergence over windows that end now, and the index of the block at which its window starts."""
-        n, best, start = len(eval_scores), 0.0, None
+        n = len(eval_scores)
         if of_eval.sd <= 0:
-            return best, start
+            return 0.0, None
         eval_sd = of_eval.sd * of_eval.inflation / math.sqrt(stride)
+        windows = _windows(n)
+        falls = [
+            -slope / spread / eval_sd - penalty
+            for slope, (_, spread, penalty) in zip(_slopes(eval_scores, windows), windows, strict=True)
+        ]
+        best, start = 0.0, None
+        if max(falls, default=0.0) <= 0:
+            return best, start  # most evals: the proxy makes no difference
+        of_proxy = noise.estimate(proxy_noise)
         proxy_sd = of_proxy.sd * of_proxy.inflation / math.sqrt(stride)
-        eval_sum = eval_moment = proxy_sum = proxy_moment = 0.0
-        for age in range(n):
-            eval_sum, eval_moment = eval_sum + eval_scores[n - 1 - age], eval_moment + age * eval_scores[n - 1 - age]
-            proxy_sum, proxy_moment = proxy_sum + proxies[n - 1 - age], proxy_moment + age * proxies[n - 1 - age]
-            w = age + 1
-            if w not in _WINDOWS:
-                continue
-            spread = math.sqrt(w * (w * w - 1) / 12)
-            fall = (eval_moment - age / 2 * eval_sum) / spread / eval_sd - math.sqrt(2 * math.log(n / w))
-            rise = -(proxy_moment - age / 2 * proxy_sum) / spread
-            rise = rise / proxy_sd + self.slack if proxy_sd > 0 else self.slack
+        for fall, slope, (w, spread, _) in zip(falls, _slopes(proxies, windows), windows, strict=True):
+            rise = slope / spread / proxy_sd + self.slack if proxy_sd > 0 else self.slack
             if min(fall, rise) > best:
                 best, start = min(fall, rise), n - w
         return best, start
 
 
+@cache
+def _windows(n: int) -> tuple[tuple[int, float, float], ...]:
+    """Of each window of the last of `n` blocks: its length, what a slope is divided by, and the penalty for looking at
+    n / length places."""
+    lengths = [w for w in _WINDOWS if w <= n]
+    return tuple((w, math.sqrt(w * (w * w - 1) / 12), math.sqrt(2 * math.log(n / w))) for w in lengths)
+
+
+def _slopes(values: Floats, windows: Sequence[tuple[int, float, float]]) -> list[float]:
+    """The least-squares slope over each window of last values, times the spread of its indices."""
+    newest_first = values[::-1]
+    sums = list(accumulate(newest_first))
+    moments = list(accumulate(map(mul, range(len(values)), newest_first)))
+    return [-(moments[w - 1] - (w - 1) / 2 * sums[w - 1]) for w, _, _ in windows]
+
+
 def _with_proxy(state: DivergenceState, value: float) -> DivergenceState:
-    first = state.proxy is None
-    origin = noise.clipped(value) if first else state.proxy_origin
-    counted = noise.clipped(noise.clipped(value) - origin)
-    return replace(state, proxy=counted, proxy_origin=origin)
+    if state.proxy is None:
+        return replace(state, proxy=0.0, proxy_origin=noise.clipped(value))
+    return replace(state, proxy=noise.clipped(noise.clipped(value) - state.proxy_origin))
 
 
 def _add_residuals(

@@ -20,7 +20,6 @@ Not done    A plateau is fitted with a peak and passes for one: over-optimizatio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
@@ -30,7 +29,7 @@ from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.checkpoint.noise import NoiseState
 from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
-from evalstop_detectors.summation import LARGEST, add_up
+from evalstop_detectors.summation import LARGEST
 from evalstop_detectors.wording import format_count
 
 _FARTHEST = 1e6  # of distances: a KL of 10^12 nats
@@ -43,7 +42,8 @@ _FORMS = {2: "reinforcement learning", 3: "best-of-n"}  # by the index of their 
 
 Three = tuple[float, float, float]
 Floats = tuple[float, ...]
-_ENTRY = {(0, 0): 0, (0, 1): 1, (0, 2): 2, (0, 3): 3, (1, 1): 4, (1, 2): 5, (1, 3): 6, (2, 2): 7, (2, 3): 8, (3, 3): 9}
+Symmetric = tuple[float, float, float, float, float, float]
+"""A symmetric 3 x 3 matrix: the entries 00, 01, 02, 11, 12, 22."""
 
 
 class Fit(Struct, frozen=True):
@@ -52,13 +52,13 @@ class Fit(Struct, frozen=True):
 
     term: int
     theta: Three
-    inverse: tuple[Three, Three, Three]
+    inverse: Symmetric
     misfit: float
 
-    def leverage(self, vector: Sequence[float]) -> float:
+    def leverage(self, vector: Three) -> float:
         """The variance of a combination of the coefficients, in units of the noise's."""
-        rows = (add_up(a * b for a, b in zip(row, vector, strict=True)) for row in self.inverse)
-        return max(add_up(a * b for a, b in zip(vector, rows, strict=True)), 0.0)
+        (x, y, z), (a, b, c, d, e, f) = vector, self.inverse
+        return max(x * (a * x + b * y + c * z) + y * (b * x + d * y + e * z) + z * (c * x + e * y + f * z), 0.0)
 
     def direction(self, d: float) -> Three:
         """The vector whose product with the coefficients is the slope at `d`."""
@@ -68,8 +68,9 @@ class Fit(Struct, frozen=True):
         """The vector whose product with the coefficients is the eval score at `d`."""
         return (1.0, d, d * d if self.term == 3 else d * math.log(d) if d > 0 else 0.0)
 
-    def combined(self, vector: Sequence[float]) -> float:
-        return add_up(a * b for a, b in zip(self.theta, vector, strict=True))
+    def combined(self, vector: Three) -> float:
+        theta = self.theta
+        return theta[0] * vector[0] + theta[1] * vector[1] + theta[2] * vector[2]
 
     def peak(self, variance: float) -> tuple[float, float] | None:
         """The distance of the peak and its standard error (delta method); None if the form has no peak."""
@@ -90,11 +91,11 @@ class Fit(Struct, frozen=True):
 
 
 class GaoFitState(Struct, frozen=True):
-    """See the module's docstring. `gram`, `cross` and `square` are the weighted sums, `fits` the forms fitted to
-    them, empty while not determined; `late` holds one average for each form.
+    """See the module's docstring. `gram`, `cross` and `square` are the weighted sums over 1, d, d ln d, d^2 (of `gram`
+    the upper triangle, row by row), `fits` the forms fitted to them, empty while not determined; `late` holds one
+    average for each form, `sd` the noise at the last judgment.
 
-    `path` holds the first of every `stride` distances, by step, `recent` the newest ones. `value`, `turn_step` and
-    `note` are the evidence at the last eval.
+    `path` holds the first of every `stride` distances, by step, `recent` the newest ones.
     """
 
     kl: float | None = None
@@ -109,9 +110,7 @@ class GaoFitState(Struct, frozen=True):
     path: tuple[tuple[int, float], ...] = ()
     stride: int = 1
     recent: tuple[tuple[int, float], ...] = ()
-    value: float = 0.0
-    turn_step: int | None = None
-    note: str = "waits for an eval and a KL before it"
+    evidence: Evidence = Evidence(Kind.POSTERIOR, 0.0, None, "waits for an eval and a KL before it")
 
 
 class GaoFit(Detector[GaoFitState], frozen=True):
@@ -148,93 +147,94 @@ class GaoFit(Detector[GaoFitState], frozen=True):
             if observation.role is MetricRole.KL:
                 state = replace(state, kl=min(max(observation.value, 0.0), _FARTHEST**2))
             elif state.kl is not None:
-                state = self._judge_fit(self._learn_eval(state, observation, math.sqrt(state.kl)), observation.step)
-        return state, Evidence(Kind.POSTERIOR, state.value, state.turn_step, state.note)
+                state = self._learn_eval(state, observation, math.sqrt(state.kl))
+        return state, state.evidence
 
     def _learn_eval(self, state: GaoFitState, observation: Observation, d: float) -> GaoFitState:
-        eval_score = noise.from_origin(state.noise, observation.value)
-        eval_noise = noise.advance(state.noise, observation.value, observation.stderr)
-        basis = (1.0, d, d * math.log(d) if d > 0 else 0.0, d * d)
-        weight, late = _weigh_eval(eval_noise, observation.stderr), state.late
-        if state.fits and state.pairs >= self.least_evals:
-            eval_score, late = _drawn_in(state, basis, eval_score, weight)
-        gram = tuple(total + weight * basis[i] * basis[j] for total, (i, j) in zip(state.gram, _ENTRY, strict=True))
-        cross = tuple(total + weight * item * eval_score for total, item in zip(state.cross, basis, strict=True))
+        before, stderr, pairs = state.noise, observation.stderr, state.pairs + 1
+        eval_noise = noise.advance(before, observation.value, stderr)
+        eval_score = eval_noise.recent[-1]
+        log_term, squared = d * math.log(d) if d > 0 else 0.0, d * d
+        weight, late = _weigh_eval(eval_noise, stderr), state.late
+        if state.fits and state.pairs >= self.least_evals and state.sd > 0:
+            eval_score, late = _drawn_in(state, (d, log_term, squared), eval_score, weight)
+        by_d, by_log, by_square = weight * d, weight * log_term, weight * squared
+        g00, g01, g02, g03, g11, g12, g13, g22, g23, g33 = state.gram
+        gram = (
+            *(g00 + weight, g01 + by_d, g02 + by_log, g03 + by_square),
+            *(g11 + by_d * d, g12 + by_d * log_term, g13 + by_d * squared),
+            *(g22 + by_log * log_term, g23 + by_log * squared, g33 + by_square * squared),
+        )
+        c0, c1, c2, c3 = state.cross
+        cross = (
+            *(c0 + weight * eval_score, c1 + by_d * eval_score),
+            *(c2 + by_log * eval_score, c3 + by_square * eval_score),
+        )
         square = state.square + weight * eval_score * eval_score
         path, stride = _thinned((*state.path, (observation.step, d)), state.stride, state.pairs)
-        return GaoFitState(
-            kl=state.kl,
-            noise=eval_noise,
-            pairs=state.pairs + 1,
-            gram=gram,
-            cross=cross,
-            square=square,
-            fits=_fits(gram, cross, square) if state.pairs >= 4 else (),
-            late=late,
-            path=path,
-            stride=stride,
-            recent=(*state.recent[1 - _RECENT :], (observation.step, d)),
-            sd=state.sd,
+        recent = (*state.recent[1 - _RECENT :], (observation.step, d))
+        fits = _fits(gram, cross, square) if pairs >= 5 else ()
+        learned = GaoFitState(
+            *(state.kl, eval_noise, pairs, gram, cross, square, fits, late, state.sd, path, stride, recent)
         )
+        sd, evidence = self._judge_fit(learned, d, observation.step)
+        return replace(learned, sd=sd, evidence=evidence)
 
-    def _judge_fit(self, state: GaoFitState, step: int) -> GaoFitState:
+    def _judge_fit(self, state: GaoFitState, d: float, step: int) -> tuple[float, Evidence]:
+        """The noise, once it was needed, and the evidence at an eval."""
+        fits = state.fits
         if state.pairs < self.least_evals:
             missing = format_count(self.least_evals - state.pairs, "more eval")
-            return _silent(state, f"needs {missing}, each with a KL before it")
-        d, fits = state.recent[-1][1], state.fits
+            return state.sd, _silent(f"needs {missing}, each with a KL before it")
         if d <= 0 or not fits:
-            return _silent(state, "the KL has not moved enough to fit the eval score over it")
+            return state.sd, _silent("the KL has not moved enough to fit the eval score over it")
         sound = noise.estimate(state.noise)
-        if (sound.sd / 4) ** 2 <= 0:  # of the smallest numbers the square is zero
-            return _silent(replace(state, sd=0.0), "the eval score has not moved")
-        state = replace(state, sd=sound.sd)
+        least_variance = (sound.sd / 4) ** 2
+        if least_variance <= 0:  # of the smallest numbers the square is zero
+            return 0.0, _silent("the eval score has not moved")
         fault = self.find_fault(state, fits, sound)
         if fault is not None:
-            return _silent(state, f"the forms do not fit and are not used: {fault}")
-        dof = state.pairs - 3
-        variance = [max(fit.misfit / dof, (sound.sd / 4) ** 2) * sound.inflation**2 for fit in fits]
-        least = min(fit.misfit for fit in fits)
-        weights = [math.exp(max((least - fit.misfit) / (2 * variance[0]), -700.0)) for fit in fits]
-        falling = [self._past(fit, d, spread, dof) for fit, spread in zip(fits, variance, strict=True)]
-        value = add_up(w * p for w, p in zip(weights, falling, strict=True)) / add_up(weights)
-        better = weights.index(max(weights))
-        peak = fits[better].peak(variance[better])
-        return replace(
-            state,
-            value=min(max(value, 0.0), 1.0),
-            turn_step=_find_turn(state, peak, step) if value > 0.5 else None,
-            note=f"form of {_FORMS[fits[better].term]}: {_describe_fit(state, peak, d)}",
-        )
+            return sound.sd, _silent(f"the forms do not fit and are not used: {fault}")
+        dof, inflated = state.pairs - 3, sound.inflation**2
+        variances = [max(fit.misfit / dof, least_variance) * inflated for fit in fits]
+        least = min(fits[0].misfit, fits[1].misfit)
+        first, second = (math.exp(max((least - fit.misfit) / (2 * variances[0]), -700.0)) for fit in fits)
+        peaks = [fit.peak(variance) for fit, variance in zip(fits, variances, strict=True)]
+        falling, also = (self._past(fits[i], peaks[i], d, variances[i], dof) for i in (0, 1))
+        value = min(max((first * falling + second * also) / (first + second), 0.0), 1.0)
+        better = 0 if first >= second else 1
+        turn_step = _find_turn(state, peaks[better], step) if value > 0.5 else None
+        note = f"form of {_FORMS[fits[better].term]}: {_describe_fit(state, peaks[better], d)}"
+        return sound.sd, Evidence(Kind.POSTERIOR, value, turn_step, note)
 
-    def _past(self, fit: Fit, d: float, variance: float, dof: int) -> float:
+    def _past(self, fit: Fit, peak: tuple[float, float] | None, d: float, variance: float, dof: int) -> float:
         """The posterior probability that the eval score falls at `d`, and has fallen by the least share from the
         peak."""
-        slope = _below_zero(fit.combined(fit.direction(d)), math.sqrt(variance * fit.leverage(fit.direction(d))), dof)
-        peak = fit.peak(variance)
+        direction = fit.direction(d)
+        slope = _below_zero(fit.combined(direction), math.sqrt(variance * fit.leverage(direction)), dof)
         if peak is None:
             return slope
         now, then = fit.vector(d), fit.vector(min(peak[0], d))
-        fall = tuple(a - b + self.least_fall * (b - c) for a, b, c in zip(now, then, (1.0, 0.0, 0.0), strict=True))
-        fallen = _below_zero(fit.combined(fall), math.sqrt(variance * fit.leverage(fall)), dof)
-        return min(slope, fallen)
+        least = self.least_fall
+        fall = (0.0, now[1] - then[1] + least * then[1], now[2] - then[2] + least * then[2])
+        return min(slope, _below_zero(fit.combined(fall), math.sqrt(variance * fit.leverage(fall)), dof))
 
     def find_fault(self, state: GaoFitState, fits: tuple[Fit, ...], sound: noise.Noise) -> str | None:
         """Why no form applies; None if one does."""
-        distances = [d for _, d in state.recent]
-        span = max(d for _, d in (*state.path, *state.recent))
         allowed = (self.misfit + 6 / math.sqrt(state.pairs)) * sound.inflation**2
-        if min(fit.misfit for fit in fits) / (state.pairs - 3) > allowed * sound.sd**2:
+        if min(fits[0].misfit, fits[1].misfit) / (state.pairs - 3) > allowed * sound.sd**2:
             return "the residuals are larger than the noise"
         bound = _ONE_SIDED * sound.inflation * math.sqrt(_LATE / (2 - _LATE))
         if min(abs(late) for late in state.late) > bound:
-            if max(distances) - min(distances) < 0.05 * span:
+            distances = [d for _, d in state.recent]
+            if max(distances) - min(distances) < 0.05 * max(d for _, d in (*state.path, *state.recent)):
                 return "the eval score moves while the KL stands still"
             return "the latest eval scores lie on one side of them"
         return None
 
 
-def _silent(state: GaoFitState, note: str) -> GaoFitState:
-    return replace(state, value=0.0, turn_step=None, note=note)
+def _silent(note: str) -> Evidence:
+    return Evidence(Kind.POSTERIOR, 0.0, None, note)
 
 
 def _weigh_eval(eval_noise: NoiseState, stderr: float | None) -> float:
@@ -245,14 +245,12 @@ def _weigh_eval(eval_noise: NoiseState, stderr: float | None) -> float:
     return ratio * ratio
 
 
-def _drawn_in(state: GaoFitState, basis: Floats, eval_score: float, weight: float) -> tuple[float, tuple[float, float]]:
+def _drawn_in(state: GaoFitState, terms: Three, eval_score: float, weight: float) -> tuple[float, tuple[float, float]]:
     """The eval score, clipped to some sigmas from the better form's prediction, and the averages of recent
-    residuals."""
-    if state.sd <= 0:
-        return eval_score, state.late
+    residuals. `terms`: d, d ln d, d^2."""
     errors, averages = [], []
     for fit, average in zip(state.fits, state.late, strict=True):
-        vector = (1.0, basis[1], basis[fit.term])
+        vector = (1.0, terms[0], terms[fit.term - 1])
         predicted = fit.combined(vector)
         expected = state.sd * math.sqrt(1 / weight + fit.leverage(vector))
         sigmas = (eval_score - predicted) / expected
@@ -264,29 +262,29 @@ def _drawn_in(state: GaoFitState, basis: Floats, eval_score: float, weight: floa
 
 def _fits(gram: Floats, cross: Floats, square: float) -> tuple[Fit, ...]:
     """The forms fitted to all evals so far; empty if the distances do not determine them."""
+    g00, g01, g02, g03, g11, g12, g13, g22, _, g33 = gram
+    c0, c1, c2, c3 = cross
     fits = []
-    for term in _FORMS:
-        chosen = (0, 1, term)
-        inverse = _inverted([[gram[_ENTRY[min(i, j), max(i, j)]] for j in chosen] for i in chosen])
+    for term, matrix, own in ((2, (g00, g01, g02, g11, g12, g22), c2), (3, (g00, g01, g03, g11, g13, g33), c3)):
+        inverse = _inverted(matrix)
         if inverse is None:
             return ()
-        right = [cross[i] for i in chosen]
-        theta = [add_up(a * b for a, b in zip(row, right, strict=True)) for row in inverse]
-        misfit = max(square - add_up(a * b for a, b in zip(theta, right, strict=True)), 0.0)
-        fits.append(Fit(term, (theta[0], theta[1], theta[2]), inverse, misfit))
+        a, b, c, d, e, f = inverse
+        theta = (a * c0 + b * c1 + c * own, b * c0 + d * c1 + e * own, c * c0 + e * c1 + f * own)
+        misfit = max(square - (theta[0] * c0 + theta[1] * c1 + theta[2] * own), 0.0)
+        fits.append(Fit(term, theta, inverse, misfit))
     return tuple(fits)
 
 
-def _inverted(matrix: list[list[float]]) -> tuple[Three, Three, Three] | None:
-    """The inverse of a symmetric 3 x 3 matrix, by its Cholesky factor; None if it is close to singular."""
-    if min(matrix[i][i] for i in range(3)) <= 0:
+def _inverted(matrix: Symmetric) -> Symmetric | None:
+    """The inverse, by the Cholesky factor; None if the matrix is close to singular."""
+    m00, m01, m02, m11, m12, m22 = matrix
+    if m00 <= 0 or m11 <= 0 or m22 <= 0:
         return None
-    scale = [1 / math.sqrt(matrix[i][i]) for i in range(3)]
-    if max(scale) == math.inf:
+    a, b, c = 1 / math.sqrt(m00), 1 / math.sqrt(m11), 1 / math.sqrt(m22)
+    if a == math.inf or b == math.inf or c == math.inf:
         return None
-    r10 = matrix[1][0] * scale[1] * scale[0]
-    r20 = matrix[2][0] * scale[2] * scale[0]
-    r21 = matrix[2][1] * scale[2] * scale[1]
+    r10, r20, r21 = m01 * b * a, m02 * c * a, m12 * c * b
     remainder = 1 - r10 * r10
     if remainder < 1e-9:
         return None
@@ -299,10 +297,10 @@ def _inverted(matrix: list[list[float]]) -> tuple[Three, Three, Three] | None:
     # The inverse of the factor, row by row, and its product with itself.
     i10, i11 = -r10 / l11, 1 / l11
     i20, i21, i22 = (-r20 - l21 * i10) / l22, -l21 * i11 / l22, 1 / l22
-    a, b, c = scale
-    x00, x11, x22 = a * a * (1 + i10 * i10 + i20 * i20), b * b * (i11 * i11 + i21 * i21), c * c * i22 * i22
-    x01, x02, x12 = a * b * (i10 * i11 + i20 * i21), a * c * i20 * i22, b * c * i21 * i22
-    return ((x00, x01, x02), (x01, x11, x12), (x02, x12, x22))
+    return (
+        *(a * a * (1 + i10 * i10 + i20 * i20), a * b * (i10 * i11 + i20 * i21), a * c * i20 * i22),
+        *(b * b * (i11 * i11 + i21 * i21), b * c * i21 * i22, c * c * i22 * i22),
+    )
 
 
 def _below_zero(mean: float, error: float, dof: int) -> float:

@@ -47,6 +47,9 @@ _BEST_OF = 5
 _LARGEST = 1e6
 _SEED = 1
 
+_FIRST_REPORT = {"ADWIN": ("clock", 32), "KSWIN": ("window_size", 100), "PageHinkley": ("min_instances", 30)}
+"""Of river's detectors: the parameter that says at which input they may first report a drift, and its default."""
+
 Param = bool | int | float | str
 
 
@@ -118,9 +121,7 @@ class RiverDrift(Detector[RiverDriftState], frozen=True):
         if unit == 0:
             return RiverDriftState(noise, 0.0, reference, waiting, steps[-_FIRST:])
         inputs = tuple([_in_units(item, unit) for item in waiting])
-        return self._carrying(
-            RiverDriftState(noise, unit, reference, inputs, steps[-_FIRST:]), begun(self.detector, self.params, inputs)
-        )
+        return RiverDriftState(noise, unit, reference, inputs, steps[-_FIRST:])
 
     def _feed_detector(
         self,
@@ -131,6 +132,8 @@ class RiverDrift(Detector[RiverDriftState], frozen=True):
         steps: tuple[int, ...],
     ) -> RiverDriftState:
         """The state after river has processed the last of the inputs."""
+        if len(inputs) < self._silent_for:
+            return RiverDriftState(noise, state.unit, reference, inputs, steps, state.downward, state.turn_step)
         live = self._live(state)
         live.update(inputs[-1])
         unit, downward, turn = state.unit, state.downward, state.turn_step
@@ -141,12 +144,18 @@ class RiverDrift(Detector[RiverDriftState], frozen=True):
             elif change > 0:
                 downward = max(0, downward - 1)
                 turn = turn if downward else None
-            unit, inputs, steps = estimate(noise).sd, (), ()
-            live = begun(self.detector, self.params, inputs)
-        elif len(inputs) >= self.memory:
-            inputs, steps = inputs[-(self.memory // 2) :], steps[-(self.memory // 2) :]
-            live = begun(self.detector, self.params, inputs)
+            return RiverDriftState(noise, estimate(noise).sd, reference, (), (), downward, turn)
+        if len(inputs) >= self.memory:
+            kept = self.memory // 2
+            return RiverDriftState(noise, unit, reference, inputs[-kept:], steps[-kept:], downward, turn)
         return self._carrying(RiverDriftState(noise, unit, reference, inputs, steps, downward, turn), live)
+
+    @property
+    def _silent_for(self) -> int:
+        """River reports no drift before this many inputs: until then its object is not needed, nor river itself."""
+        name, default = _FIRST_REPORT.get(self.detector, ("", 0))
+        value = self.params.get(name, default)
+        return value if isinstance(value, int) else 0
 
     def _reference(self, state: RiverDriftState, noise: NoiseState) -> float:
         """The value subtracted from the following evals."""
@@ -210,6 +219,8 @@ def _in_units(value: float, unit: float) -> float:
 
 def _check_parameters(detector: str, params: Mapping[str, Param], memory: int) -> None:
     """Refuse what river would refuse now or at some later input, with the valid values."""
+    if not params and detector in _FIRST_REPORT and memory >= 2 * _FIRST_REPORT[detector][1]:
+        return  # river's own parameters; policies with them are read without the import of river
     if detector not in drift_detectors():
         from river.drift import binary
 

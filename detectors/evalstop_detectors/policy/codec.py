@@ -23,7 +23,7 @@ from evalstop_detectors.policy.calibration import (
     read_calibration,
 )
 from evalstop_detectors.policy.catalog import DETECTORS, Action, Ground, GuardKind, allowed_at, explain_unknown
-from evalstop_detectors.policy.monitor import MonitorState
+from evalstop_detectors.policy.monitor import MonitorState, PanelState
 from evalstop_detectors.policy.policy import LEVELLED_OFF_AT, Member, Policy, Verdict, member_ids
 
 STATE_VERSION = 2
@@ -62,6 +62,9 @@ class MemberDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     id: Annotated[
         _Name | None, Meta(description="its name in `gate`; required if a detector occurs twice; null: its name")
     ] = None
+    observe: Annotated[
+        bool, Meta(description="true: it sees the run and is measured, but has no say: no weight, no place in `gate`")
+    ] = False
 
 
 class PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,6 +119,9 @@ class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
     suspect_step: int | None
     eval_version: int
     guarded: list[msgspec.Raw] = []
+    observer_states: list[msgspec.Raw] = []
+    observer_evidence: list[Evidence | None] = []
+    calls: list[int | None] = []
 
 
 def policy_from_document(document: object, *, stored: bool = False) -> Policy:
@@ -127,15 +133,18 @@ def policy_from_document(document: object, *, stored: bool = False) -> Policy:
         parsed = msgspec.convert(document, PolicyDocument)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise _describe_refusal(error, (), PolicyDocument) from error
-    ids = member_ids([(item.id, item.detector) for item in parsed.members])
-    _check_ids(parsed, ids)
+    deciding = [(index, item) for index, item in enumerate(parsed.members) if not item.observe]
+    observing = [(index, item) for index, item in enumerate(parsed.members) if item.observe]
+    ids = member_ids([(item.id, item.detector) for _, item in deciding])
+    _check_ids(parsed, ids, deciding, observing)
     own_calibrations = [_calibration(item, index) for index, item in enumerate(parsed.calibration)]
     members = tuple(
         _build_member(item, ("members", index), 0.0 if name in parsed.gate else 1.0, own_calibrations)
-        for index, (item, name) in enumerate(zip(parsed.members, ids, strict=True))
+        for (index, item), name in zip(deciding, ids, strict=True)
     )
+    observers = tuple(_build_member(item, ("members", index), 0.0, own_calibrations) for index, item in observing)
     if not stored:
-        _check_reachable(members)
+        _check_reachable((*deciding, *observing), (*members, *observers))
     weights = [member.weight for member in members]
     if Ground.LEVELLED_OFF in parsed.stop_on and not any(m.detector.has_outlook for m in members if m.weight):
         message = "no member detects whether the eval has levelled off; add the detector posterior, or omit it"
@@ -155,6 +164,7 @@ def policy_from_document(document: object, *, stored: bool = False) -> Policy:
         levelled_off_at=parsed.levelled_off_at,
         evaluate_now=parsed.evaluate_now,
         action=parsed.action,
+        observers=observers,
     )
 
 
@@ -183,12 +193,12 @@ def policy_to_document(policy: Policy) -> dict[str, Any]:
         {
             "detector": member.detector.name,
             "params": msgspec.to_builtins(member.detector),
-            "weight": float(member.weight),
+            **({"weight": float(member.weight)} if index < len(policy.members) else {"observe": True}),
             "suspect_at": member.thresholds.suspect_at,
             "stop_at": member.thresholds.stop_at,
         }
         | ({} if member.id is None else {"id": member.id})
-        for member in policy.members
+        for index, member in enumerate(policy.panel.values())
     ]
     return (
         {
@@ -222,7 +232,13 @@ def state_to_json(policy: Policy, state: MonitorState) -> bytes:
             verdict=state.verdict,
             suspect_step=state.suspect_step,
             eval_version=state.eval_version,
-            guarded=[msgspec.Raw(state_to_json(policy, item)) for item in state.guarded],
+            guarded=[
+                msgspec.Raw(state_to_json(policy.guarding if index else policy.unguarded, item))
+                for index, item in enumerate(state.guarded)
+            ],
+            observer_states=[msgspec.Raw(msgspec.json.encode(item)) for item in state.panel.states],
+            observer_evidence=list(state.panel.evidence),
+            calls=list(state.panel.calls),
         )
     )
 
@@ -237,10 +253,10 @@ def state_from_json(policy: Policy, data: bytes | str) -> MonitorState:
             raise StaleState
         if policy.critical and len(document.guarded) != len(policy.critical) + 1:
             raise StaleState
-        states = tuple(
-            msgspec.json.decode(item, type=member.detector.state_type)
-            for member, item in zip(policy.members, document.states, strict=True)
-        )
+        if len(document.observer_evidence) != len(policy.observers) or len(document.calls) != len(policy.panel):
+            raise StaleState
+        states = _read_states(policy.members, document.states)
+        observer_states = _read_states(policy.observers, document.observer_states)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise StaleState from error
     return MonitorState(
@@ -251,7 +267,19 @@ def state_from_json(policy: Policy, data: bytes | str) -> MonitorState:
         document.verdict,
         document.suspect_step,
         document.eval_version,
-        tuple(state_from_json(policy.unguarded, item) for item in document.guarded),
+        tuple(
+            state_from_json(policy.guarding if index else policy.unguarded, item)
+            for index, item in enumerate(document.guarded)
+        ),
+        PanelState(observer_states, tuple(document.observer_evidence), tuple(document.calls)),
+    )
+
+
+def _read_states(members: Sequence[Member], states: Sequence[msgspec.Raw]) -> tuple[Any, ...]:
+    """The states of these members; None for an observer that has failed."""
+    return tuple(
+        msgspec.json.decode(item, type=member.detector.state_type | None)
+        for member, item in zip(members, states, strict=True)
     )
 
 
@@ -261,17 +289,27 @@ def verdict_to_document(verdict: Verdict) -> dict[str, Any]:
     return document
 
 
-def _check_ids(parsed: PolicyDocument, ids: Sequence[str]) -> None:
-    for index, name in enumerate(ids):
-        if name in ids[:index]:
+_Placed = Sequence[tuple[int, MemberDocument]]
+"""Members with their place in the document."""
+
+
+def _check_ids(parsed: PolicyDocument, ids: Sequence[str], deciding: _Placed, observing: _Placed) -> None:
+    used = list[str | None]()
+    for (index, item), name in zip((*deciding, *observing), (*ids, *[item.id for _, item in observing]), strict=True):
+        if name is not None and name in used:
             raise _invalid(("members", index, "id"), f"two members have the id {name}; ids must be unique")
+        if item.observe and item.weight is not UNSET:
+            raise _invalid(("members", index, "weight"), "an observer has no weight; remove `weight`, or `observe`")
+        used.append(name)
     for index, name in enumerate(parsed.gate):
         if name not in ids:
-            raise _invalid(("gate", index), f"there is no member {name!r}; a gate may name {', '.join(ids)}")
+            raise _invalid(
+                ("gate", index), f"there is no member {name!r} that decides; a gate may name {', '.join(ids)}"
+            )
 
 
-def _check_reachable(members: Sequence[Member]) -> None:
-    for index, member in enumerate(members):
+def _check_reachable(placed: _Placed, members: Sequence[Member]) -> None:
+    for (index, _), member in zip(placed, members, strict=True):
         most = member.detector.kind.upper_bound
         for key, value in msgspec.structs.asdict(member.thresholds).items():
             if value is not None and value > most:

@@ -18,16 +18,29 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from evalstop_detectors.detectors.detector import Changes as DetectorChanges
 from evalstop_detectors.detectors.detector import EvalRequest, Evidence
 from evalstop_detectors.errors import OutOfOrder
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_columns, to_observations
 from evalstop_detectors.policy.catalog import Call
-from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
+from evalstop_detectors.policy.policy import NOTHING_SEEN, Member, Policy, Verdict
 
 Order = tuple[int, int]
 """The position of an observation in its run: step and rank of its role."""
 
 _FEW = 4  # observations; up to this many it is faster to take them one by one
+
+
+class PanelState(Struct, frozen=True):
+    """What is kept of a panel beside the members that decide.
+
+    `states` and `evidence` hold one entry for each observer; a state of None: it has failed, and sees nothing more.
+    `calls`: for each member of `Policy.panel` the first step at which its evidence called for a stop.
+    """
+
+    states: tuple[Any, ...]
+    evidence: tuple[Evidence | None, ...]
+    calls: tuple[int | None, ...]
 
 
 class MonitorState(Struct, frozen=True):
@@ -39,7 +52,8 @@ class MonitorState(Struct, frozen=True):
     good or, with a policy that parks, until the policy judges that the run may continue. `eval_version` is that of the
     latest observation. At the first of another version, the detectors that see the eval restart, and so does `evals`:
     levels are compared only within a version. `guarded`: for a policy with critical evals, the state of the watched
-    score, of which the other fields but the verdict are a copy, and of each critical eval.
+    score, of which the other fields but the verdict are a copy, and of each critical eval. `panel`: what verdicts do
+    not depend on.
     """
 
     states: tuple[Any, ...]
@@ -50,6 +64,7 @@ class MonitorState(Struct, frozen=True):
     suspect_step: int | None = None
     eval_version: int = 0
     guarded: tuple[MonitorState, ...] = ()
+    panel: PanelState = PanelState((), (), ())
 
 
 def start(policy: Policy) -> MonitorState:
@@ -57,7 +72,13 @@ def start(policy: Policy) -> MonitorState:
     if policy.critical:
         first = start(policy.unguarded)
         return replace(first, guarded=(first, *(start(policy.guarding) for _ in policy.critical)))
-    return MonitorState(tuple(m.detector.start() for m in policy.members), (None,) * len(policy.members))
+    panel = PanelState(
+        tuple(member.detector.start() for member in policy.observers),
+        (None,) * len(policy.observers),
+        (None,) * len(policy.panel),
+    )
+    states = tuple(member.detector.start() for member in policy.members)
+    return MonitorState(states, (None,) * len(policy.members), panel=panel)
 
 
 def is_late(state: MonitorState, observation: Observation) -> bool:
@@ -90,12 +111,19 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
     changed = observation.eval_version != state.eval_version
     if changed:
         state = _start_anew(policy, state, observation.eval_version)
+    panel = _step_observers(policy, state.panel, observation) if policy.observers else state.panel
+    if role not in policy.deciding_roles:
+        return replace(state, last=order, panel=panel), state.verdict
     states, evidence = list(state.states), list(state.evidence)
-    stale = changed or not _is_settled(policy, state.last, state.evals)
+    stale, calls = changed or not _is_settled(policy, state.verdict.step, state.evals), panel.calls
     for index, detector_step in policy.shown[role]:
         states[index], latest = detector_step(states[index], observation)
         if latest is not evidence[index]:
             evidence[index], stale = latest, True
+            if calls[index] is None and latest.reaches(policy.stop_levels[index]):
+                calls = (*calls[:index], order[0], *calls[index + 1 :])
+    if calls is not panel.calls:
+        panel = PanelState(panel.states, panel.evidence, calls)
     evals = state.evals + (role is MetricRole.EVAL and observation.finite)
     verdict, suspect_step = state.verdict, state.suspect_step
     if not policy.keeps(verdict):
@@ -106,8 +134,33 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
                 suspect_step = order[0]
         elif verdict.step != order[0] and not verdict.stops:
             verdict = _moved_to(verdict, order[0])
-    state = MonitorState(tuple(states), tuple(evidence), order, evals, verdict, suspect_step, state.eval_version)
+    version = state.eval_version
+    state = MonitorState(tuple(states), tuple(evidence), order, evals, verdict, suspect_step, version, (), panel)
     return state, verdict
+
+
+def _step_observers(policy: Policy, panel: PanelState, observation: Observation) -> PanelState:
+    """Add one observation to what observers have seen; one that raises an exception sees nothing more."""
+    shown = policy.shown_to_observers[observation.role]
+    if not shown:
+        return panel
+    states, evidence, calls, offset = list(panel.states), list(panel.evidence), panel.calls, len(policy.members)
+    for index, detector_step in shown:
+        if states[index] is None:
+            continue
+        try:
+            states[index], latest = detector_step(states[index], observation)
+        except Exception as error:
+            states[index], latest = None, _describe_failure(policy.observers[index], error)
+        evidence[index] = latest
+        place = offset + index
+        if calls[place] is None and latest.reaches(policy.stop_levels[place]):
+            calls = (*calls[:place], observation.step, *calls[place + 1 :])
+    return PanelState(tuple(states), tuple(evidence), calls)
+
+
+def _describe_failure(observer: Member, error: Exception) -> Evidence:
+    return Evidence(observer.detector.kind, 0.0, None, f"failed, and sees nothing more: {error!r:.200}")
 
 
 def _step_guarded(policy: Policy, state: MonitorState, observation: Observation) -> tuple[MonitorState, Verdict]:
@@ -156,7 +209,14 @@ def _start_anew(policy: Policy, state: MonitorState, eval_version: int) -> Monit
         for member, member_state, evidence in zip(policy.members, state.states, state.evidence, strict=True)
     ]
     states, evidence = zip(*restarted, strict=True)
-    return replace(state, states=states, evidence=evidence, evals=0, eval_version=eval_version)
+    panel = replace(
+        state.panel,
+        states=tuple(
+            member.detector.start_anew(member_state) if member.sees_eval and member_state is not None else member_state
+            for member, member_state in zip(policy.observers, state.panel.states, strict=True)
+        ),
+    )
+    return replace(state, states=states, evidence=evidence, evals=0, eval_version=eval_version, panel=panel)
 
 
 def advance(
@@ -199,24 +259,32 @@ def advance(
     if not columns:
         return state, [state.verdict]
     last = max((column.steps[-1], RANK[role]) for role, column in columns.items())
+    panel = _fold_observers(policy, state.panel, columns) if policy.observers else state.panel
+    deciding = {role: column for role, column in columns.items() if role in policy.deciding_roles}
+    if not deciding:
+        return replace(state, last=last, panel=panel), [state.verdict]
     # 2. Each detector takes in everything new: a verdict never changes what a detector sees.
-    states, evidence, changes = _fold_detectors(policy, state, columns)
+    states, evidence, changes = _fold_detectors(policy, state, deciding)
+    calls = _add_calls(policy, panel.calls, changes)
     # 3. The verdict is recomputed only where evidence changed, or where the step or the count of evals still matters.
-    eval_orders = finite_evals(columns)
+    eval_orders = finite_evals(deciding)
     verdict, verdicts = state.verdict, list[Verdict]()
-    if (changes or not _is_settled(policy, state.last, state.evals)) and not policy.keeps(state.verdict):
+    if (changes or not _is_settled(policy, state.verdict.step, state.evals)) and not policy.keeps(state.verdict):
         ordered = sorted(changes, key=ORDER)
-        judged = judge_changes(policy, state, columns, eval_orders, list(state.evidence), ordered)
+        judged = judge_changes(policy, state, deciding, eval_orders, list(state.evidence), ordered)
         verdict, verdicts = _follow_calls(policy, state.verdict, judged)
     suspect_step = verdicts[0].step if state.suspect_step is None and verdicts else state.suspect_step
     # 4. A continuing verdict gets the latest step; a stop stays as it was reached.
-    if verdict.step != last[0] and not verdict.stops:
-        verdict = _moved_to(verdict, last[0])
+    last_judged = max(column.steps[-1] for column in deciding.values())
+    if verdict.step != last_judged and not verdict.stops:
+        verdict = _moved_to(verdict, last_judged)
     if not verdicts or verdicts[-1] is not verdict:
         verdicts.append(verdict)
     evals = state.evals + len(eval_orders)
-    version = state.eval_version
-    return MonitorState(tuple(states), tuple(evidence), last, evals, verdict, suspect_step, version), verdicts
+    version, panel = state.eval_version, PanelState(panel.states, panel.evidence, calls)
+    return MonitorState(
+        tuple(states), tuple(evidence), last, evals, verdict, suspect_step, version, (), panel
+    ), verdicts
 
 
 def _follow_calls(policy: Policy, verdict: Verdict, judged: Iterable[Verdict]) -> tuple[Verdict, list[Verdict]]:
@@ -295,6 +363,46 @@ def _fold_detectors(
     return states, evidence, changes
 
 
+def _fold_observers(policy: Policy, panel: PanelState, columns: Columns) -> PanelState:
+    """What observers have seen with these columns, each of which it takes in at once."""
+    states, evidence, changes = list(panel.states), list(panel.evidence), list[Change]()
+    for index, member in enumerate(policy.observers):
+        watched = {role: columns[role] for role in member.roles if role in columns}
+        if not watched or states[index] is None:
+            continue
+        try:
+            states[index], changed = member.detector.fold(states[index], evidence[index], watched)
+        except Exception:
+            states[index], changed = _fold_until_failure(member, states[index], evidence[index], watched)
+        changes += [(order, len(policy.members) + index, item) for order, item in changed]
+        evidence[index] = changed[-1][1] if changed else evidence[index]
+    return PanelState(tuple(states), tuple(evidence), _add_calls(policy, panel.calls, changes))
+
+
+def _fold_until_failure(
+    member: Member, state: Any, evidence: Evidence | None, columns: Columns
+) -> tuple[Any, DetectorChanges]:
+    """Like `fold`, one observation at a time, so that a failure has the same effect however they arrive."""
+    changes: DetectorChanges = []
+    for observation in to_observations(columns):
+        try:
+            state, latest = member.detector.step(state, observation)
+        except Exception as error:
+            return None, [*changes, (observation.order, _describe_failure(member, error))]
+        if latest is not evidence:
+            evidence = latest
+            changes.append((observation.order, latest))
+    return state, changes
+
+
+def _add_calls(policy: Policy, calls: tuple[int | None, ...], changes: Iterable[Change]) -> tuple[int | None, ...]:
+    """The calls with those first made by these changes; the changes of a member are in order."""
+    for (at, _), place, item in changes:
+        if calls[place] is None and item is not None and item.reaches(policy.stop_levels[place]):
+            calls = (*calls[:place], at, *calls[place + 1 :])
+    return calls
+
+
 def _check_order(last: Order | None, observations: Sequence[Observation]) -> None:
     orders = [(item.step, RANK[item.role]) for item in observations]
     if last is not None:
@@ -361,21 +469,24 @@ def judge_changes(
         yield policy.judge(evidence, skipped[0], state.evals + bisect_right(eval_orders, skipped))
 
 
-def _is_settled(policy: Policy, last: Order | None, evals: int) -> bool:
-    """Whether from here on a verdict depends only on evidence, not on the step or the number of evals."""
-    return last is not None and last[0] >= policy.warmup_steps and evals >= policy.min_evals
+def _is_settled(policy: Policy, judged: int | None, evals: int) -> bool:
+    """Whether from here on a verdict depends only on evidence, not on the step or the number of evals.
+
+    `judged`: the step of the verdict. Without an eval the detectors may just have restarted: see `_start_anew`.
+    """
+    return judged is not None and judged >= policy.warmup_steps and evals >= max(policy.min_evals, 1)
 
 
 def _unsettled(policy: Policy, state: MonitorState, columns: Columns, eval_orders: Sequence[Order]) -> set[Order]:
     """The observations before which verdicts were not settled."""
-    last = state.last
+    last = state.verdict.step
     if _is_settled(policy, last, state.evals):
         return set()
     unsettled = set[Order]()
     for order in sorted((at, RANK[role]) for role, column in columns.items() for at in column.steps):
         if _is_settled(policy, last, state.evals + bisect_left(eval_orders, order)):
             break
-        last = order
+        last = order[0]
         unsettled.add(order)
     return unsettled
 

@@ -28,7 +28,7 @@ class PastRun(NamedTuple):
 
 def replay_runs(policy: Policy, runs: Sequence[Columns]) -> list[PastRun]:
     """The results of the policy, without critical evals, on each of these whole runs; columns are in step order."""
-    watched = [{role: column for role, column in columns.items() if role in policy.roles} for columns in runs]
+    watched = [{role: column for role, column in columns.items() if role in policy.deciding_roles} for columns in runs]
     traces: list[list[tuple[int, Trace]]] = [[] for _ in runs]
     for number, member in enumerate(policy.members):
         role_columns = [{role: columns[role] for role in member.roles if role in columns} for columns in watched]
@@ -56,3 +56,16 @@ def _judge_run(policy: Policy, columns: Columns, traces: Sequence[tuple[int, Tra
 def _name_member(member: int, trace: Trace) -> Iterator[Change]:
     for order, item in trace:
         yield order, member, item
+
+
+def find_calls(policy: Policy, runs: Sequence[Columns]) -> list[dict[str, int | None]]:
+    """The first step at which each member of the panel called for a stop, by name, on each of these whole runs."""
+    calls: list[dict[str, int | None]] = [dict.fromkeys(policy.panel) for _ in runs]
+    for name, member in policy.panel.items():
+        columns = [{role: run[role] for role in member.roles if role in run} for run in runs]
+        seeing = [index for index, watched in enumerate(columns) if watched]
+        traces = member.detector.trace_runs([columns[index] for index in seeing])
+        for index, trace in zip(seeing, traces, strict=True):
+            reached = (order[0] for order, item in trace if item.reaches(member.thresholds.stop_at))
+            calls[index][name] = next(reached, None)
+    return calls

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -91,6 +91,8 @@ class Member(Struct, frozen=True, dict=True):
 
 Called = Sequence[tuple[Member, Evidence]]
 
+_Shown = Mapping[MetricRole, tuple[tuple[int, Callable[[Any, Observation], tuple[Any, Evidence]]], ...]]
+
 
 class _Calls(NamedTuple):
     """The members that call for a stop on each ground, and those that suspect or stop the run; with their evidence."""
@@ -115,7 +117,8 @@ class Policy(Struct, frozen=True, dict=True):
     hold; they change no verdict. `evaluate_now`: when to ask for paired evaluations of runs that can answer; see
     `with_evaluator`. `guessed`: roles whose metric is only a guess. A call that rests on one may raise a suspicion, but
     not stop the run. Not part of the stored policy: see `with_guessed`. `critical`: evals that must not fall for good,
-    whatever the watched score does; see `with_critical`.
+    whatever the watched score does; see `with_critical`. `observers`: members that see the run and are measured, but
+    have no say: no verdict depends on them.
 
     A detector that never sees the eval score may only raise a suspicion:
 
@@ -144,6 +147,7 @@ class Policy(Struct, frozen=True, dict=True):
     guessed: frozenset[MetricRole] = frozenset()
     critical: tuple[str, ...] = ()
     action: Action = Action.STOP
+    observers: tuple[Member, ...] = ()
 
     def with_evaluator(self, eval_share: float | None) -> Policy:
         """The policy for a run whose checkpoints are evaluated on request; itself if it asks for nothing.
@@ -205,12 +209,22 @@ class Policy(Struct, frozen=True, dict=True):
     @cached_property
     def guarding(self) -> Policy:
         """The policy by which a critical eval is judged."""
-        return replace(self, critical=(), stop_on=(Ground.TURNED,))
+        return replace(self, critical=(), stop_on=(Ground.TURNED,), observers=())
+
+    @cached_property
+    def unobserved(self) -> Policy:
+        """The policy without its observers: the same verdicts at a lower cost."""
+        return replace(self, observers=()) if self.observers else self
+
+    @cached_property
+    def deciding_roles(self) -> frozenset[MetricRole]:
+        """The roles that any member with a say watches, and the eval score, whose values the policy itself counts."""
+        return frozenset({MetricRole.EVAL}).union(*(member.detector.roles for member in self.members))
 
     @cached_property
     def roles(self) -> frozenset[MetricRole]:
-        """The roles that any member watches, and the eval score, whose values the policy itself counts."""
-        return frozenset({MetricRole.EVAL}).union(*(member.detector.roles for member in self.members))
+        """The roles that are watched: `deciding_roles`, and those that only observers see."""
+        return self.deciding_roles.union(*(member.detector.roles for member in self.observers))
 
     @cached_property
     def stopping_roles(self) -> frozenset[MetricRole]:
@@ -222,11 +236,18 @@ class Policy(Struct, frozen=True, dict=True):
         return frozenset(required).union(*(m.detector.roles for m in calling))
 
     @cached_property
-    def shown(self) -> dict[MetricRole, tuple[tuple[int, Callable[[Any, Observation], tuple[Any, Evidence]]], ...]]:
+    def shown(self) -> _Shown:
         """For each of `roles` the members that see it: index, and the detector's `step`."""
-        members = list(enumerate(self.members))
+        return self._list_shown(self.members)
+
+    @cached_property
+    def shown_to_observers(self) -> _Shown:
+        """The same of observers."""
+        return self._list_shown(self.observers)
+
+    def _list_shown(self, members: Sequence[Member]) -> _Shown:
         return {
-            role: tuple((index, member.detector.step) for index, member in members if role in member.roles)
+            role: tuple((index, member.detector.step) for index, member in enumerate(members) if role in member.roles)
             for role in self.roles
         }
 
@@ -234,6 +255,17 @@ class Policy(Struct, frozen=True, dict=True):
     def ids(self) -> tuple[str, ...]:
         """The name of each member: its id, or its detector's name, numbered from the second of that name on."""
         return member_ids([(member.id, member.detector.name) for member in self.members])
+
+    @cached_property
+    def panel(self) -> dict[str, Member]:
+        """All members by name, those with a say first, whose names do not depend on observers."""
+        named = [(name, name) for name in self.ids] + [(item.id, item.detector.name) for item in self.observers]
+        return dict(zip(member_ids(named), (*self.members, *self.observers), strict=True))
+
+    @cached_property
+    def stop_levels(self) -> tuple[float | None, ...]:
+        """The evidence from which each member of `panel` calls for a stop; None: never."""
+        return tuple(member.thresholds.stop_at for member in self.panel.values())
 
     @cached_property
     def _held(self) -> tuple[tuple[Member, str, tuple[MetricRole, ...], float | None, float | None], ...]:

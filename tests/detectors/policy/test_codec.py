@@ -307,3 +307,43 @@ def test_refusal_names_path_and_allowed_values(path: tuple[Any, ...], value: Any
         policy_from_document(replace_at(VALID, path, value))
     for words in named:
         assert words in str(error.value)
+
+
+def test_observer_has_no_say() -> None:
+    """An observer is apart from the members, survives its document, and leaves ids of members as they are."""
+    document = {
+        "name": "watched",
+        "members": [
+            {"detector": "k_decline", "observe": True, "stop_at": 4},
+            {"detector": "k_decline"},
+            {"detector": "posterior", "observe": True, "id": "other"},
+        ],
+        "at_least": "all",
+    }
+    policy = policy_from_document(document)
+    assert (policy.ids, tuple(policy.panel)) == (("k_decline",), ("k_decline", "k_decline-2", "other"))
+    assert [member.thresholds.stop_at for member in policy.observers] == [4.0, 0.9]
+    assert policy.at_least == 1.0
+    assert policy_from_document(policy_to_document(policy)) == policy
+    assert policy.stopping_roles == {"eval"}
+
+
+@pytest.mark.parametrize(
+    ("member", "gate", "words"),
+    [
+        ({"weight": 1.0}, [], "an observer has no weight"),
+        ({"id": "watcher"}, ["watcher"], "there is no member 'watcher' that decides"),
+        ({"id": "k_decline"}, [], "two members have the id k_decline"),
+    ],
+)
+def test_observer_with_a_say_is_refused(member: dict[str, Any], gate: list[str], words: str) -> None:
+    """An observer cannot have a weight, be in the gate, or bear the name of a member."""
+    members = [{"detector": "k_decline"}, {"detector": "focus", "observe": True} | member]
+    with pytest.raises(InvalidPolicy, match=words):
+        policy_from_document({"name": "watched", "members": members, "gate": gate})
+
+
+def test_policy_of_observers_alone_is_refused() -> None:
+    """At least one member must have a say."""
+    with pytest.raises(InvalidPolicy, match="no member has a weight"):
+        policy_from_document({"name": "watched", "members": [{"detector": "k_decline", "observe": True}]})

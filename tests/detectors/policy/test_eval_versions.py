@@ -27,16 +27,8 @@ from evalstop_detectors.checkpoint.choice import select_version
 from evalstop_detectors.detectors.posterior import Posterior
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from tests.detectors.strategies import policies, series
-
-
-def add_eval_versions(observations: list[Observation], changes: set[int]) -> list[Observation]:
-    """The observations with a new eval version from the steps of these indices on."""
-    steps = {observations[index].step for index in changes if index < len(observations)}
-    return [replace(item, eval_version=sum(step <= item.step for step in steps)) for item in observations]
-
+from tests.detectors.strategies import add_eval_versions, policies, series
 
 runs = st.builds(add_eval_versions, series(set(MetricRole), max_size=25), st.sets(st.integers(0, 24), max_size=3))
 

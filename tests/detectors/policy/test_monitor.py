@@ -11,6 +11,8 @@ from evalstop_detectors import (
     POLICIES,
     Call,
     Column,
+    Evidence,
+    Kind,
     Member,
     MetricRole,
     MonitorState,
@@ -23,18 +25,30 @@ from evalstop_detectors import (
     is_late,
     replay,
     start,
+    state_from_json,
+    state_to_json,
     step,
     to_columns,
 )
 from evalstop_detectors.detectors.k_below_best import KBelowBest
-from evalstop_detectors.detectors.k_decline import KDecline
+from evalstop_detectors.detectors.k_decline import KDecline, KDeclineState
 from evalstop_detectors.detectors.non_finite import NonFinite
+from evalstop_detectors.detectors.posterior import Posterior
+from evalstop_detectors.policy.monitor import PanelState
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.detectors.strategies import eval_series, policies, round_values, series, single_member_policy
+from tests.detectors.strategies import (
+    add_eval_versions,
+    eval_series,
+    policies,
+    round_values,
+    series,
+    single_member_policy,
+)
 
 runs = series(set(MetricRole), max_size=25)
+versioned_runs = st.builds(add_eval_versions, runs, st.sets(st.integers(0, 20), max_size=2))
 runs_without_eval = series({MetricRole.PROXY, MetricRole.KL, MetricRole.LOSS}, round_values, max_size=25)
 
 
@@ -49,21 +63,36 @@ def collect_states(policy: Policy, observations: list[Observation]) -> list[Moni
 def compute_reference_states(policy: Policy, observations: list[Observation]) -> list[MonitorState]:
     """Slow reference: every member steps on the roles it watches, and every verdict is judged again."""
     states = [start(policy)]
+    panel = list(policy.panel.values())
     for item in observations:
         before = states[-1]
         if item.role not in policy.roles:
             states.append(before)
             continue
-        folded, evidence = list(before.states), list(before.evidence)
-        for index, member in enumerate(policy.members):
+        folded = [*before.states, *before.panel.states]
+        evidence = [*before.evidence, *before.panel.evidence]
+        calls = list(before.panel.calls)
+        for index, member in enumerate(panel):
             if item.role in member.detector.roles:
-                folded[index], evidence[index] = member.detector.step(folded[index], item)
+                folded[index], latest = member.detector.step(folded[index], item)
+                evidence[index] = latest
+                if calls[index] is None and latest.reaches(member.thresholds.stop_at):
+                    calls[index] = item.step
+        size = len(policy.members)
+        seen = PanelState(tuple(folded[size:]), tuple(evidence[size:]), tuple(calls))
+        if item.role not in policy.deciding_roles:
+            states.append(msgspec.structs.replace(before, last=item.order, panel=seen))
+            continue
         evals = before.evals + (item.role is MetricRole.EVAL and math.isfinite(item.value))
-        verdict = before.verdict if before.verdict.stops else policy.judge(evidence, item.step, evals)
+        verdict = before.verdict if before.verdict.stops else policy.judge(evidence[:size], item.step, evals)
         suspect_step = before.suspect_step
         if suspect_step is None and verdict.verdict is not Call.CONTINUE:
             suspect_step = item.step
-        states.append(MonitorState(tuple(folded), tuple(evidence), item.order, evals, verdict, suspect_step))
+        states.append(
+            MonitorState(
+                tuple(folded[:size]), tuple(evidence[:size]), item.order, evals, verdict, suspect_step, panel=seen
+            )
+        )
     return states
 
 
@@ -245,3 +274,75 @@ def test_run_without_observations_continues() -> None:
     """Before the first observation the verdict is continue, without a step and evidence."""
     verdict = replay(single_member_policy(KDecline()), []).verdict
     assert (verdict.verdict, verdict.step, verdict.evidence) == (Call.CONTINUE, None, ())
+
+
+class Failing(KDecline, frozen=True):
+    """A detector that raises an exception at its third finite value."""
+
+    def step(self, state: KDeclineState, observation: Observation) -> tuple[KDeclineState, Evidence]:
+        if state.seen == 2:
+            raise ValueError("a fault of its own")
+        return super().step(state, observation)
+
+
+OBSERVERS = (
+    Member(KDecline(k=1), Thresholds(None, 1.0)),
+    Member(Posterior(), Thresholds(None, 0.2)),
+    Member(Failing(), Thresholds(None, 1.0)),
+)
+
+
+@given(policy=policies() | st.sampled_from(list(POLICIES.values())), observations=versioned_runs, data=st.data())
+def test_observers_change_no_verdict(policy: Policy, observations: list[Observation], data: st.DataObject) -> None:
+    """With or without observers, one of which fails, each verdict is the same, however the run is split."""
+    observed = msgspec.structs.replace(policy, observers=OBSERVERS)
+    for alone, beside in zip(
+        collect_verdicts(policy.unobserved, observations), collect_verdicts(observed, observations), strict=True
+    ):
+        assert beside == alone
+    state, first = start(observed), 0
+    for end in [*sorted(data.draw(st.sets(st.integers(0, len(observations))))), len(observations)]:
+        state, _ = advance(observed, state, observations[first:end])
+        first = end
+    assert state == replay(observed, observations)
+    assert state.verdict == replay(policy.unobserved, observations).verdict
+
+
+def collect_verdicts(policy: Policy, observations: list[Observation]) -> list[Verdict]:
+    return [state.verdict for state in collect_states(policy, observations)]
+
+
+def test_calls_are_the_first_steps_at_which_members_called() -> None:
+    """Each member's first call is kept, of those that decide and of observers, also after the stop and a restart."""
+    policy = Policy(
+        "observed",
+        (Member(KDecline(k=2), Thresholds(None, 2.0)),),
+        observers=(
+            Member(KDecline(k=1), Thresholds(None, 1.0)),
+            Member(KDecline(k=4), Thresholds(None, 4.0), id="four"),
+            Member(KDecline(k=9), Thresholds(None, None)),
+        ),
+    )
+    falling = [Observation(MetricRole.EVAL, step, -step) for step in range(6)]
+    state = replay(policy, falling)
+    assert dict(zip(policy.panel, state.panel.calls, strict=True)) == {
+        "k_decline": 2,
+        "k_decline-2": 1,
+        "four": 4,
+        "k_decline-3": None,
+    }
+    again, _ = advance(policy, state, [Observation(MetricRole.EVAL, 9, 9.0, eval_version=1)])
+    assert again.panel.calls == state.panel.calls
+
+
+def test_failed_observer_sees_nothing_more() -> None:
+    """An observer that raises an exception keeps its call, and says in its evidence that it failed."""
+    policy = Policy("observed", (Member(KDecline(), Thresholds(None, 3.0)),), observers=(OBSERVERS[2],))
+    states = collect_states(policy, [Observation(MetricRole.EVAL, step, -step) for step in range(5)])
+    assert [state.panel.states[0] is None for state in states] == [False] * 3 + [True] * 3
+    assert states[-1].panel.calls == (3, 1)
+    assert states[-1].panel.evidence[0] == Evidence(
+        Kind.COUNT, 0.0, None, "failed, and sees nothing more: ValueError('a fault of its own')"
+    )
+    stored = state_from_json(policy, state_to_json(policy, states[-1]))
+    assert stored == states[-1]

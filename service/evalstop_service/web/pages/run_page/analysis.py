@@ -248,7 +248,7 @@ def build_chart(observations: Iterable[Observation], sign: float = 1.0) -> GaoCh
         if state.pairs > before:
             pairs.append(Pair(item.step, state.recent[-1][1], sign * item.value, item.stderr))
     line = _fit_line(detector, state, sign) if state.pairs >= detector.least_evals else None
-    return GaoChart(pairs, line, state.note)
+    return GaoChart(pairs, line, state.evidence.note)
 
 
 def _fit_line(detector: GaoFit, state: GaoFitState, sign: float) -> Line | None:
