@@ -64,6 +64,19 @@ def find_eval(metrics: Mapping[str, Any]) -> str | None:
     return next((name for name, role in metrics.items() if role.get("role") == "eval"), None)
 
 
+def describe_run(
+    name: str, mode: str | None, policy: str | None, verdict: Verdict | None, decision: object, url: str | None
+) -> str:
+    """The run as one line; what is None, as before the service's first answer, is left out.
+
+    >>> describe_run("ppo-7b", "shadow", "default@1", None, None, "http://localhost:8787/runs/1")
+    'ppo-7b: shadow, policy default@1, http://localhost:8787/runs/1'
+    """
+    named = {"policy": policy, "verdict": verdict, "decision": decision}
+    facts = [mode, *(f"{fact} {value}" for fact, value in named.items() if value is not None), url]
+    return f"{name}: {', '.join(filter(None, facts)) or 'no answer yet'}"
+
+
 _COPIED = {"name": str, "status": str, "url": str, "mode": str, "should_stop": bool, "length_known": bool}
 """Fields of an answer that are taken as they are, if they have this type."""
 
@@ -75,8 +88,8 @@ class LatestAnswer:
     `name`: its name at the service, which differs from the requested one if that was taken. `guessed`: the metrics
     whose role or direction the service guessed from their names, so that they cannot stop the run. `missing`: the roles
     of watched metrics without a value; `unwatched`: metrics without a role, listed while any is missing or none is the
-    eval. `eval_request`: the open request for a paired evaluation. `policy`: as NAME@VERSION. `eval_metric`: the name
-    of the eval. `length_known`: whether the service knows the planned length of the run.
+    eval. `eval_request`: the open request for a paired evaluation. `policy`: as NAME@VERSION.
+    `length_known`: whether the service knows the planned length of the run.
     """
 
     run_id: str | None = None
@@ -92,7 +105,6 @@ class LatestAnswer:
     eval_request: Mapping[str, Any] | None = None
     mode: str | None = None
     policy: str | None = None
-    eval_metric: str | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
     unwatched: tuple[str, ...] = ()
 
@@ -105,8 +117,6 @@ class LatestAnswer:
             changes["run_id"] = answer["id"]
         if isinstance(policy := answer.get("policy"), Mapping):
             changes["policy"] = f"{policy.get('name')}@{policy.get('version')}"
-        if isinstance(metrics := answer.get("metrics"), Mapping):
-            changes["eval_metric"] = find_eval(metrics)
         if isinstance(answer.get("verdict"), Mapping):
             changes["verdict"] = Verdict.from_json(answer["verdict"])
         if "decision" in answer:

@@ -6,15 +6,13 @@ import atexit
 import logging
 import os
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
-from evalstop_client import observations, presentation
+from evalstop_client import observations
 from evalstop_client.eval_request import EvalRequest
-from evalstop_client.latest_answer import Decision, LatestAnswer, Verdict, find_eval
-from evalstop_client.metric_roles import AUTO, Metrics
+from evalstop_client.latest_answer import Decision, LatestAnswer, Verdict, describe_run
 from evalstop_client.observations import LoggedValues
 from evalstop_client.settings import LONGEST_WAIT_SECONDS, RunArguments, Settings, resolve
 from evalstop_client.spool.reporter import Reporter
@@ -24,9 +22,6 @@ from evalstop_client.spool.segment import Entry
 logger = logging.getLogger("evalstop_client")
 
 OBSERVATIONS_PER_ENTRY = 1_000
-
-EVALS_SHOWN = 500
-"""Number of latest evals that a notebook shows."""
 
 
 class Run:
@@ -72,8 +67,6 @@ class Run:
         self._obeyed: str | None = None
         self._on_stop = arguments.get("on_stop")
         self._stops_seen: set[str] = set()  # decisions passed to `on_stop`
-        self._declared_eval = _find_declared_eval(arguments.get("metrics"))
-        self._evals: deque[tuple[int, float]] = deque(maxlen=EVALS_SHOWN)
         self._answered_requests: set[str] = set()
         self._last_checkpoint: tuple[int, str] | None = None
         self._pid = os.getpid()
@@ -171,8 +164,6 @@ class Run:
             return
         for kind, (count, example) in logged.problems.items():
             self._warnings.count_dropped(kind, count, "log: %s", example)
-        if (metric := self._latest_answer.eval_metric or self._declared_eval) in logged.values:
-            self._evals.append((logged.step, logged.values[metric]))
         for part in logged.split(OBSERVATIONS_PER_ENTRY):
             self._put_entry(part)
 
@@ -260,17 +251,13 @@ class Run:
     def description(self) -> str:
         """The run as one line: name, mode, policy, verdict and page, as far as the service has answered."""
         return (
-            presentation.describe_run(self.name, self.mode, self.policy, self.verdict, self.decision, self.url)
+            describe_run(self.name, self.mode, self.policy, self.verdict, self.decision, self.url)
             if self.is_reported
             else f"{self.name}: not reported"
         )
 
     def __repr__(self) -> str:
         return f"<Run {self.description}>"
-
-    def _repr_html_(self) -> str:
-        shown = (self.name, self.mode, self.policy, self.verdict, self.decision, self.url)
-        return presentation.draw_run(*shown, list(self._evals))
 
     def __enter__(self) -> Self:
         return self
@@ -311,13 +298,6 @@ class Run:
         self._warnings.after_fork_in_child()
         if self._reporter is not None:
             self._reporter.after_fork_in_child()
-
-
-def _find_declared_eval(metrics: Metrics | None) -> str | None:
-    """The eval that the trainer declares; `eval` if it declares no metrics."""
-    if metrics is None:
-        return "eval"
-    return find_eval(metrics) if metrics != AUTO else None
 
 
 _NO_ANSWER = LatestAnswer()

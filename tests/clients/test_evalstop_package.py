@@ -1,10 +1,9 @@
-"""`import evalstop`: a run in one call, and how a notebook shows it."""
+"""`import evalstop`: a run in one call."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 from typing import Any
@@ -13,7 +12,6 @@ import evalstop
 import evalstop_client
 import pytest
 from evalstop_client.config import LONGEST_VALUE, MOST_PARAMS, flatten_config
-from evalstop_client.presentation import draw_run, draw_sparkline
 from evalstop_service.web.api.runs import RunIn
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,35 +90,6 @@ def test_on_stop_is_called_once(server: FakeServer, service: FakeService, caplog
     assert list_messages(caplog)[1:] == ["evalstop: on_stop failed"]  # after that the stop is requested
 
 
-def test_notebook_shows_evals_and_link(server: FakeServer) -> None:
-    """A notebook shows verdict, link and a curve of the declared eval, with the name escaped."""
-    with open_run(server, name="<b>&'", metrics={"score": {"role": "eval"}}) as run:
-        for step, value in enumerate((0.0, 1.0, float("nan"), 0.5)):
-            run.log({"score": value, "other": 9.0}, step=step)
-        assert run.flush()
-        html = run._repr_html_()
-        assert repr(run) == f"<Run <b>&': shadow, policy default@1, verdict continue, {run.url}>"
-    assert 'aria-label="3 evals"' in html
-    assert f'href="{run.url}"' in html
-    assert "&lt;b&gt;&amp;&#x27;" in html
-
-
-@given(st.lists(st.tuples(st.integers(0, 2**53), NUMBERS)))
-def test_sparkline_stays_in_its_frame(points: list[tuple[int, float]]) -> None:
-    """All points of the curve are inside the picture, ordered by step."""
-    points_drawn = re.findall(
-        r"(-?[\d.]+),(-?[\d.]+)", draw_sparkline(points).partition("points=")[2].partition("fill")[0]
-    )
-    xs = [float(x) for x, _ in points_drawn]
-    assert xs == sorted(xs)
-    assert all(0 <= float(x) <= 160 and 0 <= float(y) <= 36 for x, y in points_drawn)
-
-
-def test_only_http_urls_are_linked() -> None:
-    """A URL with another scheme makes no link."""
-    assert "href" not in draw_run("r", None, None, None, None, "javascript:alert(1)", [])
-
-
 KEYS = st.text(max_size=300)
 CONFIGS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=50),
@@ -151,6 +120,6 @@ def test_both_packages_export_the_same_objects() -> None:
     shared = set(evalstop.__all__) & set(evalstop_client.__all__)
     assert {"Run", "Decision", "ConfigurationError", "__version__"} <= shared
     assert all(getattr(evalstop, name) is getattr(evalstop_client, name) for name in shared)
-    script = "import evalstop, sys; print(sorted({'httpx', 'rich', 'pandas', 'argparse', 'html'} & set(sys.modules)))"
+    script = "import evalstop, sys; print(sorted({'httpx', 'pandas', 'argparse', 'html'} & set(sys.modules)))"
     completed = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
-    assert completed.stdout.strip() == "['html']"
+    assert completed.stdout.strip() == "[]"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
-from functools import wraps
 from importlib import import_module
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from evalstop_client import presentation
-from evalstop_client.errors import AnswerMalformed, ApiError, LibraryMissing
-from evalstop_client.latest_answer import Verdict, find_eval
+from evalstop_client.errors import AnswerMalformed, LibraryMissing
+from evalstop_client.latest_answer import Verdict, describe_run, find_eval
 from evalstop_client.reading.connection import Connection
 from evalstop_client.service import Json
 
@@ -68,26 +65,7 @@ def _import_library(library: str) -> Any:
         raise LibraryMissing(f"`pip install {library}`, or read the records by `for` or `to_rows()`.") from error
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def explain_malformed(parse: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a parser, so that it raises AnswerMalformed for missing or invalid fields."""
-
-    @wraps(parse)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return parse(*args, **kwargs)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise AnswerMalformed(f"{type(error).__name__}: {error}") from error
-
-    return checked
-
-
 Outcome = Literal["right", "wrong", "unknown"]
-
-CURVE_POINTS = 200
 
 LAST_ATTEMPT = 999_999_999
 """In a cursor after a step: everything observed at that step was read."""
@@ -115,10 +93,8 @@ class ObservationRecord:
     superseded_by: int | None
 
     @classmethod
-    @explain_malformed
-    def from_json(cls, fields: Json) -> ObservationRecord:
-        same = {name: fields[name] for name in cls.__dataclass_fields__}
-        return cls(**same | {"value": float(fields["value"]), "time": _time(fields["time"])})
+    def from_json(cls, document: Json) -> ObservationRecord:
+        return _read_record(cls, document)
 
     def to_row(self) -> dict[str, Cell]:
         return dict(vars(self))
@@ -148,19 +124,16 @@ class DecisionRecord:
     _connection: Connection = field(repr=False, compare=False)
 
     @classmethod
-    @explain_malformed
-    def from_json(cls, fields: Json, connection: Connection) -> DecisionRecord:
-        same = {name: fields[name] for name in ("id", "state", "run_id", "run_name", "attempt", "step")}
-        return cls(
-            **same,
-            reason=fields["state_reason"],
-            guards=tuple(fields["guard_kinds"]),
-            policy=_policy(fields["policy"]),
-            verdict=Verdict.from_json(fields["verdict"]),
-            outcome=fields["outcome"]["outcome"] if fields["outcome"] else None,
-            created_at=datetime.fromisoformat(fields["created_at"]),
-            document=fields,
-            _connection=connection,
+    def from_json(cls, document: Json, connection: Connection) -> DecisionRecord:
+        return _read_record(
+            cls,
+            document,
+            reason=lambda: document["state_reason"],
+            guards=lambda: tuple(document["guard_kinds"]),
+            policy=lambda: _name_policy(document["policy"]),
+            outcome=lambda: document["outcome"]["outcome"] if document["outcome"] else None,
+            document=lambda: document,
+            _connection=lambda: connection,
         )
 
     def __str__(self) -> str:
@@ -226,23 +199,17 @@ class RunRecord:
     _connection: Connection = field(repr=False, compare=False)
 
     @classmethod
-    @explain_malformed
-    def from_json(cls, fields: Json, connection: Connection) -> RunRecord:
-        best, decision = fields["best_checkpoint"], fields["decision"]
-        same = ("id", "name", "status", "attempt", "mode", "metrics", "labels", "params", "owner", "group", "notes")
-        return cls(
-            **{name: fields[name] for name in (*same, "total_steps", "last_step", "should_stop")},
-            url=fields["url"] or connection.page_of(fields["id"]),
-            policy=_policy(fields["policy"]),
-            tags=tuple(fields["tags"]),
-            verdict=Verdict.from_json(fields["verdict"]),
-            best_checkpoint=Checkpoint(best["step"], best["uri"], float(best["score"])) if best else None,
-            decision=DecisionRecord.from_json(decision, connection) if decision else None,
-            created_at=datetime.fromisoformat(fields["created_at"]),
-            updated_at=datetime.fromisoformat(fields["updated_at"]),
-            ended_at=_time(fields["ended_at"]),
-            document=fields,
-            _connection=connection,
+    def from_json(cls, document: Json, connection: Connection) -> RunRecord:
+        best, decision = document.get("best_checkpoint"), document.get("decision")
+        return _read_record(
+            cls,
+            document,
+            url=lambda: document["url"] or connection.page_of(document["id"]),
+            policy=lambda: _name_policy(document["policy"]),
+            best_checkpoint=lambda: Checkpoint(best["step"], best["uri"], float(best["score"])) if best else None,
+            decision=lambda: DecisionRecord.from_json(decision, connection) if decision else None,
+            document=lambda: document,
+            _connection=lambda: connection,
         )
 
     @property
@@ -294,26 +261,34 @@ class RunRecord:
 
     def __repr__(self) -> str:
         shown = (self.name, self.mode, self.policy, self.verdict, self.decision, self.url)
-        return f"<RunRecord {presentation.describe_run(*shown)}>"
-
-    def _repr_html_(self) -> str:
-        shown = (self.name, self.mode, self.policy, self.verdict, self.decision, self.url)
-        return presentation.draw_run(*shown, self._curve())
-
-    def _curve(self) -> list[tuple[int, float]]:
-        """The downsampled eval; empty if it cannot be read: showing a run must not fail because of its curve."""
-        query = {"metric": self.eval_metric, "buckets": CURVE_POINTS}
-        try:
-            series = self._connection.get(f"/runs/{self.id}/series", query) if self.eval_metric else {"buckets": []}
-        except ApiError:
-            return []
-        points = [(bucket["last_step"], float(bucket["last"])) for bucket in series["buckets"]]
-        return [(step, value) for step, value in points if math.isfinite(value)]
+        return f"<RunRecord {describe_run(*shown)}>"
 
 
-def _policy(fields: Json) -> str:
-    return f"{fields['name']}@{fields['version']}"
+Record = TypeVar("Record", ObservationRecord, DecisionRecord, RunRecord)
+
+PARSERS: Mapping[str, Callable[[Any], object]] = {
+    "float": float,
+    "datetime": datetime.fromisoformat,
+    "datetime | None": lambda text: text and datetime.fromisoformat(text),
+    "tuple[str, ...]": tuple,
+    "Verdict": Verdict.from_json,
+}
+"""How the fields of these types are read; others are as they come."""
 
 
-def _time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text is not None else None
+def _read_record(cls: type[Record], source: Json, /, **own: Callable[[], object]) -> Record:
+    """A record with the fields of an answer, some of them read in a way of their `own`. Raises AnswerMalformed."""
+    try:
+        values: dict[str, Any] = {name: read() for name, read in own.items()}
+        for item in fields(cls):
+            if item.name not in own:
+                value = source[item.name]
+                parse = PARSERS.get(str(item.type))
+                values[item.name] = parse(value) if parse else value
+        return cls(**values)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise AnswerMalformed(f"{type(error).__name__}: {error}") from error
+
+
+def _name_policy(policy: Json) -> str:
+    return f"{policy['name']}@{policy['version']}"

@@ -107,14 +107,6 @@ def test_lists_become_data_frames(project: Project, monkeypatch: pytest.MonkeyPa
             project.api.runs().to_polars()
 
 
-def test_notebook_shows_the_evals_of_a_run(project: Project) -> None:
-    """A run that was read is drawn like one in progress."""
-    with project.report_run("falls"):
-        html = project.api.run("falls")._repr_html_()
-    assert 'aria-label="5 evals"' in html
-    assert "stop" in html
-
-
 def test_repr_of_runs_and_lists(project: Project) -> None:
     """A run is one line without its evidence; a list that is not fetched says how to read it."""
     with project.report_run("falls"):
