@@ -22,6 +22,7 @@ from evalstop_client.receivers.kubernetes.kinds import (
     EVENT,
     KINDS,
     POD,
+    RAY_JOB,
     Kind,
     Object,
     at,
@@ -88,6 +89,11 @@ class KubernetesJobControl:
         if item["metadata"]["uid"] != uid:
             raise RequestRefused(f"{kind} {name} in namespace {namespace} is another one of the same name: not {uid}")
         kind, item = self._find_topmost(kind, item)
+        if kind is RAY_JOB and at(item, "spec", "clusterSelector"):
+            raise RequestRefused(
+                f"RayJob {item['metadata']['name']} runs in a Ray cluster that others may use (spec.clusterSelector); "
+                "KubeRay does not suspend it: have its trainer read should_stop, or end it with `ray job stop`"
+            )
         facts = _list_facts(kind, item)
         if self._cluster is not None:
             facts["cluster"] = self._cluster

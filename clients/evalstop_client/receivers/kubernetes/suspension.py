@@ -11,7 +11,17 @@ from typing import Any
 
 from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.api import Api, Conflict
-from evalstop_client.receivers.kubernetes.kinds import COMMAND, JOB, VOLCANO_JOB, WORKLOAD, Kind, Object, at, set_field
+from evalstop_client.receivers.kubernetes.kinds import (
+    COMMAND,
+    JOB,
+    RAY_JOB,
+    VOLCANO_JOB,
+    WORKLOAD,
+    Kind,
+    Object,
+    at,
+    set_field,
+)
 
 logger = logging.getLogger("evalstop_client.receivers")
 
@@ -85,6 +95,8 @@ class Suspension:
     def _set_suspend(self, kind: Kind, item: Object, value: bool, annotations: Object) -> Object | None:
         """Set its suspend field; returns the resulting object, None if it is gone."""
         change = {**set_field(kind.suspend_field, value), "metadata": {"annotations": annotations}}
+        if value and kind is RAY_JOB:  # in the same patch: KubeRay gives up a RayJob that is suspended without it
+            change["spec"]["shutdownAfterJobFinishes"] = True
         return self._merge_change(kind, item, lambda _: change)
 
     def _stop_without_suspend(self, kind: Kind, workload: Object, may_delete: bool) -> None:

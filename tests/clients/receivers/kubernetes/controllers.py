@@ -72,7 +72,10 @@ class Controllers:
                     self._reconcile(kind, item)
 
     def _reconcile(self, kind: Kind, item: Json) -> None:
-        if kind.list_states(item) & kind.ended:
+        if kind.list_states(item) & kind.ended or at(item, "status", "jobDeploymentStatus") == "ValidationFailed":
+            return
+        if kind is RAY_JOB and self._is_suspended(kind, item) and not _permits_suspend(item):
+            self._admin.set_status(kind, item, {**item["status"], "jobDeploymentStatus": "ValidationFailed"})
             return
         children = [
             (child_kind, child)
@@ -150,6 +153,11 @@ class Controllers:
             for child in items
             if any(owner["uid"] == uid for owner in child["metadata"].get("ownerReferences", []))
         ]
+
+
+def _permits_suspend(ray_job: Json) -> bool:
+    """Whether KubeRay suspends it; if not it ignores the object from then on."""
+    return at(ray_job, "spec", "shutdownAfterJobFinishes") is True and not at(ray_job, "spec", "clusterSelector")
 
 
 def _list_child_kinds(kind: Kind) -> tuple[Kind, ...]:

@@ -227,6 +227,29 @@ def test_kind_without_the_suspend_field_is_refused(kubernetes: KubernetesCluster
         job.cancel()
 
 
+def test_ray_job_is_suspended_together_with_its_cluster(kubernetes: KubernetesCluster) -> None:
+    """A RayJob that would leave its cluster running is told to shut it down in the patch that suspends it."""
+    item = kubernetes.start_workload(RAY_JOB, shutdownAfterJobFinishes=False)
+    job = kubernetes.find_job(item)
+    job.cancel()
+    assert job.wait_until_gone().state == "Suspended"
+    assert kubernetes.node.count_running() == 0
+    job.resume()
+    wait_until(lambda: kubernetes.is_running("train-1"))
+
+
+def test_ray_job_in_a_shared_cluster_is_refused(kubernetes: KubernetesCluster) -> None:
+    """A RayJob that chose a cluster by `clusterSelector` is refused before anything is touched, deletion included."""
+    item = kubernetes.start_workload(RAY_JOB, clusterSelector={"ray.io/cluster": "shared"})
+    labels = kubernetes.get_run_labels(item)
+    before = kubernetes.read_object(RAY_JOB, item)
+    for stop_by in ("suspend", "delete"):
+        with pytest.raises(RequestRefused, match=r"clusterSelector.*ray job stop"):
+            kubernetes.job_control(stop_by=stop_by).find_job(make_stop_request(labels))
+    assert kubernetes.read_object(RAY_JOB, item) == before
+    assert kubernetes.node.count_running() == 2
+
+
 @pytest.mark.nightly
 def test_job_with_a_selector_of_its_own_has_pods(kubernetes: KubernetesCluster) -> None:
     """The pods of a Job with `manualSelector` lack the usual label; they are waited for, and counted."""
