@@ -39,7 +39,7 @@ from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
 from evalstop_service.projects import audit_trail
 from evalstop_service.projects.key_cache import KeyCache
-from evalstop_service.runs import downsampling, retention
+from evalstop_service.runs import retention
 from evalstop_service.security import openid
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database, read_now
@@ -281,7 +281,6 @@ async def deliver(
         stale_runs.create_job(database, utc_now),
         rollout_stage.create_job(database, utc_now),
         backtests.create_job(database, utc_now),
-        downsampling.create_job(database),
         audit_trail.create_job(database),
         change_point.create_job(),
     )

@@ -18,9 +18,9 @@ from evalstop_service.clock import Clock
 from evalstop_service.decisions import holds, transitions
 from evalstop_service.decisions import pause as pausing
 from evalstop_service.domain.decision_lifecycle import SERVICE, DecisionState, GuardKind, TimePassed
-from evalstop_service.store import decisions, due_decisions, projects, runs
+from evalstop_service.store import decisions, hand_overs, projects, runs
 from evalstop_service.store.database import Database, read_now
-from evalstop_service.store.due_decisions import OverdueDecision
+from evalstop_service.store.hand_overs import OverdueDecision
 from evalstop_service.store.queue import outbox
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
     def check(pause: Wait) -> float:
         with database.reading() as tx:
             now = read_now(tx, clock)
-            deadline_at = due_decisions.find_next_deadline(tx)
-            refused = due_decisions.is_any_refused(tx)
+            deadline_at = hand_overs.find_next_deadline(tx)
+            refused = hand_overs.is_any_refused(tx)
             over = projects.list_ended_pauses(tx, now)
         if refused or (deadline_at is not None and deadline_at <= now):
             process_overdue(database, now, pause)
@@ -63,7 +63,7 @@ def _read_overdue(database: Database, now: datetime) -> Iterator[OverdueDecision
     last: OverdueDecision | None = None
     while True:
         with database.reading() as tx:
-            batch = due_decisions.list_overdue(tx, now, last)
+            batch = hand_overs.list_overdue(tx, now, last)
         if not batch:
             return
         yield from batch

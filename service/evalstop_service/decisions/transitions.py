@@ -231,16 +231,17 @@ def list_allowed(tx: Transaction, project: Project, decision: Decision, events: 
 
 def _load_lifecycle(tx: Transaction, decision: Decision, *events: Event) -> Lifecycle:
     """The state of a decision, with as much of its history as these events depend on."""
-    lifecycle = decision.life
     if any(isinstance(event, Postponed) for event in events):
-        history = decisions.list_changes(tx, decision)
-        was_postponed = decision_transitions.was_postponed((change.state, change.details) for change in history)
-        return replace(lifecycle, was_postponed=was_postponed)
-    if lifecycle.state is not DecisionState.UNDONE:
-        return lifecycle
-    history = decisions.list_changes(tx, decision)
-    undone = (change.details for change in history if change.state == DecisionState.UNDONE)
-    return replace(lifecycle, late_reports=decision_transitions.list_late_reports(undone))
+        was_postponed = False  # in the present veto window
+        for change in decisions.list_changes(tx, decision):
+            is_pending = change.state is DecisionState.PENDING
+            was_postponed = is_pending and (was_postponed or "postponed_until" in change.details)
+        return replace(decision.life, was_postponed=was_postponed)
+    if decision.state is not DecisionState.UNDONE:
+        return decision.life
+    details = [change.details for change in decisions.list_changes(tx, decision) if change.state == decision.state]
+    reported = frozenset(item["reported"] for item in details if "reported" in item)
+    return replace(decision.life, late_reports=reported)
 
 
 def choose_timeouts(project: Project) -> Timeouts:

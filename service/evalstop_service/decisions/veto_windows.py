@@ -32,9 +32,8 @@ from evalstop_service.background import handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import holds, transitions
 from evalstop_service.domain.decision_lifecycle import GuardsRaised, WindowEnded, WindowReopened
-from evalstop_service.store import decisions, due_decisions, hand_overs, runs
+from evalstop_service.store import decisions, hand_overs, runs
 from evalstop_service.store.database import Database, Transaction, read_now
-from evalstop_service.store.due_decisions import PendingDecision
 from evalstop_service.store.hand_overs import UnsentStop
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.turns import decision_lane
@@ -192,7 +191,7 @@ class VetoListener:
     def _look(self) -> _Look:
         with self._database.reading() as tx:
             now = read_now(tx, self._clock)
-            return _Look(now, time.monotonic(), *due_decisions.read_windows(tx, now))
+            return _Look(now, time.monotonic(), *hand_overs.read_windows(tx, now))
 
     def _find_wait(self, until: float) -> float:
         """How long before `until` the oldest veto that holds up windows was sent."""
@@ -208,7 +207,7 @@ class VetoListener:
         """Write how far this process has heard vetoes; extends windows if it may not have heard all since then."""
         is_unheard = None in unheard or self._has_gap(now)
         with self._database.transaction() as tx:
-            others = due_decisions.read_listeners(tx)
+            others = hand_overs.read_listeners(tx)
             is_listed = others.pop(self._id, None) is not None
             if self._is_listed and not is_listed:  # the others took it for lost
                 is_unheard = True
@@ -217,20 +216,20 @@ class VetoListener:
             projects = None if is_unheard else [known for known in unheard if known is not None]
             extended = 0
             if projects is None or projects:
-                extended = due_decisions.extend_windows(tx, now, EXTENSION_SECONDS, projects, REASON)
+                extended = hand_overs.extend_windows(tx, now, EXTENSION_SECONDS, projects, REASON)
                 extended += _reopen_windows(tx, now, projects)
-            due_decisions.save_listener(tx, self._id, heard_until)
+            hand_overs.save_listener(tx, self._id, heard_until)
             self._writing_since = self._writing_since or now
             if now - self._writing_since >= timedelta(seconds=LOST_SECONDS):
                 lost = [key for key, heard in others.items() if heard < now - timedelta(seconds=LOST_SECONDS)]
-                due_decisions.remove_listeners(tx, lost)
+                hand_overs.remove_listeners(tx, lost)
         self._is_listed, self._seen_at = True, now
         if extended:
             log.warning("vetoes may not have been heard: extended %d veto windows", extended)
 
     def _request_and_hand_over(self) -> bool:
         with self._database.reading() as tx:
-            heard_until = due_decisions.read_heard_until(tx)
+            heard_until = hand_overs.read_heard_until(tx)
         read_time = partial(read_now, here=self._clock)
         if heard_until is None:
             return False
@@ -240,7 +239,7 @@ class VetoListener:
 
     def _leave(self) -> None:
         with self._database.transaction() as tx:
-            due_decisions.remove_listeners(tx, [self._id])
+            hand_overs.remove_listeners(tx, [self._id])
 
 
 def request_stops(database: Database, heard_until: datetime, read_time: Callable[[Transaction], datetime]) -> int:
@@ -249,7 +248,7 @@ def request_stops(database: Database, heard_until: datetime, read_time: Callable
     Each in its own transaction: an error does not delay the others; it is raised at the end.
     """
 
-    def request(pending: PendingDecision) -> None:
+    def request(pending: UnsentStop) -> None:
         with database.transaction() as tx:
             run = runs.lock_run(tx, pending.project_id, pending.run_id)
             decision, now = decisions.lock_decision(tx, run.id, pending.id), read_time(tx)
@@ -261,7 +260,7 @@ def request_stops(database: Database, heard_until: datetime, read_time: Callable
             transitions.move_decision(tx, run, decision, event)
 
     with database.reading() as tx:
-        over = due_decisions.list_windows_over(tx, heard_until, MOST_AT_ONCE)
+        over = hand_overs.list_windows_over(tx, heard_until, MOST_AT_ONCE)
     handle_each(over, request)
     return len(over)
 

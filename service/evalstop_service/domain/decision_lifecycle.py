@@ -120,16 +120,11 @@ STOPPED = frozenset({DecisionState.CONFIRMED, DecisionState.OBEYED})
 STOPPING = AWAITING_CONFIRMATION | STOPPED | {DecisionState.PARKED, DecisionState.FAILED}
 """The job is to end, or to be parked."""
 
-VETOABLE = frozenset(
-    {
-        *(DecisionState.ON_HOLD, DecisionState.PENDING),
-        *(DecisionState.REQUESTED, DecisionState.ESCALATED, DecisionState.FAILED),
-    }
-)
-"""A person can veto the stop, unless it was handed over."""
-
 UNSENT = frozenset({DecisionState.PENDING, DecisionState.REQUESTED, DecisionState.ESCALATED})
 """The stop is to go out; if nobody was handed it, what would hold a pending one holds it too."""
+
+VETOABLE = UNSENT | {DecisionState.ON_HOLD, DecisionState.FAILED}
+"""A person can veto the stop, unless it was handed over."""
 
 RETURNING = AWAITING_CONFIRMATION | {DecisionState.ON_HOLD, DecisionState.PENDING, DecisionState.PARKED}
 """A run that recovers leaves these states, if the action is to park it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -136,19 +136,6 @@ def allowed_actions(lifecycle: Lifecycle | None, at: datetime, *, run_ended: boo
     commands.append(("undo", Undone(at, "", "", run_ended)))
     commands += [] if run_ended else [("stop", StopOrdered(at, "", ""))]
     return [name for name, command in commands if is_allowed(lifecycle, command, Timeouts(0.0, 0.0))]
-
-
-def was_postponed(changes: Iterable[tuple[DecisionState, Mapping[str, Any]]]) -> bool:
-    """Whether a person had the stop wait in its present veto window, by the states and details of its changes."""
-    postponed = False
-    for state, details in changes:
-        postponed = state is DecisionState.PENDING and (postponed or "postponed_until" in details)
-    return postponed
-
-
-def list_late_reports(undone: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """`Lifecycle.late_reports` from the details of the changes to `undone`."""
-    return frozenset(details["reported"] for details in undone if "reported" in details)
 
 
 def _apply_time(lifecycle: Lifecycle, event: TimePassed, timeouts: Timeouts) -> Transition:

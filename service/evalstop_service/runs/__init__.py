@@ -1,1 +1,1 @@
-"""Runs: the roles of their metrics, their health, retention and downsampling."""
+"""Runs: the roles of their metrics, their health and retention."""

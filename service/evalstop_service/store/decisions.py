@@ -42,6 +42,10 @@ class DecisionChange:
     at: Annotated[datetime, doc("when it changed")]
 
 
+_LIFE = ("state", "due_at", "deadline_at", "escalations", "action", "handed_over_at", "handed_over_to")
+"""The fields that a decision shares with its life cycle."""
+
+
 @dataclass(frozen=True)
 class Decision:
     """A stop verdict on record.
@@ -110,26 +114,15 @@ class Decision:
     @property
     def life(self) -> Lifecycle:
         """Its state for the state machine, as far as its row holds it."""
-        guard_kinds = frozenset(self.guard_kinds)
-        names = ("state", "due_at", "deadline_at", "escalations", "action", "handed_over_at", "handed_over_to")
-        fields = {name: getattr(self, name) for name in names}
-        return Lifecycle(guard_kinds=guard_kinds, reason=self.state_reason, **fields)
+        fields = {name: getattr(self, name) for name in _LIFE}
+        return Lifecycle(guard_kinds=frozenset(self.guard_kinds), reason=self.state_reason, **fields)
 
     def moved(self, life: Lifecycle, records: Sequence[Record]) -> Decision:
         """The decision in another state, with the reason of the last change; the reason stays if the state does."""
-        guard_kinds = life.guard_kinds if life.state is DecisionState.ON_HOLD else ()
-        return replace(
-            self,
-            state=life.state,
-            due_at=life.due_at,
-            deadline_at=life.deadline_at,
-            escalations=life.escalations,
-            state_reason=records[-1].state_reason if records else self.state_reason,
-            guard_kinds=sorted(guard_kinds),
-            action=life.action,
-            handed_over_at=life.handed_over_at,
-            handed_over_to=life.handed_over_to,
-        )
+        fields = {name: getattr(life, name) for name in _LIFE}
+        guard_kinds = sorted(life.guard_kinds) if life.state is DecisionState.ON_HOLD else []
+        reason = records[-1].state_reason if records else self.state_reason
+        return replace(self, state_reason=reason, guard_kinds=guard_kinds, **fields)
 
 
 class LockedDecision(NamedTuple):
@@ -170,10 +163,12 @@ def lock_with_run(tx: Transaction, project_id: UUID, decision_id: UUID) -> Locke
 
 def update_decision(tx: Transaction, decision: Decision, moved: Decision) -> bool:
     """Store a transition from the state in which the decision was read; False if another transaction was faster."""
-    moving = ("state", "due_at", "deadline_at", "escalations", "state_reason", "guard_kinds", "action", *_HANDED_OVER)
     row = {"of_run": decision.run_id, "of_id": decision.id, "from_state": decision.state}
     row["as_handed_over"] = decision.handed_over_at
-    values = {name: getattr(moved, name) for name in moving} | {"asked_at": None, "asked_by": None}
+    values = {name: getattr(moved, name) for name in (*_LIFE, "state_reason", "guard_kinds")} | {
+        "asked_at": None,
+        "asked_by": None,
+    }
     return tx.execute(_MOVE, row | values).rowcount == 1
 
 
@@ -303,8 +298,6 @@ _LOCK_WITH_RUN = (
     .where(decisions.c.project_id == sa.bindparam("of_project"), decisions.c.id == sa.bindparam("of_id"))
     .with_for_update(key_share=True, of=(runs, decisions))  # PostgreSQL locks them in this order
 )
-
-_HANDED_OVER = ("handed_over_at", "handed_over_to")
 
 _MOVE = decisions.update().where(
     decisions.c.run_id == sa.bindparam("of_run"),

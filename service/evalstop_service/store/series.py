@@ -1,8 +1,8 @@
 """One metric of a run at a chosen resolution: the lowest, the highest and the last value of each bucket.
 
-Observations well behind the newest are summarized once, 128 live observations a row, in the background or, at the
-latest, when they are read: a million of them are then read from 8,000 rows. The summaries of a series cover its
-beginning without a gap: every live observation up to the last one summarized. A transaction that adds or supersedes an
+Observations well behind the newest are summarized once, 128 live observations a row, when they are first read: a
+million of them are then read from 8,000 rows. The summaries of a series cover its beginning without a gap: every live
+observation up to the last one summarized. A transaction that adds or supersedes an
 observation in that range deletes the summaries from there on, with the run locked; so reads are always exact.
 
 Sparklines are the outlines of many series at once, in a few segments each.
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 from uuid import UUID
@@ -24,11 +23,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from evalstop_service.domain.fields import doc
-from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.store import runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.tables import LIVE, series_buckets
-from evalstop_service.store.tables import runs as run_rows
 
 OBSERVATIONS_A_ROW = 128
 OBSERVATIONS_AT_A_TIME = 8192
@@ -68,33 +65,14 @@ def load_buckets(
     return _merge_buckets([*before, *covered, *after], buckets)
 
 
-def catch_up_summaries(
-    database: Database, run_id: UUID, metric: str, pause: Callable[[float], bool] = lambda _: False
-) -> bool:
-    """Summarize new observations, with the run locked for some ten milliseconds at a time.
-
-    After each time `pause` gets the seconds that it took. Returns whether `pause` asked to stop.
-    """
-    started = time.perf_counter()
+def catch_up_summaries(database: Database, run_id: UUID, metric: str) -> None:
+    """Summarize new observations, with the run locked for some ten milliseconds at a time."""
     with database.reading() as tx:
         behind = is_behind(tx, run_id, metric)
     while behind:
         with database.transaction() as tx:
             runs.lock_runs(tx, [run_id])
             behind = summarize_series(tx, run_id, metric)
-        ended = time.perf_counter()
-        if pause(ended - started):
-            return True
-        started = time.perf_counter()
-    return False
-
-
-def list_running_runs(tx: Transaction, project_id: UUID, after: UUID, limit: int) -> list[tuple[UUID, int]]:
-    """The next running runs of a project by id, each with its last step; -1 if it has no observations."""
-    query = sa.select(run_rows.c.id, sa.func.coalesce(run_rows.c.last_step, -1)).where(
-        run_rows.c.project_id == project_id, run_rows.c.status == RunStatus.RUNNING, run_rows.c.id > after
-    )
-    return [(run_id, last_step) for run_id, last_step in tx.execute(query.order_by(run_rows.c.id).limit(limit))]
 
 
 def is_long_series(tx: Transaction, run_id: UUID, metric: str) -> bool:

@@ -10,7 +10,7 @@ from evalstop_service.clock import rfc3339
 from evalstop_service.decisions import deadlines, holds
 from evalstop_service.domain.decision_lifecycle import DecisionState, Guard, GuardKind, Released, Vetoed
 from evalstop_service.errors import Conflict
-from evalstop_service.store import due_decisions, hand_overs, runs, tables
+from evalstop_service.store import hand_overs, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
@@ -89,7 +89,7 @@ def test_each_veto_window_is_announced_once(veto_project: ProjectFixture) -> Non
     # 8 GPUs took a minute a step.
     assert data["gpu_hours_left"] == pytest.approx(8 / 60 * (24 - decision.step))
     with veto_project.database.transaction() as tx:
-        assert due_decisions.extend_windows(tx, decision.due_at, 60.0, None, "nothing could be written") == 1
+        assert hand_overs.extend_windows(tx, decision.due_at, 60.0, None, "nothing could be written") == 1
     assert hold_stop(veto_project, run, NOW + 5 * MINUTE) is not None
     (delivery,) = (row for row in veto_project.load_rows(tables.deliveries, run) if row["endpoint_id"] == chat.id)
     assert delivery["state"] == "cancelled"

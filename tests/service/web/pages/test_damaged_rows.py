@@ -8,7 +8,7 @@ import httpx
 import pytest
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.errors import UnreadableRow
-from evalstop_service.store import due_decisions
+from evalstop_service.store import hand_overs
 from evalstop_service.store.database import Database
 
 from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture
@@ -59,7 +59,7 @@ def test_damaged_decision_delays_no_other(project: ProjectFixture) -> None:
         project.post_observations(run, DECLINING_EVALS)
     damage_rows(project.database, "decisions", "action", "pray", OF_DAMAGED)
     with project.database.transaction() as tx:
-        assert due_decisions.extend_windows(tx, NOW + timedelta(seconds=30), 60.0, None, "an outage") == 2
+        assert hand_overs.extend_windows(tx, NOW + timedelta(seconds=30), 60.0, None, "an outage") == 2
     with pytest.raises(UnreadableRow):
         project.end_windows(NOW + timedelta(seconds=100))
     assert project.load_decision(runs[1]).state == DecisionState.REQUESTED
