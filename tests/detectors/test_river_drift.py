@@ -228,12 +228,14 @@ def test_invalid_parameters_are_refused(params: dict[str, Any], words: list[str]
 
 
 def test_river_is_not_imported_before_it_can_report() -> None:
-    """With river's own parameters a policy is read, and 29 evals are taken in, without its import of a second."""
+    """With river's own parameters a policy is read, and 29 evals are taken in, without any import of river; PageHinkley
+    never imports the other detectors, which bring scipy.stats."""
     program = (
         "import sys; from evalstop_detectors import *; policy = policy_from_document({'name': 'p', 'members': "
         "[{'detector': 'river_drift', 'params': {'memory': 256}}]}); "
         "run = [Observation(MetricRole.EVAL, step, step % 3) for step in range(30)]; "
         "state = replay(policy, run[:29]); assert 'river' not in sys.modules; "
-        "advance(policy, state, run[29:]); assert 'river' in sys.modules"
+        "advance(policy, state, run[29:]); assert 'river' in sys.modules; "
+        "assert not {'river.drift', 'scipy.stats'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

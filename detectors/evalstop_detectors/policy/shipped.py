@@ -17,34 +17,46 @@ _NOT_FINITE: list[dict[str, Any]] = [
 
 _POSTERIOR: dict[str, Any] = {"detector": "posterior", "params": {"model": "gru-1"}}
 
+_AT_1_PERCENT: dict[str, Any] = {"observe": True, "suspect_at": None, "stop_at": {"risk": 0.01}}
+
+_OBSERVERS: list[dict[str, Any]] = [
+    {"detector": "k_decline", "params": {"k": 3}, "observe": True, "suspect_at": None, "stop_at": 3.0},
+    # Rather than bocpd, which finds fewer turns at 1 % (31 % for 45 %) at six times the cost.
+    {"detector": "focus", "params": {}} | _AT_1_PERCENT,
+    {"detector": "river_drift", "params": {"memory": 256}} | _AT_1_PERCENT,
+    {"detector": "divergence", "params": {}} | _AT_1_PERCENT,
+    {"detector": "gao_fit", "params": {}} | _AT_1_PERCENT,
+]
+"""The panel: what others would have done on the same runs."""
+
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "paper": {
         "description": "EvalStop as published (arXiv 2606.04145): stop after 3 consecutive eval declines, whether or"
         " not a checkpoint is registered.",
-        "members": [{"detector": "k_decline", "params": {"k": 3}}],
+        "members": [{"detector": "k_decline", "params": {"k": 3}}, _POSTERIOR | _AT_1_PERCENT],
         "stops_despite": ["no_checkpoint"],
     },
     "default": {
         "description": "Stop when the run has turned for good with a probability that 1 % of healthy runs reach. It"
         " decides sooner when the planned length is known. Values that are not finite are suspect.",
-        "members": [_POSTERIOR | {"suspect_at": {"risk": 0.1}, "stop_at": {"risk": 0.01}}, *_NOT_FINITE],
+        "members": [_POSTERIOR | {"suspect_at": {"risk": 0.1}, "stop_at": {"risk": 0.01}}, *_NOT_FINITE, *_OBSERVERS],
         "evaluate_now": {"at": 0.7},
     },
     "early": {
         "description": "As default, but sooner and more often wrong: it stops 5 % of healthy runs.",
-        "members": [_POSTERIOR | {"suspect_at": {"risk": 0.2}, "stop_at": {"risk": 0.05}}, *_NOT_FINITE],
+        "members": [_POSTERIOR | {"suspect_at": {"risk": 0.2}, "stop_at": {"risk": 0.05}}, *_NOT_FINITE, *_OBSERVERS],
         "evaluate_now": {"at": 0.3},
     },
     "cautious": {
         "description": "As default, but later and rarely wrong: it stops 0.1 % of healthy runs.",
-        "members": [_POSTERIOR | {"suspect_at": {"risk": 0.05}, "stop_at": {"risk": 0.001}}, *_NOT_FINITE],
+        "members": [_POSTERIOR | {"suspect_at": {"risk": 0.05}, "stop_at": {"risk": 0.001}}, *_NOT_FINITE, *_OBSERVERS],
         "evaluate_now": {"at": 0.7},
     },
     "reversible": {
         "description": "Park a run that may have turned: its job releases its GPUs to waiting jobs, keeps its"
         " checkpoints and returns when the eval recovers, or when a person resumes it. It acts at a level that 20 % of"
         " healthy runs reach, and loses none of them. It needs a receiver that can park jobs.",
-        "members": [_POSTERIOR | {"suspect_at": 0.12, "stop_at": {"risk": 0.2}}],
+        "members": [_POSTERIOR | {"suspect_at": 0.12, "stop_at": {"risk": 0.2}}, *_OBSERVERS],
         "evaluate_now": {"at": 0.3},
         "action": "park",
     },

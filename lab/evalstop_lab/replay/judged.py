@@ -36,7 +36,8 @@ def judge_runs(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
     columns = [run.columns() for run in runs]
     together = iter(replay_runs(policy, [item for item in columns if item is not None]))
     past_runs = (
-        _replay_steps(policy, run) if item is None else next(together) for run, item in zip(runs, columns, strict=True)
+        _replay_steps(policy.unobserved, run) if item is None else next(together)
+        for run, item in zip(runs, columns, strict=True)
     )
     return [_judge_run(policy, run, past) for run, past in zip(runs, past_runs, strict=True)]
 

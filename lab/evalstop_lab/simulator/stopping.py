@@ -89,7 +89,7 @@ def decide_stops(rule: Rule, workload: Workload) -> Stops:
     """The rule's decisions on all jobs, in advance."""
     if isinstance(rule, NaiveRule):
         return rule.decide(workload)
-    judged = judge_runs(rule, build_logs(workload, rule.roles))
+    judged = judge_runs(rule, build_logs(workload, rule.deciding_roles))
     stops, kept_evals = [item.stop_step for item in judged], [item.best_step for item in judged]
     return Stops(_to_evals(stops), _to_evals(kept_evals))
 

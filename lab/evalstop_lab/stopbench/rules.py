@@ -44,7 +44,8 @@ class PolicyRule:
     """
 
     def __init__(self, policy: Policy, planned_steps: float | None) -> None:
-        self._policy, self._state = policy, evalstop_detectors.start(policy)
+        self._policy = policy.unobserved
+        self._state = evalstop_detectors.start(self._policy)
         self._planned = planned_steps
         self._scores: list[Score] = []
         self.evaluator: Evaluator | None = None

@@ -48,7 +48,7 @@ PAUSE_SECONDS = 0.0002
 Advance = Callable[[Policy, MonitorState, Sequence[Observation]], tuple[MonitorState, list[Verdict]]]
 """`advance`, or the same with pauses."""
 
-_STATE_BYTES, _METRIC_BYTES, _CHECKPOINT_BYTES = 12_000, 250, 250
+_STATE_BYTES, _METRIC_BYTES, _CHECKPOINT_BYTES = 56_000, 250, 250
 
 
 class RunState(msgspec.Struct, frozen=True):

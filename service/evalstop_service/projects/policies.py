@@ -138,7 +138,7 @@ def require_storable(policy: Policy) -> None:
 
 def require_bounded_cost(policy: Policy) -> None:
     """Raise Invalid when the detectors of a policy would delay others: each run length that one follows is a step."""
-    lengths = sum(getattr(member.detector, "run_lengths", 1) for member in policy.members)
+    lengths = sum(getattr(member.detector, "run_lengths", 1) for member in policy.panel.values())
     if lengths > MOST_RUN_LENGTHS:
         raise Invalid(
             f"the detectors of policy {policy.name!r} follow {lengths} run lengths at each eval; the limit is "

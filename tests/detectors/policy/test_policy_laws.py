@@ -262,12 +262,12 @@ def test_document_without_newer_keys_is_read() -> None:
 
 
 def test_shipped_calibrations_are_consistent() -> None:
-    """Shipped thresholds are above 0 and higher for smaller risks; each detector has one calibration."""
+    """Shipped thresholds are above 0 and no lower for smaller risks; each detector has one calibration."""
     for item in SHIPPED:
         levels = sorted((level.rate, level.threshold) for level in item.levels if level.threshold is not None)
         thresholds = [threshold for _, threshold in levels]
         assert all(threshold > 0 for threshold in thresholds)
-        assert all(stricter > laxer for stricter, laxer in pairwise(thresholds))
+        assert all(stricter >= laxer for stricter, laxer in pairwise(thresholds))  # counts may coincide
         assert sum(other.detector == item.detector for other in SHIPPED) == 1
 
 

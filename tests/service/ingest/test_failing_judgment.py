@@ -76,10 +76,10 @@ def test_run_whose_choice_failed_is_judged_again_by_another_process(project: Pro
     project.post_observations(run, evals(0.9, start=1))
     failure = project.load_run(run).detector_failure
     assert failure is not None
-    project.post_observations(run, [PostedObservation("kl", 1, 0.1)])
+    project.post_observations(run, [PostedObservation("kl", 2, 0.1)])
     assert project.load_run(run).detector_failure == failure
     project.evict_run(run)
-    project.post_observations(run, [PostedObservation("kl", 2, 0.1)])
+    project.post_observations(run, [PostedObservation("kl", 3, 0.1)])
     assert project.load_run(run).detector_failure is None
 
 
