@@ -61,6 +61,7 @@ class Floor(Detector[FloorState], frozen=True):
     kind: ClassVar[Kind] = Kind.STATISTIC
     roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.EVAL})
     thresholds: ClassVar[Thresholds] = Thresholds(suspect_at=0.5, stop_at=1.0)
+    judges_first_evals: ClassVar[bool] = True
     state_type: ClassVar[type[FloorState]] = FloorState
 
     k: Annotated[int, Meta(ge=1, le=50)] = 3

@@ -27,6 +27,7 @@ class CountingRule:
     __slots__ = ()
 
     kind: ClassVar[Kind] = Kind.COUNT
+    judges_first_evals: ClassVar[bool] = True
 
     k: int
     warmup_evals: int

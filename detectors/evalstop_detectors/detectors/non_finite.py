@@ -43,6 +43,7 @@ class NonFinite(Detector[NonFiniteState], frozen=True):
     name: ClassVar[str] = "non_finite"
     kind: ClassVar[Kind] = Kind.COUNT
     thresholds: ClassVar[Thresholds] = Thresholds(suspect_at=1.0, stop_at=None)
+    judges_first_evals: ClassVar[bool] = True
     state_type: ClassVar[type[NonFiniteState]] = NonFiniteState
 
     role: MetricRole = MetricRole.EVAL

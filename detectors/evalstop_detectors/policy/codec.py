@@ -26,7 +26,7 @@ from evalstop_detectors.policy.catalog import DETECTORS, Action, Ground, GuardKi
 from evalstop_detectors.policy.monitor import MonitorState, PanelState
 from evalstop_detectors.policy.policy import LEVELLED_OFF_AT, Member, Policy, Verdict, member_ids
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 
 _Threshold = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 _Weight = Annotated[float, Meta(ge=0, le=1_000_000)]
@@ -122,6 +122,7 @@ class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
     observer_states: list[msgspec.Raw] = []
     observer_evidence: list[Evidence | None] = []
     calls: list[int | None] = []
+    opening: tuple[float, ...] = ()
 
 
 def policy_from_document(document: object, *, stored: bool = False) -> Policy:
@@ -239,6 +240,7 @@ def state_to_json(policy: Policy, state: MonitorState) -> bytes:
             observer_states=[msgspec.Raw(msgspec.json.encode(item)) for item in state.panel.states],
             observer_evidence=list(state.panel.evidence),
             calls=list(state.panel.calls),
+            opening=state.opening,
         )
     )
 
@@ -272,6 +274,7 @@ def state_from_json(policy: Policy, data: bytes | str) -> MonitorState:
             for index, item in enumerate(document.guarded)
         ),
         PanelState(observer_states, tuple(document.observer_evidence), tuple(document.calls)),
+        document.opening,
     )
 
 

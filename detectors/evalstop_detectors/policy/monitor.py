@@ -28,6 +28,7 @@ from evalstop_detectors.policy.policy import NOTHING_SEEN, Member, Policy, Verdi
 Order = tuple[int, int]
 """The position of an observation in its run: step and rank of its role."""
 
+_OPENING = 2  # evals: whether the second is better than the first, see `Policy.judge`
 _FEW = 4  # observations; up to this many it is faster to take them one by one
 
 
@@ -53,7 +54,7 @@ class MonitorState(Struct, frozen=True):
     latest observation. At the first of another version, the detectors that see the eval restart, and so does `evals`:
     levels are compared only within a version. `guarded`: for a policy with critical evals, the state of the watched
     score, of which the other fields but the verdict are a copy, and of each critical eval. `panel`: what verdicts do
-    not depend on.
+    not depend on. `opening`: the first two finite evals.
     """
 
     states: tuple[Any, ...]
@@ -65,6 +66,7 @@ class MonitorState(Struct, frozen=True):
     eval_version: int = 0
     guarded: tuple[MonitorState, ...] = ()
     panel: PanelState = PanelState((), (), ())
+    opening: tuple[float, ...] = ()
 
 
 def start(policy: Policy) -> MonitorState:
@@ -115,7 +117,9 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
     if role not in policy.deciding_roles:
         return replace(state, last=order, panel=panel), state.verdict
     states, evidence = list(state.states), list(state.evidence)
-    stale, calls = changed or not _is_settled(policy, state.verdict.step, state.evals), panel.calls
+    is_eval = role is MetricRole.EVAL and observation.finite
+    opening = (*state.opening, observation.value) if is_eval and len(state.opening) < _OPENING else state.opening
+    stale, calls = changed or not _is_settled(policy, state.verdict.step, state.evals, opening), panel.calls
     for index, detector_step in policy.shown[role]:
         states[index], latest = detector_step(states[index], observation)
         if latest is not evidence[index]:
@@ -124,19 +128,20 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
                 calls = (*calls[:index], order[0], *calls[index + 1 :])
     if calls is not panel.calls:
         panel = PanelState(panel.states, panel.evidence, calls)
-    evals = state.evals + (role is MetricRole.EVAL and observation.finite)
+    evals = state.evals + is_eval
     verdict, suspect_step = state.verdict, state.suspect_step
     if not policy.keeps(verdict):
         before = verdict
         if stale:
-            verdict = _follow(before, policy.judge(evidence, order[0], evals))
+            verdict = _follow(before, policy.judge(evidence, order[0], evals, opening))
             if suspect_step is None and verdict.verdict is not before.verdict:
                 suspect_step = order[0]
         elif verdict.step != order[0] and not verdict.stops:
             verdict = _moved_to(verdict, order[0])
     version = state.eval_version
-    state = MonitorState(tuple(states), tuple(evidence), order, evals, verdict, suspect_step, version, (), panel)
-    return state, verdict
+    return MonitorState(
+        tuple(states), tuple(evidence), order, evals, verdict, suspect_step, version, (), panel, opening
+    ), verdict
 
 
 def _step_observers(policy: Policy, panel: PanelState, observation: Observation) -> PanelState:
@@ -216,7 +221,7 @@ def _start_anew(policy: Policy, state: MonitorState, eval_version: int) -> Monit
             for member, member_state in zip(policy.observers, state.panel.states, strict=True)
         ),
     )
-    return replace(state, states=states, evidence=evidence, evals=0, eval_version=eval_version, panel=panel)
+    return replace(state, states=states, evidence=evidence, evals=0, eval_version=eval_version, panel=panel, opening=())
 
 
 def advance(
@@ -267,9 +272,10 @@ def advance(
     states, evidence, changes = _fold_detectors(policy, state, deciding)
     calls = _add_calls(policy, panel.calls, changes)
     # 3. The verdict is recomputed only where evidence changed, or where the step or the count of evals still matters.
-    eval_orders = finite_evals(deciding)
+    eval_orders, opening = list_finite_evals(deciding), add_opening(state.opening, deciding)
     verdict, verdicts = state.verdict, list[Verdict]()
-    if (changes or not _is_settled(policy, state.verdict.step, state.evals)) and not policy.keeps(state.verdict):
+    settled = _is_settled(policy, state.verdict.step, state.evals, opening)
+    if (changes or not settled) and not policy.keeps(state.verdict):
         ordered = sorted(changes, key=ORDER)
         judged = judge_changes(policy, state, deciding, eval_orders, list(state.evidence), ordered)
         verdict, verdicts = _follow_calls(policy, state.verdict, judged)
@@ -283,7 +289,7 @@ def advance(
     evals = state.evals + len(eval_orders)
     version, panel = state.eval_version, PanelState(panel.states, panel.evidence, calls)
     return MonitorState(
-        tuple(states), tuple(evidence), last, evals, verdict, suspect_step, version, (), panel
+        tuple(states), tuple(evidence), last, evals, verdict, suspect_step, version, (), panel, opening
     ), verdicts
 
 
@@ -434,7 +440,15 @@ def _moved_to(verdict: Verdict, step: int) -> Verdict:
     )
 
 
-def finite_evals(columns: Columns) -> list[Order]:
+def add_opening(opening: tuple[float, ...], columns: Columns) -> tuple[float, ...]:
+    """The first finite evals of a run that opened with these, with those of its next columns."""
+    if len(opening) == _OPENING or MetricRole.EVAL not in columns:
+        return opening
+    finite = filter(math.isfinite, columns[MetricRole.EVAL].values)
+    return (*opening, *islice(finite, _OPENING - len(opening)))
+
+
+def list_finite_evals(columns: Columns) -> list[Order]:
     column, rank = columns.get(MetricRole.EVAL), RANK[MetricRole.EVAL]
     if column is None:
         return []
@@ -451,9 +465,9 @@ def judge_changes(
 ) -> Iterator[Verdict]:
     """The verdicts on these columns, in order, wherever they may differ; those between that call for nothing are
     omitted, except the last. `changes` are in order; `evidence` is updated to the returned verdict."""
-    verdict, skipped = state.verdict, None
+    verdict, skipped, opening = state.verdict, None, add_opening(state.opening, columns)
     loud = {member for member, item in enumerate(evidence) if policy.alarms(member, item)}
-    unsettled = ((order, -1, None) for order in sorted(_unsettled(policy, state, columns, eval_orders)))
+    unsettled = ((order, -1, None) for order in sorted(_unsettled(policy, state, columns, eval_orders, opening)))
     for order, group in groupby(heapq.merge(changes, unsettled, key=ORDER), key=ORDER):
         for _, member, item in group:
             if item is not None:
@@ -461,30 +475,32 @@ def judge_changes(
                 (loud.add if policy.alarms(member, item) else loud.discard)(member)
         if loud or verdict.verdict is not Call.CONTINUE:
             evals = state.evals + bisect_right(eval_orders, order)
-            verdict, skipped = _follow(verdict, policy.judge(evidence, order[0], evals)), None
+            verdict, skipped = _follow(verdict, policy.judge(evidence, order[0], evals, opening)), None
             yield verdict
         else:
             skipped = order
     if skipped is not None:
-        yield policy.judge(evidence, skipped[0], state.evals + bisect_right(eval_orders, skipped))
+        yield policy.judge(evidence, skipped[0], state.evals + bisect_right(eval_orders, skipped), opening)
 
 
-def _is_settled(policy: Policy, judged: int | None, evals: int) -> bool:
+def _is_settled(policy: Policy, judged: int | None, evals: int, opening: Sequence[float]) -> bool:
     """Whether from here on a verdict depends only on evidence, not on the step or the number of evals.
 
     `judged`: the step of the verdict. Without an eval the detectors may just have restarted: see `_start_anew`.
     """
-    return judged is not None and judged >= policy.warmup_steps and evals >= max(policy.min_evals, 1)
+    return judged is not None and judged >= policy.warmup_steps and evals >= policy.count_needed_evals(opening)
 
 
-def _unsettled(policy: Policy, state: MonitorState, columns: Columns, eval_orders: Sequence[Order]) -> set[Order]:
+def _unsettled(
+    policy: Policy, state: MonitorState, columns: Columns, eval_orders: Sequence[Order], opening: Sequence[float]
+) -> set[Order]:
     """The observations before which verdicts were not settled."""
     last = state.verdict.step
-    if _is_settled(policy, last, state.evals):
+    if _is_settled(policy, last, state.evals, opening):
         return set()
     unsettled = set[Order]()
     for order in sorted((at, RANK[role]) for role, column in columns.items() for at in column.steps):
-        if _is_settled(policy, last, state.evals + bisect_left(eval_orders, order)):
+        if _is_settled(policy, last, state.evals + bisect_left(eval_orders, order), opening):
             break
         last = order[0]
         unsettled.add(order)

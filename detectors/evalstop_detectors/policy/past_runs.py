@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from evalstop_detectors.detectors.detector import Evidence, Trace
 from evalstop_detectors.observation import Columns
 from evalstop_detectors.policy.catalog import Call
-from evalstop_detectors.policy.monitor import ORDER, Change, finite_evals, judge_changes, start
+from evalstop_detectors.policy.monitor import ORDER, Change, judge_changes, list_finite_evals, start
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
 
 
@@ -43,7 +43,7 @@ def _judge_run(policy: Policy, columns: Columns, traces: Sequence[tuple[int, Tra
     state = start(policy)
     evidence, verdict, suspect_step = list(state.evidence), NOTHING_SEEN, None
     changes = heapq.merge(*(_name_member(member, trace) for member, trace in traces), key=ORDER)
-    for verdict in judge_changes(policy, state, columns, finite_evals(columns), evidence, changes):
+    for verdict in judge_changes(policy, state, columns, list_finite_evals(columns), evidence, changes):
         if suspect_step is None and verdict.verdict is not Call.CONTINUE:
             suspect_step = verdict.step
         if verdict.stops:

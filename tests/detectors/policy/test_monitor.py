@@ -83,14 +83,22 @@ def compute_reference_states(policy: Policy, observations: list[Observation]) ->
         if item.role not in policy.deciding_roles:
             states.append(msgspec.structs.replace(before, last=item.order, panel=seen))
             continue
-        evals = before.evals + (item.role is MetricRole.EVAL and math.isfinite(item.value))
-        verdict = before.verdict if before.verdict.stops else policy.judge(evidence[:size], item.step, evals)
+        is_eval = item.role is MetricRole.EVAL and math.isfinite(item.value)
+        evals, opening = before.evals + is_eval, (*before.opening, *[item.value] * is_eval)[:2]
+        verdict = before.verdict if before.verdict.stops else policy.judge(evidence[:size], item.step, evals, opening)
         suspect_step = before.suspect_step
         if suspect_step is None and verdict.verdict is not Call.CONTINUE:
             suspect_step = item.step
         states.append(
             MonitorState(
-                tuple(folded[:size]), tuple(evidence[:size]), item.order, evals, verdict, suspect_step, panel=seen
+                tuple(folded[:size]),
+                tuple(evidence[:size]),
+                item.order,
+                evals,
+                verdict,
+                suspect_step,
+                panel=seen,
+                opening=opening,
             )
         )
     return states
