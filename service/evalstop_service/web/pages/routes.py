@@ -28,17 +28,15 @@ from evalstop_service.web.pages import (
     webhooks,
 )
 from evalstop_service.web.pages.cookies import Sessions
-from evalstop_service.web.pages.policies import policy_editor
 from evalstop_service.web.pages.responses import PageRoute, render_page
 from evalstop_service.web.pages.run_page import analysis, observations_page, run_actions, what_if
-from evalstop_service.web.pages.sign_in import openid_sign_in
 from evalstop_service.web.pages.visitor import OpenId, Site, Streams
 
 PAGES = (
-    *(static_files, message_links, sign_in, openid_sign_in, overview, precision, labeling, run_list, fleet),
+    *(static_files, message_links, sign_in, overview, precision, labeling, run_list, fleet),
     compare,  # before the page of a run, which would match its address as a run's id
     *(run_page, what_if, analysis, observations_page, run_actions),
-    *(policy_editor, policies, webhooks, settings),
+    *(policies, webhooks, settings),
 )
 
 
