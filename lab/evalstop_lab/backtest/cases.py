@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from evalstop_detectors import Ground, Policy, Score, select_version
@@ -19,6 +20,7 @@ from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 from evalstop_lab.replay.command import CHUNK, choose_jobs
 from evalstop_lab.replay.judged import Judged, judge_runs
 from evalstop_lab.replay.runs import Run
+from evalstop_lab.report import to_json_values
 from evalstop_lab.sweep import sweep_chunks
 from evalstop_lab.worlds.scoring import Figure, Share, clopper_pearson, estimate_mean, wilson
 
@@ -56,6 +58,35 @@ class Case:
     def turn_step(self) -> int | None:
         """The step where the run turned, if it did."""
         return locate_turn(self.assessment)[0] if self.assessment.run_outcome is RunOutcome.TURNED else None
+
+
+def encode_case(case: Case) -> dict[str, Any]:
+    """The case as JSON values; NaN is null."""
+    outcomes = {
+        label: {
+            "stop_step": item.stop_step,
+            "suspect_step": item.judged.suspect_step,
+            "best_step": item.judged.best_step,
+            "outcome": item.outcome,
+            "saved": item.saved,
+            "gpu_hours": item.gpu_hours,
+            "later": item.later,
+            "reason": item.judged.reason,
+        }
+        for label, item in case.outcomes.items()
+    }
+    document: dict[str, Any] = to_json_values(
+        {
+            "run": case.run.name,
+            "truth": case.assessment.run_outcome,
+            "why": case.assessment.reason,
+            "turn_step": case.turn_step,
+            "last_step": case.run.last_step,
+            "gpu_hours": case.run.gpu_hours,
+            "policies": outcomes,
+        }
+    )
+    return document
 
 
 def judge_cases(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None = None) -> list[Case]:

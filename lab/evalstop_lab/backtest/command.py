@@ -19,7 +19,7 @@ from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.backtest import page
-from evalstop_lab.backtest.cases import Case, PolicyOutcome, Summary, compare_policies, judge_cases, summarize_policy
+from evalstop_lab.backtest.cases import Case, Summary, compare_policies, encode_case, judge_cases, summarize_policy
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import ReadErrors, Run, Runs, load_policy, read_runs
 from evalstop_lab.replay.command import report_conflicts
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     labels = list(policies)
     report = build_report(cases, labels, errors.collected, "evalstop-lab " + shlex.join(sys.argv[1:]))
     if args.json:
-        sys.stdout.write(json.dumps(report | {"cases": [_encode_case(case) for case in cases]}, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(report | {"cases": [encode_case(case) for case in cases]}, allow_nan=False) + "\n")
         return 0
     try:
         page.write_page(args.html, report, cases, labels)
@@ -158,35 +158,6 @@ def _describe(item: Summary, runs: int) -> str:
 
 def _format_runs(runs: int) -> str:
     return f"{runs:,} run" if runs == 1 else f"{runs:,} runs"
-
-
-def _encode_case(case: Case) -> dict[str, Any]:
-    document: dict[str, Any] = to_json_values(
-        {
-            "run": case.run.name,
-            "truth": case.assessment.run_outcome,
-            "why": case.assessment.reason,
-            "turn_step": case.turn_step,
-            "last_step": case.run.last_step,
-            "gpu_hours": case.run.gpu_hours,
-            "policies": {label: _encode_outcome(item) for label, item in case.outcomes.items()},
-        }
-    )
-    return document
-
-
-def _encode_outcome(item: PolicyOutcome) -> dict[str, Any]:
-    judged = item.judged
-    return {
-        "stop_step": judged.stop_step,
-        "suspect_step": judged.suspect_step,
-        "best_step": judged.best_step,
-        "outcome": item.outcome,
-        "saved": item.saved,
-        "gpu_hours": item.gpu_hours,
-        "later": item.later,
-        "reason": judged.reason,
-    }
 
 
 ROWS = (

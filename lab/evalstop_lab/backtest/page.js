@@ -5,6 +5,7 @@
   const report = JSON.parse(document.getElementById("report-data").textContent);
   const runs = JSON.parse(document.getElementById("runs-data").textContent);
   const labels = report.policies.map((item) => item.policy);
+  for (const run of runs) run.outcomes = labels.map((label) => run.policies[label]);
   const AT_A_TIME = 30;
   const MANY = 2000;
   const GROUPS = ["wrongly stopped", "missed", "stopped, unknown", "rightly stopped", "rightly not stopped", "undecided, not stopped"];
@@ -132,8 +133,8 @@
           name: `${label}: ${outcome}`,
           x: stopped.map((run) => 100 * (1 - run.outcomes[index].saved)),
           y: stopped.map((run) => 100 * run.outcomes[index].later),
-          text: stopped.map((run) => run.name.replaceAll("<", "&lt;")),
-          customdata: stopped.map((run) => run.name),
+          text: stopped.map((run) => run.run.replaceAll("<", "&lt;")),
+          customdata: stopped.map((run) => run.run),
           hovertemplate: "%{text}<br>stopped at %{x:.0f} % of its steps<br>change afterwards %{y:+.0f} %<extra></extra>",
           marker: { color: color(outcome), size: 7, opacity: 0.75, symbol: index ? "diamond-open" : "circle" },
         });
@@ -178,13 +179,13 @@
     line("proxy", "proxy", { mode: "lines", yaxis: "y2", line: { color: color("proxy"), width: 1.2 }, opacity: 0.75 });
     line("eval", "eval score", { mode: "lines+markers", line: { color: color("eval"), width: 2 }, marker: { size: 4 } });
     const marks = [];
-    if (run.turn !== null) marks.push(upright(run.turn, "muted", "turned", "dot", 0.02));
+    if (run.turn_step !== null) marks.push(upright(run.turn_step, "muted", "turned", "dot", 0.02));
     run.outcomes.forEach((result, index) => {
-      if (result.stop === null) return;
+      if (result.stop_step === null) return;
       const text = labels[index].replaceAll("<", "&lt;");
-      marks.push(upright(result.stop, index ? "accent" : result.outcome, text, index ? "dash" : "solid", 0.98 - 0.12 * index));
+      marks.push(upright(result.stop_step, index ? "accent" : result.outcome, text, index ? "dash" : "solid", 0.98 - 0.12 * index));
     });
-    const best = run.outcomes[0].best;
+    const best = run.outcomes[0].best_step;
     if (best !== null && run.series.eval) {
       const at = run.series.eval[0].indexOf(best);
       if (at >= 0) {
@@ -216,10 +217,10 @@
   }, { rootMargin: "600px" });
 
   function describe(result, run, label) {
-    const action = result.stop === null ? "not stopped" : `stopped at step ${number(result.stop)} of ${number(run.last)}`;
-    const best = result.best !== null && result.stop !== null ? `, best checkpoint at step ${number(result.best)}` : "";
-    const hours = result.hours ? `, ${result.hours.toPrecision(3)} GPU-hours` : "";
-    const saved = result.stop === null ? "" : `; saves ${percent(result.saved, 0)} of its steps${hours}`;
+    const action = result.stop_step === null ? "not stopped" : `stopped at step ${number(result.stop_step)} of ${number(run.last_step)}`;
+    const best = result.best_step !== null && result.stop_step !== null ? `, best checkpoint at step ${number(result.best_step)}` : "";
+    const hours = result.gpu_hours ? `, ${result.gpu_hours.toPrecision(3)} GPU-hours` : "";
+    const saved = result.stop_step === null ? "" : `; saves ${percent(result.saved, 0)} of its steps${hours}`;
     const later = result.later === null ? "" : result.later > 0
       ? `; its scores improved afterwards by ${percent(result.later, 0)} of their range`
       : `; its scores did not improve afterwards`;
@@ -232,7 +233,7 @@
   function card(run) {
     const article = document.createElement("article");
     article.className = run.outcomes[0].outcome;
-    put(article, "h3", run.name);
+    put(article, "h3", run.run);
     put(article, "p", `${run.truth}: ${run.why}`, "muted");
     run.outcomes.forEach((result, index) => {
       const line = put(article, "p");
@@ -240,7 +241,7 @@
       line.append(` — ${describe(result, run, labels[index])}`);
     });
     if (!isDrawn(run)) {
-      if (run.last) put(article, "p", `Only the worst ${formatRuns(drawn)} have curves.`, "muted");
+      if (run.last_step) put(article, "p", `Only the worst ${formatRuns(drawn)} have curves.`, "muted");
       return article;
     }
     const place = put(article, "div", undefined, "drawing");
@@ -253,7 +254,7 @@
   let chosen = runs;
   let put_ = 0;
 
-  const differs = (run) => labels.length > 1 && run.outcomes[0].stop !== run.outcomes[1].stop;
+  const differs = (run) => labels.length > 1 && run.outcomes[0].stop_step !== run.outcomes[1].stop_step;
   const fits = (run, which) => which === null || (which === "differ" ? differs(run) : run.group === which);
 
   function more() {
@@ -267,7 +268,7 @@
 
   function show() {
     const part = document.getElementById("name").value.toLowerCase();
-    chosen = runs.filter((run) => fits(run, group) && run.name.toLowerCase().includes(part));
+    chosen = runs.filter((run) => fits(run, group) && run.run.toLowerCase().includes(part));
     for (const place of document.querySelectorAll("#runs .drawing")) {
       visibility.unobserve(place);
       if (place.firstChild) Plotly.purge(place);

@@ -15,7 +15,7 @@ from evalstop_detectors import MetricRole
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 from plotly.offline import get_plotlyjs
 
-from evalstop_lab.backtest.cases import Case, PolicyOutcome
+from evalstop_lab.backtest.cases import Case, encode_case
 from evalstop_lab.replay.runs import Run
 
 MOST_POINTS = 160
@@ -40,7 +40,7 @@ def write_page(
         "style": _read_resource("page.css"),
         "plotly": get_plotlyjs(),
         "report": _to_json(report),
-        "runs": _to_json([_encode_run(case, labels, place < most_drawn) for place, case in enumerate(ordered)]),
+        "runs": _to_json([_encode_run(case, labels[0], place < most_drawn) for place, case in enumerate(ordered)]),
         "script": _read_resource("page.js"),
     }
     text = _read_resource("page.html")
@@ -64,37 +64,15 @@ def rank_harm(case: Case, label: str) -> tuple[int, float]:
     return order, result.saved if result.outcome is DecisionOutcome.RIGHT else -result.saved
 
 
-def _encode_run(case: Case, labels: Sequence[str], is_drawn: bool) -> dict[str, Any]:
+def _encode_run(case: Case, label: str, is_drawn: bool) -> dict[str, Any]:
     run = case.run
     drawn = {
         str(role): _thin_series(run, role)
         for role in (MetricRole.EVAL, MetricRole.PROXY, MetricRole.KL)
         if is_drawn and role in run.series
     }
-    return {
-        "name": run.name,
-        "truth": case.assessment.run_outcome,
-        "why": case.assessment.reason,
-        "turn": case.turn_step,
-        "last": run.last_step,
-        "lower": run.roles.sign(MetricRole.EVAL) < 0,
-        "group": rank_harm(case, labels[0])[0],
-        "series": drawn,
-        "outcomes": [_encode_outcome(case.outcomes[label]) for label in labels],
-    }
-
-
-def _encode_outcome(result: PolicyOutcome) -> dict[str, Any]:
-    return {
-        "stop": result.stop_step,
-        "suspect": result.judged.suspect_step,
-        "best": result.judged.best_step,
-        "outcome": result.outcome,
-        "saved": _round_value(result.saved),
-        "hours": _round_value(result.gpu_hours),
-        "later": _round_value(result.later),
-        "reason": result.judged.reason,
-    }
+    page_only = {"lower": run.roles.sign(MetricRole.EVAL) < 0, "group": rank_harm(case, label)[0], "series": drawn}
+    return encode_case(case) | page_only
 
 
 def _thin_series(run: Run, role: MetricRole) -> list[list[float | None]]:
@@ -110,8 +88,8 @@ def _thin_series(run: Run, role: MetricRole) -> list[list[float | None]]:
     return [steps.tolist(), [_round_value(value) for value in values.tolist()]]
 
 
-def _round_value(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(f"{value:.{_DIGITS}g}")
+def _round_value(value: float) -> float | None:
+    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
 
 
 def _to_json(data: object) -> str:

@@ -206,7 +206,7 @@ def test_page_draws_only_the_first_runs(tmp_path: Path) -> None:
     data = re.search(r'id="runs-data">(.*?)</script>', file.read_text())
     assert data is not None
     listed = json.loads(data[1])
-    assert [(run["name"], list(run["series"])) for run in listed] == [
+    assert [(run["run"], list(run["series"])) for run in listed] == [
         ("dips", ["eval"]),
         ("turns", ["eval"]),
         ("rises", []),
