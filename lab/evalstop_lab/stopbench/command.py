@@ -16,11 +16,11 @@ from typing import Any
 
 from rich.console import Console
 
-from evalstop_lab.arguments import import_library, positive_number, require_writable
+from evalstop_lab.arguments import positive_number, require_writable
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import list_versions, to_json_values
 from evalstop_lab.stopbench.judging import compute_figures, judge_run
-from evalstop_lab.stopbench.recording import FIRST_SEED, Sizes, record_runs
+from evalstop_lab.stopbench.recording import FIRST_SEED, record_runs
 from evalstop_lab.stopbench.report import draw_runs, draw_scatter, print_suite
 from evalstop_lab.stopbench.rules import BUILT_IN, is_installed, load_rule
 from evalstop_lab.stopbench.suites import SEEDS, SUITES
@@ -75,44 +75,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     recording.add_argument("--first-seed", type=positive_number, default=FIRST_SEED, help="(default: %(default)s)")
     add_jobs_option(recording)
     recording.set_defaults(run=run_recording)
-    language = commands.add_parser("record-language", help="train a language model on a GPU and record the runs")
-    language.add_argument(
-        "model", type=Path, help="a Llama with a byte-level vocabulary, such as SmolLM2-135M-Instruct.gguf"
-    )
-    language.add_argument("file", type=Path, help="such as runs.jsonl.gz")
-    language.add_argument(
-        "--runs", type=positive_number, default=48, help="number of runs, trained together (default: %(default)s)"
-    )
-    language.add_argument("--steps", type=positive_number, default=240, help="steps of each run (default: %(default)s)")
-    language.add_argument(
-        "--eval-every", type=positive_number, default=6, help="steps between evals (default: %(default)s)"
-    )
-    language.add_argument(
-        "--careful",
-        action="store_true",
-        help="settings that should stay healthy: KL penalties, and reward models of more and better comparisons",
-    )
-    language.add_argument("--first-seed", type=positive_number, default=7_000_000, help="(default: %(default)s)")
-    language.set_defaults(run=run_language_recording)
 
 
 def run_recording(args: argparse.Namespace) -> int:
     require_writable(args.file)
     record_runs(args.file, args.runs, args.jobs, args.first_seed)
-    sys.stdout.write(f"Wrote {args.runs} runs to {args.file}\n")
-    return 0
-
-
-def run_language_recording(args: argparse.Namespace) -> int:
-    require_writable(args.file)
-    language = import_library("evalstop_lab.stopbench.language", "language")
-    bounds, sizes = language.USUAL, Sizes()
-    if args.careful:
-        bounds, sizes = language.CAREFUL, language.CAREFUL_SIZES
-    seeds = range(args.first_seed, args.first_seed + args.runs)
-    settings = [language.draw_language_setting(seed, bounds) for seed in seeds]
-    training = language.Training(args.model, settings, sizes)
-    language.record_language_runs(args.file, training, args.steps, args.eval_every)
     sys.stdout.write(f"Wrote {args.runs} runs to {args.file}\n")
     return 0
 

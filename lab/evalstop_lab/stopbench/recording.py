@@ -1,4 +1,4 @@
-"""Records of RLHF runs with the truth, and those of token policies: `evalstop-lab stopbench record`.
+"""`evalstop-lab stopbench record`: RLHF runs of token policies, recorded with the truth.
 
 The curves are results of training, not of a formula. A token policy is trained against a reward model that was fitted
 to noisy comparisons; see `evalstop_lab.rlhf`. Settings are drawn by seed. In a quarter of the runs the reward model is
@@ -8,10 +8,9 @@ mean gold reward of 1,024 new texts, `small` that of the first 64 of them; the t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -107,82 +106,3 @@ def _sample_texts(policy: Policy, texts: int, rng: np.random.Generator) -> Texts
 
 def _mean_and_stderr(scores: Floats) -> tuple[float, float]:
     return float(scores.mean()), float(scores.std(ddof=1) / len(scores) ** 0.5)
-
-
-@dataclass(frozen=True)
-class LanguageSetting:
-    """What differs between runs; a reward model is fitted to `comparisons`, a share `label_noise` of them wrong."""
-
-    seed: int
-    learning_rate: float
-    kl_coefficient: float
-    comparisons: int
-    label_noise: float
-
-
-EVAL_PROMPTS = 32
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What all runs share; texts and pairs are those of one run.
-
-    An eval samples `eval_texts` for random prompts, `paired_of_prompt` for each prompt, and at least `true_texts` for
-    random ones.
-    """
-
-    texts: int = 32
-    texts_of_prompt: int = 8
-    new_tokens: int = 40
-    eval_texts: int = 64
-    true_texts: int = 128
-    reward_steps: int = 60
-    reward_pairs: int = 16
-    pool: int = 8192
-    paired_of_prompt: int = 8
-
-    @property
-    def paired_texts(self) -> int:
-        """The number of texts for all of the prompts kept for evals."""
-        return EVAL_PROMPTS * self.paired_of_prompt
-
-
-class Eval(NamedTuple):
-    """An eval of all runs: the score of each text, that of its reward model, and its log-ratio, all [runs, texts]."""
-
-    step: int
-    proxy: Any
-    kl: Any
-    scores: Any
-    examples: list[str]
-
-
-def to_record(run: int, setting: LanguageSetting, evals: Sequence[Eval], sizes: Sizes) -> dict[str, Any]:
-    """The setting, the log, the scores by prompt in thousandths, the truth, and a text at the first eval, at the
-    highest truth and at the last eval.
-    """
-    scores = np.array([item.scores[run] for item in evals])
-    posted, paired, others = np.split(scores, [sizes.eval_texts, sizes.eval_texts + sizes.paired_texts], axis=1)
-    truth = others.mean(1)
-    columns = {
-        "eval": posted.mean(1),
-        "stderr": posted.std(1, ddof=1) / sizes.eval_texts**0.5,
-        "proxy": np.array([item.proxy[run, : sizes.eval_texts].mean() for item in evals]),
-        "kl": np.array([item.kl[run, : sizes.eval_texts].mean() for item in evals]),
-    }
-    log = {name: np.round(column.astype(float), 4).tolist() for name, column in columns.items()}
-    by_prompt = paired.reshape(len(evals), EVAL_PROMPTS, sizes.paired_of_prompt).mean(2)
-    config = asdict(setting)
-    return {
-        "seed": config.pop("seed"),
-        "family": "language-model",
-        "config": config,
-        "refits": [],
-        "log": {"step": [item.step for item in evals]} | log,
-        "prompts": np.round(1000 * by_prompt).astype(int).tolist(),
-        "paired_texts": sizes.paired_texts,
-        "paired_sd": np.round(paired.std(1, ddof=1), 3).tolist(),
-        "truth": np.round(truth, 4).tolist(),
-        "truth_stderr": round(float(others.std(1, ddof=1).mean() / others.shape[1] ** 0.5), 4),
-        "texts": {evals[index].step: evals[index].examples[run] for index in (0, int(truth.argmax()), len(evals) - 1)},
-    }
