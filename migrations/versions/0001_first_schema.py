@@ -346,6 +346,7 @@ def _create_runs() -> None:
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("rewritten_version", sa.Integer(), server_default="0", nullable=False),
         sa.Column("verdict", sa.JSON(), nullable=False),
+        sa.Column("calls", sa.JSON(none_as_null=True), server_default="{}", nullable=False),
         sa.Column("best_checkpoint", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("raw_maximum", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("turn", sa.JSON(none_as_null=True), nullable=True),

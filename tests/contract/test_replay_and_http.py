@@ -15,6 +15,7 @@ from evalstop_detectors import (
     MonitorState,
     Observation,
     combine_values,
+    name_calls,
     replay,
     start,
     start_combining,
@@ -59,10 +60,10 @@ def to_document(observation: Observation) -> dict[str, Any]:
     return document if observation.stderr is None else document | {"stderr": observation.stderr}
 
 
-def split_randomly(points: list[Observation], rng: random.Random) -> Iterator[list[Observation]]:
-    """Batches of 1 to 40 observations."""
+def split_randomly(points: list[Observation], rng: random.Random, largest: int = 40) -> Iterator[list[Observation]]:
+    """Batches of random sizes."""
     while points:
-        size = rng.randint(1, 40)
+        size = rng.randint(1, largest)
         yield points[:size]
         points = points[size:]
 
@@ -75,7 +76,7 @@ def split_randomly(points: list[Observation], rng: random.Random) -> Iterator[li
     ],
 )
 def test_verdicts_over_http_equal_replay(client: httpx.Client, policy: str) -> None:
-    """Posted in order, a run has the replay's verdict after each batch; shuffled, at the end.
+    """Posted in order, a run has the replay's verdict after each batch; shuffled, at the end; and always its calls.
 
     In every second run the eval changes in the middle, which is reported before or after all observations.
     """
@@ -94,11 +95,12 @@ def test_verdicts_over_http_equal_replay(client: httpx.Client, policy: str) -> N
             assert post_observations(client, run_id, batch)["verdict"] == verdict_to_document(state.verdict)
         stopped += state.verdict.stops
         shuffled = open_run(client, f"{policy}-{number}-shuffled", policy)
-        for batch in split_randomly(rng.sample(points, len(points)), rng):
+        # Few batches: each is replayed, and a key may spend only so much time on replays.
+        for batch in split_randomly(rng.sample(points, len(points)), rng, largest=150):
             post_observations(client, shuffled, batch)
-        assert change_eval(client, shuffled, middle)["verdict"] == verdict_to_document(
-            replay(POLICIES[policy], points).verdict
-        )
+        replayed = replay(POLICIES[policy], points)
+        assert change_eval(client, shuffled, middle)["verdict"] == verdict_to_document(replayed.verdict)
+        assert load_calls(client, run_id) == load_calls(client, shuffled) == name_calls(POLICIES[policy], replayed)
     assert stopped > 0
 
 
@@ -142,6 +144,11 @@ def test_verdicts_on_several_evals_over_http_equal_replay(client: httpx.Client, 
         assert verdict["reason"].startswith(expected.reason)
         stop_reasons.append(expected.critical)
     assert "math" in stop_reasons
+
+
+def load_calls(client: httpx.Client, run_id: str) -> dict[str, int | None]:
+    items = client.get(f"/runs/{run_id}/calls").raise_for_status().json()["items"]
+    return {item["detector"]: item["step"] for item in items}
 
 
 def open_run(client: httpx.Client, name: str, policy: str) -> str:

@@ -88,6 +88,11 @@ def is_late(state: MonitorState, observation: Observation) -> bool:
     return state.last is not None and observation.order <= state.last
 
 
+def name_calls(policy: Policy, state: MonitorState) -> dict[str, int | None]:
+    """The first step at which each member of the panel called for a stop, by name; None: it has not."""
+    return dict(zip(policy.panel, state.panel.calls, strict=True))
+
+
 def find_request(policy: Policy, state: MonitorState) -> EvalRequest | None:
     """The paired evaluation that is awaited, the latest if several detectors ask; none for a run to be stopped."""
     if not policy.asking or state.verdict.stops:

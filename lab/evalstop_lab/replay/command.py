@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import joblib
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evalstop_lab.replay.judged import Judged, judge_runs
+from evalstop_lab.replay.judged import Judged, judge_runs, judge_with_calls
 from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.replay.runs import Conflict, Run
 from evalstop_lab.replay.sources import add_policy_options, add_source_parser, get_requested_roles, read_runs
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     logged = list(runs.by_name.values())
     for item in logged:
         item.total_steps = item.total_steps or args.total_steps
-    judged = judge_all(policy, logged, args.jobs)
+    judged = judge_all(policy, logged, args.jobs, judge_with_calls if args.json else judge_runs)
     if args.json:
         for result in judged:
             sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
@@ -62,11 +62,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def judge_all(policy: Policy, runs: Sequence[Run], jobs: int | None) -> list[Judged]:
+def judge_all(
+    policy: Policy,
+    runs: Sequence[Run],
+    jobs: int | None,
+    judge: Callable[[Policy, Sequence[Run]], list[Judged]] = judge_runs,
+) -> list[Judged]:
     """The policy's verdicts on these settled runs, with a progress bar."""
-    return sweep_chunks(
-        partial(judge_runs, policy), runs, f"replaying under {policy.name}", choose_jobs(jobs, runs), CHUNK
-    )
+    return sweep_chunks(partial(judge, policy), runs, f"replaying under {policy.name}", choose_jobs(jobs, runs), CHUNK)
 
 
 def choose_jobs(jobs: int | None, runs: Sequence[Run]) -> int:

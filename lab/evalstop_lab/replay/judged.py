@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
-from evalstop_detectors import Evidence, PastRun, Policy, Scores, choose_best, replay_runs, start, step
+from evalstop_detectors import (
+    Evidence,
+    PastRun,
+    Policy,
+    Scores,
+    choose_best,
+    name_calls,
+    replay,
+    replay_runs,
+    start,
+    step,
+)
 
 from evalstop_lab.replay.runs import Run
 
@@ -18,7 +29,7 @@ class Judged:
 
     `ground`: why it was stopped, `turned` or `levelled_off`. `best_step` is the eval of the best checkpoint, chosen
     among those up to the stop. `detectors` has the evidence of each member of the policy by its id, at the stop or at
-    the end.
+    the end. `calls`: by id of all members, observers included, the step of the first call for a stop in the whole run.
     """
 
     run: str
@@ -29,6 +40,7 @@ class Judged:
     reason: str
     ground: str | None
     detectors: dict[str, dict[str, Any]]
+    calls: dict[str, int | None] = field(default_factory=dict)
 
 
 def judge_runs(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
@@ -40,6 +52,13 @@ def judge_runs(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
         for run, item in zip(runs, columns, strict=True)
     )
     return [_judge_run(policy, run, past) for run, past in zip(runs, past_runs, strict=True)]
+
+
+def judge_with_calls(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
+    """`judge_runs`, with the calls."""
+    judged = judge_runs(policy, runs)
+    states = (replay(policy, run.observations()) for run in runs)
+    return [replace(item, calls=name_calls(policy, state)) for item, state in zip(judged, states, strict=True)]
 
 
 def _replay_steps(policy: Policy, run: Run) -> PastRun:

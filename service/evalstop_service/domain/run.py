@@ -85,6 +85,27 @@ def _encode_evidence(evidence: tuple[Evidence, ...]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(evidence))
 
 
+class FirstCall(Struct, frozen=True):
+    """When a member of the run's policy first called for a stop: the step, and when its observation was taken in."""
+
+    step: int
+    at: datetime
+
+
+class DetectorCall(Struct, frozen=True):
+    """What one detector of the run's policy makes of the run: its evidence now, and its first call for a stop."""
+
+    detector: Annotated[str, doc("its name in the policy")]
+    observes: Annotated[bool, doc("true: it is only measured; false: it has a say in the verdict")]
+    kind: Annotated[str, doc("the kind of its evidence: a count, a statistic, ...")]
+    threshold: Annotated[float | None, doc("the evidence from which it calls for a stop; null: never")]
+    evidence: Annotated[float | None, doc("its evidence now; null: none yet, or the observations were deleted")]
+    note: Annotated[str, doc("that evidence, for people")]
+    turn_step: Annotated[int | None, doc("its estimate of the step of the turn; null: no estimate")]
+    step: Annotated[int | None, doc("the step at which it first called for a stop; null: it has not")]
+    called_at: Annotated[datetime | None, doc("when the observation of that step was taken in; null: no call")]
+
+
 class BestCheckpoint(Struct, frozen=True):
     """The checkpoint to ship."""
 

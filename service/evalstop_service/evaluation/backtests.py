@@ -23,6 +23,7 @@ from evalstop_detectors import (
     Policy,
     Verdict,
     advance,
+    name_calls,
     policy_from_document,
     policy_to_document,
     start,
@@ -210,6 +211,7 @@ def _replay_run(tx: Transaction, past: PastRun, policy: Policy) -> BacktestFindi
         reason=verdict.reason,
         outcome=_judge_verdict(past, replay),
         hours_after=_estimate_hours_after(past, step),
+        calls=replay.calls,
     )
 
 
@@ -288,11 +290,13 @@ _log = logging.getLogger(__name__)
 class Replay:
     """What a policy says of a run: each verdict that changed the call, and the final verdict.
 
-    `evidence`: of each member at the end. `observations`: the number that the policy watches.
+    `evidence`: of each deciding member at the end. `calls`: see `name_calls`. `observations`: those that the policy
+    watches.
     """
 
     verdicts: Sequence[Verdict]
     evidence: Sequence[Evidence | None]
+    calls: dict[str, int | None]
     observations: Sequence[PostedObservation]
 
 
@@ -308,4 +312,4 @@ def replay_run(tx: Transaction, run: Run, policy: Policy) -> Replay:
     except Exception as error:  # observations are stored although a detector fails on them
         _log.exception("a detector failed in a replay of run %s (%s)", run.id, run.name)
         raise DetectorError(f"a detector failed: {error!r:.200}") from error
-    return Replay(verdicts, monitor.evidence, series)
+    return Replay(verdicts, monitor.evidence, name_calls(policy, monitor), series)

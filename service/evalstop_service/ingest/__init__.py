@@ -11,7 +11,7 @@ Any process may accept messages for any run at any time: caches hold copies, and
 
 from evalstop_service.ingest.changes import MOST_UNWATCHED
 from evalstop_service.ingest.committer import Committer, running_in_thread
-from evalstop_service.ingest.load import RunCache
+from evalstop_service.ingest.load import RunCache, list_calls
 from evalstop_service.ingest.messages import (
     CheckpointSaved,
     Content,
@@ -41,5 +41,6 @@ __all__ = [
     "RolesCorrected",
     "RunCache",
     "ValueConflict",
+    "list_calls",
     "running_in_thread",
 ]

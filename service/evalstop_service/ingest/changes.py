@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
-from evalstop_detectors import MonitorState, Verdict, choose_best, find_highest, find_request, is_late
+from evalstop_detectors import MonitorState, Verdict, choose_best, find_highest, find_request, is_late, name_calls
 from msgspec.structs import replace
 
 from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.quotas import LEAST_METRICS
-from evalstop_service.domain.run import COMBINED_METRIC, BestCheckpoint, RawMaximum
+from evalstop_service.domain.run import COMBINED_METRIC, BestCheckpoint, FirstCall, RawMaximum
 from evalstop_service.domain.run import Verdict as RecordedVerdict
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.ingest.combined_evals import NO_SCORES, NewScores, append_values
@@ -78,6 +78,7 @@ def has_consequences(before: RunState, state: RunState, reached: Sequence[Verdic
         or (run.best_checkpoint is not old.best_checkpoint and place_of(run) != place_of(old))
         or state.keeps_monitor
         or run.detector_failure != old.detector_failure
+        or run.calls is not old.calls
         or (bool(state.policy.asking) and find_request(state.policy, state.monitor) != _find_request(before))
         # A new eval may change the decision: a stop on hold may be sent, a parked run may return.
         or (has_eval and decision is not None and decision.state == DecisionState.ON_HOLD)
@@ -125,9 +126,21 @@ def settle_row(before: RunState, state: RunState, changes: RunChanges, now: date
     if verdict is not before.monitor.verdict or not before.agrees_with_row:
         changes["verdict"] = _record_changed(before, state, fallen)
     changes["detector_failure"] = state.failure
+    if state.monitor.panel.calls != before.monitor.panel.calls:
+        changes["calls"] = _record_calls(state, now)
     if before.run.status == RunStatus.LOST:
         changes = {**FOUND_AGAIN, **changes}
     return replace(state.run, version=before.run.version + 1, updated_at=now, **changes)
+
+
+def _record_calls(state: RunState, now: datetime) -> dict[str, FirstCall]:
+    """The first calls for the run's row; those that are known keep their time."""
+    calls, known = name_calls(state.policy, state.monitor), state.run.calls
+    return {
+        name: known[name] if name in known and known[name].step == step else FirstCall(step, now)
+        for name, step in calls.items()
+        if step is not None
+    }
 
 
 def _record_changed(before: RunState, state: RunState, fallen: str | None) -> RecordedVerdict:

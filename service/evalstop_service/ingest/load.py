@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Set
 from uuid import UUID
 
 from evalstop_detectors import MonitorState, Policy, StaleState, advance, find_request, start, state_from_json
+from msgspec import structs
 from msgspec.structs import replace
 
-from evalstop_service.domain.run import Call
+from evalstop_service.domain.run import Call, DetectorCall
 from evalstop_service.errors import ServiceError, UnreadableRow
 from evalstop_service.ingest.run_state import SAVE_EVERY, RunState, is_same_stop, move_monitor, observations_past
 from evalstop_service.projects import policies
@@ -86,6 +87,25 @@ def load_runs(
         some = {run_id: projects_by_run[run_id] for run_id in run_ids[at : at + TOGETHER]}
         loaded |= _load_some(tx, some, cached, used, counts)
     return loaded
+
+
+def list_calls(tx: Transaction, run: Run) -> list[DetectorCall]:
+    """What each detector of the run's policy makes of it, those with a say first; raises UnreadableRow.
+
+    Evidence is that of the stored observations; calls are in the row, and stay when observations are deleted.
+    """
+    state = load_runs(tx, {run.id: {run.project_id}}, {}, {}, Counter())[run.id]
+    if isinstance(state, ServiceError):
+        raise state
+    monitor, row = state.monitor, state.run
+    evidence = (*monitor.evidence, *monitor.panel.evidence)
+    listed = []
+    for place, ((name, member), item) in enumerate(zip(state.policy.panel.items(), evidence, strict=True)):
+        value, note, turn = (None, "", None) if item is None else (item.value, item.note, item.turn_step)
+        step, at = structs.astuple(row.calls[name]) if name in row.calls else (None, None)
+        observes, limit = place >= len(state.policy.members), member.thresholds.stop_at
+        listed.append(DetectorCall(name, observes, member.detector.kind, limit, value, note, turn, step, at))
+    return listed
 
 
 def load_followed(tx: Transaction, states: Iterable[RunState]) -> tuple[dict[UUID, Decision], dict[UUID, EvalRequest]]:

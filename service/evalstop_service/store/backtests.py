@@ -44,6 +44,9 @@ class BacktestFinding(Struct, frozen=True):
     outcome: Annotated[DecisionOutcome, doc("whether the policy would have been right")] = DecisionOutcome.UNKNOWN
     hours_after: Annotated[float | None, doc("GPU-hours that the run spent after `step`; null: unknown")] = None
     error: Annotated[str | None, doc("why the run could not be replayed")] = None
+    calls: Annotated[
+        dict[str, int | None], doc("by detector of the policy, the step at which it first called for a stop")
+    ] = {}
 
     @property
     def differs(self) -> bool:

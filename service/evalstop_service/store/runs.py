@@ -17,6 +17,7 @@ from evalstop_service.domain.run import (
     BestCheckpoint,
     ChangePoint,
     EvalChange,
+    FirstCall,
     JobPart,
     MetricFields,
     RawMaximum,
@@ -40,6 +41,7 @@ class Run(msgspec.Struct, frozen=True):
     given by its trainer. `job_key`: the job that a stop would end, see `find_job_key`. `opening`: the id of the
     request that opened it. `opened_by`: the key that did. `eval_share`: the share of its time that one eval takes, 0 if
     unknown; None: checkpoints are not evaluated on request. `detector_failure`: why its policy no longer judges it.
+    `calls`: by the name of a member of its policy, of those that called for a stop in this attempt.
     """
 
     id: Annotated[UUID, doc("id of the run; ids ascend with time")]
@@ -76,6 +78,7 @@ class Run(msgspec.Struct, frozen=True):
     ] = None
     eval_changes: Annotated[tuple[EvalChange, ...], doc("the steps from which the eval is measured differently")] = ()
     detector_failure: str | None = None
+    calls: dict[str, FirstCall] = {}
 
     @property
     def has_ended(self) -> bool:
@@ -114,6 +117,7 @@ class RunChanges(TypedDict, total=False):
     rewritten_version: int
     ended_at: datetime | None
     detector_failure: str | None
+    calls: dict[str, FirstCall]
 
 
 FOUND_AGAIN: RunChanges = {"status": RunStatus.RUNNING, "ended_at": None, "turn": None}
@@ -266,7 +270,7 @@ _SELECT_WITH_COUNTS = _SELECT.add_columns(
 
 _INGESTED = (
     *("status", "attempt", "metrics", "recognition", "eval_changes", "rewritten_version", "last_step"),
-    *("best_checkpoint", "raw_maximum", "turn", "ended_at", "detector_failure"),
+    *("best_checkpoint", "raw_maximum", "turn", "ended_at", "detector_failure", "calls"),
 )
 
 

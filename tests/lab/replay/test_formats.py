@@ -67,7 +67,9 @@ def test_json_lines_of_several_runs(tmp_path: Path, replay: Replay) -> None:
         None,
         70,
     )
-    assert set(first) == {"run", "verdict", "stop_step", "suspect_step", "best_step", "reason", "ground", "detectors"}
+    keys = {"run", "verdict", "stop_step", "suspect_step", "best_step", "reason", "ground", "detectors", "calls"}
+    assert set(first) == keys
+    assert first["calls"] == {"k_decline": first["stop_step"], "posterior": None}
 
 
 def test_csv_is_read(tmp_path: Path, replay: Replay) -> None:

@@ -10,6 +10,7 @@ from evalstop_service.domain.run import (
     BestCheckpoint,
     ChangePoint,
     EvalChange,
+    FirstCall,
     MetricFields,
     RawMaximum,
     Recognition,
@@ -50,6 +51,9 @@ runs = sa.Table(
     # The version of the last change to past data: a monitor stored at an earlier version has to be rebuilt.
     sa.Column("rewritten_version", sa.Integer, nullable=False, server_default="0"),
     sa.Column("verdict", StructJson(Verdict), nullable=False),
+    sa.Column(
+        "calls", StructJson(dict[str, FirstCall]), nullable=False, server_default="{}"
+    ),  # by member of the policy
     sa.Column("best_checkpoint", StructJson(BestCheckpoint)),
     sa.Column("raw_maximum", StructJson(RawMaximum)),
     sa.Column("turn", StructJson(ChangePoint)),  # found once the run has ended

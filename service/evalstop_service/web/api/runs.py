@@ -12,8 +12,8 @@ from pydantic import Field
 from evalstop_service.decisions import commands, second_person
 from evalstop_service.domain.decision_lifecycle import StopOrdered
 from evalstop_service.domain.fields import Body, Integral, Line, Mode, Name, Plain
-from evalstop_service.domain.run import NOTHING_SAID, DescriptionIn
-from evalstop_service.ingest import EvalChanged, Message, Resumed
+from evalstop_service.domain.run import NOTHING_SAID, DescriptionIn, DetectorCall
+from evalstop_service.ingest import EvalChanged, Message, Resumed, list_calls
 from evalstop_service.ingest import open_run as run_opening
 from evalstop_service.ingest.open_request import describe_limits
 from evalstop_service.projects import api_keys
@@ -130,6 +130,18 @@ class FinishIn(Body):
 @answers(VerdictChange)
 class VerdictChangeOut(Answer):
     """A verdict and when it was reached."""
+
+
+@answers(DetectorCall)
+class CallOut(Answer):
+    """A detector's evidence now, and its first call for a stop."""
+
+
+class CallsOut(Answer):
+    """The detectors of a run's policy."""
+
+    attempt: int = Field(description="the current attempt of the run, whose calls these are")
+    items: list[CallOut] = Field(description="those with a say first, then observers, in the order of the policy")
 
 
 @router.post("", status_code=201, responses={200: {"model": RunOut, "description": "An existing run."}})
@@ -274,6 +286,15 @@ def label_run(run_id: RunId, body: OutcomeIn, caller: Operate, database: Db, now
     run = commands.label_run(database, caller.project_id, run_id, read_label(body, caller, now), caller.actor)
     with database.reading() as tx:
         return view_outcomes(tx, run.id, run.attempt)
+
+
+@router.get("/{run_id}/calls")
+def list_run_calls(run_id: RunId, caller: Read, database: Db) -> CallsOut:
+    """What each detector of the run's policy makes of the run, those with a say first: its evidence now, and the step
+    at which it first called for a stop in this attempt."""
+    with database.reading() as tx:
+        run = runs.load_run(tx, caller.project_id, run_id)
+        return CallsOut(attempt=run.attempt, items=[CallOut.model_validate(item) for item in list_calls(tx, run)])
 
 
 @router.get("/{run_id}/verdicts")

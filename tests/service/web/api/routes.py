@@ -46,6 +46,7 @@ ROUTE_SCOPES: dict[tuple[str, str], set[str]] = {
     ("POST", "/runs/{run_id}/heartbeat"): {"ingest"},
     ("POST", "/runs/{run_id}/finish"): {"ingest"},
     ("GET", "/runs/{run_id}/verdicts"): {"read"},
+    ("GET", "/runs/{run_id}/calls"): {"read"},
     ("POST", "/observations"): {"ingest"},
     ("POST", "/runs/{run_id}/observations"): {"ingest"},
     ("POST", "/kubeflow/{name}"): {"ingest"},
