@@ -15,6 +15,7 @@ from evalstop_lab.worlds.recorded import load_recorded_runs
 from evalstop_service.cli import demo_data
 from evalstop_service.clock import utc_now
 from evalstop_service.evaluation import backtests, rollout_stage
+from evalstop_service.evaluation.rollout_stage import StageTerms
 from evalstop_service.store import keys, projects, schema
 from evalstop_service.store.database import Database
 from playwright.sync_api import Browser, Page, expect
@@ -116,7 +117,7 @@ def demonstrated(database: Database) -> Tenant:
         project = projects.find_project_by_name(tx, "demo")
         assert project is not None
         begun = NOW - timedelta(days=90)
-        rollout_stage.set_rollout_stage(tx, project.id, "early", 1, 0.9, 0.2, begun)
+        rollout_stage.set_rollout_stage(tx, project.id, "early", 1, StageTerms(0.9, 0.2), begun)
         key, secret = keys.create_key(tx, project_id=project.id, name="dana", scopes=keys.SCOPES, now=NOW)
     return Tenant(database, project.id, project=project, key=key, secret=secret)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from evalstop_service.domain.project_settings import CaseRequirements, Shortfall
 from evalstop_service.evaluation import rollout_stage
-from evalstop_service.evaluation.rollout_stage import StageCases
+from evalstop_service.evaluation.rollout_stage import StageCases, StageTerms
 from evalstop_service.store import cases, rollout_stages, tables
 from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Database
@@ -27,7 +27,7 @@ def project(database: Database) -> ProjectFixture:
     """A project with a policy that has to earn its rollout stage."""
     project = set_up_project(database)
     with database.transaction() as tx:
-        rollout_stage.set_rollout_stage(tx, project.id, "watch-all-roles", 1, REQUIRED_PRECISION, 0.25, NOW)
+        rollout_stage.set_rollout_stage(tx, project.id, "watch-all-roles", 1, StageTerms(REQUIRED_PRECISION, 0.25), NOW)
     return project
 
 

@@ -85,7 +85,7 @@ def test_project_without_the_rule_needs_one_person(database: Database) -> None:
     run, ada = project.open_run(policy="watch-all-roles"), create_author(project, "ada")
     insert_cases(database, run, 60)
     with database.transaction() as tx:
-        rollout_stage.set_rollout_stage(tx, project.id, "watch-all-roles", 1, 0.8, 0.25, NOW)
+        rollout_stage.set_rollout_stage(tx, project.id, "watch-all-roles", 1, StageTerms(0.8, 0.25), NOW)
     for stage in (Stage.CANARY, Stage.ENFORCE):
         rollout_stage.review_rollout_stage(database, project.id, "watch-all-roles", NOW)
         with database.reading() as tx:
@@ -251,7 +251,7 @@ def test_confirmed_change_sets_only_the_changed_fields(project: ProjectFixture) 
 def test_promotion_to_enforce_needs_two_admins(project: ProjectFixture) -> None:
     """The step to canary needs one confirmation, that to enforce two, and so does removing the stage."""
     with project.database.transaction() as tx:
-        rollout_stage.set_rollout_stage(tx, project.id, "watch-all-roles", 1, 0.8, 0.25, NOW)
+        rollout_stage.set_rollout_stage(tx, project.id, "watch-all-roles", 1, StageTerms(0.8, 0.25), NOW)
     run, ada, ben = (
         project.open_run(policy="watch-all-roles"),
         create_author(project, "ada"),

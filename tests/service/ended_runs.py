@@ -13,6 +13,7 @@ from evalstop_service.store import endpoints, outcomes, projects, tables
 from evalstop_service.store import retention as rows
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
+from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.runs import Run
 
 from tests.fixtures.subscriptions import EVERY_EVENT
@@ -79,7 +80,8 @@ def insert_details(tx: Transaction, project: ProjectFixture, run: Run, observati
     )  # fmt: skip
     change = {**key, "decision_id": decision, "sequence": 1, "actor": "a", "at": NOW}
     tx.execute(tables.decision_changes.insert().values(**change, state="confirmed", reason="", details={}))
-    outcomes.add_outcome(tx, run.id, 1, outcome=DecisionOutcome.RIGHT, turn_step=None, actor="a", note="", now=NOW)
+    right = Outcome(outcome=DecisionOutcome.RIGHT, turn_step=None, actor="a", note="", at=NOW)
+    outcomes.add_outcome(tx, run.id, 1, right)
 
 
 def add_delivery(tx: Transaction, project: ProjectFixture, run: Run, state: str, *, enabled: bool) -> None:

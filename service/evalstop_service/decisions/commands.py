@@ -37,6 +37,7 @@ from evalstop_service.evaluation import cases, change_point
 from evalstop_service.store import audit, decisions, hand_overs, outcomes, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction, read_now
 from evalstop_service.store.decisions import Decision
+from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
@@ -218,7 +219,7 @@ def _record_label(tx: Transaction, run: Run, attempt: int, decision: Decision | 
                 f"before {step}: label it wrong, or give another turn_step"
             )
     details: dict[str, Any] = {"outcome": label.outcome, "turn_step": step, "note": label.note}
-    outcomes.add_outcome(tx, run.id, attempt, **details, actor=label.actor, now=label.at)
+    outcomes.add_outcome(tx, run.id, attempt, Outcome(**details, actor=label.actor, at=label.at))
     cases.recompute_case(tx, run, attempt)
     return details
 

@@ -222,8 +222,7 @@ def _carry_out(tx: Transaction, author: Author, proposal: Proposal) -> None:
 
 def _set_stage(tx: Transaction, author: Author, policy_name: str, terms: StageTerms) -> None:
     policy = policies.load_version(tx, author.project_id, policy_name)
-    required, share = terms.required_precision, terms.canary_share
-    rollout_stage.set_rollout_stage(tx, author.project_id, policy_name, policy.version, required, share, author.at)
+    rollout_stage.set_rollout_stage(tx, author.project_id, policy_name, policy.version, terms, author.at)
     author.record(tx, "rollout_stage.set", f"policy {policy_name}", msgspec.to_builtins(terms))
 
 

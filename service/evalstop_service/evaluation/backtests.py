@@ -95,14 +95,8 @@ def request_backtest(
             project_id=project_id,
             document=policy_to_document(policy),
             most_runs=most_runs,
-            state=BacktestState.WAITING,
-            total=0,
-            done=0,
-            findings=[],
             actor=actor,
-            lease_until=None,
             created_at=now,
-            ended_at=None,
         )
         backtests.add_backtest(tx, backtest)
         details = {"policy": policy.name, "runs": most_runs}
@@ -283,9 +277,6 @@ def summarize_findings(findings: Sequence[BacktestFinding]) -> Summary:
     )
 
 
-_log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class Replay:
     """What a policy says of a run: each verdict that changed the call, and the final verdict.
@@ -310,6 +301,6 @@ def replay_run(tx: Transaction, run: Run, policy: Policy) -> Replay:
     except DetectorError:
         raise
     except Exception as error:  # observations are stored although a detector fails on them
-        _log.exception("a detector failed in a replay of run %s (%s)", run.id, run.name)
+        log.exception("a detector failed in a replay of run %s (%s)", run.id, run.name)
         raise DetectorError(f"a detector failed: {error!r:.200}") from error
     return Replay(verdicts, monitor.evidence, name_calls(policy, monitor), series)

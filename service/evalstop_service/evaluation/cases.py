@@ -103,20 +103,18 @@ def _derive_outcome(
         recorded = (before.outcome, before.turn_step, _find_run_outcome(before))
         if recorded == (derived, turn_step, assessment.run_outcome):
             return before
-    sign = watched_metrics.find_sign(run, metric)
-    outcomes.add_outcome(
-        tx,
-        run.id,
-        run.attempt,
+    oriented = _orient_means(assessment, watched_metrics.find_sign(run, metric))
+    recorded_now = Outcome(
         outcome=derived,
         turn_step=turn_step,
-        actor=SERVICE,
-        note=assessment.reason,
-        now=now,
         derived=True,
-        assessment=_orient_means(assessment, sign),
+        actor=SERVICE,
+        note=oriented.reason,
+        assessment=oriented,
+        at=now,
     )
-    return outcomes.find_outcome(tx, run.id, run.attempt)
+    outcomes.add_outcome(tx, run.id, run.attempt, recorded_now)
+    return recorded_now
 
 
 def _find_turn(tx: Transaction, run: Run, assessment: RunAssessment, critical: str | None) -> Turn | None:

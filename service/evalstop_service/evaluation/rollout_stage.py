@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import takewhile
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -237,30 +238,16 @@ def remove_rollout_stage(tx: Transaction, author: Author, policy_name: str) -> N
 
 
 def set_rollout_stage(
-    tx: Transaction,
-    project_id: UUID,
-    policy_name: str,
-    version: int,
-    required_precision: float,
-    canary_share: float,
-    now: datetime,
+    tx: Transaction, project_id: UUID, policy_name: str, version: int, terms: StageTerms, now: datetime
 ) -> RolloutStage:
     """Give a policy a rollout stage, starting in shadow, or change the terms of an existing one."""
     projects.lock_project(tx, project_id)
     stage = rollout_stages.lock_stage(tx, project_id, policy_name)
     if stage is None:
-        stage = RolloutStage(
-            project_id=project_id,
-            policy_name=policy_name,
-            stage=Stage.SHADOW,
-            required_precision=required_precision,
-            canary_share=canary_share,
-            since=now,
-            numbers=StageNumbers(),
-            version=version,
-        )
+        begun: dict[str, Any] = {"stage": Stage.SHADOW, "since": now, "numbers": StageNumbers(), "version": version}
+        stage = RolloutStage(project_id, policy_name, **begun, **msgspec.structs.asdict(terms))
     else:
-        stage = replace(stage, required_precision=required_precision, canary_share=canary_share)
+        stage = replace(stage, **msgspec.structs.asdict(terms))
     rollout_stages.save_stage(tx, stage)
     return stage
 

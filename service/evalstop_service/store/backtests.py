@@ -6,9 +6,8 @@ waiting ──> running ──> done       each saved step extends the worker's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -54,7 +53,7 @@ class BacktestFinding(Struct, frozen=True):
         return (self.step is not None) != (self.decided_step is not None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Backtest:
     """A row: `done` of `total` runs were replayed; `findings` has one entry for each of them, newest run first."""
 
@@ -62,14 +61,14 @@ class Backtest:
     project_id: UUID
     document: dict[str, Any]
     most_runs: Annotated[int, doc("the requested number of runs")]
-    state: Annotated[BacktestState, doc("waiting, running, done or failed")]
-    total: Annotated[int, doc("number of runs to replay; 0 until it has started")]
-    done: Annotated[int, doc("runs replayed so far")]
-    findings: list[BacktestFinding]
+    state: Annotated[BacktestState, doc("waiting, running, done or failed")] = BacktestState.WAITING
+    total: Annotated[int, doc("number of runs to replay; 0 until it has started")] = 0
+    done: Annotated[int, doc("runs replayed so far")] = 0
+    findings: list[BacktestFinding] = field(default_factory=list)
     actor: Annotated[str, doc("who requested it")]
-    lease_until: datetime | None
+    lease_until: datetime | None = None
     created_at: Annotated[datetime, doc("when it was requested")]
-    ended_at: Annotated[datetime | None, doc("when its last run was replayed; null: not yet")]
+    ended_at: Annotated[datetime | None, doc("when its last run was replayed; null: not yet")] = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def list_backtests(tx: Transaction, project_id: UUID, *, before: UUID | None = N
     """A project's backtests, newest first, without their findings."""
     columns = [column for column in backtests.c if column.name != "findings"]
     query = sa.select(*columns).where(backtests.c.project_id == project_id)
-    return find_page(tx, partial(Backtest, findings=[]), query, backtests.c.id, before, limit)
+    return find_page(tx, Backtest, query, backtests.c.id, before, limit)
 
 
 def count_unfinished(tx: Transaction, project_id: UUID) -> int:

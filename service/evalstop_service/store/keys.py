@@ -213,7 +213,7 @@ def create_session(tx: Transaction, session: Session) -> str:
     """Create a session and return its token; expired sessions are deleted."""
     tx.execute(sessions.delete().where(sessions.c.expires_at <= session.created_at))
     token = SESSION_PREFIX + secrets.token_urlsafe(32)
-    tx.execute(sessions.insert().values(hash=_hash_token(token), **vars(session)))
+    tx.execute(sessions.insert().values(hash=_hash_secret(token), **vars(session)))
     return token
 
 
@@ -227,7 +227,7 @@ class SignIn(NamedTuple):
 
 def find_sign_in(tx: Transaction, token: str, now: datetime) -> SignIn | None:
     """The sign-in with this token, unless its session has ended or expired."""
-    row = tx.execute(_FIND_SIGN_IN, {"of_hash": _hash_token(token), "now": now}).mappings().one_or_none()
+    row = tx.execute(_FIND_SIGN_IN, {"of_hash": _hash_secret(token), "now": now}).mappings().one_or_none()
     if row is None:
         return None
     key, project = read_columns(row, COLUMNS), read_columns(row, projects.c)
@@ -261,7 +261,3 @@ _FIND_SIGN_IN = (
     .outerjoin(projects, projects.c.id == keys.c.project_id)
     .where(sessions.c.hash == sa.bindparam("of_hash"), sessions.c.expires_at > sa.bindparam("now"))
 )
-
-
-def _hash_token(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()  # of 256 random bits, which cannot be guessed

@@ -18,50 +18,27 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import outcomes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Whether the decision on an attempt, to stop it or to let it continue, was right."""
+    """Whether the decision on an attempt, to stop it or to let it continue, was right; `sequence` is given by the store
+    when it is added."""
 
-    sequence: int
+    sequence: int = 0
     outcome: Annotated[DecisionOutcome, doc("right, wrong or unknown")]
     turn_step: Annotated[int | None, doc("the step where the eval turned; null: it did not, or is unknown")]
-    derived: Annotated[bool, doc("true: from later evals; false: by a person")]
+    derived: Annotated[bool, doc("true: from later evals; false: by a person")] = False
     actor: Annotated[str, doc("who labeled it, or evalstop")]
     note: Annotated[str, doc("for people")]
-    assessment: Annotated[RunAssessment | None, doc("the numbers behind a derived outcome; null: by a person")]
+    assessment: Annotated[RunAssessment | None, doc("the numbers behind a derived outcome; null: by a person")] = None
     at: Annotated[datetime, doc("when it was recorded")]
 
 
-def add_outcome(
-    tx: Transaction,
-    run_id: UUID,
-    attempt: int,
-    *,
-    outcome: DecisionOutcome,
-    turn_step: int | None,
-    actor: str,
-    note: str,
-    now: datetime,
-    derived: bool = False,
-    assessment: RunAssessment | None = None,
-) -> None:
+def add_outcome(tx: Transaction, run_id: UUID, attempt: int, outcome: Outcome) -> None:
     """Append an outcome; the run is locked in this transaction."""
     last = sa.select(sa.func.coalesce(sa.func.max(outcomes.c.sequence), 0))
     last = last.where(outcomes.c.run_id == run_id, outcomes.c.attempt == attempt)
-    tx.execute(
-        outcomes.insert().values(
-            run_id=run_id,
-            attempt=attempt,
-            sequence=last.scalar_subquery() + 1,
-            outcome=outcome,
-            turn_step=turn_step,
-            derived=derived,
-            actor=actor,
-            note=note,
-            assessment=assessment,
-            at=now,
-        )
-    )
+    key = {"run_id": run_id, "attempt": attempt, "sequence": last.scalar_subquery() + 1}
+    tx.execute(outcomes.insert().values(vars(outcome) | key))
 
 
 def list_outcomes(tx: Transaction, run_id: UUID, attempt: int) -> list[Outcome]:
@@ -85,6 +62,7 @@ def load_history(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[
         return {}
     by_attempt: dict[tuple[UUID, int], list[Outcome]] = defaultdict(list)
     query = sa.select(outcomes).where(sa.tuple_(outcomes.c.run_id, outcomes.c.attempt).in_(attempts))
-    for run_id, attempt, *columns in tx.execute(query.order_by(outcomes.c.sequence)):
-        by_attempt[run_id, attempt].append(Outcome(*columns))
+    for row in tx.execute(query.order_by(outcomes.c.sequence)):
+        names = dict(row._mapping)
+        by_attempt[names.pop("run_id"), names.pop("attempt")].append(Outcome(**names))
     return by_attempt

@@ -256,15 +256,8 @@ def announce_event(
     decision_id: UUID | None = None,
 ) -> UUID:
     """Write an event and its deliveries; raises msgspec.ValidationError unless `fields` are those of its type."""
-    return outbox.add_event(
-        tx,
-        project_id=project_id,
-        run_id=run_id,
-        type=event_type,
-        data=build_data(event_type, fields),
-        now=now,
-        decision_id=decision_id,
-    )
+    data = build_data(event_type, fields)
+    return outbox.add_event(tx, project_id, run_id, event_type, data, now, decision_id)
 
 
 def build_data(event_type: EventType, fields: Mapping[str, object]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.statuses import Stage
 from evalstop_service.errors import Conflict, UnreadableRow
 from evalstop_service.evaluation import rollout_stage
-from evalstop_service.evaluation.rollout_stage import choose_move, get_enforced_share
+from evalstop_service.evaluation.rollout_stage import StageTerms, choose_move, get_enforced_share
 from evalstop_service.store import audit, proposals, rollout_stages
 from evalstop_service.store.audit import Author
 from evalstop_service.store.proposals import Proposal
@@ -136,7 +136,7 @@ def find_target(move: rollout_stage.Move | None) -> Stage | None:
 
 def set_stage(project: ProjectFixture, name: str = "watch-all-roles") -> None:
     with project.database.transaction() as tx:
-        rollout_stage.set_rollout_stage(tx, project.id, name, 1, MIN_PRECISION, 0.25, NOW)
+        rollout_stage.set_rollout_stage(tx, project.id, name, 1, StageTerms(MIN_PRECISION, 0.25), NOW)
     project.add_endpoint()
 
 
@@ -270,7 +270,8 @@ def test_new_policy_version_starts_in_shadow(project: ProjectFixture) -> None:
     confirm_proposal(project)
     assert review_stage(project) == "canary"
     with project.database.transaction() as tx:
-        assert rollout_stage.set_rollout_stage(tx, project.id, "watch-all-roles", 1, 0.85, 0.5, LATER).stage == "canary"
+        terms = StageTerms(0.85, 0.5)
+        assert rollout_stage.set_rollout_stage(tx, project.id, "watch-all-roles", 1, terms, LATER).stage == "canary"
     project.add_policy(ALL_ROLES_POLICY | {"at_least": 2}, LATER)
     assert review_stage(project) == "shadow"
     assert load_stage_events(project)[-1]["reason"] == "version 2 has no cases yet"

@@ -257,7 +257,7 @@ def test_running_runs_and_waiting_deliveries_are_measured(database: Database) ->
                 tx,
                 project_id=project.id,
                 run_id=running.id,
-                type=EventType.STOPPED,
+                event_type=EventType.STOPPED,
                 data={},
                 now=NOW - timedelta(seconds=age),
             )

@@ -46,10 +46,9 @@ class StopReach:
 
 def add_event(
     tx: Transaction,
-    *,
     project_id: UUID,
     run_id: UUID,
-    type: EventType,  # noqa: A002 - its name in the API
+    event_type: EventType,
     data: dict[str, Any],
     now: datetime,
     decision_id: UUID | None = None,
@@ -60,24 +59,17 @@ def add_event(
     that still wait for the same endpoint, so that the endpoint does not get all of them at once.
     """
     event_id = new_id()
-    body = json.dumps({"type": type, "timestamp": rfc3339(now), "data": data}, separators=(",", ":"), allow_nan=False)
-    tx.execute(
-        sa.insert(events).values(
-            run_id=run_id,
-            id=event_id,
-            project_id=project_id,
-            decision_id=decision_id,
-            type=type,
-            body=body,
-            created_at=now,
-        )
-    )
-    targets = [target for target in endpoints.list_endpoints(tx, project_id) if target.enabled and target.wants(type)]
+    event = {"type": event_type, "timestamp": rfc3339(now), "data": data}
+    body = json.dumps(event, separators=(",", ":"), allow_nan=False)
+    key = {"run_id": run_id, "id": event_id, "project_id": project_id, "decision_id": decision_id}
+    tx.execute(sa.insert(events).values(key | {"type": event_type, "body": body, "created_at": now}))
+    listed = endpoints.list_endpoints(tx, project_id)
+    targets = [endpoint for endpoint in listed if endpoint.enabled and endpoint.wants(event_type)]
     if targets:
-        if type in REQUEST_EVENTS and decision_id is not None:
+        if event_type in REQUEST_EVENTS and decision_id is not None:
             cancel = _cancel_stops(deliveries.c.endpoint_id.in_([endpoint.id for endpoint in targets]))
             _cancel(tx, cancel, run_id, decision_id, now, "the stop was requested again")
-        add_deliveries(tx, [(run_id, event_id, type, endpoint.id) for endpoint in targets], now)
+        add_deliveries(tx, [(run_id, event_id, event_type, endpoint.id) for endpoint in targets], now)
     return event_id
 
 

@@ -37,7 +37,7 @@ def test_claim_carries_the_stored_body(database: Database, project: SeededProjec
             tx,
             project_id=project.id,
             run_id=project.run_id,
-            type=EventType("run.stopped"),
+            event_type=EventType("run.stopped"),
             data={"né": "\ud800"},
             now=EPOCH,
         )
@@ -58,7 +58,7 @@ def test_nan_in_an_event_is_refused(database: Database, project: SeededProject) 
             tx,
             project_id=project.id,
             run_id=project.run_id,
-            type=EventType("run.stopped"),
+            event_type=EventType("run.stopped"),
             data={"x": float("nan")},
             now=EPOCH,
         )
@@ -84,9 +84,9 @@ def test_cancelling_a_stop_cancels_only_its_deliveries(database: Database, proje
     project.add_endpoint(database, "http://x.example")
     with database.transaction() as tx:
         first, second = project.insert_decision(tx, attempt=1), project.insert_decision(tx, attempt=2)
-        stop = project.add_event(tx, 1, type=EventType("run.stop_requested"), decision_id=first.id)
-        failure_event = project.add_event(tx, 2, type=EventType("run.stop_failed"), decision_id=first.id)
-        other_stop = project.add_event(tx, 3, type=EventType("run.stop_requested"), decision_id=second.id)
+        stop = project.add_event(tx, 1, event_type=EventType("run.stop_requested"), decision_id=first.id)
+        failure_event = project.add_event(tx, 2, event_type=EventType("run.stop_failed"), decision_id=first.id)
+        other_stop = project.add_event(tx, 3, event_type=EventType("run.stop_requested"), decision_id=second.id)
         assert outbox.cancel_stop(tx, project.run_id, first.id, EPOCH, REASON) == 1
         assert outbox.cancel_stop(tx, project.run_id, first.id, EPOCH, REASON) == 0
         results = {delivery.event_id: (delivery.state, delivery.last_error) for delivery in project.list_deliveries(tx)}
@@ -119,13 +119,13 @@ def test_stop_reach_follows_the_delivery(database: Database, project: SeededProj
     with database.transaction() as tx:
         decision = project.insert_decision(tx)
         assert outbox.read_stop_reach(tx, project.run_id, decision.id) == StopReach(addressed=False, tried=False)
-        project.add_event(tx, type=EventType("run.stop_on_hold"), decision_id=decision.id)
+        project.add_event(tx, event_type=EventType("run.stop_on_hold"), decision_id=decision.id)
         assert outbox.read_stop_reach(tx, project.run_id, decision.id) == StopReach(addressed=False, tried=False)
-        project.add_event(tx, type=EventType("run.stop_requested"), decision_id=decision.id)
+        project.add_event(tx, event_type=EventType("run.stop_requested"), decision_id=decision.id)
         assert outbox.read_stop_reach(tx, project.run_id, decision.id) == StopReach(addressed=True, tried=False)
         outbox.cancel_stop(tx, project.run_id, decision.id, EPOCH, REASON)
         assert outbox.read_stop_reach(tx, project.run_id, decision.id) == StopReach(addressed=False, tried=False)
-        project.add_event(tx, type=EventType("run.stop_requested"), decision_id=decision.id)
+        project.add_event(tx, event_type=EventType("run.stop_requested"), decision_id=decision.id)
         claim_deliveries(tx, EPOCH, 60, 2)
         outbox.cancel_stop(tx, project.run_id, decision.id, EPOCH, REASON)
         assert outbox.read_stop_reach(tx, project.run_id, decision.id) == StopReach(addressed=True, tried=True)
@@ -137,7 +137,7 @@ def test_chat_endpoint_is_no_receiver(database: Database, project: SeededProject
     with database.transaction() as tx:
         tx.execute(sa.update(tables.endpoints).where(tables.endpoints.c.id == chat.id).values(format="slack"))
         decision = project.insert_decision(tx)
-        project.add_event(tx, type=EventType("run.stop_requested"), decision_id=decision.id)
+        project.add_event(tx, event_type=EventType("run.stop_requested"), decision_id=decision.id)
         claim_deliveries(tx, EPOCH, 60, 1)
         assert outbox.read_stop_reach(tx, project.run_id, decision.id) == StopReach(addressed=False, tried=False)
 

@@ -9,6 +9,7 @@ from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_service.clock import utc_now
 from evalstop_service.domain.run import DescriptionIn, MetricFields
 from evalstop_service.evaluation import backtests, rollout_stage
+from evalstop_service.evaluation.rollout_stage import StageTerms
 from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store.audit import Author
 from evalstop_service.store.observations import PostedObservation
@@ -57,7 +58,7 @@ def populate_project(tenant: Tenant) -> tuple[list[str], str]:
     compared = [str(pending.id), *(path.split("/")[2] for path in unusual[:8]), str(long_name.id)]
     paths += [f"/runs/compare?{'&'.join(f'run={run_id}' for run_id in compared)}"]
     with tenant.database.transaction() as tx:
-        rollout_stage.set_rollout_stage(tx, tenant.id, "cautious", 1, 0.9, 0.2, tenant.now)
+        rollout_stage.set_rollout_stage(tx, tenant.id, "cautious", 1, StageTerms(0.9, 0.2), tenant.now)
     paths += ["/policies", "/policies/cautious?against=default@1", f"/policies/backtests/{backtest.id}"]
     paths += [f"/policies/cautious/edit?backtest={backtest.id}", "/precision/label"]
     paths += ["/precision", "/cases", "/webhooks", "/settings", "/settings/audit", "/runs/nowhere", "/runs?status=lost"]

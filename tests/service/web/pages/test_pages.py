@@ -14,6 +14,7 @@ from evalstop_service.decisions import commands, deadlines, stale_runs, veto_win
 from evalstop_service.domain.decision_lifecycle import DecisionState, Reported, Undone, Vetoed
 from evalstop_service.domain.run import MetricFields
 from evalstop_service.evaluation import rollout_stage
+from evalstop_service.evaluation.rollout_stage import StageTerms
 from evalstop_service.ingest import EvalChanged, Resumed
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
@@ -117,7 +118,7 @@ def test_every_decision_state_has_its_text(visitor: httpx.Client, database: Data
     html = get_html(visitor, f"/runs/{shadow.id}")
     assert "Would have been stopped at step 280. The run is in shadow: recorded, not carried out." in html
     with database.transaction() as tx:
-        rollout_stage.set_rollout_stage(tx, tenant.id, "early", 1, 0.9, 0.2, now)
+        rollout_stage.set_rollout_stage(tx, tenant.id, "early", 1, StageTerms(0.9, 0.2), now)
     staged, _ = tenant.open_stopped_run("staged", HACKING, policy="early")
     html = unescape(get_html(visitor, f"/runs/{staged.id}"))
     assert "The project's highest mode or the policy's rollout stage limits it: recorded, not carried out." in html
