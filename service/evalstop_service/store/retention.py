@@ -12,35 +12,21 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.store import tables
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.tables import (
-    checkpoints,
-    decisions,
-    deliveries,
-    delivery_attempts,
-    endpoints,
-    eval_requests,
-    events,
-    monitor_states,
-    observations,
-    run_deletions,
-    run_health,
-    runs,
-    series_buckets,
-    verdicts,
-)
+from evalstop_service.store.tables import decisions, deliveries, endpoints, run_deletions, runs
 
 REMOVED = (
-    delivery_attempts,
-    deliveries,
-    events,
-    verdicts,
-    checkpoints,
-    eval_requests,
-    monitor_states,
-    observations,
-    series_buckets,
-    run_health,
+    tables.delivery_attempts,
+    tables.deliveries,
+    tables.events,
+    tables.verdicts,
+    tables.checkpoints,
+    tables.eval_requests,
+    tables.monitor_states,
+    tables.observations,
+    tables.series_buckets,
+    tables.run_health,
 )
 """The tables with the details of a run, ordered so that no row outlives the row that it refers to.
 

@@ -2,8 +2,8 @@
 
 Observations well behind the newest are summarized once, 128 live observations a row, when they are first read: a
 million of them are then read from 8,000 rows. The summaries of a series cover its beginning without a gap: every live
-observation up to the last one summarized. A transaction that adds or supersedes an
-observation in that range deletes the summaries from there on, with the run locked; so reads are always exact.
+observation up to the last one summarized. A transaction that adds or supersedes an observation in that range deletes
+the summaries from there on, with the run locked; so reads are always exact.
 
 Sparklines are the outlines of many series at once, in a few segments each.
 """
@@ -20,7 +20,6 @@ from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 
 from evalstop_service.domain.fields import doc
 from evalstop_service.store import runs
@@ -211,11 +210,8 @@ def load_segments(tx: Transaction, requested: Collection[Series], stretches: int
     if not requested:
         return segments
     series = list(requested)
-    parameters: dict[str, Any] = {"stretches": stretches}
-    if tx.dialect.name == "postgresql":
-        parameters |= {"run_ids": [run_id for run_id, _ in series], "metrics": [metric for _, metric in series]}
-    else:
-        parameters["series"] = msgspec.json.encode([(run_id.hex, metric) for run_id, metric in series]).decode()
+    given = msgspec.json.encode([(run_id.hex, metric) for run_id, metric in series]).decode()
+    parameters = {"stretches": stretches, "series": given}
     for number, *segment in tx.execute(_SEGMENTS[tx.dialect.name], parameters):
         segments[series[number - 1]].append(Segment(*segment))
     return segments
@@ -260,22 +256,13 @@ ORDER BY 1, 2
 _SEGMENT_COLUMNS = [sa.column("number", sa.BigInteger), sa.column("step", sa.BigInteger)]
 _SEGMENT_COLUMNS += [sa.column("lowest", sa.Double), sa.column("highest", sa.Double)]
 _STRETCHES = sa.bindparam("stretches", type_=sa.BigInteger)
+_GIVEN = {
+    "postgresql": "(SELECT number, CAST(item ->> 0 AS uuid) AS run_id, item ->> 1 AS metric"
+    " FROM json_array_elements(CAST(:series AS json)) WITH ORDINALITY AS items (item, number)) AS given",
+    "sqlite": "(SELECT key + 1 AS number, json_extract(value, '$[0]') AS run_id, json_extract(value, '$[1]') AS metric"
+    " FROM json_each(:series)) AS given",
+}
 _SEGMENTS = {
-    "postgresql": sa.text(
-        _QUERY.format(given="unnest(:run_ids, :metrics) WITH ORDINALITY AS given (run_id, metric, number)")
-    )
-    .bindparams(
-        _STRETCHES,
-        sa.bindparam("run_ids", type_=postgresql.ARRAY(sa.Uuid)),
-        sa.bindparam("metrics", type_=postgresql.ARRAY(sa.Text)),
-    )
-    .columns(*_SEGMENT_COLUMNS),
-    "sqlite": sa.text(
-        _QUERY.format(
-            given="(SELECT key + 1 AS number, json_extract(value, '$[0]') AS run_id,"
-            " json_extract(value, '$[1]') AS metric FROM json_each(:series)) AS given"
-        )
-    )
-    .bindparams(_STRETCHES)
-    .columns(*_SEGMENT_COLUMNS),
+    dialect: sa.text(_QUERY.format(given=given)).bindparams(_STRETCHES).columns(*_SEGMENT_COLUMNS)
+    for dialect, given in _GIVEN.items()
 }

@@ -127,6 +127,10 @@ class FinishIn(Body):
     )
 
 
+_SAME_FIELDS = ("labels", "policy", "mode", "total_steps", "params", "eval_share", "job", "opening")
+"""Fields of the body that a request to open a run has too."""
+
+
 @answers(VerdictChange)
 class VerdictChangeOut(Answer):
     """A verdict and when it was reached."""
@@ -162,14 +166,7 @@ def open_run(body: RunIn, caller: Ingest, context: Ctx, database: Db, now: Now, 
         metrics=complete_directions(metrics) if isinstance(metrics, dict) else None,
         eval_version=read_eval_version(metrics) if isinstance(metrics, dict) else None,
         recognise=metrics == "auto",
-        labels=body.labels,
-        policy=body.policy,
-        mode=body.mode,
-        total_steps=body.total_steps,
-        params=body.params,
-        eval_share=body.eval_share,
-        job=body.job,
-        opening=body.opening,
+        **{name: getattr(body, name) for name in _SAME_FIELDS},
         resume=run_opening.Resume(body.resume) if body.resume else None,
         actor=caller.actor,
         key=caller.key,

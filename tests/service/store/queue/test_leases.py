@@ -120,7 +120,7 @@ def test_stop_claimed_while_its_cancellation_waits_is_cancelled(postgres_databas
     project.add_endpoint(database, "http://x.example")
     with database.transaction() as tx:
         decision = project.insert_decision(tx)
-        project.add_event(tx, type=EventType("run.stop_requested"), decision_id=decision.id)
+        project.add_event(tx, event_type=EventType("run.stop_requested"), decision_id=decision.id)
 
     def cancel() -> int:
         with database.transaction() as tx:

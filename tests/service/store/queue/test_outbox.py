@@ -105,7 +105,7 @@ def test_new_stop_request_replaces_the_previous(database: Database, project: See
     with database.transaction() as tx:
         decision = project.insert_decision(tx)
         for event_type in ("run.stop_requested", "run.stop_requested", "run.stop_escalated"):
-            project.add_event(tx, type=event_type, decision_id=decision.id)
+            project.add_event(tx, event_type=event_type, decision_id=decision.id)
         waiting = {
             (delivery.endpoint_id, delivery.event_type) for delivery in project.list_deliveries(tx, state="waiting")
         }

@@ -92,7 +92,7 @@ class OutboxMachine(RuleBasedStateMachine):
         with self.database.transaction() as tx:
             decision = self.project.insert_decision(tx, None, self.runs[run]).id
             event_type = "run.stop_requested" if urgent else "run.suspected"
-            columns: dict[str, Any] = {"run_id": self.runs[run], "decision_id": decision, "type": event_type}
+            columns: dict[str, Any] = {"run_id": self.runs[run], "decision_id": decision, "event_type": event_type}
             event = self.project.add_event(tx, now=self.now, due_at=due_at, **columns)
             created = [delivery for delivery in self.project.list_deliveries(tx) if delivery.event_id == event]
         assert {delivery.endpoint_id for delivery in created} == {

@@ -172,7 +172,7 @@ class SeededProject:
         self, tx: Transaction, number: int = 0, now: datetime = EPOCH, due_at: datetime | None = None, **options: Any
     ) -> UUID:
         """Add an event of the project's run, or of `run_id`, that carries its number; due later if `due_at` says so."""
-        default = {"type": "run.suspected", "data": {"number": number}, "run_id": self.run_id}
+        default = {"event_type": "run.suspected", "data": {"number": number}, "run_id": self.run_id}
         columns: dict[str, Any] = default | options
         event_id = outbox.add_event(tx, project_id=self.id, now=now, **columns)
         if due_at is not None:

@@ -69,9 +69,9 @@ def test_stop_overtakes_waiting_events(database: Database, project: SeededProjec
         notice = project.add_event(tx, 1)
         (claimed,) = claim_deliveries(tx, EPOCH, 60, 10)
         assert settle_delivery(tx, claimed, Retry(LATER, "HTTP 500"))
-        stop = project.add_event(tx, 2, type="run.stop_requested")
-        escalation = project.add_event(tx, 3, type="run.stop_escalated")
-        stopped = project.add_event(tx, 4, type="run.stopped")
+        stop = project.add_event(tx, 2, event_type="run.stop_requested")
+        escalation = project.add_event(tx, 3, event_type="run.stop_escalated")
+        stopped = project.add_event(tx, 4, event_type="run.stopped")
         order = []
         for _ in range(4):
             for delivery in claim_deliveries(tx, LATER, 60, 10):
@@ -85,7 +85,7 @@ def test_veto_window_does_not_block_later_events(database: Database, project: Se
     """A stop within its veto window does not hold up later events."""
     project.add_endpoint(database, "http://x.example")
     with database.transaction() as tx:
-        stop = project.add_event(tx, 1, type="run.stop_requested", due_at=LATER)
+        stop = project.add_event(tx, 1, event_type="run.stop_requested", due_at=LATER)
         notice = project.add_event(tx, 2)
         assert [delivery.event_id for delivery in claim_deliveries(tx, EPOCH, 60, 10)] == [notice]
         assert [

@@ -81,7 +81,7 @@ def test_slack_endpoint_gets_a_signed_message(database: Database, project: Seede
                 "project": {"id": str(project.id), "name": "alignment"},
                 "run": {"id": str(project.run_id), "name": "ppo <3", "attempt": 1, "labels": {}},
             }
-            project.add_event(tx, data=data, type="run.stopped")
+            project.add_event(tx, data=data, event_type="run.stopped")
             encrypted_secret = tx.execute(
                 sa.select(endpoint_rows.c.secret).where(endpoint_rows.c.id == endpoint.id)
             ).scalar_one()

@@ -90,7 +90,7 @@ def send(embedded_database: Database) -> SendEvent:
             endpoints.add_endpoint(tx, project.id, url=url, event_types=["*"], now=EPOCH, format="email")
             run = {"id": str(project.run_id), "name": "ppo\r\nBcc: x@example.com", "attempt": 1, "labels": {}}
             data = {"project": {"id": str(project.id), "name": "Ω"}, "run": run | {"owner": owner}}
-            project.add_event(tx, data=data, type="run.completed")
+            project.add_event(tx, data=data, event_type="run.completed")
         asyncio.run(deliver_until(all_settled(embedded_database, project), embedded_database, mail=mail))
         with embedded_database.reading() as tx:
             return deliveries.list_attempts(tx, project.list_deliveries(tx)[0])
