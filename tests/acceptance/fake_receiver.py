@@ -68,7 +68,10 @@ def start_fake_receiver(rng: random.Random) -> Iterator[FakeReceiver]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
+            length = int(self.headers["content-length"])
+            body = self.rfile.read(length)
+            if len(body) < length:
+                return  # the sender has been killed between head and body
             status = receiver.record_request(dict(self.headers), body)
             with suppress(OSError):  # the sender has been killed
                 self.send_response(status)
