@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.real, pytest.mark.nightly]
 # The generator does not support these content types; it treats them as bytes.
 CONFIG = {
     "content_type_overrides": {
+        "application/x-ndjson": "application/octet-stream",
         "text/plain": "application/octet-stream",
     }
 }

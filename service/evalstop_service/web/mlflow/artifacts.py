@@ -316,6 +316,12 @@ def create_model(body: requests.CreateModel, caller: Ingest, database: Db, root:
     return {"model": {"info": info | ({"name": body.name} if body.name else {})}}
 
 
+@tracking_router.post("/logged-models/search")
+def search_models(caller: ReadOrIngest) -> Document:
+    """No models, as none are kept: MLflow's clients ask whenever they list a folder of a run's artifacts."""
+    return {"models": []}
+
+
 @tracking_router.get("/logged-models/{model_id}")
 def get_model(model_id: str, caller: ReadOrIngest, database: Db, root: Root) -> Document:
     """Where the files of a model are."""

@@ -209,4 +209,5 @@ def test_inputs_and_models_are_accepted_and_not_kept(client: MlflowClient) -> No
     run = client.get("runs/get", run_id=run_id)["run"]
     assert (run["inputs"], run["outputs"]) == ({}, {})
     assert expect_json(client.api.get(f"/runs/{run_id}/checkpoints"))["items"] == []
+    assert client.post("logged-models/search", {"experiment_ids": ["0"]}) == {"models": []}
     expect_error(client.http.get("logged-models/m-0123"), 404, "RESOURCE_DOES_NOT_EXIST")

@@ -74,7 +74,7 @@ def test_oversized_and_compressed_bodies_are_refused(client: MlflowClient) -> No
 
 def test_unsupported_endpoint_is_named_in_the_error(client: MlflowClient) -> None:
     """Registered models do not exist here, and nothing is deleted."""
-    for verb in ("registered-models/create", "runs/delete", "experiments/delete", "logged-models/search"):
+    for verb in ("registered-models/create", "runs/delete", "experiments/delete"):
         message = expect_error(client.http.post(verb, json={}), 404, "ENDPOINT_NOT_FOUND")
         assert verb in message
         assert "experiments and runs" in message
