@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 from evalstop_detectors import Ground
 from evalstop_detectors.policy.policy import LEVELLED_OFF_AT
-from msgspec.structs import replace
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Mode
-from evalstop_service.domain.run import Call, Evidence
+from evalstop_service.domain.run import Call
 from evalstop_service.domain.statuses import UNENDED, RunStatus
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.runs import Run
@@ -136,16 +134,6 @@ def describe_run(run: Run, decision: Decision | None, now: datetime) -> str:
     )
     status = f"{_STATUSES[run.status]} " if run.status in _STATUSES else ""
     return f"{status}The eval {'has levelled off' if levelled_off else 'shows no turn'}."
-
-
-def merge_alike(evidence: Iterable[Evidence]) -> list[Evidence]:
-    """The evidence in its order, that which differs in the role only as one."""
-    roles: dict[Evidence, tuple[str, ...]] = {}
-    for item in evidence:
-        note = item.note.removesuffix(f" of {item.roles[0]}") if len(item.roles) == 1 else item.note
-        alike = replace(item, roles=(), note=note)
-        roles[alike] = roles.get(alike, ()) + item.roles
-    return [replace(alike, roles=of_roles) for alike, of_roles in roles.items()]
 
 
 def _describe_decision(run: Run, decision: Decision, now: datetime) -> str:

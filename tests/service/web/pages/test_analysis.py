@@ -91,10 +91,10 @@ def test_evidence_equals_that_of_the_monitor() -> None:
     observed = hacking_observations(29)
     tracks = analysis.replay_evidence(policy, observed)
     verdict = replay(policy, observed)
-    assert [track.points[-1].value for track in tracks] == [item.value for item in verdict.evidence if item is not None]
+    assert [track.values[-1] for track in tracks] == [item.value for item in verdict.evidence if item is not None]
     track = tracks[0]
     assert (track.member, track.stop_at) == ("k_below_best", 5)
-    assert next(point.step for point in track.points if point.value >= 5) == 280
+    assert track.call_step == track.steps[track.values.index(5)] == 280
 
 
 def test_share_covered_equals_the_detectors_outlook() -> None:
@@ -102,15 +102,15 @@ def test_share_covered_equals_the_detectors_outlook() -> None:
     outlook, and grows."""
     policy, observed = POLICIES["default"], hacking_observations(45)
     track, *others = analysis.replay_evidence(policy, observed)
-    assert not any(other.covered for other in others)
-    assert [share.step for share in track.covered] == [item.step for item in HACKING[2:45]]
+    assert not any(other.covered.steps for other in others)
+    assert track.covered.steps == [item.step for item in HACKING[2:45]]
     for evals in (10, 29, 45):
         state = replay(policy, hacking_observations(evals)).states[0]
         low, _, high = Posterior().outlook(state).to_gain
-        share = track.covered[evals - 3]
-        assert (share.high, share.low) == (1 / (1 + low), 1 / (1 + high))
-        assert 0 < share.low <= share.middle <= share.high <= 1
-    assert track.covered[7].low < 0.5 < 0.95 < track.covered[-1].low
+        covered = [quantile[evals - 3] for quantile in (track.covered.low, track.covered.values, track.covered.high)]
+        assert (covered[2], covered[0]) == (1 / (1 + low), 1 / (1 + high))
+        assert 0 < covered[0] <= covered[1] <= covered[2] <= 1
+    assert track.covered.low[7] < 0.5 < 0.95 < track.covered.low[-1]
 
 
 @SQLITE_ONLY
@@ -118,7 +118,7 @@ def test_share_covered_is_drawn_for_a_healthy_run(visitor: httpx.Client, tenant:
     """The share covered is drawn although the probability of a turn is 0 at every step."""
     run = tenant.open_run("rising", policy="default", total_steps=600)
     tenant.post_evals(run, HACKING[:20])
-    (track,) = visitor.get(f"/runs/{run.id}/analysis.json").json()["evidence"]["tracks"]
+    track = visitor.get(f"/runs/{run.id}/analysis.json").json()["evidence"]["tracks"][0]
     assert set(track["values"]) == {0}
     assert len(track["covered"]["steps"]) == len(track["covered"]["low"]) == 18
 

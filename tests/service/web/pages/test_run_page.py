@@ -186,19 +186,23 @@ def test_other_metrics_have_small_charts(visitor: httpx.Client, tenant: Tenant) 
     assert (both_pages.count("<li "), "data-more" in both_pages) == (27, False)
 
 
-def test_evidence_that_differs_in_the_role_only_is_one_row(visitor: httpx.Client, tenant: Tenant) -> None:
-    """Metrics without NaN share a row of the table; one with NaN has its own."""
-    run = tenant.open_run("ppo")
-    tenant.post_evals(run, HACKING[:3])
-
-    def list_rows() -> list[tuple[str, str]]:
-        table = get_html(visitor, f"/runs/{run.id}").partition('aria-label="Evidence"')[2].partition("</table>")[0]
-        return re.findall(r'class="sub">([^·<]*) · <bdi>NaN or infinite: ([^<]*)</bdi>', table)
-
-    assert list_rows() == [("eval, proxy, kl", "0 consecutive values")]
-    nan = PostedObservation("policy/kl", HACKING[3].step, float("nan"))
-    tenant.post_observations(run, (nan,))
-    assert list_rows() == [("eval, proxy", "0 consecutive values"), ("kl", "1 consecutive value")]
+def test_evidence_lists_every_detector_of_the_policy(visitor: httpx.Client, tenant: Tenant) -> None:
+    """Observers are listed with their evidence and first call; deciding detectors without evidence only by name."""
+    run = tenant.open_run("ppo", policy="default", total_steps=600)
+    tenant.post_evals(run, HACKING[:29])
+    bearer = {"authorization": f"Bearer {tenant.secret}"}
+    called = visitor.get(f"/api/v1/runs/{run.id}/calls", headers=bearer).json()["items"]
+    shown, _, silent = get_html(visitor, f"/runs/{run.id}").partition('aria-label="Evidence"')[2].partition("</table>")
+    rows = dict(re.findall(r'<span class="figure">([^<]*)</span> (decides|observes)', shown))
+    assert rows == {
+        item["detector"]: "observes" if item["observes"] else "decides"
+        for item in called
+        if item["evidence"] or item["observes"]
+    }
+    assert "k_decline" in rows
+    (step,) = (item["step"] for item in called if item["detector"] == "k_decline")
+    assert f"step {step:,}" in shown
+    assert all(item["detector"] in silent.partition("</p>")[0] for item in called if item["detector"] not in rows)
 
 
 def test_page_and_api_say_that_a_run_is_not_judged(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:

@@ -1,28 +1,47 @@
-"""The analysis charts of a run: evidence over steps, and the eval over the distance from the initial policy."""
+"""Replays of a run for its page: the evidence of each detector by step, the eval over the distance from the initial
+policy, and what another policy or threshold would have done. Nothing is stored.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Self
 from uuid import UUID
 
-from evalstop_detectors import Evidence, MetricRole, MonitorState, Observation, Policy, advance, start
+from evalstop_detectors import (
+    DetectorError,
+    Evidence,
+    MetricRole,
+    Observation,
+    Policy,
+    Scores,
+    advance,
+    choose_best,
+    policy_from_document,
+    policy_to_document,
+    start,
+)
 from evalstop_detectors.checkpoint import noise
+from evalstop_detectors.detectors.detector import Kind, Thresholds
 from evalstop_detectors.detectors.gao_fit import GaoFit, GaoFitState
 from evalstop_detectors.detectors.posterior import Posterior
-from fastapi import APIRouter, Response
+from evalstop_detectors.policy.catalog import Action
+from fastapi import APIRouter, Query, Response
+from msgspec import structs
 
 from evalstop_service.domain.run import Verdict
+from evalstop_service.errors import Invalid, NotFound
+from evalstop_service.evaluation.backtests import Replay, replay_run
 from evalstop_service.projects import policies
 from evalstop_service.runs import watched_metrics
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
-from evalstop_service.store import observations, run_details, series
+from evalstop_service.store import decisions, observations, run_details, series
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import MAX_STEP, PostedObservation
 from evalstop_service.store.runs import Run
-from evalstop_service.web.pages.charts import downsample
+from evalstop_service.web.pages.formatting import format_number, format_step
 from evalstop_service.web.pages.responses import PageRoute, send_json
 from evalstop_service.web.pages.visitor import SignedIn, SiteOf
 
@@ -35,15 +54,16 @@ MOST_PAIRS = 1_000
 MOST_CHANGES = 100
 MOST_POINTS = 500
 
-REPLAYED = "Recomputed from all observations; detectors without evidence are left out."
+REPLAYED = "Recomputed from all observations; deciding detectors without evidence are left out."
 TOO_LONG = "The run is too long to replay here: shown at verdict changes only."
+TOO_LONG_TO_TRY = "The run is too long to replay here; a backtest replays it in the background."
 UNREADABLE = "This release cannot read the policy: shown at verdict changes only."
 FAILED = "This run is not judged after an error: shown at verdict changes only."
 
 
 @router.get("/analysis.json")
 def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
-    """The data of both charts; values that are not finite are null."""
+    """The lanes of detectors, and the chart of eval over KL; values that are not finite are null."""
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
         policy = policies.read_policy(tx, run.policy_id)
@@ -56,8 +76,8 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         tracks, note = _load_tracks(tx, run, policy, long)
         pairs = _load_pairs(tx, run, paired, long) if len(paired) == 2 else None
     chart = None if pairs is None else build_chart(pairs, watched_metrics.find_eval_sign(run))
-    encoded_tracks = [_encode_track(track) for track in tracks if track.has_evidence]
-    return send_json({"evidence": {"note": note, "tracks": encoded_tracks}, "gao": chart})
+    shown = [track.thin_out() for track in tracks if track.observes or track.covered.steps or any(track.values)]
+    return send_json({"evidence": {"note": note, "tracks": shown}, "gao": chart})
 
 
 def _load_tracks(tx: Transaction, run: Run, policy: Policy | None, long: set[str]) -> tuple[list[Track], str]:
@@ -94,93 +114,83 @@ def _load_pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str
     return sorted(paired, key=lambda item: item.order)
 
 
-def _encode_track(track: Track) -> dict[str, Any]:
-    points = downsample(track.points, MOST_POINTS)
-    covered = track.covered[:: -(-len(track.covered) // MOST_POINTS) or 1]
-    return {
-        "member": track.member,
-        "detector": track.detector,
-        "kind": track.kind,
-        "suspect_at": track.suspect_at,
-        "stop_at": track.stop_at,
-        "steps": [point.step for point in points],
-        "values": [point.value for point in points],
-        "covered": {
-            "steps": [share.step for share in covered],
-            "low": [share.low for share in covered],
-            "values": [share.middle for share in covered],
-            "high": [share.high for share in covered],
-        },
-    }
-
-
-@dataclass(frozen=True)
+@dataclass
 class Covered:
-    """The share of its final range of scores that a run has covered at a step: 10, 50 and 90 % quantile."""
+    """The share of its final range of scores that a run has covered at each eval: 10, 50 and 90 % quantile."""
 
-    step: int
-    low: float
-    middle: float
-    high: float
+    steps: list[int] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+
+    def add(self, step: int, detector: Posterior, state: Any) -> None:
+        """Add the estimate of a detector in this state."""
+        low, middle, high = detector.outlook(state).to_gain
+        self.steps.append(step)
+        for quantiles, to_gain in ((self.low, high), (self.values, middle), (self.high, low)):
+            quantiles.append(1 / (1 + to_gain))
 
 
 @dataclass
 class Track:
-    """One member of the policy: its detector, the kind of its evidence, its thresholds (None: never), and its value at
-    each step. `covered`: at each eval, from a detector that expects how much is still to be gained."""
+    """A member of a policy: its evidence at each step where it changed, with its note; its thresholds (None: never);
+    and the step of its first call for a stop. `observes`: it has no say. `covered`: from a detector that expects how
+    much is still to be gained."""
 
     member: str
     detector: str
     kind: str
     suspect_at: float | None
     stop_at: float | None
-    points: list[PostedObservation] = field(default_factory=list)
-    covered: list[Covered] = field(default_factory=list)
+    observes: bool = False
+    call_step: int | None = None
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    covered: Covered = field(default_factory=Covered)
 
-    def add_value(self, step: int, value: float) -> None:
+    def add_value(self, step: int, value: float, note: str) -> None:
         """Record the value from this step on; the last one at a step counts."""
-        if self.points and self.points[-1].step == step:
-            self.points.pop()
-        self.points.append(PostedObservation(self.member, step, value))
+        if self.steps and self.steps[-1] == step:
+            for column in (self.steps, self.values, self.notes):
+                column.pop()
+        self.steps.append(step)
+        self.values.append(value)
+        self.notes.append(note)
 
-    @property
-    def has_evidence(self) -> bool:
-        """Whether any value differs from 0, or the run's covered share is known."""
-        return bool(self.covered) or any(point.value != 0 for point in self.points)
+    def thin_out(self) -> Self:
+        """Itself, with at most `MOST_POINTS` values, of adjacent ones the highest: no call is lost."""
+        size = -(-len(self.steps) // MOST_POINTS) or 1
+        blocks = (range(begin, min(begin + size, len(self.steps))) for begin in range(0, len(self.steps), size))
+        kept = [max(block, key=self.values.__getitem__) for block in blocks]
+        for name in ("steps", "values", "notes"):
+            setattr(self, name, [getattr(self, name)[index] for index in kept])
+        return self
 
 
 def replay_evidence(policy: Policy, observations: Iterable[Observation]) -> list[Track]:
-    """The evidence after every observation, given in step order."""
-    tracks: list[Track | None] = [None] * len(policy.members)
+    """The evidence of each member, with a say or without, after every observation; these are given in step order."""
+    members, tracks = list(policy.panel.values()), list[Track]()
+    for name, member in policy.panel.items():
+        detector, limits, observes = member.detector, member.thresholds, len(tracks) >= len(policy.members)
+        tracks.append(Track(name, detector.name, detector.kind, limits.suspect_at, limits.stop_at, observes))
     state = start(policy)
-    previous: Sequence[Evidence | None] = state.evidence
+    previous: Sequence[Evidence | None] = [None] * len(tracks)
     for item in observations:
-        state, _ = advance(policy, state, (item,))
-        for index, evidence in enumerate(state.evidence):
+        state, _ = advance(policy, state, [item])
+        latest, states = (*state.evidence, *state.panel.evidence), (*state.states, *state.panel.states)
+        for index, evidence in enumerate(latest):
             if evidence is None:
                 continue
-            track = tracks[index]
-            if track is None:
-                member = policy.members[index]
-                limits = member.thresholds
-                tracks[index] = track = Track(
-                    policy.ids[index], member.detector.name, evidence.kind, limits.suspect_at, limits.stop_at
-                )
             if evidence is not previous[index]:
-                track.add_value(item.step, evidence.value)
-            if item.role is MetricRole.EVAL and evidence.outlook is not None:
-                track.covered += _read_covered(policy, state, index, item.step)
-        previous = state.evidence
-    return [track for track in tracks if track is not None]
-
-
-def _read_covered(policy: Policy, state: MonitorState, index: int, step: int) -> list[Covered]:
-    """A member's estimate of the share that the run has covered; empty if its detector has none."""
-    detector = policy.members[index].detector
-    if not isinstance(detector, Posterior):
-        return []
-    low, middle, high = detector.outlook(state.states[index]).to_gain
-    return [Covered(step, 1 / (1 + high), 1 / (1 + middle), 1 / (1 + low))]
+                tracks[index].add_value(item.step, evidence.value, evidence.note)
+            detector = members[index].detector
+            if item.role is MetricRole.EVAL and evidence.outlook is not None and isinstance(detector, Posterior):
+                tracks[index].covered.add(item.step, detector, states[index])
+        previous = latest
+    for track, call_step in zip(tracks, state.panel.calls, strict=True):
+        track.call_step = call_step
+    return [track for track in tracks if track.steps]
 
 
 def read_evidence(verdicts: Iterable[Verdict]) -> list[Track]:
@@ -193,7 +203,7 @@ def read_evidence(verdicts: Iterable[Verdict]) -> list[Track]:
             track = tracks.get(index)
             if track is None:
                 tracks[index] = track = Track(item.detector, item.detector, item.kind, item.suspect_at, item.stop_at)
-            track.add_value(verdict.step, item.value)
+            track.add_value(verdict.step, item.value, item.note)
     return list(tracks.values())
 
 
@@ -282,3 +292,107 @@ def _quantile(dof: int) -> float:
     """The 97.5 % quantile of Student's t (Cornish-Fisher), within 1 % from five degrees of freedom on."""
     z = 1.959964
     return z + (z**3 + z) / (4 * dof) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * dof**2)
+
+
+@router.get("/what-if.json")
+def replay_policy(
+    run_id: UUID,
+    site: SiteOf,
+    visitor: SignedIn,
+    policy: Annotated[str, Query(max_length=100)],
+    stop_at: Annotated[float | None, Query(gt=0, allow_inf_nan=False)] = None,
+) -> Response:
+    """Where a policy would have stopped the run; `stop_at`: another threshold of its first detector that can stop
+    runs."""
+    with site.database.reading() as tx:
+        run = visitor.load_run(tx, run_id)
+        try:
+            reference = policies.find_referred_policy(tx, run.project_id, policy)
+        except Invalid as error:
+            raise NotFound(str(error)) from error
+        if any(series.is_long_series(tx, run.id, metric) for metric in watched_metrics.list_watched(run)):
+            return _create_answer(TOO_LONG_TO_TRY)
+        try:
+            tried = policy_from_document(reference.document, stored=True)
+            index = _find_main_member(tried)
+            if stop_at is not None and index is not None:
+                tried = _change_threshold(tried, index, stop_at)
+            replay = replay_run(tx, run, tried)
+        except DetectorError as error:
+            return _create_answer(f"{reference.name} cannot be replayed: {error}.")
+        tried_at = "" if stop_at is None or index is None else f", with {tried.ids[index]} at {format_number(stop_at)},"
+        sentence, step = _describe_stop(tx, run, tried, replay, tried_at)
+    final = replay.verdicts[-1]
+    reason = next((verdict.reason for verdict in replay.verdicts if verdict.stops), final.reason)
+    threshold = None if index is None else _describe_threshold(tried, index, replay.evidence[index])
+    return _create_answer(sentence, step=step, reason=reason, threshold=threshold)
+
+
+def _create_answer(
+    sentence: str, *, step: int | None = None, reason: str = "", threshold: dict[str, Any] | None = None
+) -> Response:
+    return send_json({"sentence": sentence, "step": step, "reason": reason, "threshold": threshold})
+
+
+def _find_main_member(policy: Policy) -> int | None:
+    """The first member that can stop a run."""
+    calling = (
+        index for index, item in enumerate(policy.members) if item.weight and item.thresholds.stop_at is not None
+    )
+    return next(calling, None)
+
+
+def _change_threshold(policy: Policy, index: int, stop_at: float) -> Policy:
+    """The policy with another threshold of a member; raises InvalidPolicy when that cannot be reached."""
+    members = list(policy.members)
+    thresholds = Thresholds(members[index].thresholds.suspect_at, stop_at)
+    members[index] = structs.replace(members[index], thresholds=thresholds)
+    return policy_from_document(policy_to_document(structs.replace(policy, members=tuple(members))))
+
+
+_RANGES = {Kind.POSTERIOR: (0.5, 0.99, 0.01), Kind.FRACTION: (0.5, 0.99, 0.01), Kind.COUNT: (1.0, 20.0, 1.0)}
+
+
+def _describe_threshold(policy: Policy, index: int, evidence: Evidence | None) -> dict[str, Any] | None:
+    """The adjustable threshold of a member and its range; None without evidence."""
+    if evidence is None:
+        return None
+    lowest, highest, increment = _RANGES.get(evidence.kind, (0.5, 20.0, 0.5))
+    stop_at = policy.members[index].thresholds.stop_at
+    limits = {"lowest": lowest, "highest": highest, "increment": increment}
+    return {"member": policy.ids[index], "kind": evidence.kind, "stop_at": stop_at} | limits
+
+
+def _describe_stop(tx: Transaction, run: Run, policy: Policy, replay: Replay, threshold: str) -> tuple[str, int | None]:
+    """What the policy would have done, in one sentence, and the step of its stop."""
+    name, verb = f"{policy.name}{threshold}", "parked" if policy.action is Action.PARK else "stopped"
+    step = next((verdict.step for verdict in replay.verdicts if verdict.stops), None)
+    if step is None:
+        until = "" if run.last_step is None else f" up to step {format_step(run.last_step)}, its last"
+        return f"{name} would not have {verb} this run{until}.", None
+    description = f"{name} would have {verb} this run at step {format_step(step)}{_compare_steps(tx, run, step)}"
+    if policy.action is Action.PARK and not replay.verdicts[-1].stops:
+        description += ", to return later"
+    return f"{description}; {_describe_best(tx, run, replay, step)}.", step
+
+
+def _compare_steps(tx: Transaction, run: Run, step: int) -> str:
+    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    if decision is None:
+        remaining_steps = (run.last_step or step) - step
+        return f", {format_step(remaining_steps)} steps before its last" if remaining_steps > 0 else ""
+    apart = decision.step - step
+    if apart == 0:
+        return ", as on record"
+    return f", {format_step(abs(apart))} steps {'sooner' if apart > 0 else 'later'} than on record"
+
+
+def _describe_best(tx: Transaction, run: Run, replay: Replay, step: int) -> str:
+    """The checkpoint that would have been the best at this step."""
+    evals = [score for score in watched_metrics.select_evals(run, replay.observations) if score.step <= step]
+    saved = run_details.list_checkpoints(tx, run.id)
+    addresses = {checkpoint.step: checkpoint.uri for checkpoint in saved if checkpoint.step <= step}
+    best = choose_best(Scores().add_scores(evals).add_checkpoints(addresses))
+    if best is None:
+        return "no checkpoint had an eval by then"
+    return f"the best checkpoint would be that of step {format_step(best.step)}"

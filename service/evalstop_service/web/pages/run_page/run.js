@@ -1,5 +1,5 @@
-// The chart of a run by step, in panels: eval, proxy, KL, the probability that the eval has turned, and the share of its final
-// range that the run has covered.
+// The chart of a run by step, in panels: eval, proxy, KL, the probability that the eval has turned, the share of its final
+// range that the run has covered, and a lane for each other detector: its evidence against its threshold.
 
 import { onAnalysis } from "./analysis.js";
 import { axis, band, draw, drawable, loneValues, narrow, palette, percent, redrawn, stepTicks, toggles } from "./charts.js";
@@ -7,7 +7,7 @@ import { fetchSameOrigin, onChange } from "./live.js";
 import { onTried, tried } from "./what_if.js";
 
 const main = document.querySelector("main");
-const shown = { eval: true, proxy: true, kl: true, turned: true, covered: true, best: true, raw: true };
+const shown = { eval: true, proxy: true, kl: true, turned: true, covered: true, lanes: true, best: true, raw: true };
 const NONE = { steps: [], values: [], stderrs: [] };
 const PANELS = [
   { name: "eval", title: "eval", px: 260 },
@@ -16,6 +16,9 @@ const PANELS = [
   { name: "turned", title: "probability of having turned", px: 105 },
   { name: "covered", title: "final range covered", px: 105 },
 ];
+const LANE_PX = 24;
+const LANE_TOP = 1.3; // of the threshold
+const MOST_NOTED = 70; // characters of a note
 const SHARES = new Set(["turned", "covered"]); // from 0 to 100 %
 const GAP_PX = 28;
 const LABEL_PX = 150;
@@ -24,6 +27,7 @@ const MOST_LEVELS = 4;
 let series = null;
 let posterior = null; // the evidence of the detector of this name, if the policy has it
 let hasProbability = false;
+let lanes = []; // the other detectors
 
 async function load() {
   const response = await fetchSameOrigin(main.dataset.series);
@@ -46,9 +50,10 @@ function drawChart() {
   document.querySelector(".chart-empty").hidden = !empty;
   for (const key of document.querySelectorAll("[data-toggle]")) {
     const name = key.dataset.toggle;
-    key.hidden = name === "best" ? !series.best_checkpoint : name === "raw" ? !series.raw_maximum : !data(name).steps.length;
+    key.hidden = name === "lanes" ? lanes.length === 0 : name === "best" ? !series.best_checkpoint : name === "raw" ? !series.raw_maximum : !data(name).steps.length;
   }
   document.getElementById("covered-note").hidden = !data("covered").steps.length;
+  document.querySelector("[data-note=lanes]").hidden = lanes.length === 0;
   if (empty) return undefined;
   const color = palette();
   const panels = placePanels();
@@ -79,6 +84,7 @@ function data(name) {
 // The panels with data, with their axes and positions, from 0 at the bottom to 1.
 function placePanels() {
   const panels = PANELS.filter(({ name }) => data(name).steps.length && (shown[name] || name === "eval"));
+  if (shown.lanes) panels.push(...lanes.map((track) => ({ name: "lane", track, px: LANE_PX })));
   if (!panels.length) panels.push(PANELS.find(({ name }) => data(name).steps.length)); // all are hidden: show one for the marks
   const height = panels.reduce((sum, panel) => sum + panel.px, GAP_PX * (panels.length - 1));
   let top = height;
@@ -91,17 +97,69 @@ function placePanels() {
 }
 
 function addPanel(drawing, panel, color) {
+  if (panel.track) return addLane(drawing, panel, color);
   const { values } = data(panel.name);
   const hasValues = values.some((value) => value !== null);
   drawing[panel.axis.replace("y", "yaxis")] = axis(color, {
     type: "linear", domain: panel.domain, visible: hasValues, tickfont: { color: color(paint(panel.name)) }, nticks: panel.name === "eval" ? 6 : 3,
     ...(SHARES.has(panel.name) ? { range: [-0.02, 1.02], tickvals: [0, 0.5, 1], ticktext: ["0 %", "50 %", "100 %"] } : {}),
   });
-  const title = hasValues ? panel.title : `${panel.title}: no finite value yet`;
+  const call = panel.name === "turned" && posterior.call_step !== null ? `: ${posterior.member} called at step ${posterior.call_step.toLocaleString("en")}` : "";
+  const title = hasValues ? panel.title + call : `${panel.title}: no finite value yet`;
   if (panel.axis !== "y" || !hasValues) drawing.annotations.push(label(0, panel.domain[1], title, color(paint(panel.name)), { xref: "paper", xanchor: "left", yshift: 4 }));
   if (panel.name === "turned") drawing.shapes.push(...thresholds(color, panel.axis));
   drawing.traces.push(...traces(panel.name, color, panel.axis));
   return drawing;
+}
+
+// A detector's evidence as a share of its threshold, which is the dashed line, and its first call.
+function addLane(drawing, { track, domain, axis: yaxis }, color) {
+  drawing[yaxis.replace("y", "yaxis")] = axis(color, { type: "linear", domain, range: [0, LANE_TOP], visible: false });
+  const called = track.call_step !== null;
+  const ink = color(track.observes ? "muted" : "accent");
+  const say = track.observes ? "observes" : "decides";
+  const call = called ? `called at step ${track.call_step.toLocaleString("en")}` : "no call";
+  // Names of members are from the policy and consist of letters, digits, dots and dashes.
+  drawing.annotations.push(label(0, domain[1], `${track.member} ${say}, ${call}`, color(called ? "text" : "muted"), { xref: "paper", xanchor: "left", yshift: 1 }));
+  drawing.shapes.push(
+    { type: "rect", xref: "paper", x0: 0, x1: 1, yref: yaxis, y0: 0, y1: LANE_TOP, fillcolor: color("grid"), opacity: 0.5, line: { width: 0 }, layer: "below" },
+    { type: "line", xref: "paper", x0: 0, x1: 1, yref: yaxis, y0: 1, y1: 1, line: { color: color("stop"), width: 1, dash: "dash" } },
+  );
+  const { steps, at } = fillForward(track);
+  const top = track.stop_at ?? Math.max(...track.values.map((value) => value ?? 0), 1);
+  const height = (i) => Math.max(0, Math.min((track.values[i] ?? 0) / top, LANE_TOP));
+  drawing.traces.push(
+    { type: "scatter", mode: "lines", name: track.member, x: steps, y: at.map(height), yaxis, fill: "tozeroy", fillcolor: `${ink}40`, line: { color: ink, width: 1.3, shape: "hv" },
+      text: at.map((i) => describeEvidence(track, i)), hovertemplate: "%{text}" },
+    callMark(track, 1, yaxis, color),
+  );
+  return drawing;
+}
+
+function callMark(track, y, yaxis, color) {
+  const called = track.call_step !== null;
+  return {
+    type: "scatter", mode: "markers", x: called ? [track.call_step] : [], y: called ? [y] : [], yaxis, hoverinfo: "skip", cliponaxis: false,
+    marker: { symbol: "triangle-down", size: 11, color: color(track.observes ? "suspect" : "stop"), line: { color: color("card"), width: 1 } },
+  };
+}
+
+// The evidence holds until it changes: the steps of the chart, and the index of the value that holds at each.
+function fillForward(track) {
+  const steps = [...new Set([...track.steps, ...data("eval").steps, series.last_step])].filter((step) => step >= track.steps[0]).sort((a, b) => a - b);
+  let i = 0;
+  const at = steps.map((step) => {
+    while (track.steps[i + 1] <= step) i += 1;
+    return i;
+  });
+  return { steps, at };
+}
+
+function describeEvidence(track, i) {
+  const number = (value) => (value === null ? "no value" : Number(value.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 }));
+  const evidence = track.stop_at === null ? number(track.values[i]) : `${number(track.values[i])} of ${number(track.stop_at)}`;
+  const note = track.notes[i].length > MOST_NOTED ? `${track.notes[i].slice(0, MOST_NOTED)}…` : track.notes[i];
+  return narrow.matches || !note ? evidence : `${evidence}: ${note.replace(/[&<>]/g, (sign) => `&#${sign.charCodeAt(0)};`)}`;
 }
 
 function paint(name) {
@@ -115,7 +173,7 @@ function traces(name, color, yaxis) {
     yaxis, connectgaps: false, visible: shown[name], marker: { color: color(paint(name)), size: 4 }, line: { color: color(paint(name)), width: 1.6 },
     hovertemplate: "%{y:.4~g}",
   };
-  if (name === "turned") return [{ ...line, line: { ...line.line, shape: "hv" }, text: item.values.map((value) => (value === null ? "" : percent(value))), hovertemplate: "%{text}" }];
+  if (name === "turned") return [callMark(item, item.stop_at, yaxis, color), { ...line, line: { ...line.line, shape: "hv" }, text: item.values.map((value) => (value === null ? "" : percent(value))), hovertemplate: "%{text}" }];
   if (name === "covered") {
     return [
       shade(band(item.steps, item.low, item.high), yaxis, color("accent-band"), shown.covered),
@@ -201,6 +259,8 @@ onTried(redraw);
 onAnalysis((analysis) => {
   posterior = analysis.evidence.tracks.find((track) => track.detector === "posterior") ?? null;
   hasProbability = posterior !== null && posterior.values.some((value) => value > 0);
+  lanes = analysis.evidence.tracks.filter((track) => track.steps.length && !(track === posterior && hasProbability));
+  document.querySelector("[data-note=lanes]").textContent = `Strips: the evidence of each detector of the policy. It calls for a stop where it reaches the dashed line; the triangle is its first call. Observers are measured, and decide nothing. ${analysis.evidence.note}`;
   return redraw();
 });
 load();
