@@ -21,9 +21,8 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.backtest import page
 from evalstop_lab.backtest.cases import Case, Summary, compare_policies, encode_case, judge_cases, summarize_policy
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.replay import ReadErrors, Run, Runs, load_policy, read_runs
-from evalstop_lab.replay.command import report_conflicts
-from evalstop_lab.replay.sources import add_policy_options, add_source_parser, get_requested_roles
+from evalstop_lab.replay import ReadErrors, Run, load_policy
+from evalstop_lab.replay.sources import add_policy_options, add_source_parser, read_settled_runs
 from evalstop_lab.report import format_figure, format_percent, new_table, to_json_values
 
 MOST_ERRORS_SHOWN = 20
@@ -56,9 +55,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     policies = _load_policies(args.policy, args.against)
     runs, errors = read_history(args)
-    for item in runs.by_name.values():
+    for item in runs:
         item.gpus = args.gpus if item.gpus is None else item.gpus
-    cases = judge_cases(list(runs.by_name.values()), policies, args.jobs)
+    cases = judge_cases(runs, policies, args.jobs)
     labels = list(policies)
     report = build_report(cases, labels, errors.collected, "evalstop-lab " + shlex.join(sys.argv[1:]))
     if args.json:
@@ -81,23 +80,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_history(args: argparse.Namespace) -> tuple[Runs, ReadErrors]:
+def read_history(args: argparse.Namespace) -> tuple[list[Run], ReadErrors]:
     """The settled runs of the sources, read with these options, and the read errors.
 
     Raises UnreadableInput if there are no runs.
     """
     errors = ReadErrors(strict=False)
-    runs = read_runs(args.sources, get_requested_roles(args), errors)
-    report_conflicts(runs.settle())
+    runs = [run for run in read_settled_runs(args, args.sources, errors) if run.series]
     for error in errors.collected[:MOST_ERRORS_SHOWN]:
         sys.stderr.write(f"evalstop-lab: {error}\n")
     if len(errors.collected) > MOST_ERRORS_SHOWN:
         sys.stderr.write(f"evalstop-lab: and {len(errors.collected) - MOST_ERRORS_SHOWN} more like these\n")
-    runs.by_name = {name: item for name, item in runs.by_name.items() if item.series}
-    if not runs.by_name:
+    if not runs:
         raise UnreadableInput(args.sources[0], "it has no readable run")
-    for item in runs.by_name.values():
-        item.total_steps = item.total_steps or args.total_steps
     return runs, errors
 
 

@@ -28,7 +28,7 @@ from evalstop_lab.calibrate.evidence import (
     record_run,
 )
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay.sources import SOURCES, add_role_options, get_requested_roles
+from evalstop_lab.replay.sources import SOURCES, add_role_options
 from evalstop_lab.report import format_interval, format_percent, list_versions, new_table, to_json_values
 from evalstop_lab.sweep import add_jobs_option, sweep
 from evalstop_lab.worlds import (
@@ -134,8 +134,8 @@ def run(args: argparse.Namespace) -> int:
         raise UnusableArguments("Give one detector, or past runs and --false-stops.")
     detector = _make_detector(args.sources[0], args.params)
     if args.history is not None:
-        runs = read_healthy_runs(args.history, get_requested_roles(args), args.total_steps)
-        records = sweep(partial(record_run, detector), list(runs.values()), f"calibrating {detector.name}", args.jobs)
+        runs = read_healthy_runs(args)
+        records = sweep(partial(record_run, detector), runs, f"calibrating {detector.name}", args.jobs)
         groups = ["history"] * len(runs)
         data: dict[str, Any] = {"source": [str(path) for path in args.history], "runs": len(runs)}
     else:

@@ -6,6 +6,7 @@ threshold at the same step, so one pass over a run is enough for all thresholds.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from bisect import bisect_left
@@ -17,29 +18,23 @@ from typing import Any
 from evalstop_detectors import Detector, Kind, MetricRole, Observation
 
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay import RequestedRoles, Run, read_runs
+from evalstop_lab.replay import Run
 from evalstop_lab.replay.lines import read_lines
-from evalstop_lab.replay.sources import choose_reader, name_run
+from evalstop_lab.replay.sources import choose_reader, name_run, read_settled_runs
 from evalstop_lab.replay.text_logs import JsonLines
 from evalstop_lab.worlds.scoring import Share, clopper_pearson, find_quantile_ranks
 
 HEALTHY = "healthy"
 
 
-def read_healthy_runs(
-    paths: Sequence[Path], requested: RequestedRoles | None = None, total_steps: int | None = None
-) -> dict[str, Run]:
-    """The settled runs of these files by name, with this planned length if they report none; raises UnreadableInput
-    with file and line.
+def read_healthy_runs(args: argparse.Namespace) -> list[Run]:
+    """The settled runs of the files of `--history`; raises UnreadableInput with file and line.
 
     A run of JSON lines with a `label` other than "healthy" on any of its lines is left out.
     """
-    runs = read_runs(paths, requested)
-    runs.settle()
-    left_out = {run for path in paths if choose_reader(path) is JsonLines for run in _list_unhealthy(path)}
-    for run in runs.by_name.values():
-        run.total_steps = run.total_steps or total_steps
-    return {name: run for name, run in runs.by_name.items() if name not in left_out}
+    runs = read_settled_runs(args, args.history)
+    left_out = {run for path in args.history if choose_reader(path) is JsonLines for run in _list_unhealthy(path)}
+    return [run for run in runs if run.name not in left_out]
 
 
 def _list_unhealthy(path: Path) -> Iterator[str]:

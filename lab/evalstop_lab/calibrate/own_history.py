@@ -41,7 +41,7 @@ SUSPECT_TIMES = 5
 def run(args: argparse.Namespace, detector: Detector[Any]) -> int:
     """Run `evalstop-lab calibrate SOURCE --false-stops SHARE`; return its exit code."""
     runs, _ = read_history(args)
-    document = calibrate_policy(list(runs.by_name.values()), detector, args.false_stops, args.jobs, args.name)
+    document = calibrate_policy(runs, detector, args.false_stops, args.jobs, args.name)
     if args.output is not None:
         args.output.write_text(json.dumps(document["policy"], indent=2) + "\n", encoding="utf-8")
     if args.json:

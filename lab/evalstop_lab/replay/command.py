@@ -16,8 +16,8 @@ from rich.text import Text
 
 from evalstop_lab.replay.judged import Judged, judge_runs, judge_with_calls
 from evalstop_lab.replay.policy_file import load_policy
-from evalstop_lab.replay.runs import Conflict, Run
-from evalstop_lab.replay.sources import add_policy_options, add_source_parser, get_requested_roles, read_runs
+from evalstop_lab.replay.runs import Run
+from evalstop_lab.replay.sources import add_policy_options, add_source_parser, read_settled_runs
 from evalstop_lab.report import new_table
 from evalstop_lab.sweep import sweep_chunks
 
@@ -26,8 +26,6 @@ FEW_RUNS = 500
 
 CHUNK = 500
 """Number of runs that a process judges at once."""
-
-MOST_CONFLICTS_SHOWN = 20
 
 EXAMPLES = """examples:
   evalstop-lab replay runs.jsonl --policy paper
@@ -48,12 +46,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     policy = load_policy(args.policy)
-    runs = read_runs(args.sources, get_requested_roles(args))
-    report_conflicts(runs.settle())
-    logged = list(runs.by_name.values())
-    for item in logged:
-        item.total_steps = item.total_steps or args.total_steps
-    judged = judge_all(policy, logged, args.jobs, judge_with_calls if args.json else judge_runs)
+    judged = judge_all(
+        policy, read_settled_runs(args, args.sources), args.jobs, judge_with_calls if args.json else judge_runs
+    )
     if args.json:
         for result in judged:
             sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
@@ -75,17 +70,6 @@ def judge_all(
 def choose_jobs(jobs: int | None, runs: Sequence[Run]) -> int:
     """The number of processes: as requested, else one per core for many runs."""
     return jobs or (int(joblib.cpu_count()) if len(runs) > FEW_RUNS else 1)
-
-
-def report_conflicts(conflicts: Sequence[Conflict]) -> None:
-    """Report on standard error which points were logged twice with different values."""
-    for item in conflicts[:MOST_CONFLICTS_SHOWN]:
-        sys.stderr.write(
-            f"evalstop-lab: run {item.run!r}: {item.column} at step {item.step} is {item.first:g} and again"
-            f" {item.second:g}; the first stands\n"
-        )
-    if len(conflicts) > MOST_CONFLICTS_SHOWN:
-        sys.stderr.write(f"evalstop-lab: and {len(conflicts) - MOST_CONFLICTS_SHOWN} more such conflicts\n")
 
 
 def _build_table(judged: Sequence[Judged], policy: str) -> Table:

@@ -1,4 +1,4 @@
-"""Runs as read from logs: the points of each role in step order; of a step that occurs twice the first value counts."""
+"""Runs as read from logs: the points of each role in step order; of a step that occurs twice the last value counts."""
 
 from __future__ import annotations
 
@@ -45,17 +45,6 @@ class Roles:
         return ROLES[role].choose_sign(column in self.minimized)
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """A step that was logged twice with different values."""
-
-    run: str
-    column: str
-    step: int
-    first: float
-    second: float
-
-
 @dataclass
 class Series:
     """One role of one run; the standard error is NaN if there is none."""
@@ -73,23 +62,23 @@ class Series:
         self.values.append(value)
         self.stderrs.append(math.nan if stderr is None else stderr)
 
-    def settle(self) -> list[tuple[int, float, float]]:
-        """Sort the points by step; of a step that occurs twice the first one counts. Returns conflicting points."""
+    def settle(self) -> int:
+        """Sort the points by step; of a step that occurs twice the last one counts, as of a trainer that started again.
+        Returns the number of values that were replaced by different ones."""
         if self.ascending:
-            return []
-        first: dict[int, int] = {}
-        conflicts = []
+            return 0
+        last: dict[int, int] = {}
+        replaced = 0
         for index, step in enumerate(self.steps):
-            first_index = first.setdefault(step, index)
-            before, after = self.values[first_index], self.values[index]
-            if before != after and not (math.isnan(before) and math.isnan(after)):
-                conflicts.append((step, before, after))
-        order = [first[step] for step in sorted(first)]
+            before, after = self.values[last.get(step, index)], self.values[index]
+            replaced += before != after and not (math.isnan(before) and math.isnan(after))
+            last[step] = index
+        order = [last[step] for step in sorted(last)]
         self.steps = array("q", [self.steps[index] for index in order])
         self.values = array("d", [self.values[index] for index in order])
         self.stderrs = array("d", [self.stderrs[index] for index in order])
         self.ascending = True
-        return conflicts
+        return replaced
 
 
 @dataclass
@@ -193,14 +182,9 @@ class Runs:
             run.roles = run.roles.with_more(roles)
         return run
 
-    def settle(self) -> list[Conflict]:
-        """Settle every run; returns the points that were logged twice with different values."""
-        return [
-            Conflict(run.name, run.roles.columns[role], *conflict)
-            for run in self.by_name.values()
-            for role, series in run.series.items()
-            for conflict in series.settle()
-        ]
+    def settle(self) -> int:
+        """Settle every run; returns the number of values that were replaced by different ones."""
+        return sum(series.settle() for run in self.by_name.values() for series in run.series.values())
 
 
 NOT_FINITE = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
@@ -209,8 +193,12 @@ NOT_FINITE = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "in
 Number = Callable[[Any, str], float | None]
 """Parses a cell of this column; None for an empty one."""
 
-STEPS = ("step", "train/global_step", "trainer/global_step", "global_step", "_step", "Step")
-"""Columns that count steps, in order of preference; W&B's own `_step` counts calls of its logger."""
+STEPS = (
+    *("step", "train/global_step", "trainer/global_step", "global_step", "time/total_timesteps", "_step", "Step"),
+    "epoch",
+)
+"""Columns that count steps, in order of preference; W&B's own `_step` counts calls of its logger. Epochs count where
+nothing else does, as in Ultralytics' results.csv."""
 
 SECONDS = ("seconds", "_runtime")
 """Columns with the seconds since the start of the run."""
@@ -221,7 +209,7 @@ MOST_GPUS = 1_000_000
 TOTAL_STEPS = "total_steps"
 """A column with the planned number of steps of its run, in any of its rows."""
 
-NO_METRICS = frozenset({"run", "epoch", "gpus", "_timestamp", TOTAL_STEPS, *STEPS, *SECONDS})
+NO_METRICS = frozenset({"run", "gpus", "_timestamp", TOTAL_STEPS, *STEPS, *SECONDS})
 
 
 def add_row(run: Run, step: int, row: Mapping[str, Any], number: Number) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,9 +23,9 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import mlflow_files, tensorboard_events, wandb_offline
 from evalstop_lab.replay.lines import STANDARD_INPUT
-from evalstop_lab.replay.runs import NO_METRICS, STEPS, ReadErrors, Roles, Runs
+from evalstop_lab.replay.runs import NO_METRICS, STEPS, ReadErrors, Roles, Run, Runs
 from evalstop_lab.replay.servers import list_mlflow_runs, list_service_runs
-from evalstop_lab.replay.text_logs import ConsoleLog, CsvTable, JsonLines, TrainerState
+from evalstop_lab.replay.text_logs import ConsoleLog, CsvTable, JsonLines, TrainerState, read_history
 
 
 def add_role_options(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +69,8 @@ def get_requested_roles(args: argparse.Namespace) -> RequestedRoles:
 EVENTS = "events.out.tfevents"
 STATE = "trainer_state.json"
 OFFLINE = ".wandb"
+TABLES = ("results.csv", "progress.csv", "metrics.csv")
+"""The logs of Ultralytics, stable-baselines3 and Lightning; a folder may have others, of other things."""
 MLFLOW, EVALSTOP = "mlflow+", "evalstop+"
 """Prefixes of addresses, before http:// or https://."""
 
@@ -85,8 +90,8 @@ SOURCES = """A source is a file or a folder, or the address of a server:
   runs.jsonl, runs.csv          one row per eval, {"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}; also
                                 exports of W&B, and files of verl's file logger
   trainer_state.json            the log of the Hugging Face Trainer
-  logs/                         a folder with TensorBoard events, trainer states, an MLflow file store or W&B's
-                                offline runs
+  logs/                         a folder with TensorBoard events, trainer states, an MLflow file store, W&B's offline
+                                runs, or the CSV of Lightning, Ultralytics or stable-baselines3
   train.log                     the console output of verl, OpenRLHF or NeMo-RL (.log, .out, .txt)
   mlflow+http://host:5000       an MLflow server; append ?experiment=NAME for one experiment
   evalstop+http://host:8787     an EvalStop service, with a key in EVALSTOP_KEY
@@ -134,6 +139,21 @@ def read_runs(
     if everywhere:
         _check_columns(requested, everywhere)
     return runs
+
+
+def read_settled_runs(
+    args: argparse.Namespace, sources: Sequence[str | Path], errors: ReadErrors | None = None
+) -> list[Run]:
+    """The runs of these sources, read with these options and settled. Raises as `read_runs` does."""
+    runs = read_runs(sources, get_requested_roles(args), errors)
+    if replaced := runs.settle():
+        sys.stderr.write(
+            f"evalstop-lab: {replaced:,} values were logged again at the same step, with other values, as by a trainer"
+            " that started again; the last stands\n"
+        )
+    for run in runs.by_name.values():
+        run.total_steps = run.total_steps or args.total_steps
+    return list(runs.by_name.values())
 
 
 def list_logs(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
@@ -274,24 +294,46 @@ def _list_paths(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    states = sorted(path.rglob(STATE))
+    states = _leave_out_beginnings(path, sorted(path.rglob(STATE)))
+    tables = sorted(file for name in TABLES for file in path.rglob(name))
     folders = sorted({file.parent for file in path.rglob(f"{EVENTS}*")})
     offline = sorted(file for file in path.rglob(f"run-*{OFFLINE}") if file.is_file())
     stored = sorted(file.parent for file in path.rglob("meta.yaml") if mlflow_files.is_run(file.parent))
-    if not (states or folders or offline or stored):
+    if not (states or tables or folders or offline or stored):
         raise UnreadableInput(
             path,
-            f"the folder has no {STATE}, no TensorBoard event files, no MLflow file store and no offline run of W&B;"
-            " name the files",
+            f"the folder has no {STATE}, no {', '.join(TABLES)}, no TensorBoard event files, no MLflow file store and"
+            " no offline run of W&B; name the files",
         )
-    yield from (*states, *folders, *offline, *stored)
+    yield from (*states, *tables, *folders, *offline, *stored)
+
+
+def _leave_out_beginnings(folder: Path, states: Sequence[Path]) -> list[Path]:
+    """The trainer states without those of checkpoints, whose history is the beginning of another's."""
+    histories: dict[Path, list[bytes]] = {}
+    for path in states:
+        digest = hashlib.sha256()
+        histories[path] = []
+        for _, entry in read_history(path, ReadErrors(strict=False)):
+            digest.update(json.dumps(entry, sort_keys=True).encode())
+            histories[path].append(digest.digest())
+    kept: list[Path] = []
+    beginnings: set[bytes] = set()
+    for path in sorted(states, key=lambda path: -len(histories[path])):
+        history = histories[path]
+        if not history or history[-1] not in beginnings:
+            kept.append(path)
+            beginnings.update(history)
+    if left_out := len(states) - len(kept):
+        sys.stderr.write(f"evalstop-lab: {folder}: left out {left_out} {STATE} that another one continues\n")
+    return sorted(kept)
 
 
 def name_run(path: Path) -> str:
     """The name of the run of a file whose rows name none."""
     if path == STANDARD_INPUT:
         return "stdin"
-    if path.name == STATE or EVENTS in path.name:
+    if path.name in (STATE, *TABLES) or EVENTS in path.name:
         path = path.parent
     elif not path.is_dir():
         path = path.with_suffix("")

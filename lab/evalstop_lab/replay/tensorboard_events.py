@@ -32,7 +32,7 @@ def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadError
     for scalar in _load_scalars(path):
         if scalar.tag in tags:
             moments.append(scalar.wall_time)
-            rows.setdefault(scalar.step, {}).setdefault(scalar.tag, scalar.value)
+            rows.setdefault(scalar.step, {})[scalar.tag] = scalar.value
     if moments:
         run.seconds = max(moments) - min(moments)
     for step, row in rows.items():

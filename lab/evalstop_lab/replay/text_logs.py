@@ -127,7 +127,9 @@ class CsvTable:
                 if not header:
                     header, chart = cells, _parse_chart(cells)
                     if not chart and roles.step not in header:
-                        raise ValueError(f"the header has no column `{roles.step}`, but {', '.join(header)[:200]}")
+                        problem = f"the header has no column `{roles.step}`, but {', '.join(header)[:200]}"
+                        errors.add(UnreadableInput(path, problem, number))
+                        return
                 elif len(cells) != len(header):
                     raise ValueError(f"{len(cells)} cells where the header has {len(header)}; quote cells with commas")
                 else:
@@ -163,10 +165,6 @@ def _read_csv(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]
                 problem = f"the header has {', '.join(sorted(repeated))} twice; name each column once"
                 errors.add(UnreadableInput(path, problem, 1))
                 return
-            if not _parse_chart(cells) and not set(STEPS) & set(cells):
-                problem = f"the header has no column `step`, but {', '.join(cells)[:200]}"
-                errors.add(UnreadableInput(path, problem, 1))
-                return
         yield numbered.number, cells
 
 
@@ -187,13 +185,13 @@ class TrainerState:
     @staticmethod
     def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
         _load_state.cache_clear()
-        return {key for _, row in _read_history(path, errors) for key in row}
+        return {key for _, row in read_history(path, errors) for key in row}
 
     @staticmethod
     def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         run = runs.run(name, roles)
         reached: object = None
-        for index, row in _read_history(path, errors):
+        for index, row in read_history(path, errors):
             try:
                 reached = row.get(roles.step, reached if roles.step != "step" else None)
                 add_row(run, parse_step(reached), row, parse_number)
@@ -204,7 +202,8 @@ class TrainerState:
             run.total_steps = planned
 
 
-def _read_history(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_history(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The entries of a trainer's state with their places."""
     try:
         history = _load_state(path)["log_history"]
     except UnreadableInput as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import math
@@ -150,20 +151,27 @@ def test_document_is_reproducible(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["thresholds"] == document["thresholds"]
 
 
+def read_history(path: Path, total_steps: int | None = None) -> list[Run]:
+    roles = dict.fromkeys(MetricRole)
+    return read_healthy_runs(
+        argparse.Namespace(history=[path], minimize=[], step=None, total_steps=total_steps, **roles)
+    )
+
+
 def test_thresholds_are_calibrated_on_a_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Thresholds are calibrated on the runs of a file, without those with another label."""
     file = tmp_path / "history.jsonl"
     rows = [row for seed in range(20) for row in draw_world("plateau", seed, length=30, level=0.1).rows()]
     bad = [{"run": "bad", "step": step, "eval": -step, "label": "hacking"} for step in range(30)]
     file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *bad]))
-    assert set(read_healthy_runs([file])) == {f"plateau-{seed}" for seed in range(20)}
+    assert {run.name for run in read_history(file)} == {f"plateau-{seed}" for seed in range(20)}
     other_name = tmp_path / "history.ndjson"
     other_name.write_text(file.read_text())
-    assert set(read_healthy_runs([other_name])) == set(read_healthy_runs([file]))
+    assert [run.name for run in read_history(other_name)] == [run.name for run in read_history(file)]
     assert main(["calibrate", "k_decline", "--history", str(file), "--rates", "0.1", "--jobs", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["data"] == {"source": [str(file)], "runs": 20}
-    highest = [record_run(KDecline(), run).highest for run in read_healthy_runs([file]).values()]
+    highest = [record_run(KDecline(), run).highest for run in read_history(file)]
     stop_at = document["thresholds"][0]["threshold"]
     assert sum(value >= stop_at for value in highest) == document["thresholds"][0]["stopped"]["hits"] <= 2
 
@@ -174,7 +182,7 @@ def test_labels_of_standard_input_are_observed(monkeypatch: pytest.MonkeyPatch) 
     text = "".join(json.dumps(row) + "\n" for row in rows)
     for read, names in ((text, set()), (text.replace("hacking", "healthy"), {"stdin"})):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(read.encode())))
-        assert set(read_healthy_runs([Path("-")])) == names
+        assert {run.name for run in read_history(Path("-"))} == names
 
 
 def test_runs_without_evidence_are_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,7 +204,7 @@ def test_planned_length_of_a_history_is_used(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"run": f"run-{run}", "step": 1, "proxy": 1.0} for run in range(2)]
     rows[0]["total_steps"] = 7
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [run.total_steps for run in read_healthy_runs([file], total_steps=100).values()] == [7, 100]
+    assert [run.total_steps for run in read_history(file, total_steps=100)] == [7, 100]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +226,7 @@ def test_bad_line_of_a_history_is_named(tmp_path: Path) -> None:
     file = tmp_path / "history.jsonl"
     file.write_text('{"run": "a", "step": 0, "eval": 1.0}\n{"run": "a", "eval": 1.0}\n')
     with pytest.raises(UnreadableInput, match=r"line 2.*step"):
-        read_healthy_runs([file])
+        read_history(file)
 
 
 def test_columns_of_a_history_may_have_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

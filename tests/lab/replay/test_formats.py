@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evalstop_detectors import MetricRole
 from evalstop_lab.cli import main
 from evalstop_lab.replay import read_runs
 
@@ -97,6 +98,41 @@ def test_trainer_state_is_read(tmp_path: Path, replay: Replay) -> None:
     for path, options in ((file, ["--minimize", "eval_loss"]), (tmp_path, [])):  # a known loss needs no option
         (result,) = replay(path, "--eval", "eval_loss", *options)
         assert (result["run"], select_verdict(result)) == (str(file.parent), STOPPED)
+
+
+def test_output_folder_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Histories of checkpoints that a later one continues are left out and counted; two seeds stay two runs."""
+    for seed, scores in (("seed-1", TURNING), ("seed-2", (0.1, 0.4, *TURNING[::-1][2:]))):
+        history = [{"step": row["step"], "eval_f1": row["eval"]} for row in build_rows(eval_scores=scores)]
+        for folder, evals in (("", 8), ("checkpoint-10", 2), ("checkpoint-50", 6), ("checkpoint-70", 8)):
+            path = tmp_path / seed / folder / "trainer_state.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"max_steps": 70, "log_history": history[:evals]}))
+    runs = read_runs([tmp_path]).by_name
+    assert [Path(name).relative_to(tmp_path).parts[0] for name in runs] == ["seed-1", "seed-2"]
+    assert [len(run.series[MetricRole.EVAL].steps) for run in runs.values()] == [8, 8]
+    assert "left out 6 trainer_state.json that another one continues" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "header", "options"),
+    [
+        ("results.csv", "epoch,metrics/mAP50-95(B)", []),
+        ("progress.csv", "rollout/ep_rew_mean,time/total_timesteps,eval/mean_reward", []),
+        ("metrics.csv", "epoch,step,val_acc", []),
+        ("metrics.csv", "batch,eval", ["--step", "batch"]),
+    ],
+)
+def test_tables_of_trainers_are_read_by_their_steps(
+    tmp_path: Path, replay: Replay, file: str, header: str, options: list[str]
+) -> None:
+    """The CSV of Ultralytics, stable-baselines3 and Lightning is found in its folder and read by its own steps; any
+    column may be named as that of the steps."""
+    rows = [f"{row['step']},{row['eval']}" for row in build_rows()]
+    rows = [f"0,{row}" for row in rows] if header.count(",") == 2 else rows
+    (tmp_path / file).write_text("\n".join([header, *rows]))
+    (result,) = replay(tmp_path, *options)
+    assert (result["run"], result["stop_step"]) == (str(tmp_path), 60)
 
 
 def test_planned_length_is_read_from_the_log(tmp_path: Path) -> None:
