@@ -33,7 +33,7 @@ from evalstop_detectors.roles.meanings import (
     proxy,
 )
 from evalstop_detectors.roles.trainers import REINFORCEMENT, SUPERVISED
-from evalstop_detectors.roles.words import KNOWN_HELD_OUT, KNOWN_NAMES, Reading, read_words, split_words
+from evalstop_detectors.roles.words import KNOWN_HELD_OUT, KNOWN_NAMES, PREFERRED, Reading, read_words, split_words
 
 _GUESSED = RoleOrigin.GUESSED
 
@@ -54,6 +54,7 @@ GUESSES = (
     proxy("rewards/*", "one of the rewards, judging by its name", rank=2, origin=_GUESSED),
     proxy("eval_reward", STILL_PROXY, rank=2, origin=_GUESSED),
     no_role("eval_reward[s_/]*", STILL_PROXY),
+    eval_score("pass@*", "the share of solved problems, judging by its name", origin=_GUESSED),
     *(kl(name, "named so", origin=_GUESSED) for name in ("kl/mean", "mean_kl", "kl_to_ref", "ref_kl", "kl_ref")),
 )
 """Patterns for whole names in lower case, as in the tables of trainers."""
@@ -100,7 +101,7 @@ NO_EVAL = (
     " it. Log a score on held-out data that is not what is optimized, and give it the role eval."
 )
 
-_HELD_OUT = ("eval/", "eval_", "val/", "val_", "valid/", "valid_", "validation/", "validation_")
+_HELD_OUT = ("eval/", "eval_", "val/", "val_", "valid/", "valid_", "validation/", "validation_", "dev/", "dev_")
 
 _BEHIND_TRAINERS = len([meaning for trainer in TRAINERS for meaning in trainer.meanings])
 
@@ -138,8 +139,8 @@ class Candidate(Struct, frozen=True):
     place: int
 
     @property
-    def order(self) -> tuple[int, int, str]:
-        return self.meaning.rank, self.place, self.metric
+    def order(self) -> tuple[int, int, bool, str]:
+        return self.meaning.rank, self.place, self.meaning.pattern not in PREFERRED, self.metric
 
 
 def recognize_roles(metrics: Iterable[str], tags: Mapping[str, str] = MappingProxyType({})) -> RecognizedRoles:
@@ -187,8 +188,10 @@ def choose_direction(role: MetricRole, metric: str) -> Direction:
         if found.origins.get(name) is RoleOrigin.RECOGNIZED and found.roles[name].role is MetricRole.EVAL:
             return found.roles[name].direction
     last_word = KNOWN_HELD_OUT.get("".join(split_words(metric)[-1:]))
-    is_score = last_word is not None and not last_word.minimize
-    return "minimize" if read_words(metric, is_quality=True) is Reading.ERROR and not is_score else "maximize"
+    reading = read_words(metric, is_quality=True)
+    if last_word is not None and (reading is None or not last_word.minimize):
+        return "minimize" if last_word.minimize else "maximize"
+    return "minimize" if reading is Reading.ERROR else "maximize"
 
 
 def read_metrics(names: Collection[str], trainers: Sequence[Trainer]) -> list[Candidate]:

@@ -25,7 +25,7 @@ import re
 from enum import StrEnum
 from itertools import pairwise
 
-from evalstop_detectors.roles.meanings import OBJECTIVE, Meaning, eval_error, eval_score, kl, loss, proxy
+from evalstop_detectors.roles.meanings import OBJECTIVE, Meaning, RoleOrigin, eval_error, eval_score, kl, loss, proxy
 
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _EDGE = re.compile(r"[^A-Za-z0-9]+")
@@ -44,7 +44,8 @@ _ERROR_WORDS = (
     "toxicity toxic hallucination hallucinations hallucinated violation violations inaccuracy unsafe harmful "
     "harmfulness harm bias biased stereotype invalid failure failures failed failing regret cost penalty miss "
     "misses fallout fall difference divergence disparity distortion leakage jailbreak asr forgetting surprisal "
-    "nmse rmsd crps emd wasserstein eer fpr fnr fdr latency"
+    "nmse rmsd crps emd wasserstein eer fpr fnr fdr latency der ser ned ade fde epe mcd hausdorff hd levenshtein "
+    "chamfer silog collision collisions"
 )
 _SCORE_WORDS = (
     "gold accuracy accuracies acc win winrate pass exact match em score scores f fscore fbeta mf precision recall "
@@ -66,15 +67,18 @@ _PAIRS = {
     ("per", "second"): None,
     ("per", "sec"): None,
     ("edit", "similarity"): False,
+    ("levenshtein", "similarity"): False,
+    ("levenshtein", "ratio"): False,
+    ("abs", "rel"): True,
+    ("sq", "rel"): True,
+    ("median", "ae"): True,
     ("fall", "out"): True,
     ("flesch", "kincaid"): True,
     ("grade", "level"): True,
     ("inception", "distance"): True,
     ("perceptual", "image"): True,
-    ("true", "positives"): False,
-    ("true", "negatives"): False,
-    ("false", "positives"): True,
-    ("false", "negatives"): True,
+    **{("true", word): False for word in ("positive", "positives", "negative", "negatives")},
+    **{("false", word): True for word in ("positive", "positives", "negative", "negatives")},
     ("log", "loss"): True,
     ("noise", "sensitivity"): True,
     ("corr", "coef"): False,
@@ -140,22 +144,35 @@ _KNOWN_ERRORS = (
     "perplexity ppl bpb wer cer mse mae nll_loss mean_squared_error mean_absolute_error"
     " mean_absolute_percentage_error mean_squared_logarithmic_error root_mean_squared_error binary_crossentropy"
     " categorical_crossentropy sparse_categorical_crossentropy hinge squared_hinge categorical_hinge poisson logcosh"
-    " word_perplexity byte_perplexity bits_per_byte brier_score log_loss max_error"
+    " word_perplexity byte_perplexity bits_per_byte brier_score log_loss max_error rmse wer_ortho normalized_wer"
+    " false_positive_rate false_negative_rate hausdorff hausdorff_distance hd95 levenshtein edit_distance abs_rel"
+    " sq_rel silog wape median_ae chamfer_distance"
 )
 _KNOWN_SCORES = (
-    "accuracy acc acc_mean top1 top5 auc f1 f1_score fbeta_score precision recall exact_match mean_iou r2_score map"
+    "accuracy acc acc_mean top1 top5 auc fbeta_score precision recall exact_match mean_iou r2_score map"
     " binary_accuracy categorical_accuracy sparse_categorical_accuracy top_k_categorical_accuracy"
     " sparse_top_k_categorical_accuracy cosine_similarity pearson_correlation concordance_correlation"
     " rouge1 rouge2 rougel rougelsum bleu matthews_correlation pearson spearmanr mean_token_accuracy"
-    " acc_norm mcc chrf accuracy_score precision_score recall_score roc_auc"
+    " acc_norm mcc chrf accuracy_score precision_score recall_score roc_auc exact em balanced_accuracy"
+    " overall_accuracy overall_precision overall_recall sacrebleu meteor miou iou dice dice_score auroc mrr ndcg"
 )
+_KNOWN_F1 = "f1 f1_score bertscore_f1 " + " ".join(
+    form for kind in ("macro", "micro", "weighted", "overall") for form in (f"f1_{kind}", f"{kind}_f1")
+)
+_CONFUSABLE_ERRORS = "per"  # the phoneme error rate, and an English word
+
+PREFERRED = frozenset((*_KNOWN_F1.split(), "wer"))
+"""Among equals these come first: F1 before accuracy, which a constant answer can reach, and the WER before the CER."""
 
 _NAMED_SO = "named so"
 
 KNOWN_NAMES: dict[str, Meaning] = {
     meaning.pattern: meaning
     for meaning in (
-        *(eval_score(name, _NAMED_SO) for name in ("eval", "gold", "reward/gold", "gold_reward")),
+        *(
+            eval_score(name, _NAMED_SO)
+            for name in ("eval", "gold", "reward/gold", "gold_reward", "gold_acc", "gold_accuracy")
+        ),
         *(proxy(name, _NAMED_SO) for name in ("proxy", "reward/proxy", "rewards/proxy", "proxy_reward")),
         kl("kl", _NAMED_SO),
         kl("objective/kl", "KL to the initial policy, as TRL's PPO has it"),
@@ -171,7 +188,14 @@ _TOKEN_BY_TOKEN = {"mean_token_accuracy": 3}
 KNOWN_HELD_OUT: dict[str, Meaning] = {
     meaning.pattern: meaning
     for meaning in (
-        *(eval_score(name, "a score on held-out data", _TOKEN_BY_TOKEN.get(name, 0)) for name in _KNOWN_SCORES.split()),
+        *(
+            eval_score(name, "a score on held-out data", _TOKEN_BY_TOKEN.get(name, 0))
+            for name in (*_KNOWN_F1.split(), *_KNOWN_SCORES.split())
+        ),
+        *(
+            eval_error(name, "an error on held-out data, judging by its name", rank=1, origin=RoleOrigin.GUESSED)
+            for name in _CONFUSABLE_ERRORS.split()
+        ),
         *(eval_error(name, "an error on held-out data", rank=1) for name in _KNOWN_ERRORS.split()),
         *(eval_error(name, OBJECTIVE) for name in _KNOWN_LOSSES.split()),
     )

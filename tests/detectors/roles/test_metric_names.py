@@ -1,8 +1,9 @@
-"""673 metric names that trainers and harnesses write, collected from their code before the rules were written.
+"""724 metric names that trainers and harnesses write, collected from their code before the rules were written.
 
 `data/metric_names.csv` labels each name with its role and direction (empty: no role), its repository and its file.
 The hash of a name puts it into half A, on which the rules were developed, or half B, which was only used afterwards;
-the errors on half B were not fixed, so that its figure stays an honest test.
+the errors on half B were not fixed, so that its figure stays an honest test. The 51 names of `published-logs` were all
+known when their rules were written.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def test_every_trainer_is_in_the_table() -> None:
     assert {trainer.name for trainer in TRAINERS} <= selected
 
 
-@pytest.mark.parametrize(("half", "right", "wrong"), [("A", 344, 1), ("B", 317, 5)])
+@pytest.mark.parametrize(("half", "right", "wrong"), [("A", 370, 1), ("B", 342, 5)])
 def test_share_of_correct_names(half: str, right: int, wrong: int) -> None:
     """99 % of half A and 97.5 % of half B are right."""
     counts = count_half(half)
@@ -119,6 +120,15 @@ def test_root_of_the_kl_is_not_the_kl() -> None:
     found = recognize_roles(["rollout_scores/mean", "policy/sqrt_kl", "kl_ctl_value"])
     assert found.preset == "trlx"
     assert set(found.roles) == {"rollout_scores/mean"}
+
+
+@pytest.mark.parametrize(
+    ("better", "other"),
+    [("eval_f1_macro", "eval_accuracy"), ("eval_overall_f1", "eval_exact"), ("eval_wer", "eval_cer")],
+)
+def test_f1_and_wer_come_first(better: str, other: str) -> None:
+    """F1 is preferred to accuracy, and the word error rate to that of characters."""
+    assert recognize_roles([better, other, "eval_loss"]).roles.keys() == {better}
 
 
 @pytest.mark.parametrize("name", ["eval_gsm8k_runtime", "eval_epoch", "eval_math_kl", "eval_samples_per_second"])
