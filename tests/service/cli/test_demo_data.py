@@ -32,9 +32,10 @@ def test_demo_data_is_added_once_and_consistent(embedded_database: Database) -> 
         outcomes = set(tx.execute(sa.select(tables.outcomes.c.outcome)).scalars())
         health_states = set(tx.execute(sa.select(tables.run_health.c.state)).scalars())
     assert len(run_rows) == count == 30
-    assert {row.status for row in run_rows} >= {"running", "completed", "stopped", "lost"}
+    assert {row.status for row in run_rows} >= {"running", "completed", "lost"}
     assert all(NOW - timedelta(days=61) < row.created_at <= row.updated_at <= NOW for row in run_rows)
-    assert states >= {"shadow", "confirmed"}
+    assert "shadow" in states
+    assert states & {"confirmed", "held_out"}  # hold-outs are drawn by the run's random id
     assert outcomes >= {"right", "wrong"}
     assert "stale" in health_states
     assert demo_data.fill(embedded_database, "demo", NOW, most=30) is None
