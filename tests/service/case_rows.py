@@ -6,6 +6,8 @@ from datetime import datetime
 from itertools import count
 from typing import Any
 
+from evalstop_service.domain.run import JudgedCall
+from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.runs import Run
@@ -32,6 +34,7 @@ def insert_cases(database: Database, run: Run, number: int, at: datetime = NOW, 
         "observed_probability": 1.0,
         "decided_step": None,
         "detectors": ["k_decline"],
+        "calls": {},
         "stated_risk": None,
         "outcome": "right",
         "delay_steps": None,
@@ -47,3 +50,8 @@ def insert_cases(database: Database, run: Run, number: int, at: datetime = NOW, 
         row |= {"decision_id": None, "observed_probability": None, "detectors": None}
     with database.transaction() as tx:
         tx.execute(cases.insert(), [{"key_id": new_id()} | row | {"attempt": next(_ATTEMPTS)} for _ in range(number)])
+
+
+def judge_call(outcome: str, delay_steps: int | None = None, gpu_hours_after: float | None = None) -> JudgedCall:
+    """A detector's first call in a case."""
+    return JudgedCall(7, DecisionOutcome(outcome), delay_steps, gpu_hours_after)

@@ -22,6 +22,10 @@ bounded importance weights in the betting of Waudby-Smith and Ramdas (2024).
 The guarantee covers a rate that is constant within its stratum (for recall and false stops: constant, as is the
 smallest probability). Without weights all three are the beta mixture itself.
 
+The calls of one detector of a policy's panel are estimated in this second way, as if no run had been stopped: after a
+stop nobody sees what the detector would have done, so stopped cases are left out, and each held-out one represents 1/p,
+be it that the detector called or that it did not. That depends on the policy, and so on whether the call is right.
+
 Which stops are held out is drawn from a decision's id and its project's seed: the decisions with observed outcomes are
 then like those without, and anybody with the id and the seed can repeat and verify the draw.
 """
@@ -99,32 +103,46 @@ def estimate_precision(flagged: Sequence[Stratum]) -> Estimate:
     return Estimate(_compute_share(right, wrong), low, high, bounds, *_count_cases(flagged))
 
 
-def estimate_recall(flagged: Sequence[Stratum], passed: Stratum) -> Estimate:
-    """The share of the attempts that turned with a right stop; `passed`: attempts that were never flagged.
+def estimate_recall(flagged: Sequence[Stratum], *passed: Stratum) -> Estimate:
+    """The share of the attempts that turned with a right stop; `passed`: attempts that were never flagged."""
+    return _estimate_weighted(flagged, passed, _count_cases([*flagged, *passed])[1])
+
+
+def estimate_call_precision(called: Sequence[Stratum]) -> Estimate:
+    """The share of a detector's calls that were right, where the probability of a case depends on the policy's stop,
+    and so on whether the call is right: the strata's shares in all calls are as uncertain as their rates."""
+    return _estimate_weighted(called, called, _count_cases(called)[1])
+
+
+def _estimate_weighted(hits: Sequence[Stratum], misses: Sequence[Stratum], undecided: int) -> Estimate:
+    """The share of the right cases of `hits` in these and the wrong ones of `misses`.
 
     1. Weight each case by c/p, where c is the smallest probability: the exponent of the betting martingale.
     2. Compute the estimate and its interval from decided cases.
     3. Compute the bounds with all undecided cases counted against the rate, and with all counted for it.
     """
-    smallest = min((stratum.probability for stratum in flagged), default=1.0)
+    smallest = min((stratum.probability for stratum in (*hits, *misses)), default=1.0)
 
     def weigh_cases(for_it: int, against_it: int) -> Stratum:
-        above = sum((stratum.right + for_it * stratum.unknown) * smallest / stratum.probability for stratum in flagged)
-        return Stratum(above, (passed.wrong + against_it * passed.unknown) * smallest)
+        above = sum((stratum.right + for_it * stratum.unknown) * smallest / stratum.probability for stratum in hits)
+        below = sum(
+            (stratum.wrong + against_it * stratum.unknown) * smallest / stratum.probability for stratum in misses
+        )
+        return Stratum(above, below)
 
     decided, worst, best = weigh_cases(0, 0), weigh_cases(0, 1), weigh_cases(1, 0)
     return Estimate(
         _compute_share(decided.right, decided.wrong),
         *_find_ends([decided]),
         Bounds(_find_ends([worst])[0], _find_ends([best])[1]),
-        round(sum(stratum.right for stratum in flagged) + passed.wrong),
-        _count_cases([*flagged, passed])[1],
+        round(sum(stratum.right for stratum in hits) + sum(stratum.wrong for stratum in misses)),
+        undecided,
     )
 
 
-def estimate_false_stops(flagged: Sequence[Stratum], passed: Stratum) -> Estimate:
+def estimate_false_stops(flagged: Sequence[Stratum], *passed: Stratum) -> Estimate:
     """The share of the healthy attempts with a stop: like the recall, with right and wrong exchanged."""
-    return estimate_recall(_swap_outcomes(flagged), *_swap_outcomes([passed]))
+    return estimate_recall(_swap_outcomes(flagged), *_swap_outcomes(passed))
 
 
 def weighted_quantile(ordered: Sequence[tuple[float, float]], share: float) -> float:

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from pydantic import Field
 
 from evalstop_service.domain.fields import Body, Name, Plain, doc
-from evalstop_service.domain.statuses import RunOutcome
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
 
 
 class Call(StrEnum):
@@ -90,6 +90,15 @@ class FirstCall(Struct, frozen=True):
 
     step: int
     at: datetime
+
+
+class JudgedCall(Struct, frozen=True):
+    """The first call of a detector in an attempt that has ended, and whether a stop at it would have been right."""
+
+    step: Annotated[int, doc("the step at which it first called for a stop")]
+    outcome: Annotated[DecisionOutcome, doc("whether a stop at this step would have been right")]
+    delay_steps: Annotated[int | None, doc("from the turn to a right call; null: not right, or the turn is unknown")]
+    gpu_hours_after: Annotated[float | None, doc("GPU-hours of the attempt after the call; null: unknown")]
 
 
 class DetectorCall(Struct, frozen=True):

@@ -30,7 +30,7 @@ from msgspec import structs
 from evalstop_service.domain import decision_lifecycle, outcome
 from evalstop_service.domain.decision_lifecycle import SERVICE, STOPPED, STOPPING, DecisionState
 from evalstop_service.domain.outcome import Turn
-from evalstop_service.domain.run import RunAssessment, Verdict, find_version
+from evalstop_service.domain.run import JudgedCall, RunAssessment, Verdict, find_version
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid
 from evalstop_service.evaluation import change_point
@@ -160,6 +160,7 @@ def _save_case(
     changes = decisions.list_changes(tx, decision) if decision is not None else []
     parked = _measure_parked(changes, start.started_at, ended_at)  # without the parked time before this attempt
     hours = _GpuHours(gpus, start.started_at, start.resumed_from_step or 0, ended_at, parked or 0.0)
+    run_outcome = _find_run_outcome(recorded, decision)
     case = Case(
         run_id=run.id,
         attempt=attempt,
@@ -167,7 +168,7 @@ def _save_case(
         policy_id=run.policy_id,
         job_kind=run.labels.get("job_kind"),
         gpus=gpus,
-        run_outcome=_find_run_outcome(recorded, decision),
+        run_outcome=run_outcome,
         derived=recorded is None or recorded.derived,
         turn_step=recorded.turn_step if recorded else None,
         decision_id=None,
@@ -175,6 +176,7 @@ def _save_case(
         observed_probability=None,
         decided_step=None,
         detectors=None,
+        calls=_judge_calls(tx, run, attempt, recorded, run_outcome, hours),
         stated_risk=None,
         outcome=recorded.outcome if recorded else DecisionOutcome.UNKNOWN,
         delay_steps=None,
@@ -194,6 +196,34 @@ def _save_case(
         cases.save_case(tx, replace(case, outcome=judged))
     else:
         cases.save_case(tx, _add_decision(tx, case, run, decision, hours))
+
+
+def _judge_calls(
+    tx: Transaction, run: Run, attempt: int, recorded: Outcome | None, run_outcome: RunOutcome, hours: _GpuHours
+) -> dict[str, JudgedCall] | None:
+    """The first calls of the policy's detectors in an attempt, each judged as if it had stopped the run.
+
+    As with a decision, the evals that led to a call cannot confirm it: the last evals have to come after it.
+    """
+    calls = {name: (call.step, hours.after_step(call.step, run.last_step)) for name, call in run.calls.items()}
+    if attempt != run.attempt:  # the row has the calls of the current attempt
+        before = cases.find_case(tx, run.id, attempt)
+        if before is None or before.calls is None:
+            return None
+        calls = {name: (call.step, call.gpu_hours_after) for name, call in before.calls.items()}
+    turn_step = recorded.turn_step if recorded else None
+    last = recorded.assessment.last if recorded and recorded.assessment else None
+    turn = None
+    if turn_step is not None:
+        turn = Turn(turn_step, run.turn.low_step if run.turn and run.turn.step == turn_step else turn_step)
+    judged = {}
+    for name, (step, hours_after) in calls.items():
+        result = outcome.judge_decision(run_outcome, step, turn)
+        if last is not None and step >= last.first_step:
+            result = DecisionOutcome.UNKNOWN
+        delay = step - turn_step if result is DecisionOutcome.RIGHT and turn_step is not None else None
+        judged[name] = JudgedCall(step, result, delay, hours_after)
+    return judged
 
 
 def _measure_parked(changes: Sequence[DecisionChange], since: datetime | None, until: datetime) -> float | None:
@@ -280,6 +310,13 @@ class _GpuHours:
         checkpoint = decision.best_checkpoint
         resumed_at = max(checkpoint.step, self.first_step) if checkpoint else self.first_step
         return self.of_steps(decision, decision.step - resumed_at)
+
+    def after_step(self, step: int, last_step: int | None) -> float | None:
+        """The hours after this step, by its share of the steps until the end."""
+        hours = self.total()
+        if hours is None or last_step is None or last_step <= self.first_step:
+            return None
+        return hours * min((last_step - step) / (last_step - self.first_step), 1.0)
 
     def of_steps(self, decision: Decision, steps: int) -> float | None:
         """The hours of this many steps, at the pace of the attempt until the decision."""

@@ -15,8 +15,11 @@ from evalstop_service.clock import rfc3339
 from evalstop_service.domain import confidence_sequences
 from evalstop_service.domain.confidence_sequences import Estimate, Stratum
 from evalstop_service.domain.fields import doc
-from evalstop_service.domain.statuses import DecisionOutcome, Treatment
+from evalstop_service.domain.outcome import judge_decision
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
+from evalstop_service.projects import policies
 from evalstop_service.store import cases
+from evalstop_service.store import policies as policy_rows
 from evalstop_service.store.cases import CaseCount, CaseFilter, Delay, Grouping, Key
 from evalstop_service.store.database import Transaction
 
@@ -36,6 +39,8 @@ _PARTS: dict[Grouping, tuple[str, ...]] = {
 }
 """The names of the parts of a key."""
 
+_SILENT = {judge_decision(run_outcome, None, None): run_outcome for run_outcome in RunOutcome}
+
 _Counted = TypeVar("_Counted", CaseCount, Delay)
 
 
@@ -48,7 +53,10 @@ class Hours:
     saved_if_right: Annotated[float, doc("saved by those with an unknown outcome, if they were right")] = 0.0
     lost: Annotated[float, doc("lost by false stops that were carried out, estimated from held-out stops")] = 0.0
     lost_as_reported: Annotated[float, doc("lost by stops that were carried out and labeled wrong")] = 0.0
-    would_have_saved: Annotated[float, doc("not saved: right stops that were held out or in shadow mode")] = 0.0
+    would_have_saved: Annotated[
+        float,
+        doc("not saved: right stops held out or in shadow mode; by detector: after right calls, weighted by 1/p"),
+    ] = 0.0
     would_have_lost: Annotated[float, doc("not lost: wrong stops that were held out or in shadow mode")] = 0.0
     parked: Annotated[float, doc("freed for other jobs while jobs were parked")] = 0.0
     without_gpus: Annotated[int, doc("flagged cases without a GPU count")] = 0
@@ -78,19 +86,24 @@ class GroupFigures:
     """The figures of a group of cases.
 
     `counts`: cases by treatment (`ROWS`) and outcome; of attempts that were never flagged `right` are healthy and
-    `wrong` were missed. `recall` and `false_stops` are None where cases are selected by detector: an attempt that was
-    never flagged has none. `stated_risk`: the share of healthy runs that the policy claims to stop.
+    `wrong` were missed. `stated_risk`: the share of healthy runs that the policy claims to stop. `observes`, of a
+    detector: it decides nothing in any of the policies.
     """
 
     key: Key
     precision: Estimate
-    recall: Estimate | None
-    false_stops: Estimate | None
+    recall: Estimate
+    false_stops: Estimate
     delays: Delays | None
     hours: Hours
     parks: Parks
     counts: dict[str, dict[str, int]]
     stated_risk: float | None = None
+    observes: bool | None = None
+
+
+_Strata = dict[float, dict[str, int]]
+"""Cases by the probability with which they could be observed, and outcome."""
 
 
 @dataclass
@@ -98,7 +111,8 @@ class _Totals:
     """The sums of a group."""
 
     cells: dict[str, dict[str, int]] = field(default_factory=lambda: {row: dict.fromkeys(OUTCOMES, 0) for row in ROWS})
-    strata: dict[float, dict[str, int]] = field(default_factory=lambda: defaultdict(lambda: dict.fromkeys(OUTCOMES, 0)))
+    strata: _Strata = field(default_factory=lambda: defaultdict(lambda: dict.fromkeys(OUTCOMES, 0)))
+    passed: _Strata = field(default_factory=lambda: defaultdict(lambda: dict.fromkeys(OUTCOMES, 0)))
     hours: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     without_gpus: int = 0
     parks: Parks = Parks()
@@ -109,6 +123,7 @@ class _Totals:
         row = count.treatment or PASSED
         self.cells[row][count.outcome] += count.cases
         if row == PASSED:
+            self.passed[count.probability or 1.0][count.outcome] += count.cases
             return
         self.without_gpus += count.without_gpus
         self.add_parked(count)
@@ -139,20 +154,86 @@ class _Totals:
             self.parks.delay_hours + went_on * count.parked_seconds / 3600,
         )
 
-    def flagged(self) -> list[Stratum]:
-        return [Stratum(**cells, probability=probability) for probability, cells in sorted(self.strata.items())]
+
+def _list_strata(strata: _Strata) -> list[Stratum]:
+    return [Stratum(**cells, probability=probability) for probability, cells in sorted(strata.items())]
 
 
 def load_figures(
     tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = ()
 ) -> list[GroupFigures]:
-    """The figures of a project's cases by group, in the order of their keys; without `by` one group, possibly empty."""
+    """The figures of a project's cases by group, in the order of their keys; without `by` one group, possibly empty.
+
+    By detector, or of one, they are those of `load_detector_figures`.
+    """
+    if case_filter.detector is not None or "detector" in by:
+        return load_detector_figures(tx, project_id, case_filter, by)
     counts = cases.count_cases(tx, project_id, case_filter, by)
-    delays = cases.count_delays(tx, project_id, case_filter, by)
-    whole = case_filter.detector is None and "detector" not in by
     if not counts and not by:
-        return [_compute_group((), _Totals(), (), whole=whole)]
-    return compute_figures(counts, delays, whole=whole)
+        return [_compute_group((), _Totals(), ())]
+    return compute_figures(counts, cases.count_delays(tx, project_id, case_filter, by))
+
+
+def load_detector_figures(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]
+) -> list[GroupFigures]:
+    """The figures of each detector on the panel of the cases' policies, as if its first call had stopped the run.
+
+    1. Count the cases in which nobody stopped the run: after a stop nobody sees whether the detector would have called.
+       A case that was held out with the probability p represents 1/p cases.
+    2. Count those in which a detector called, and its call was right or wrong; in all others of its policies it was
+       silent, rightly if the run is healthy.
+    """
+    split: list[Grouping] = ["policy", *(grouping for grouping in by if grouping not in ("policy", "detector"))]
+    of_all = replace(case_filter, detector=None)
+    seen = cases.count_seen(tx, project_id, of_all, split)
+    panels = {name: _load_panel(tx, project_id, *name) for name in {key[:2] for key, *_ in seen}}
+    silent: dict[tuple[str, Key, float, RunOutcome], int] = {
+        (detector, *kind): number for kind, number in seen.items() for detector in panels[kind[0][:2]]
+    }
+    counts, delays = list[CaseCount](), list[Delay]()
+    for call in cases.count_calls(tx, project_id, of_all, [*split, "detector"]):
+        parts, detector = call.key[:-1], call.key[-1]
+        key, probability = _arrange_key(by, split, parts, detector), call.probability or 1.0
+        treatment, right = call.treatment or Treatment.OBSERVED, call.outcome == DecisionOutcome.RIGHT
+        if case_filter.detector not in (None, detector):
+            continue
+        hours = call.hours / probability if treatment is Treatment.OBSERVED and right else 0.0
+        counts.append(
+            CaseCount(key, treatment, probability, call.outcome, call.cases, hours, without_gpus=call.without_gpus)
+        )
+        if treatment is Treatment.OBSERVED:
+            kind = (detector, parts, probability, call.run_outcome)
+            if kind in silent:  # else this release cannot read the policy
+                silent[kind] -= call.cases
+            if call.delay is not None:
+                delays.append(Delay(key, call.delay, probability, call.cases))
+    for (detector, parts, probability, run_outcome), number in silent.items():
+        if case_filter.detector in (None, detector):
+            key, judged = _arrange_key(by, split, parts, detector), judge_decision(run_outcome, None, None)
+            counts.append(CaseCount(key, None, probability, judged, number))
+    deciding = {detector for panel in panels.values() for detector, observes in panel.items() if not observes}
+    place = by.index("detector") + ("policy" in by[: by.index("detector")]) if "detector" in by else None
+    return [
+        replace(group, observes=(case_filter.detector if place is None else group.key[place]) not in deciding)
+        for group in compute_figures(counts, delays, of_calls=True)
+    ]
+
+
+def _load_panel(tx: Transaction, project_id: UUID, name: str, version: int) -> dict[str, bool]:
+    """The detectors of a version of a policy, and whether each observes."""
+    stored = policy_rows.find_policy(tx, project_id, name, version)
+    policy = policies.read_policy(tx, stored.id) if stored is not None else None
+    if policy is None:
+        return {}
+    return {detector: place >= len(policy.members) for place, detector in enumerate(policy.panel)}
+
+
+def _arrange_key(by: Sequence[Grouping], split: Sequence[Grouping], parts: Sequence[Any], detector: str) -> Key:
+    """The key by `by` of a detector's cases, which were counted by `split`: by policy first."""
+    named: dict[Grouping, Key] = {"policy": tuple(parts[:2]), "detector": (detector,)}
+    named |= {grouping: (part,) for grouping, part in zip(split[1:], parts[2:], strict=True)}
+    return tuple(part for grouping in by for part in named[grouping])
 
 
 def compute_total(counts: Iterable[CaseCount], delays: Iterable[Delay]) -> GroupFigures:
@@ -160,11 +241,13 @@ def compute_total(counts: Iterable[CaseCount], delays: Iterable[Delay]) -> Group
     sums = _Totals()
     for count in counts:
         sums.add(count)
-    return _compute_group((), sums, list(delays), whole=True)
+    return _compute_group((), sums, list(delays))
 
 
-def compute_figures(counts: Iterable[CaseCount], delays: Iterable[Delay], *, whole: bool = True) -> list[GroupFigures]:
-    """The figures of each group, ordered by key; `whole`: attempts that were never flagged are counted."""
+def compute_figures(
+    counts: Iterable[CaseCount], delays: Iterable[Delay], *, of_calls: bool = False
+) -> list[GroupFigures]:
+    """The figures of each group, ordered by key; `of_calls`: of detectors, whose runs others stopped."""
     totals: dict[Key, _Totals] = defaultdict(_Totals)
     for count in counts:
         totals[count.key].add(count)
@@ -172,7 +255,7 @@ def compute_figures(counts: Iterable[CaseCount], delays: Iterable[Delay], *, who
     for delay in delays:
         delays_of[delay.key].append(delay)
     ordered = sorted(totals.items(), key=lambda item: [(part is None, part or "") for part in item[0]])
-    return [_compute_group(key, sums, delays_of[key], whole=whole) for key, sums in ordered]
+    return [_compute_group(key, sums, delays_of[key], of_calls=of_calls) for key, sums in ordered]
 
 
 def compute_running_figures(counts: Iterable[CaseCount]) -> list[GroupFigures]:
@@ -181,7 +264,7 @@ def compute_running_figures(counts: Iterable[CaseCount]) -> list[GroupFigures]:
     for key, counts_of_period in groupby(sorted(counts, key=lambda count: count.key), key=lambda count: count.key):
         for count in counts_of_period:
             totals.add(count)
-        groups.append(_compute_group(key, totals, (), whole=True))
+        groups.append(_compute_group(key, totals, ()))
     return groups
 
 
@@ -196,7 +279,12 @@ def name_key_parts(key: Key, by: Sequence[Grouping]) -> dict[str, Any]:
 
 
 def select_cell(case_filter: CaseFilter, row: str, outcome: DecisionOutcome) -> CaseFilter:
-    """The filter of the cases behind one of the `counts` of a group."""
+    """The filter of the cases behind one of the `counts` of a group; where a detector was silent, `outcome` says how
+    the run ended."""
+    if case_filter.detector is not None:
+        if row == PASSED:
+            return replace(case_filter, called=False, run_outcome=_SILENT[outcome])
+        return replace(case_filter, outcome=outcome, treatment=Treatment(row) if row != Treatment.OBSERVED else None)
     return replace(
         case_filter, outcome=outcome, flagged=row != PASSED, treatment=Treatment(row) if row != PASSED else None
     )
@@ -236,13 +324,15 @@ def _find_period(grouping: Grouping, first: str) -> tuple[datetime, datetime]:
     return datetime.combine(begin, time.min, UTC), datetime.combine(end, time.min, UTC)
 
 
-def _compute_group(key: Key, sums: _Totals, delays: Sequence[Delay], *, whole: bool) -> GroupFigures:
-    flagged, passed = sums.flagged(), Stratum(**sums.cells[PASSED])
+def _compute_group(key: Key, sums: _Totals, delays: Sequence[Delay], *, of_calls: bool = False) -> GroupFigures:
+    flagged, passed = _list_strata(sums.strata), _list_strata(sums.passed)
     return GroupFigures(
         key,
-        confidence_sequences.estimate_precision(flagged),
-        confidence_sequences.estimate_recall(flagged, passed) if whole else None,
-        confidence_sequences.estimate_false_stops(flagged, passed) if whole else None,
+        (confidence_sequences.estimate_call_precision if of_calls else confidence_sequences.estimate_precision)(
+            flagged
+        ),
+        confidence_sequences.estimate_recall(flagged, *passed),
+        confidence_sequences.estimate_false_stops(flagged, *passed),
         _compute_quartiles(delays),
         Hours(since=sums.since, **sums.hours, without_gpus=sums.without_gpus),
         sums.parks,

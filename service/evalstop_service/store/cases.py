@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -14,6 +14,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.domain.fields import doc
+from evalstop_service.domain.run import JudgedCall
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid
 from evalstop_service.store.database import Transaction, find_all, find_one, match_given
@@ -45,6 +46,10 @@ class Case:
     observed_probability: Annotated[float | None, doc("probability of being observed after the decision")]
     decided_step: Annotated[int | None, doc("the step at which the policy wanted a stop; null: never flagged")]
     detectors: Annotated[list[str] | None, doc("the detectors that wanted the stop")]
+    calls: Annotated[
+        dict[str, JudgedCall] | None,
+        doc("the detectors of its policy that called for a stop, observers included; null: not known"),
+    ]
     stated_risk: Annotated[float | None, doc("the share of healthy runs that the policy states it stops")]
     outcome: Annotated[DecisionOutcome, doc("outcome of the decision to stop it or, without one, of letting it run")]
     delay_steps: Annotated[int | None, doc("from the turn to the decision")]
@@ -85,16 +90,11 @@ def _of(run_id: UUID, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 Grouping = Literal["policy", "detector", "job_kind", "day", "week", "month"]
-"""`policy`: each version of a policy. `detector`: each one that called for the stop; a case counts for each of them.
+"""`policy`: each version of a policy. `detector`: each one of the policy, observers included, see `evaluation.figures`.
 Periods are in UTC and named by their first day; a case belongs to the period in which its attempt ended."""
 
-Split = Grouping | Literal["called"]
-"""`called`: the set of detectors that called for the stop as one part of the key, so that a case counts once. Such
-counts can be summed by `policy`, by `detector` and as a whole without another query."""
-
 Key = tuple[Any, ...]
-"""The key of a group: one part for each grouping, a text or None; for a policy its name and version, for `called` the
-names of the detectors."""
+"""The key of a group: one part for each grouping, a text or None; for a policy its name and version."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ class CaseFilter:
     """Which cases of a project are wanted; a field that is None does not restrict.
 
     `job_kind`: "" selects jobs without a kind. `since`, `until`: ended at or after, and before. `flagged`: whether
-    there was a decision to stop.
+    there was a decision to stop. `detector`: called for a stop, or, unless `called`, did not; `outcome` is then that of
+    its call, and runs that were stopped are left out unless `treatment` selects them. `silent`: did not call.
     """
 
     policy: str | None = None
@@ -115,6 +116,8 @@ class CaseFilter:
     treatment: Treatment | None = None
     outcome: DecisionOutcome | None = None
     run_outcome: RunOutcome | None = None
+    called: bool | None = None
+    silent: str | None = None
 
 
 @dataclass(frozen=True)
@@ -189,15 +192,13 @@ def parse_cursor(cursor: str | None) -> Place | None:
 def count_cases(
     tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = ()
 ) -> list[CaseCount]:
-    """Count the cases of a project by group, treatment and outcome. With a filter by detector, never-flagged cases are
-    left out."""
-    counts = count_flagged(tx, project_id, case_filter, by)
-    if case_filter.detector is not None or "detector" in by:
-        return counts
-    return counts + count_unflagged(tx, project_id, case_filter, by)
+    """Count the cases of a project by group, treatment and outcome."""
+    return count_flagged(tx, project_id, case_filter, by) + count_unflagged(tx, project_id, case_filter, by)
 
 
-def count_flagged(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Split]) -> list[CaseCount]:
+def count_flagged(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]
+) -> list[CaseCount]:
     """Count the cases with a decision to stop by group, treatment and outcome."""
     keys = [key_column(tx, split) for split in by]
     kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome]
@@ -214,7 +215,7 @@ def count_flagged(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by
         sa.func.max(cases.c.stated_risk),
         sa.func.min(cases.c.ended_at),
     ]
-    query = filter_cases(tx, sa.select(*columns), project_id, case_filter, by).where(IS_FLAGGED).group_by(*keys, *kinds)
+    query = filter_cases(sa.select(*columns), project_id, case_filter).where(IS_FLAGGED).group_by(*keys, *kinds)
     name_key = _load_key_names(tx, project_id, by)
     return [CaseCount(name_key(row), *row[len(keys) :]) for row in tx.execute(query)]
 
@@ -227,16 +228,18 @@ def count_unflagged(
     They are many times as many as the flagged ones; by policy or as a whole an index alone answers.
     """
     keys = [key_column(tx, grouping) for grouping in by]
-    query = filter_cases(tx, sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, case_filter, by)
+    query = filter_cases(sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, case_filter)
     rows = tx.execute(query.where(~IS_FLAGGED).group_by(*keys, cases.c.outcome))
     name_key = _load_key_names(tx, project_id, by)
     return [CaseCount(name_key(row), None, None, *row[len(keys) :]) for row in rows]
 
 
-def count_delays(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Split] = ()) -> list[Delay]:
+def count_delays(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = ()
+) -> list[Delay]:
     """The delays of all stops that were observed and right and whose turn is known."""
     kinds = [*(key_column(tx, split) for split in by), cases.c.delay_steps, cases.c.observed_probability]
-    query = filter_cases(tx, sa.select(*kinds, sa.func.count()), project_id, case_filter, by).where(
+    query = filter_cases(sa.select(*kinds, sa.func.count()), project_id, case_filter).where(
         IS_FLAGGED,
         cases.c.treatment == Treatment.OBSERVED,
         cases.c.outcome == DecisionOutcome.RIGHT,
@@ -262,7 +265,7 @@ def list_cases(
     """The cases behind a count, those that ended last first, after the position `before`."""
     columns = [*(cases.c[name] for name in Case.__dataclass_fields__), runs.c.name.label("run_name"), *POLICY_COLUMNS]
     order = (cases.c.ended_at, cases.c.run_id, cases.c.attempt)
-    query = filter_cases(tx, sa.select(*columns), project_id, case_filter, ())
+    query = filter_cases(sa.select(*columns), project_id, case_filter)
     query = query.join(runs, runs.c.id == cases.c.run_id).join(policies, policies.c.id == cases.c.policy_id)
     query = query.where(*match_given(before={sa.tuple_(*order): before}))
     return find_all(tx, ListedCase, query.order_by(*(column.desc() for column in order)).limit(limit))
@@ -279,18 +282,20 @@ _NEWEST = 50
 
 IS_FLAGGED = cases.c.decision_id.is_not(None)
 
+IS_SEEN = sa.or_(cases.c.treatment.is_(None), cases.c.treatment == Treatment.OBSERVED)
+"""The run was not stopped: everybody sees what each detector made of it."""
 
-def filter_cases(
-    tx: Transaction, query: sa.Select[Any], project_id: UUID, case_filter: CaseFilter, by: Sequence[Split]
-) -> sa.Select[Any]:
-    """A query of the cases that match a filter, one row for each detector if it groups by them."""
-    query = query.select_from(cases)
-    if "detector" in by:
-        query = query.join(_select_detectors(tx), sa.true())
+
+def filter_cases(query: sa.Select[Any], project_id: UUID, case_filter: CaseFilter) -> sa.Select[Any]:
+    """A query of the cases that match a filter."""
+    detector = case_filter.detector
+    outcome: sa.ColumnElement[Any] = cases.c.outcome
+    if detector is not None and case_filter.called is not False:
+        outcome = _of_call(detector, "outcome")
     exact = {
         sa.func.coalesce(cases.c.job_kind, ""): case_filter.job_kind,
         cases.c.treatment: case_filter.treatment,
-        cases.c.outcome: case_filter.outcome,
+        outcome: case_filter.outcome,
         cases.c.run_outcome: case_filter.run_outcome,
         IS_FLAGGED: case_filter.flagged,
     }
@@ -300,13 +305,23 @@ def filter_cases(
         named = match_given({policies.c.name: case_filter.policy, policies.c.version: case_filter.version})
         chosen = sa.select(policies.c.id).where(policies.c.project_id == project_id, *named)
         conditions.append(cases.c.policy_id.in_(chosen))
-    if case_filter.detector is not None:
-        detector = _select_detectors(tx)
-        conditions.append(sa.exists(sa.select(1).select_from(detector).where(detector.c.value == case_filter.detector)))
-    return query.where(cases.c.project_id == project_id, *conditions)
+    if detector is not None:
+        has_called = _of_call(detector, "step").is_not(None)
+        conditions.append(~has_called if case_filter.called is False else has_called)
+    if case_filter.silent is not None:
+        conditions.append(_of_call(case_filter.silent, "step").is_(None))
+    if (detector is not None or case_filter.silent is not None) and case_filter.treatment is None:
+        conditions.append(IS_SEEN)
+    return query.select_from(cases).where(cases.c.project_id == project_id, *conditions)
 
 
-def key_column(tx: Transaction, by: Split) -> sa.ColumnElement[Any]:
+def _of_call(detector: str, field: str) -> sa.ColumnElement[Any]:
+    """A field of the call of a detector, as text; NULL if it did not call."""
+    text: sa.ColumnElement[Any] = cases.c.calls[(detector, field)].as_string()
+    return text
+
+
+def key_column(tx: Transaction, by: Grouping) -> sa.ColumnElement[Any]:
     """What cases are grouped by, as it is stored."""
     match by:
         case "policy":
@@ -314,9 +329,7 @@ def key_column(tx: Transaction, by: Split) -> sa.ColumnElement[Any]:
         case "job_kind":
             return cases.c.job_kind
         case "detector":
-            return sa.literal_column("detector.value", sa.Text)
-        case "called":
-            return sa.cast(cases.c.detectors, sa.Text)
+            return sa.literal_column("member.key", sa.Text)
     # Inlined, not bound: only then does PostgreSQL see that the selected and the grouped expression are the same.
     ended_at = cases.c.ended_at
     if tx.dialect.name == "postgresql":
@@ -325,29 +338,69 @@ def key_column(tx: Transaction, by: Split) -> sa.ColumnElement[Any]:
     return sa.func.date(ended_at, *(sa.literal_column(move) for move in moves))
 
 
-def _load_key_names(tx: Transaction, project_id: UUID, by: Sequence[Split]) -> Callable[[Sequence[Any]], Key]:
+def _load_key_names(tx: Transaction, project_id: UUID, by: Sequence[Grouping]) -> Callable[[Sequence[Any]], Key]:
     """A function from a row that begins with the key's parts to the key."""
     names: dict[UUID, tuple[str, int]] = {}
     if "policy" in by:
         query = sa.select(policies.c.id, policies.c.name, policies.c.version).where(policies.c.project_id == project_id)
         names = {row.id: (row.name, row.version) for row in tx.execute(query)}
 
-    def parts(split: Split, part: Any) -> Key:
+    def parts(split: Grouping, part: Any) -> Key:
         if split == "policy":
             return names[part]
-        if split == "called":
-            called = json.loads(part) if part else None
-            return (tuple(called) if isinstance(called, list) else (),)
         return (part.isoformat() if isinstance(part, date) else part,)
 
     return lambda row: tuple(part for split, value in zip(by, row, strict=False) for part in parts(split, value))
 
 
-def _select_detectors(tx: Transaction) -> sa.FromClause:
-    """One row for each detector that called for a stop; none for a case that was never flagged, whatever is stored."""
-    detectors = cases.c.detectors
+@dataclass(frozen=True)
+class CallCount:
+    """The number of cases of one kind in which a detector called, as a part of `key`; `hours`: GPU-hours after."""
+
+    key: Key
+    treatment: Treatment | None
+    probability: float | None
+    run_outcome: RunOutcome
+    outcome: DecisionOutcome
+    delay: int | None
+    cases: int
+    hours: float
+    without_gpus: int
+
+
+def count_calls(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]) -> list[CallCount]:
+    """Count the calls of detectors, with `detector` among the groupings, by group, treatment, outcome and delay."""
     if tx.dialect.name == "postgresql":
-        listed = sa.case((sa.func.json_typeof(detectors) == "array", detectors), else_=sa.literal_column("'[]'::json"))
-        return sa.func.json_array_elements_text(listed).table_valued("value").lateral("detector")
-    listed = sa.case((sa.func.json_type(detectors) == "array", detectors), else_=sa.literal_column("'[]'"))
-    return sa.func.json_each(listed).table_valued("value", name="detector")
+        member: Any = (
+            sa.func.json_each(cases.c.calls).table_valued("key", sa.column("value", sa.JSON)).lateral("member")
+        )
+        value: Any = sa.cast(sa.literal_column("member.value"), sa.JSON)
+    else:
+        member = sa.func.json_each(cases.c.calls).table_valued("key", "value", name="member")
+        value = sa.type_coerce(sa.literal_column("member.value"), sa.JSON)
+    hours = value["gpu_hours_after"].as_float()
+    kinds = [
+        *(key_column(tx, grouping) for grouping in by),
+        *(cases.c.treatment, cases.c.observed_probability, cases.c.run_outcome),
+        *(value["outcome"].as_string(), value["delay_steps"].as_integer()),
+    ]
+    counted = [sa.func.count(), sa.func.coalesce(sa.func.sum(hours), 0.0), sa.func.count().filter(hours.is_(None))]
+    query = filter_cases(sa.select(*kinds, *counted), project_id, case_filter)
+    query = query.join(member, sa.true()).group_by(*kinds)
+    name_key = _load_key_names(tx, project_id, by)
+    return [CallCount(name_key(row), *row[len(by) :]) for row in tx.execute(query)]
+
+
+def count_seen(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]
+) -> Counter[tuple[Key, float, RunOutcome]]:
+    """The number of cases in which nobody stopped the run, by group, probability and outcome of the run."""
+    kinds = [*(key_column(tx, grouping) for grouping in by), cases.c.observed_probability, cases.c.run_outcome]
+    query = filter_cases(sa.select(*kinds, sa.func.count()), project_id, case_filter).where(
+        IS_SEEN, cases.c.calls.is_not(None)
+    )
+    name_key = _load_key_names(tx, project_id, by)
+    counts = Counter[tuple[Key, float, RunOutcome]]()
+    for row in tx.execute(query.group_by(*kinds)):
+        counts[name_key(row), row[-3] or 1.0, row[-2]] += row[-1]  # never flagged: without a probability
+    return counts

@@ -79,7 +79,7 @@ def count_towards_stage(
     """
     lacking = _select_shortfalls(tx, project_id, replace(case_filter, since=None, until=None), needed)
     kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome, lacking.c.shortfall]
-    query = filter_cases(tx, sa.select(*kinds, sa.func.count()), project_id, case_filter, ())
+    query = filter_cases(sa.select(*kinds, sa.func.count()), project_id, case_filter)
     query = query.join(lacking, (lacking.c.run_id == cases.c.run_id) & (lacking.c.attempt == cases.c.attempt))
     counted, not_counted = [], dict.fromkeys(Shortfall, 0)
     for treatment, probability, outcome, shortfall, number in tx.execute(query.group_by(*kinds)):
@@ -121,7 +121,7 @@ def _select_shortfalls(
     )
     identity = (cases.c.run_id, cases.c.attempt)
     placed = sa.select(*identity, by_itself.label("own"), rank.label("place"))
-    query = filter_cases(tx, placed, project_id, case_filter, ())
+    query = filter_cases(placed, project_id, case_filter)
     observed = query.where(IS_FLAGGED, cases.c.treatment == Treatment.OBSERVED).subquery()
     too_many = sa.case((observed.c.place > needed.per_key_and_day, Shortfall.KEY_AND_DAY.value))
     return sa.select(

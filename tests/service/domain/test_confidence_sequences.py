@@ -11,6 +11,7 @@ from evalstop_service.domain.confidence_sequences import (
     ALPHA,
     Bounds,
     Stratum,
+    estimate_call_precision,
     estimate_false_stops,
     estimate_precision,
     estimate_recall,
@@ -149,3 +150,44 @@ def test_undecided_cases_only_widen_the_bounds(flagged: list[Stratum], passed: S
             assert (estimate.low, estimate.high) == (0, 1)
         else:
             assert estimate.low - 1e-9 <= estimate.value <= estimate.high + 1e-9
+
+
+@pytest.mark.slow
+def test_intervals_by_detector_cover_however_often_one_looks() -> None:
+    """In 400 projects that hold out a part of their stops, an observer's figures cover those without any stop.
+
+    The detector and the policy that stops the runs agree more often than chance, and more often on runs that turned.
+    """
+    random_source = np.random.default_rng(11)
+    turn_rate, caught, fooled = 0.4, 0.8, 0.2
+    # Whether the observer calls, by outcome of the run and by the policy's decision.
+    call_rates = {(True, True): 0.8, (True, False): 0.3, (False, True): 0.6, (False, False): 0.1}
+    right = turn_rate * (caught * call_rates[True, True] + (1 - caught) * call_rates[True, False])
+    wrong = (1 - turn_rate) * (fooled * call_rates[False, True] + (1 - fooled) * call_rates[False, False])
+    truth = (right / (right + wrong), right / turn_rate, wrong / (1 - turn_rate))
+    projects, failures = 400, np.zeros(3)
+    for _ in range(projects):
+        held_out = random_source.choice([0.1, 0.3, 1.0])
+        called, silent = ({1.0: np.zeros(2), held_out: np.zeros(2)} for _ in range(2))  # turned, healthy
+        failed = np.zeros(3, bool)
+        for _look in range(5):
+            has_turned = random_source.random(60) < turn_rate
+            flagged = random_source.random(60) < np.where(has_turned, caught, fooled)
+            seen = ~flagged | (random_source.random(60) < held_out)
+            rates = [call_rates[bool(turned), bool(stop)] for turned, stop in zip(has_turned, flagged, strict=True)]
+            calls = random_source.random(60) < rates
+            for probability, chosen in ((held_out, seen & flagged), (1.0, ~flagged)):
+                called[probability] += np.sum(chosen & calls & has_turned), np.sum(chosen & calls & ~has_turned)
+                silent[probability] += np.sum(chosen & ~calls & ~has_turned), np.sum(chosen & ~calls & has_turned)
+            known = [Stratum(tally[0], tally[1], probability=p) for p, tally in called.items()]
+            passed = [Stratum(tally[0], tally[1], probability=p) for p, tally in silent.items()]
+            estimates = (
+                estimate_call_precision(known),
+                estimate_recall(known, *passed),
+                estimate_false_stops(known, *passed),
+            )
+            failed |= [
+                not estimate.low <= true <= estimate.high for estimate, true in zip(estimates, truth, strict=True)
+            ]
+        failures += failed
+    assert (failures / projects <= ALPHA).all(), failures

@@ -81,6 +81,34 @@ def test_shadow_stop_of_a_turned_run_is_right(shadow_project: ProjectFixture) ->
     assert_case(shadow_project, run, turn_step=outcome["turn_step"], delay_steps=8 - outcome["turn_step"])
 
 
+def test_calls_of_all_detectors_are_judged(shadow_project: ProjectFixture) -> None:
+    """A case has the calls of deciding and observing detectors, each as right as a stop at its step; a label judges
+    them again."""
+    policy = {"name": "panel", "members": [{"detector": "k_decline", "params": {"k": 3}}]}
+    for k, name in ((1, "hasty"), (8, "slow"), (20, "silent")):
+        observer = {"detector": "k_below_best", "id": name, "params": {"k": k}, "stop_at": k, "observe": True}
+        policy["members"].append(observer)  # type: ignore[attr-defined]
+    shadow_project.add_policy(policy)
+    run = open_flagged_run(shadow_project, 0.5, 0.3, 0.2, 0.1, 0.1, policy="panel")
+    finish_run(shadow_project, run)
+    calls = shadow_project.load_case(run).calls
+    assert calls is not None
+    assert {name: (call.step, call.outcome) for name, call in calls.items()} == {
+        "k_decline": (8, "right"),
+        "hasty": (6, "right"),
+        "slow": (13, "unknown"),  # no later eval shows whether that was right
+    }
+    turn_step = shadow_project.load_case(run).turn_step
+    assert turn_step is not None
+    assert calls["k_decline"].delay_steps == 8 - turn_step
+    assert calls["k_decline"].gpu_hours_after == pytest.approx(24.0 * 5 / 13)
+    label = commands.Label(DecisionOutcome.WRONG, None, "", "dana", hours_later(9))
+    commands.label_run(shadow_project.database, shadow_project.id, run.id, label)
+    relabeled = shadow_project.load_case(run).calls
+    assert relabeled is not None
+    assert {call.outcome for call in relabeled.values()} == {"wrong"}
+
+
 def test_shadow_stop_of_a_recovered_run_is_wrong(shadow_project: ProjectFixture) -> None:
     """It saves nothing and loses the steps since the checkpoint: 4 of 8, which took 2 hours on 4 GPUs."""
     run = open_flagged_run(shadow_project, 0.9, 1.0, 1.1, 1.2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from evalstop_service.evaluation import figures
@@ -10,7 +11,7 @@ from evalstop_service.store import cases
 from evalstop_service.store.cases import CaseFilter, Grouping, Key
 from evalstop_service.store.database import Database
 
-from tests.service.case_rows import insert_cases
+from tests.service.case_rows import insert_cases, judge_call
 from tests.service.project_fixture import ALL_ROLES_POLICY, NOW, ProjectFixture, set_up_project
 
 LATER = NOW + timedelta(days=40)
@@ -23,21 +24,24 @@ def project_with_cases(project: ProjectFixture) -> ProjectFixture:
     first, second = project.open_run(policy="paper"), project.open_run(policy="watch-all-roles")
     project.add_policy(ALL_ROLES_POLICY | {"at_least": 2})
     third = project.open_run(policy="watch-all-roles")
-    insert_cases(database, first, 8, delay_steps=10, gpu_hours=4.0, gpu_hours_saved=2.0)
-    insert_cases(database, first, 2, outcome="wrong", run_outcome="healthy", gpu_hours=4.0, gpu_hours_lost=3.0)
-    insert_cases(database, first, 1, outcome="unknown", run_outcome="undecided")
+    decline, others = {"k_decline": judge_call("right", 10, 2.0)}, {"posterior": judge_call("right", 20, 1.0)}
+    wrong = {"k_decline": judge_call("wrong")}
+    insert_cases(database, first, 8, delay_steps=10, gpu_hours=4.0, gpu_hours_saved=2.0, calls=decline | others)
+    healthy: dict[str, Any] = {"outcome": "wrong", "run_outcome": "healthy", "calls": wrong}
+    insert_cases(database, first, 2, gpu_hours=4.0, gpu_hours_lost=3.0, **healthy)
+    insert_cases(
+        database, first, 1, outcome="unknown", run_outcome="undecided", calls={"k_decline": judge_call("unknown")}
+    )
     insert_cases(database, first, 30, treatment=None, run_outcome="healthy")
-    insert_cases(database, first, 5, treatment=None, outcome="wrong")
-    insert_cases(database, second, 3, LATER, job_kind="rlhf", detectors=["cusum", "floor"], delay_steps=50)
-    insert_cases(
-        database, second, 4, LATER, job_kind="rlhf", observed_probability=0.1, outcome="wrong", gpu_hours_lost=1.0
-    )
-    insert_cases(database, second, 9, LATER, treatment="stopped", observed_probability=0.1, gpu_hours_saved=7.0)
-    insert_cases(
-        database, second, 1, LATER, treatment="stopped", outcome="wrong", gpu_hours_lost=5.0, gpu_hours_saved=7.0
-    )
+    insert_cases(database, first, 5, treatment=None, outcome="wrong", calls=others)
+    insert_cases(database, second, 3, LATER, job_kind="rlhf", delay_steps=50, calls=decline)
+    held_out: dict[str, Any] = {"observed_probability": 0.1, "outcome": "wrong", "calls": wrong}
+    insert_cases(database, second, 4, LATER, job_kind="rlhf", gpu_hours_lost=1.0, **held_out)
+    enforced: dict[str, Any] = {"treatment": "stopped", "observed_probability": 0.1}
+    insert_cases(database, second, 9, LATER, gpu_hours_saved=7.0, calls=decline, **enforced)
+    insert_cases(database, second, 1, LATER, outcome="wrong", gpu_hours_lost=5.0, gpu_hours_saved=7.0, **enforced)
     insert_cases(database, second, 2, LATER, treatment="prevented", outcome="wrong")
-    insert_cases(database, second, 1, LATER, treatment="stopped", outcome="unknown", gpu_hours_saved=4.0)
+    insert_cases(database, second, 1, LATER, outcome="unknown", gpu_hours_saved=4.0, **enforced)
     insert_cases(database, third, 1, LATER)
     return project
 
@@ -55,9 +59,7 @@ def test_figures_of_a_policy_exclude_enforced_stops(project_with_cases: ProjectF
     paper, all_roles, newest = groups.values()
     assert paper.precision.value == pytest.approx(0.8)
     assert (paper.precision.decided, paper.precision.undecided) == (10, 1)
-    assert paper.recall is not None
     assert paper.recall.value == pytest.approx(8 / 13)
-    assert paper.false_stops is not None
     assert paper.false_stops.value == pytest.approx(2 / 32)
     assert paper.delays == figures.Delays(8, 10, 10, 10)
     assert (paper.hours.would_have_saved, paper.hours.would_have_lost, paper.hours.without_gpus) == (16, 6, 1)
@@ -77,6 +79,7 @@ BY: list[tuple[Grouping, ...]] = [
     ("job_kind",),
     ("day",),
     ("policy", "week"),
+    ("policy", "detector"),
     ("month",),
 ]
 
@@ -86,7 +89,8 @@ def test_each_count_equals_its_list_of_cases(project_with_cases: ProjectFixture,
     """The list of cases for a cell of a group has as many entries as the cell counts."""
     for group in load_figures(project_with_cases, *by).values():
         group_filter = figures.select_group(CaseFilter(), by, group.key)
-        for row in figures.ROWS:
+        # Without a policy, a detector that did not call may be none of the policy's.
+        for row in figures.ROWS if by != ("detector",) else figures.ROWS[:-1]:
             for outcome in figures.OUTCOMES:
                 with project_with_cases.database.reading() as tx:
                     listed = cases.list_cases(
@@ -95,25 +99,48 @@ def test_each_count_equals_its_list_of_cases(project_with_cases: ProjectFixture,
                 assert len(listed) == group.counts[row][outcome]
 
 
-def test_cases_are_grouped_by_detector_and_time(project_with_cases: ProjectFixture) -> None:
-    """A case counts for each detector that called for its stop, and for the period in which it ended."""
-    by_detector = load_figures(project_with_cases, "detector")
-    assert {key: group.precision.decided for key, group in by_detector.items()} == {
-        ("cusum",): 3,
-        ("floor",): 3,
-        ("k_decline",): 15,
-    }
-    assert by_detector["cusum",].recall is None
+def test_detectors_of_a_policy_are_measured_on_the_same_runs(project_with_cases: ProjectFixture) -> None:
+    """Each case in which nobody stopped the run counts for each detector, called or silent, with its weight."""
+    groups = load_figures(project_with_cases, "policy", "detector")
+    decline, posterior = groups["paper", 1, "k_decline"], groups["paper", 1, "posterior"]
+    assert (decline.observes, posterior.observes) == (False, True)
+    assert decline.counts["observed"] == {"right": 8, "wrong": 2, "unknown": 1}
+    assert posterior.counts["observed"] == {"right": 13, "wrong": 0, "unknown": 0}
+    assert decline.counts["passed"] == {"right": 30, "wrong": 5, "unknown": 0}
+    assert posterior.counts["passed"] == {"right": 32, "wrong": 0, "unknown": 1}
+    assert (decline.precision.value, decline.recall.value) == pytest.approx((8 / 10, 8 / 13))
+    assert (posterior.precision.value, posterior.recall.value, posterior.false_stops.value) == (1, 1, 0)
+    assert posterior.delays == figures.Delays(13, 20, 20, 20)
+    assert (decline.hours.would_have_saved, posterior.hours.would_have_saved) == (16, 13)
+    enforced = groups["watch-all-roles", 1, "k_decline"]
+    assert enforced.precision.value == pytest.approx(3 / (3 + 4 / 0.1))
+    assert enforced.counts["stopped"] == {"right": 9, "wrong": 0, "unknown": 0}, "labels, which do not count"
+    silent = groups["watch-all-roles", 1, "k_below_best"]
+    assert silent.precision.value is None
+    assert silent.counts["passed"] == {"right": 0, "wrong": 7, "unknown": 0}
+
+
+def test_cases_in_which_two_detectors_disagree_are_listed(project_with_cases: ProjectFixture) -> None:
+    """One called and the other did not, in runs that nobody stopped."""
+    wanted = CaseFilter(policy="paper", detector="k_decline", silent="posterior")
+    with project_with_cases.database.reading() as tx:
+        listed = cases.list_cases(tx, project_with_cases.id, wanted, limit=100)
+    assert sorted(case.run_outcome for case in listed) == ["healthy", "healthy", "undecided"]
+
+
+def test_cases_are_grouped_by_time(project_with_cases: ProjectFixture) -> None:
+    """A case counts for the period in which it ended."""
     assert list(load_figures(project_with_cases, "month")) == [("2026-01-01",), ("2026-02-01",)]
     assert list(load_figures(project_with_cases, "week")) == [("2025-12-29",), ("2026-02-09",)]
     assert list(load_figures(project_with_cases, "job_kind")) == [("rlhf",), (None,)]
+    by_week = load_figures(project_with_cases, "detector", "week")
+    assert by_week["k_decline", "2025-12-29"].precision.decided == 10
 
 
 def test_figures_are_filtered(project_with_cases: ProjectFixture) -> None:
     """Figures count only the cases that match the filter."""
     assert load_figures(project_with_cases, policy="watch-all-roles", version=1)[()].precision.decided == 7
-    assert load_figures(project_with_cases, detector="floor")[()].precision.decided == 3
-    assert load_figures(project_with_cases, detector="gao_fit")[()].recall is None, "of a detector without cases too"
+    assert load_figures(project_with_cases, policy="paper", detector="posterior")[()].precision.decided == 13
     assert load_figures(project_with_cases, since=LATER, job_kind="rlhf")[()].precision.decided == 7
     assert load_figures(project_with_cases, until=NOW)[()].precision.value is None
 
@@ -132,29 +159,6 @@ def test_cases_are_listed_by_page(project_with_cases: ProjectFixture) -> None:
 def test_cases_of_other_projects_do_not_count(project_with_cases: ProjectFixture, database: Database) -> None:
     """A project without cases has no precision."""
     assert load_figures(set_up_project(database))[()].precision.value is None
-
-
-def test_regrouped_counts_equal_direct_counts(project_with_cases: ProjectFixture) -> None:
-    """Counts by sets of detectors regroup to the same figures as direct counts, each case once per policy."""
-    with project_with_cases.database.reading() as tx:
-        flagged = cases.count_flagged(tx, project_with_cases.id, CaseFilter(), ("policy", "called"))
-        delays = cases.count_delays(tx, project_with_cases.id, CaseFilter(), ("policy", "called"))
-        unflagged = cases.count_unflagged(tx, project_with_cases.id, CaseFilter(), ("policy",))
-    counts = [*flagged, *unflagged]
-
-    def policy(key: Key) -> list[Key]:
-        return [key[:2]]
-
-    def detectors(key: Key) -> list[Key]:
-        return [(name,) for name in key[2]]
-
-    by_policy = figures.compute_figures(figures.regroup(counts, policy), figures.regroup(delays, policy))
-    assert by_policy == list(load_figures(project_with_cases, "policy").values())
-    flagged_by_detector = figures.regroup(flagged, detectors), figures.regroup(delays, detectors)
-    assert figures.compute_figures(*flagged_by_detector, whole=False) == list(
-        load_figures(project_with_cases, "detector").values()
-    )
-    assert figures.compute_total(counts, delays) == load_figures(project_with_cases)[()]
 
 
 def test_revision_changes_when_a_case_is_saved(project_with_cases: ProjectFixture) -> None:

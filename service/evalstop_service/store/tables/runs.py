@@ -11,6 +11,7 @@ from evalstop_service.domain.run import (
     ChangePoint,
     EvalChange,
     FirstCall,
+    JudgedCall,
     MetricFields,
     RawMaximum,
     Recognition,
@@ -338,6 +339,7 @@ cases = sa.Table(
     sa.Column("observed_probability", sa.Double),
     sa.Column("decided_step", sa.BigInteger),
     sa.Column("detectors", sa.JSON(none_as_null=True)),  # those that called for the stop
+    sa.Column("calls", StructJson(dict[str, JudgedCall])),  # of detectors of its policy that called, observers included
     sa.Column("stated_risk", sa.Double),  # the share of healthy runs that the policy says it stops
     sa.Column("outcome", EnumText(DecisionOutcome), nullable=False),
     sa.Column("delay_steps", sa.BigInteger),  # from the turn to the decision

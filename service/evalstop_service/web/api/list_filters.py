@@ -76,7 +76,9 @@ Version = Annotated[int, Field(ge=1, le=2**31 - 1), Integral] | None
 async def _choose_cases(
     policy: Annotated[Name | None, Query(description="the name of the policy")] = None,
     version: Annotated[Version, Query(description="version of the policy")] = None,
-    detector: Annotated[Name | None, Query(description="a detector that wanted the stop")] = None,
+    detector: Annotated[
+        Name | None, Query(description="a detector that called for a stop, deciding or observing")
+    ] = None,
     job_kind: Annotated[Line | None, Query(description="the label job_kind of the run; empty: without one")] = None,
     since: Annotated[Time | None, Query(description="ended at this time or later")] = None,
     until: Annotated[Time | None, Query(description="ended before this time")] = None,
@@ -96,8 +98,21 @@ async def _choose_listed_cases(
         DecisionOutcome | None, Query(description="of the decision to stop it, or of letting it run")
     ] = None,
     run_outcome: Annotated[RunOutcome | None, Query(description="whether the eval turned")] = None,
+    called: Annotated[
+        bool | None,
+        Query(description="with detector: false if it did not call, be it that it was not asked; default: true"),
+    ] = None,
+    silent: Annotated[Name | None, Query(description="another detector, which did not call")] = None,
 ) -> CaseFilter:
-    return replace(chosen, flagged=flagged, treatment=treatment, outcome=outcome, run_outcome=run_outcome)
+    return replace(
+        chosen,
+        flagged=flagged,
+        treatment=treatment,
+        outcome=outcome,
+        run_outcome=run_outcome,
+        called=called,
+        silent=silent,
+    )
 
 
 ListedCases = Annotated[CaseFilter, Depends(_choose_listed_cases)]

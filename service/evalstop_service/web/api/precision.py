@@ -66,10 +66,9 @@ class GroupOut(Answer):
     job_kind: str | None = Field(description="null also for jobs without a kind")
     begins: str | None = Field(description="the first day of its day, week (from Monday) or month, in UTC")
     precision: EstimateOut = Field(description="the share of its stops that were right")
-    recall: EstimateOut | None = Field(description="null by detector")
-    false_stops_per_healthy_run: EstimateOut | None = Field(
-        description="the share of healthy runs that it flagged; null by detector"
-    )
+    observes: bool | None = Field(description="of a detector: it only observes, and decides nothing; else null")
+    recall: EstimateOut | None = Field(description="the share of the runs that turned that it stopped, rightly")
+    false_stops_per_healthy_run: EstimateOut | None = Field(description="the share of healthy runs that it flagged")
     delay_steps: DelaysOut | None = Field(description="null: no right stop with a known turn")
     gpu_hours: HoursOut = Field(description="GPU-hours that its stops saved and lost")
     parks: ParksOut = Field(description="jobs that were parked instead of stopped")

@@ -13,7 +13,7 @@ from evalstop_service.store import outcomes
 from evalstop_service.store.database import Database
 from playwright.sync_api import expect
 
-from tests.service.case_rows import insert_cases
+from tests.service.case_rows import insert_cases, judge_call
 from tests.service.web.pages.conftest import Window
 from tests.service.web.pages.recorded_runs import (
     Tenant,
@@ -49,6 +49,7 @@ def test_figures_link_to_their_cases(visitor: httpx.Client, database: Database, 
         "gpus": 8.0,
         "gpu_hours": 80.0,
         "detectors": ["k_decline"],
+        "calls": {name: judge_call("right") for name in ("k_below_best", "eval", "proxy", "kl")},
         "stated_risk": 0.05,
         "job_kind": "__proto__",
     }

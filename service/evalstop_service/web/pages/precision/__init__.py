@@ -56,9 +56,10 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
         revision = cases.read_revision(tx, project_id)
-        flagged = cases.count_flagged(tx, project_id, filters.case_filter, ("policy", "called"))
+        flagged = cases.count_flagged(tx, project_id, filters.case_filter, ("policy",))
         passed = cases.count_unflagged(tx, project_id, filters.case_filter, ("policy",))
-        late = cases.count_delays(tx, project_id, filters.case_filter, ("policy", "called"))
+        late = cases.count_delays(tx, project_id, filters.case_filter, ("policy",))
+        by_detector = figures.load_detector_figures(tx, project_id, filters.case_filter, ("detector",))
         kinds = cases.list_job_kinds(tx, project_id)
         names = sorted(policies.load_latest_versions(tx, project_id))
         stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, project_id)}
@@ -72,10 +73,8 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         events=filters.link("/precision/events"),
         figures=filters.link("/precision/figures.json"),
         whole=whole,
-        by_policy=figures.compute_figures(regroup(counts, _policy_key), regroup(late, _policy_key)),
-        by_detector=figures.compute_figures(
-            regroup(flagged, _detector_keys), regroup(late, _detector_keys), whole=False
-        ),
+        by_policy=figures.compute_figures(counts, late),
+        by_detector=by_detector,
         policies=names,
         kinds=kinds,
         rollout_stages=stages,
@@ -156,10 +155,6 @@ def _link_cases(
 
 def _policy_key(key: Key) -> list[Key]:
     return [key[:2]]
-
-
-def _detector_keys(key: Key) -> list[Key]:
-    return [(name,) for name in key[2]]
 
 
 def _encode_week(group: GroupFigures) -> dict[str, Any]:
