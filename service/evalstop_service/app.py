@@ -66,7 +66,7 @@ from evalstop_service.web.api import (
 )
 from evalstop_service.web.api import openapi as description
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
-from evalstop_service.web.body import BodyLimit, HearVetoes, HeldBodies
+from evalstop_service.web.body_limit import BodyLimit, HearVetoes, HeldBodies
 from evalstop_service.web.context import Context
 from evalstop_service.web.limits import Entrance
 from evalstop_service.web.limits import Limits as WebLimits

@@ -13,7 +13,7 @@ waits for a thread or for the processor. Decisions have a lane of their own: see
 | threads | of ordinary requests: 8, on PostgreSQL one a connection | | a quarter | half |
 | threads of decisions | | 8 | a quarter | half |
 | processor | of the event loop and of threads, while others send requests | | half | half |
-| bodies | bytes of arriving bodies, in the pools of `web.body` | 100 MiB | a quarter of a pool | half of a pool |
+| bodies | bytes of arriving bodies, in the pools of `web.body_limit` | 100 MiB | a quarter of a pool | half of a pool |
 | edits | processor time to judge runs anew: `ingest.costs` | | a tenth | a fifth |
 """
 

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable
 
 import pytest
-from evalstop_service.web.body import MOST_MEMBERS, decompress
+from evalstop_service.web.body_limit import MOST_MEMBERS, decompress
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 from hypothesis import given
