@@ -29,20 +29,9 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # else a series besi
 
 
 class ServiceMetrics:
-    """Counters, gauges and histograms of one process, in a separate registry.
+    """Counters, gauges and histograms of one process, in a separate registry; each with its own description.
 
-    `observations`: by result (accepted, duplicate, conflict). `refused`: refused requests, by reason.
-    `delayed`: requests that waited for their key's share of the event loop.
-    `commit_observations`, `commit_requests`, `commit_seconds`: of each group commit. `waiting_observations`: queued for
-    one. `cached_bytes`: of the run cache.
-    `loaded_runs`: how a run's monitor was loaded before a batch (hit, moved_on, restored, rebuilt), and how often
-    the cache was stale, so that a batch was applied twice.
-    `detector_seconds`: of each group. `costly_steps`: of one run, over the budget.
-    `unjudged_runs`: no longer judged, after an error.
-    `deliveries`: attempts by result (delivered, retry, dead, cancelled).
-    `delivery_seconds`: of an attempt. `delivery_lag_seconds`: from being due to being sent. `request_seconds`: HTTP
-    answers by method, route template and class of status. `mlflow_left_out`: metrics, labels, params, checkpoints and
-    lengths of MLflow clients that were not stored. `pruned_runs`, `pruned_rows`: removed by retention.
+    `loaded_runs` is `mistaken` where the cache was stale, so that a batch was applied twice.
     """
 
     def __init__(self) -> None:

@@ -6,11 +6,13 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
+from typing import Annotated
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, DecisionState, GuardKind
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.health import Liveness
 from evalstop_service.domain.quotas import Quota, begin_day, first_id, seconds_to_wait
 from evalstop_service.errors import QuotaReached
@@ -93,28 +95,30 @@ def _count_query(quota: Quota, now: datetime) -> tuple[sa.Table, sa.ColumnElemen
 
 @dataclass(frozen=True)
 class InstallationCounts:
-    """The state of an installation.
+    """The state of an installation: what `/metrics` shows of it, each by the name of its field.
 
-    `running_runs`: those that have not ended. Of these, as of their last check, `stale_runs` are late with their posts
-    and `no_data_runs` have a watched metric without data. `paused_projects`: projects in which nothing is stopped.
-    `on_hold_stops`: by kind of guard; a stop counts for each guard that holds it. `awaited_stops`: those that are not
-    yet confirmed, by state. `open_endpoints`: endpoints with an open circuit breaker. `outbox_deliveries`: those that
-    wait: `due`, `later` (between two attempts, leased to a worker, or in a veto window), `held` (the endpoint is
-    disabled or deleted); how long the oldest due one has been due, and the age of the oldest that is not held, 0 for
-    none. `quota_use_ratio`: for each quota the largest share that any project uses.
+    Stale runs and runs without data are those found at their last check. A stop counts for each guard that holds it. A
+    delivery waits and is `due`, `later` (between two attempts, leased to a worker, or in a veto window), or `held` (the
+    endpoint is disabled or deleted).
     """
 
-    running_runs: int
-    stale_runs: int
-    no_data_runs: int
-    paused_projects: int
-    on_hold_stops: dict[str, int]
-    awaited_stops: dict[str, int]
-    open_endpoints: int
-    outbox_deliveries: dict[str, int]
-    outbox_oldest_due_seconds: float
-    outbox_oldest_waiting_seconds: float
-    quota_use_ratio: dict[Quota, float]
+    running_runs: Annotated[int, doc("Runs that have not ended.")]
+    stale_runs: Annotated[int, doc("Runs that have not ended and have been silent for too long.")]
+    no_data_runs: Annotated[int, doc("Runs that have not ended and have a watched metric without usable data.")]
+    paused_projects: Annotated[int, doc("Projects whose stops are paused.")]
+    on_hold_stops: Annotated[dict[str, int], doc("Stops that are on hold, by kind of guard."), "guard"]
+    awaited_stops: Annotated[dict[str, int], doc("Requested stops that no scheduler has confirmed yet."), "state"]
+    open_endpoints: Annotated[int, doc("Endpoints that are paused after repeated failures.")]
+    outbox_deliveries: Annotated[
+        dict[str, int],
+        doc("Waiting deliveries: due, later (a pause, a lease or a veto window), held (their endpoint is disabled)."),
+        "waiting",
+    ]
+    outbox_oldest_due_seconds: Annotated[float, doc("How long the oldest due delivery has been due.")]
+    outbox_oldest_waiting_seconds: Annotated[float, doc("Age of the oldest waiting delivery that is not held.")]
+    quota_use_ratio: Annotated[
+        dict[Quota, float], doc("The largest share of a quota that a project uses, from 0 to 1."), "quota"
+    ]
 
 
 def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:

@@ -84,32 +84,14 @@ def create_endpoint(
     """Add an endpoint; raises AddressRefused when its URL is not allowed, QuotaReached, and Conflict if it is taken."""
     _require_allowed(url, address_policy)
     _require_fitting(url, format)
-    with database.transaction() as tx:
-        _require_room(tx, author, url)
-        endpoint = endpoints.add_endpoint(
-            *(tx, author.project_id),
-            url=url,
-            event_types=event_types,
-            format=format,
-            now=author.at,
-            encryption=encryption,
-        )
-        record_endpoint_change(tx, author, "endpoint.created", endpoint)
-        return endpoint
+    return _add_endpoint(database, author, url, event_types, format, encryption)
 
 
 def create_pull_endpoint(
     database: Database, author: Author, *, name: str, event_types: Iterable[str], encryption: Encryption
 ) -> Endpoint:
     """Add an endpoint whose receiver fetches its events; raises QuotaReached, and Conflict if its name is taken."""
-    with database.transaction() as tx:
-        url = endpoints.PULL_PREFIX + name
-        _require_room(tx, author, url)
-        endpoint = endpoints.add_endpoint(
-            tx, author.project_id, url=url, event_types=event_types, now=author.at, encryption=encryption
-        )
-        record_endpoint_change(tx, author, "endpoint.created", endpoint)
-        return endpoint
+    return _add_endpoint(database, author, endpoints.PULL_PREFIX + name, event_types, Format.STANDARD, encryption)
 
 
 def change_endpoint(
@@ -165,15 +147,27 @@ def name_host(url: str) -> str:
     return url if url.startswith((endpoints.PULL_PREFIX, SCHEME)) else urlsplit(url).netloc
 
 
+def _add_endpoint(
+    database: Database, author: Author, url: str, event_types: Iterable[str], form: str, encryption: Encryption
+) -> Endpoint:
+    with database.transaction() as tx:
+        counts.require_room(tx, projects.lock_project(tx, author.project_id), Quota.ENDPOINTS, author.at)
+        _require_own_url(tx, author.project_id, url)
+        endpoint = endpoints.add_endpoint(
+            *(tx, author.project_id),
+            url=url,
+            event_types=event_types,
+            format=form,
+            now=author.at,
+            encryption=encryption,
+        )
+        record_endpoint_change(tx, author, "endpoint.created", endpoint)
+        return endpoint
+
+
 def _require_fitting(url: str, endpoint_format: str) -> None:
     if is_mail_url(url) != (endpoint_format == Format.EMAIL):
         raise Invalid("url: mailto:ADDRESS and mailto:owner require the format email, which takes no other URL")
-
-
-def _require_room(tx: Transaction, author: Author, url: str) -> None:
-    """Lock the project; raises QuotaReached, and Conflict if an endpoint has this URL."""
-    counts.require_room(tx, projects.lock_project(tx, author.project_id), Quota.ENDPOINTS, author.at)
-    _require_own_url(tx, author.project_id, url)
 
 
 def _require_own_url(tx: Transaction, project_id: UUID, url: str, endpoint_id: UUID | None = None) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_type_hints
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import sqlalchemy as sa
@@ -155,29 +155,11 @@ class Installation(Collector):
 def _create_families(counts: InstallationCounts | None) -> Iterator[Metric]:
     up = "1 if the database answered the last query, else 0."
     yield GaugeMetricFamily("evalstop_database_up", up, 0 if counts is None else 1)
-    for name, (text, label) in _GAUGES.items():
-        family = GaugeMetricFamily(f"evalstop_{name}", text, labels=[label] if label else [])
+    for name, hint in get_type_hints(InstallationCounts, include_extras=True).items():
+        description, *labels = hint.__metadata__  # a count that is split has the label of its parts
+        family = GaugeMetricFamily(f"evalstop_{name}", description.description, labels=labels)
         if counts is not None:
             value = getattr(counts, name)
-            for labels, number in [([key], number) for key, number in value.items()] if label else [([], value)]:
-                family.add_metric(labels, number)
+            for keys, number in [([key], number) for key, number in value.items()] if labels else [([], value)]:
+                family.add_metric(keys, number)
         yield family
-
-
-_GAUGES = {
-    "running_runs": ("Runs that have not ended.", None),
-    "stale_runs": ("Runs that have not ended and have been silent for too long.", None),
-    "no_data_runs": ("Runs that have not ended and have a watched metric without usable data.", None),
-    "paused_projects": ("Projects whose stops are paused.", None),
-    "on_hold_stops": ("Stops that are on hold, by kind of guard.", "guard"),
-    "awaited_stops": ("Requested stops that no scheduler has confirmed yet.", "state"),
-    "open_endpoints": ("Endpoints that are paused after repeated failures.", None),
-    "outbox_deliveries": (
-        "Waiting deliveries: due, later (a pause, a lease or a veto window), held (their endpoint is disabled).",
-        "waiting",
-    ),
-    "outbox_oldest_due_seconds": ("How long the oldest due delivery has been due.", None),
-    "outbox_oldest_waiting_seconds": ("Age of the oldest waiting delivery that is not held.", None),
-    "quota_use_ratio": ("The largest share of a quota that a project uses, from 0 to 1.", "quota"),
-}
-"""The gauges, which are named after the counts, with the label that splits a count."""

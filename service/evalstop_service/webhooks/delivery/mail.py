@@ -41,18 +41,6 @@ class MailSettings:
     domains: tuple[str, ...]
 
 
-class _Run(msgspec.Struct):
-    owner: str | None = None
-
-
-class _Data(msgspec.Struct):
-    run: _Run | None = None
-
-
-class _Event(msgspec.Struct):
-    data: _Data = msgspec.field(default_factory=_Data)
-
-
 class Mailer:
     """Sends one message at a time in each of a few threads; `timeout_seconds`: for the whole message."""
 
@@ -117,8 +105,9 @@ class Mailer:
 
 
 def _read_owner(event: str) -> str | None:
-    run = msgspec.json.decode(event, type=_Event).data.run
-    return None if run is None else run.owner
+    data = msgspec.json.decode(event).get("data", {})
+    owner: str | None = (data.get("run") or {}).get("owner")
+    return owner
 
 
 def write_message(sender: str, recipient: str, event_id: str, text: str) -> EmailMessage:
