@@ -8,7 +8,7 @@ tags and params that trainers write.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from types import MappingProxyType
@@ -130,6 +130,12 @@ class RecognizedRoles(Struct, frozen=True):
     reasons: dict[str, str]
     warnings: list[str]
 
+    @property
+    def guessed_eval(self) -> str | None:
+        """The metric whose role as the eval, or its direction, is a guess."""
+        names = (name for name, origin in self.origins.items() if origin is RoleOrigin.GUESSED)
+        return next((name for name in names if self.roles[name].role is MetricRole.EVAL), None)
+
 
 class Candidate(Struct, frozen=True):
     """A metric and its meaning. Among metrics of one role the lowest `order` is chosen."""
@@ -143,8 +149,36 @@ class Candidate(Struct, frozen=True):
         return self.meaning.rank, self.place, self.meaning.pattern not in PREFERRED, self.metric
 
 
-def recognize_roles(metrics: Iterable[str], tags: Mapping[str, str] = MappingProxyType({})) -> RecognizedRoles:
-    """Infer the roles of `metrics` from their names; the tag `evalstop.preset` sets the trainer explicitly.
+FIRST_EVALS = 5
+"""A guessed eval with as many equal values at its beginning is taken for one that does not measure the run."""
+
+CONSTANT = f"no role: guessed, and the same in its first {FIRST_EVALS} evals"
+
+
+def is_constant(values: Sequence[float]) -> bool:
+    """Whether an eval with these values, by step, does not change at its beginning."""
+    return len(values) >= FIRST_EVALS and all(value == values[0] for value in values[:FIRST_EVALS])
+
+
+def recognize_by_values(
+    metrics: Iterable[str], tags: Mapping[str, str], load_values: Callable[[str], Sequence[float]]
+) -> RecognizedRoles:
+    """`recognize_roles`, but a guessed eval that does not change in its first evals gives way to another candidate: an
+    exact match of 0 must not hide the loss. `load_values`: the values of a metric by step, at least the first ones."""
+    names, constant = set(metrics), set[str]()
+    while True:
+        found = recognize_roles(names, tags, constant)
+        guess = found.guessed_eval
+        if guess is None or guess in constant or not is_constant(load_values(guess)):
+            return found
+        constant.add(guess)
+
+
+def recognize_roles(
+    metrics: Iterable[str], tags: Mapping[str, str] = MappingProxyType({}), constant: Collection[str] = ()
+) -> RecognizedRoles:
+    """Infer the roles of `metrics` from their names; the tag `evalstop.preset` sets the trainer explicitly. Of the
+    metrics named `constant` one has a role only if no other metric is a candidate.
 
     >>> found = recognize_roles(["eval_gsm8k_loss", "reward"])
     >>> found.roles["eval_gsm8k_loss"].direction, str(found.origins["eval_gsm8k_loss"]), str(found.origins["reward"])
@@ -162,14 +196,15 @@ def recognize_roles(metrics: Iterable[str], tags: Mapping[str, str] = MappingPro
     roles: dict[str, Role] = {}
     origins: dict[str, RoleOrigin] = {}
     for role, rivals in candidates.items():
-        best, *others = sorted(rivals, key=lambda candidate: candidate.order)
+        best, *others = sorted(rivals, key=lambda candidate: (candidate.metric in constant, candidate.order))
         roles[best.metric] = _role(role, best.meaning.minimize)
         origins[best.metric] = best.meaning.origin
         reasons[best.metric] = f"{role}: {best.meaning.reason}"
         if best.meaning.caution:
             warnings.append(best.meaning.caution.format(metric=best.metric))
         for other in others:
-            reasons[other.metric] = f"no role: {best.metric} is preferred as {role} ({other.meaning.reason})"
+            preferred = f"no role: {best.metric} is preferred as {role} ({other.meaning.reason})"
+            reasons[other.metric] = CONSTANT if other.metric in constant else preferred
     if MetricRole.EVAL not in candidates:
         warnings.append(NO_EVAL)
     return RecognizedRoles(trainers[0].name if trainers else None, roles, origins, reasons, warnings)

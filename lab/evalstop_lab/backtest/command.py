@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from evalstop_lab.backtest import page
 from evalstop_lab.backtest.cases import Case, Summary, compare_policies, encode_case, judge_cases, summarize_policy
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import ReadErrors, Run, load_policy
+from evalstop_lab.replay.command import describe_guesses
 from evalstop_lab.replay.sources import add_policy_options, add_source_parser, read_settled_runs
 from evalstop_lab.report import format_figure, format_percent, new_table, to_json_values
 
@@ -57,9 +58,11 @@ def run(args: argparse.Namespace) -> int:
     runs, errors = read_history(args)
     for item in runs:
         item.gpus = args.gpus if item.gpus is None else item.gpus
-    cases = judge_cases(runs, policies, args.jobs)
+    guessed = [run for run in runs if run.is_guessed]
+    cases = judge_cases([run for run in runs if not run.is_guessed], policies, args.jobs)
     labels = list(policies)
     report = build_report(cases, labels, errors.collected, "evalstop-lab " + shlex.join(sys.argv[1:]))
+    report["guessed"] = _count_guessed(guessed, policies, args.jobs)
     if args.json:
         sys.stdout.write(json.dumps(report | {"cases": [encode_case(case) for case in cases]}, allow_nan=False) + "\n")
         return 0
@@ -69,6 +72,10 @@ def run(args: argparse.Namespace) -> int:
         raise UnusableArguments(f"--html {args.html}: {error.strerror}; choose a writable file.") from error
     console = Console()
     console.print(_build_table(report))
+    if guessed:
+        stopped = ", ".join(f"{label} {count:,}" for label, count in report["guessed"]["stopped"].items())
+        text = f"Not counted: {describe_guesses(guessed)}. Then would be stopped: {stopped}."
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
     if report["without_eval"]:
         console.print(
             f"{_format_runs(report['without_eval'])} without an eval, which no shipped policy stops;"
@@ -116,6 +123,14 @@ def build_report(
     }
     whole: dict[str, Any] = to_json_values(report)
     return whole | {"story": [_describe(item, len(cases)) for item in summaries]}
+
+
+def _count_guessed(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None) -> dict[str, Any]:
+    """The runs that are judged on a guess, and how many of them each policy would stop once it is confirmed."""
+    confirmed = [replace(run, roles=replace(run.roles, guessed=frozenset())) for run in runs]
+    cases = judge_cases(confirmed, policies, jobs)
+    stopped = {label: sum(case.outcomes[label].stop_step is not None for case in cases) for label in policies}
+    return {"runs": len(runs), "stopped": stopped}
 
 
 def _load_policies(name: str, against: str | None) -> dict[str, Policy]:

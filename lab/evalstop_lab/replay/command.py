@@ -9,7 +9,7 @@ from functools import partial
 
 import joblib
 import msgspec
-from evalstop_detectors import Call, Policy
+from evalstop_detectors import Call, MetricRole, Policy
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -46,9 +46,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     policy = load_policy(args.policy)
-    judged = judge_all(
-        policy, read_settled_runs(args, args.sources), args.jobs, judge_with_calls if args.json else judge_runs
-    )
+    runs = read_settled_runs(args, args.sources)
+    judged = judge_all(policy, runs, args.jobs, judge_with_calls if args.json else judge_runs)
+    if guessed := [run for run in runs if run.is_guessed]:
+        sys.stderr.write(f"evalstop-lab: {describe_guesses(guessed)}\n")
     if args.json:
         for result in judged:
             sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
@@ -70,6 +71,16 @@ def judge_all(
 def choose_jobs(jobs: int | None, runs: Sequence[Run]) -> int:
     """The number of processes: as requested, else one per core for many runs."""
     return jobs or (int(joblib.cpu_count()) if len(runs) > FEW_RUNS else 1)
+
+
+def describe_guesses(runs: Sequence[Run]) -> str:
+    """What it means that these runs are judged on a guess."""
+    names = sorted({run.roles.columns[MetricRole.EVAL] for run in runs})
+    metrics = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+    return (
+        f"{len(runs):,} runs are judged on a guess ({metrics}): the service would stop them only after you confirm, as"
+        " --confirm does here; --eval COLUMN names the eval"
+    )
 
 
 def _build_table(judged: Sequence[Judged], policy: str) -> Table:

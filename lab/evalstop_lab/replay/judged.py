@@ -44,7 +44,16 @@ class Judged:
 
 
 def judge_runs(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
-    """Replay settled runs, each up to its stop: later observations change no verdict."""
+    """Replay settled runs, each up to its stop: later observations change no verdict. No run is stopped on a guess."""
+    judged: dict[int, Judged] = {}
+    for guessed in {run.roles.guessed for run in runs}:
+        places = [place for place, run in enumerate(runs) if run.roles.guessed == guessed]
+        alike = _judge_alike(policy.with_guessed(guessed), [runs[place] for place in places])
+        judged.update(zip(places, alike, strict=True))
+    return [judged[place] for place in range(len(runs))]
+
+
+def _judge_alike(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
     columns = [run.columns() for run in runs]
     together = iter(replay_runs(policy, [item for item in columns if item is not None]))
     past_runs = (
@@ -57,7 +66,7 @@ def judge_runs(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
 def judge_with_calls(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
     """`judge_runs`, with the calls."""
     judged = judge_runs(policy, runs)
-    states = (replay(policy, run.observations()) for run in runs)
+    states = (replay(policy.with_guessed(run.roles.guessed), run.observations()) for run in runs)
     return [replace(item, calls=name_calls(policy, state)) for item, state in zip(judged, states, strict=True)]
 
 

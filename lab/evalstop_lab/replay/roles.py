@@ -64,7 +64,7 @@ def explain_roles(sources: Sequence[str], requested: RequestedRoles, errors: Rea
 
 
 def _explain_log(log: Log, metrics: set[str], count: int, requested: RequestedRoles) -> dict[str, Any]:
-    roles, recognised = choose_roles(requested, metrics, log.tags, log.roles)
+    roles, recognised = choose_roles(log, metrics, requested)
     chosen = {}
     for role, metric in roles.columns.items():
         if metric not in metrics:

@@ -24,12 +24,13 @@ class Roles:
     """The columns (JSON keys, TensorBoard tags) by role, those that are minimized, and the one that counts steps.
 
     The standard error of a column is in the column with the suffix `_stderr`. A role without a column was not
-    recognized in the log.
+    recognized in the log. `guessed`: the roles whose column, or its direction, is a guess: they stop no run.
     """
 
     columns: Mapping[MetricRole, str] = field(default_factory=lambda: {role: role.value for role in MetricRole})
     minimized: frozenset[str] = frozenset({"loss"})
     step: str = "step"
+    guessed: frozenset[MetricRole] = frozenset()
 
     def with_more(self, more_roles: Roles) -> Roles:
         """These roles, completed by those of `more_roles`."""
@@ -37,6 +38,7 @@ class Roles:
             self,
             columns={**more_roles.columns, **self.columns},
             minimized=frozenset(self.minimized | more_roles.minimized),
+            guessed=self.guessed | (more_roles.guessed - self.columns.keys()),
         )
 
     def sign(self, role: MetricRole) -> float:
@@ -102,6 +104,11 @@ class Run:
     def gpu_hours(self) -> float | None:
         """The GPU-hours of the run; None if its GPUs or duration are unknown."""
         return None if self.gpus is None or self.seconds is None else self.gpus * self.seconds / 3600
+
+    @property
+    def is_guessed(self) -> bool:
+        """Whether its eval, or the direction of it, is a guess."""
+        return MetricRole.EVAL in self.roles.guessed and MetricRole.EVAL in self.series
 
     @property
     def last_step(self) -> int:

@@ -233,7 +233,7 @@ class ServiceRun:
     @property
     def roles(self) -> Roles:
         """The roles that the run gave its metrics."""
-        return read_roles(self.document["metrics"])
+        return read_roles(self.document["metrics"], (self.document.get("recognition") or {}).get("origins", {}))
 
     def read(self, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         """Fetch the observations that count, without those of superseded attempts."""
@@ -262,13 +262,15 @@ class ServiceRun:
         )
 
 
-def read_roles(metrics: Mapping[str, Mapping[str, Any]]) -> Roles:
+def read_roles(metrics: Mapping[str, Mapping[str, Any]], origins: Mapping[str, str]) -> Roles:
     """The roles of a run's metrics; several evals are judged by the mean that the service stores."""
+    guesses = (metric for metric, origin in origins.items() if origin == "guessed" and metric in metrics)
+    guessed = frozenset(MetricRole(metrics[metric]["role"]) for metric in guesses)
     minimized = frozenset(metric for metric, role in metrics.items() if role.get("direction") == "minimize")
     columns = {MetricRole(role["role"]): metric for metric, role in metrics.items()}
     if sum(role["role"] == MetricRole.EVAL for role in metrics.values()) > 1:
         columns[MetricRole.EVAL] = COMBINED_METRIC
-    return Roles(columns, minimized)
+    return Roles(columns, minimized, guessed=guessed)
 
 
 _MOMENTS = ("created_at", "ended_at")

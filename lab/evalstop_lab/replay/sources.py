@@ -6,16 +6,16 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evalstop_detectors import ROLES, MetricRole, choose_direction
-from evalstop_detectors.roles.recognition import RecognizedRoles, recognize_roles
+from evalstop_detectors import ROLES, MetricRole, RoleOrigin, choose_direction
+from evalstop_detectors.roles.recognition import FIRST_EVALS, RecognizedRoles, is_constant, recognize_roles
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -57,6 +57,9 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", default="default", metavar="NAME|FILE", help="policy to apply (default: default)")
     parser.add_argument(
         "--total-steps", type=positive_number, metavar="STEPS", help="planned length of runs that do not report it"
+    )
+    parser.add_argument(
+        "--confirm", action="store_true", help="judge runs by metrics whose role is a guess, as after you confirm it"
     )
     parser.add_argument("--jobs", type=positive_number, help="processes (default: one per core for many runs)")
 
@@ -153,6 +156,8 @@ def read_settled_runs(
         )
     for run in runs.by_name.values():
         run.total_steps = run.total_steps or args.total_steps
+        if getattr(args, "confirm", False):
+            run.roles = replace(run.roles, guessed=frozenset())
     return list(runs.by_name.values())
 
 
@@ -177,14 +182,35 @@ def list_logs(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
             yield Log(path, partial(module.list_metrics, path), partial(module.read_runs, path, name_run(path)), tags)
 
 
-def choose_roles(
-    requested: RequestedRoles, metrics: set[str], tags: Mapping[str, str], roles: Roles | None
+def choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> tuple[Roles, RecognizedRoles]:
+    """The roles of the metrics of a log, as requested, else as declared by its run, else by name, and the roles by
+    name. As in the service, a guessed eval that does not change in its first evals gives way to another candidate."""
+    constant: set[str] = set()
+    while True:
+        roles, recognised = _choose_by_names(log, metrics, requested, constant)
+        guess = recognised.guessed_eval
+        if MetricRole.EVAL not in roles.guessed or guess is None or guess in constant or not _is_constant(log, roles):
+            return roles, recognised
+        constant.add(guess)
+
+
+def _is_constant(log: Log, roles: Roles) -> bool:
+    """Whether the eval changes in none of the runs of the log that have enough evals to tell."""
+    runs = Runs()
+    log.read(runs, roles, ReadErrors(strict=False))
+    runs.settle()
+    evals = [run.series[MetricRole.EVAL].values for run in runs.by_name.values() if MetricRole.EVAL in run.series]
+    long = [values for values in evals if len(values) >= FIRST_EVALS]
+    return bool(long) and all(map(is_constant, long))
+
+
+def _choose_by_names(
+    log: Log, metrics: set[str], requested: RequestedRoles, constant: Collection[str]
 ) -> tuple[Roles, RecognizedRoles]:
-    """The roles of these metrics, as requested, else as declared by their run, else by name, and the roles by name."""
-    names = metrics - NO_METRICS
-    recognised = recognize_roles(names, tags)
+    names, roles = metrics - NO_METRICS, log.roles
+    recognised = recognize_roles(names, log.tags, constant)
     columns: dict[MetricRole, str] = {}
-    minimized = set(requested.minimized)
+    minimized, guessed = set(requested.minimized), set[MetricRole]()
     for role in MetricRole:
         declared = roles.columns.get(role) if roles is not None else None
         recognised_name = next((name for name, item in recognised.roles.items() if item.role is role), None)
@@ -196,14 +222,17 @@ def choose_roles(
         columns[role] = chosen
         by_name = chosen == recognised_name and role not in requested.named
         direction = recognised.roles[chosen].direction if by_name else choose_direction(role, chosen)
+        if by_name and chosen != declared and recognised.origins[chosen] is RoleOrigin.GUESSED:
+            guessed.add(role)
         if chosen != declared and direction == "minimize":
             minimized.add(chosen)
     if MetricRole.LOSS in columns:
         minimized.add(columns[MetricRole.LOSS])
     if roles is not None:
         minimized |= roles.minimized
+        guessed |= roles.guessed - requested.named.keys()
     step = requested.step or next((name for name in STEPS if name in metrics), "step")
-    return Roles(columns, frozenset(minimized), step), recognised
+    return Roles(columns, frozenset(minimized), step, frozenset(guessed)), recognised
 
 
 def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, errors: ReadErrors) -> set[str]:
@@ -257,7 +286,7 @@ def _read_log(log: Log, runs: Runs, requested: RequestedRoles, errors: ReadError
     """Read one log; returns its columns, and whether any of them has a role."""
     first = ReadErrors(errors.strict)
     metrics = log.metrics(first)
-    roles, _ = choose_roles(requested, metrics, log.tags, log.roles)
+    roles, _ = choose_roles(log, metrics, requested)
     fits = bool(metrics & set(roles.columns.values()))
     if fits:
         log.read(runs, roles, errors)

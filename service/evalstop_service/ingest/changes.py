@@ -12,6 +12,7 @@ from datetime import datetime
 
 import msgspec
 from evalstop_detectors import MonitorState, Verdict, choose_best, find_highest, find_request, is_late, name_calls
+from evalstop_detectors.roles.recognition import FIRST_EVALS, is_constant
 from msgspec.structs import replace
 
 from evalstop_service.domain.decision_lifecycle import DecisionState
@@ -240,7 +241,15 @@ def _append_observations(changes: Changes, points: Sequence[PostedObservation], 
     eval_metric = state.watch.eval_metric
     evals = [point for point in added if point.metric == eval_metric]
     if evals:
+        before_evals = len(state.scores.steps)
         state = replace(state, scores=state.scores.add_scores(select_scores(state.run, evals)))
+        if (
+            before_evals < FIRST_EVALS
+            and is_constant(state.scores.values.tolist())
+            and metric_roles.is_open(state.run)
+            and metric_roles.depends_on_values(state.run)
+        ):
+            return False  # another metric may be the eval
         state, chosen = choose_checkpoint(state)
         columns |= chosen
     columns["last_step"] = max(columns["last_step"] or 0, changes.state.run.last_step or 0)

@@ -250,19 +250,32 @@ class Edit:
         return [*new, *late], late, tuple(conflicts)
 
     def _assign_roles(self, points: Sequence[PostedObservation], new: Sequence[PostedObservation]) -> RunState:
-        """The state with the roles of its metrics, whose names may be new. Raises QuotaReached if they are too many."""
+        """The state with the roles of its metrics, whose names may be new, as the first values of a guessed eval.
+        Raises QuotaReached if they are too many."""
         state, run = self._before, self._before.run
         seen = state.last_steps.keys() | {point.metric for point in new}
         names = seen | run.metrics.keys() | {point.metric for point in points}
         known = (state.last_steps.keys() | run.metrics.keys()) - OWN_METRICS
         is_open = (
-            metric_roles.is_open(run) and bool(names - known - OWN_METRICS) and len(known) < metric_roles.MOST_NAMES
+            metric_roles.is_open(run)
+            and (bool(names - known - OWN_METRICS) or (bool(new) and metric_roles.depends_on_values(run)))
+            and len(known) < metric_roles.MOST_NAMES
         )
         if len(seen) > max(LEAST_METRICS, len(state.last_steps)):
             most = projects.get_project(self._tx, run.project_id).quotas.metrics_per_run
             if len(seen) > most:
                 raise QuotaReached(Quota.METRICS_PER_RUN, most)
-        return with_roles(state, metric_roles.assign_roles(names - OWN_METRICS, run.labels)) if is_open else state
+        if not is_open:
+            return state
+
+        def load_values(metric: str) -> list[float]:
+            stored = self._load_observations({metric: 0})
+            points = sorted(
+                (*stored, *(point for point in new if point.metric == metric)), key=lambda point: point.step
+            )
+            return [point.value for point in points]
+
+        return with_roles(state, metric_roles.assign_roles(names - OWN_METRICS, run.labels, load_values))
 
     def _combine(
         self, state: RunState, points: Sequence[PostedObservation], new: Sequence[PostedObservation]

@@ -3,17 +3,18 @@
     none yet ──> recognized ──> recognized again, whenever a metric is reported for the first time
          └───────────┴────────> corrected by a person, final
 
-Recognition depends only on the set of names, not on their order. Its result is stored with the run. No run is stopped
-on a guess (`origins`) until a person gives the role: a correction that repeats the guess confirms it.
+Recognition depends on the set of names, not on their order, and on whether a guessed eval changes in its first evals.
+Its result is stored with the run. No run is stopped on a guess (`origins`) until a person gives the role: a correction
+that repeats the guess confirms it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from evalstop_detectors import MetricRole, Role, RoleOrigin, recognize_roles
-from evalstop_detectors.roles.recognition import NO_EVAL
+from evalstop_detectors import MetricRole, Role, RoleOrigin
+from evalstop_detectors.roles.recognition import CONSTANT, NO_EVAL, recognize_by_values
 
 from evalstop_service.domain.run import MetricFields, Recognition
 from evalstop_service.domain.run import RoleOrigin as RecordedOrigin
@@ -47,9 +48,20 @@ def is_corrected(run: Run) -> bool:
     return run.recognition is not None and not run.recognition.open
 
 
-def assign_roles(names: Collection[str], labels: Mapping[str, str]) -> RoleAssignment:
-    """The roles of metrics with these names, by recognition."""
-    recognized = recognize_roles(names, labels)
+def depends_on_values(run: Run) -> bool:
+    """Whether the first values of an eval may change the roles of the run: while it is, or was, guessed."""
+    recognition = run.recognition
+    return recognition is not None and (
+        any(run.metrics[metric]["role"] == MetricRole.EVAL for metric in recognition.guessed)
+        or CONSTANT in recognition.reasons.values()
+    )
+
+
+def assign_roles(
+    names: Collection[str], labels: Mapping[str, str], load_values: Callable[[str], Sequence[float]]
+) -> RoleAssignment:
+    """The roles of metrics with these names, by recognition; `load_values`: the first values of a metric by step."""
+    recognized = recognize_by_values(names, labels, load_values)
     roles, reasons = recognized.roles, recognized.reasons
     origins: dict[str, RecordedOrigin] = {metric: recognized.origins[metric].value for metric in sorted(roles)}
     guessed = [(metric, roles[metric]) for metric, origin in origins.items() if origin == "guessed"]

@@ -115,7 +115,7 @@ def test_json_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     file = write_jsonl(tmp_path / "runs.jsonl", [*rows, *without_evals])
     with file.open("a") as more:
         more.write('{"run": "tur')
-    assert main(["backtest", str(file), "--policy", "paper", "--against", "cautious", "--json"]) == 0
+    assert main(["backtest", str(file), "--policy", "paper", "--against", "cautious", "--confirm", "--json"]) == 0
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     assert (report["runs"], report["without_eval"], report["truths"]["turned"]) == (3, 1, 1)
@@ -125,6 +125,23 @@ def test_json_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert report["cases"][2] == report["cases"][2] | {"run": "no evals", "truth": "undecided"}
     assert "line 50" in captured.err
     assert report["read_errors"] == [captured.err.strip().removeprefix("evalstop-lab: ")]
+
+
+def test_guessed_evals_are_counted_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run whose eval is a guess is in no figure until that is confirmed, since the service would not stop it."""
+    scores = (0.70, 0.74, 0.76, 0.75, 0.71, 0.68, 0.66, 0.63, 0.61, 0.60, 0.58, 0.57, 0.56, 0.55)
+    rows = [{"step": step, "eval_set_a_accuracy": score, "total_steps": 20} for step, score in enumerate(scores)]
+    file, page_file = write_jsonl(tmp_path / "a.jsonl", rows), str(tmp_path / "page.html")
+    reports = []
+    for options in ([], ["--confirm"]):
+        assert main(["backtest", str(file), *options, "--json"]) == 0
+        reports.append(json.loads(capsys.readouterr().out))
+    assert [report["runs"] for report in reports] == [0, 1]
+    assert reports[0]["guessed"] == {"runs": 1, "stopped": {"default": 1}}
+    assert [item["stopped"] for report in reports for item in report["policies"]] == [0, 1]
+    assert main(["backtest", str(file), "--html", page_file]) == 0
+    printed = capsys.readouterr().out
+    assert "1 runs are judged on a guess (eval_set_a_accuracy): the service would stop them only after you" in printed
 
 
 def test_source_without_a_readable_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

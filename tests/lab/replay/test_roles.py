@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from evalstop_lab.cli import main
 
-from tests.lab.replay.conftest import write_jsonl
+from tests.lab.replay.conftest import Replay, write_jsonl
 
 GRPO = {
     "reward": 1.0,
@@ -50,6 +50,32 @@ def test_loss_named_as_the_eval_is_minimized(tmp_path: Path, capsys: pytest.Capt
     file = write_jsonl(tmp_path / "a.jsonl", [{"step": 1, "test_loss": 1.0, "eval_accuracy": 0.5}])
     assert main(["roles", str(file), "--eval", "test_loss", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["roles"]["test_loss"]["direction"] == "minimize"
+
+
+def test_constant_guess_gives_way(tmp_path: Path, capsys: pytest.CaptureFixture[str], replay: Replay) -> None:
+    """A guessed eval that stays at 0 does not hide the loss: the run is stopped as with the loss alone."""
+    losses = (3, 2, 1.5, 1.2, 1.3, 1.5, 1.7, 1.9, 2.1, 2.3, 2.5, 2.8)
+    rows = [{"step": step, "eval_loss": loss} for step, loss in enumerate(losses)]
+    alone = write_jsonl(tmp_path / "alone.jsonl", rows)
+    both = write_jsonl(tmp_path / "both.jsonl", [row | {"eval_match_accuracy": 0.0} for row in rows])
+    (expected,), (result,) = replay(alone), replay(both)
+    assert result == expected | {"run": str(tmp_path / "both")}
+    assert result["stop_step"] is not None
+    assert main(["roles", str(both), "--json"]) == 0
+    explained = json.loads(capsys.readouterr().out)
+    assert explained["roles"].keys() == {"eval_loss"}
+    assert "first 5 evals" in explained["refused"]["eval_match_accuracy"]
+
+
+def test_run_is_not_stopped_on_a_guess(tmp_path: Path, replay: Replay) -> None:
+    """As in the service, a run whose eval is guessed is stopped only once that is confirmed."""
+    scores = (0.70, 0.74, 0.76, 0.75, 0.71, 0.68, 0.66, 0.63, 0.61, 0.60, 0.58, 0.57, 0.56, 0.55)
+    file = write_jsonl(tmp_path / "a.jsonl", [{"step": i, "eval_set_a_accuracy": x} for i, x in enumerate(scores)])
+    (guessed,), (confirmed,) = replay(file), replay(file, "--confirm")
+    assert (guessed["verdict"], guessed["stop_step"]) == ("suspect", None)
+    assert "guessed; confirm it" in guessed["reason"]
+    assert (confirmed["verdict"], confirmed["stop_step"]) == ("stop", 5)
+    assert replay(file, "--eval", "eval_set_a_accuracy") == [confirmed]
 
 
 def test_unreadable_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,9 @@ def test_offline_wandb_run_is_read() -> None:
         if math.isnan(value)
     ] == [70]
     assert run.gpus == 8
-    assert judge_runs(load_policy("paper"), [run])[0].stop_step == 300
+    assert run.is_guessed
+    (named,) = read_runs([WANDB_FILE], RequestedRoles({MetricRole.EVAL: "eval/score"})).by_name.values()
+    assert judge_runs(load_policy("paper"), [named])[0].stop_step == 300
 
 
 @property_settings
@@ -129,10 +131,10 @@ def test_mlflow_server_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_several_evals_of_the_service_are_read_as_their_mean() -> None:
     """The eval score of a run with several evals is the mean that the service stores, of which higher is better."""
     metrics = {"a": {"role": "eval", "direction": "minimize"}, "b": {"role": "eval"}, "kl": {"role": "kl"}}
-    roles = read_roles(metrics)
+    roles = read_roles(metrics, {})
     assert roles.columns == {MetricRole.EVAL: "evalstop/score", MetricRole.KL: "kl"}
     assert roles.sign(MetricRole.EVAL) == 1
-    assert read_roles({"a": metrics["a"]}).sign(MetricRole.EVAL) == -1
+    assert read_roles({"a": metrics["a"]}, {}).sign(MetricRole.EVAL) == -1
 
 
 @pytest.mark.real

@@ -13,7 +13,7 @@ from evalstop_service.ingest import CheckpointSaved, Observations, RolesCorrecte
 from evalstop_service.store import audit
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture
@@ -72,6 +72,43 @@ def test_order_of_names_does_not_matter(project: ProjectFixture, cuts: list[int]
     for start, end in itertools.pairwise(bounds):
         project.post_observations(batched, shuffled_observations[start:end])
     assert summarize_run(project.load_run(batched)) == summarize_run(project.load_run(single_batch))
+
+
+LOSSES = (3, 2, 1.5, 1.2, 1.3, 1.5, 1.7, 1.9, 2.1, 2.3, 2.5, 2.8)
+
+
+@HYPOTHESIS_SETTINGS
+@given(cuts=st.lists(st.integers(1, 23), unique=True), shuffled=st.none() | st.permutations(range(24)))
+@example(cuts=list(range(1, 24)), shuffled=None)
+def test_constant_guess_does_not_hide_the_loss(
+    project: ProjectFixture, cuts: list[int], shuffled: list[int] | None
+) -> None:
+    """A guessed eval that stays at 0 gives way to the loss, however its observations arrive: the run is judged as with
+    the loss alone."""
+    alone, both = (project.open_run(recognise=True, policy="paper") for _ in range(2))
+    losses = [PostedObservation("eval_loss", step, loss) for step, loss in enumerate(LOSSES)]
+    project.post_observations(alone, losses)
+    observations = [
+        point for loss in losses for point in (PostedObservation("eval_match_accuracy", loss.step, 0.0), loss)
+    ]
+    observations = observations if shuffled is None else [observations[index] for index in shuffled]
+    for start, end in itertools.pairwise([0, *sorted(cuts), len(observations)]):
+        project.post_observations(both, observations[start:end])
+    expected, run = project.load_run(alone), project.load_run(both)
+    assert (run.metrics, run.verdict, run.raw_maximum) == (expected.metrics, expected.verdict, expected.raw_maximum)
+    assert run.verdict.verdict == "stop"
+    assert run.recognition is not None
+    assert "first 5 evals" in run.recognition.reasons["eval_match_accuracy"]
+
+
+def test_guess_that_changes_keeps_its_role(project: ProjectFixture) -> None:
+    """A guessed eval whose fifth value differs from the first ones remains the eval, and stops nothing."""
+    run = project.open_run(recognise=True, policy="paper")
+    for step, loss in enumerate(LOSSES):
+        score = PostedObservation("eval_match_accuracy", step, float(step >= 4))
+        project.post_observations(run, [score, PostedObservation("eval_loss", step, loss)])
+    found = project.load_run(run)
+    assert (found.metrics, found.verdict.verdict) == ({"eval_match_accuracy": EVAL_ROLE}, "continue")
 
 
 def summarize_run(run: Run) -> tuple[object, ...]:
