@@ -24,6 +24,7 @@ OK, FAILED, USAGE = 0, 1, 2
 COMMANDS = {
     "runs": ("runs", "List, show and follow runs, or stop one."),
     "decisions": ("runs", "List decisions; veto, release, undo or label one."),
+    "precision": ("runs", "Show how often policies, or their detectors, were right."),
     "endpoint": ("project", "List, add, test and remove the webhook endpoints of the project."),
     "policy": ("runs", "List policies, or backtest one on past runs."),
     "project": ("project", "Show or change the settings of the key's project."),

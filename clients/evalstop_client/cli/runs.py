@@ -1,4 +1,5 @@
-"""`evalstop runs`, `decisions` and `policy`: runs, the decisions to stop them, and what policies would decide."""
+"""`evalstop runs`, `decisions`, `policy` and `precision`: runs, the decisions to stop them, what policies would decide,
+and whether that was right."""
 
 from __future__ import annotations
 
@@ -84,10 +85,12 @@ def list_runs(options: argparse.Namespace) -> int:
 
 
 def show_run(options: argparse.Namespace) -> int:
-    """Show a run: how it is watched, its verdict, decision and best checkpoint."""
-    run = connect(options).run(options.run)
+    """Show a run: how it is watched, its verdict, decision and best checkpoint, and which detectors called."""
+    api = connect(options)
+    run = api.run(options.run)
+    calls = api.connection.get(f"/runs/{run.id}/calls")["items"]
     if options.json:
-        print_json(run.document)
+        print_json(run.document | {"calls": calls})
         return OK
     best, decision = run.best_checkpoint, run.decision
     roles = ", ".join(f"{name} ({role['role']})" for name, role in run.metrics.items())
@@ -103,6 +106,7 @@ def show_run(options: argparse.Namespace) -> int:
             ("verdict", f"{run.verdict}: {run.verdict.reason}"),
             ("decision", f"{decision}: {decision.reason}" if decision else "none"),
             ("decision id", decision.id if decision else None),
+            *((f"{item['detector']}{' (observes)' * item['observes']}", _describe_call(item)) for item in calls),
             ("best checkpoint", f"step {best.step}, score {format_number(best.score)}, {best.uri}" if best else "none"),
             ("owner", run.owner),
             ("group", run.group),
@@ -114,6 +118,52 @@ def show_run(options: argparse.Namespace) -> int:
         ]
     )
     return OK
+
+
+def _describe_call(item: Json) -> str:
+    """When a detector first called for a stop, and its evidence now."""
+    called = "no call" if item["step"] is None else f"called at step {item['step']}, {item['called_at']}"
+    if item["evidence"] is None:
+        return f"{called}; nothing seen yet"
+    limit = "" if item["threshold"] is None else f" of {format_number(item['threshold'])}"
+    return f"{called}; now {format_number(item['evidence'])}{limit}: {item['note']}"
+
+
+def add_precision(commands: Subcommands, text: str) -> None:
+    shown = add_command(commands, "precision", show_precision)
+    shown.add_argument("--by", choices=("policy", "detector"), default="policy", help="default: %(default)s")
+    shown.add_argument("--policy", help="only runs of the policy of this name")
+
+
+def show_precision(options: argparse.Namespace) -> int:
+    """Show how often each policy, or each detector on the same runs, was right: the share with its interval."""
+    query = {"group_by": ["policy", "detector"] if options.by == "detector" else ["policy"], "policy": options.policy}
+    groups = connect(options).connection.get("/precision", query)["groups"]
+    columns = (
+        options.by,
+        "of",
+        "precision",
+        "recall",
+        "false stops per healthy run",
+        "median delay",
+        "would have saved",
+    )
+    return show_list(options, groups, columns, map(_list_figures, groups))
+
+
+def _list_figures(group: Json) -> list[Shown]:
+    policy = f"{group['policy']['name']}@{group['policy']['version']}"
+    name = policy if group["detector"] is None else f"{group['detector']}{' (observes)' * group['observes']}"
+    shares = [_format_share(group[key]) for key in ("precision", "recall", "false_stops_per_healthy_run")]
+    delay, hours = group["delay_steps"], group["gpu_hours"]["would_have_saved"]
+    return [name, policy, *shares, delay and delay["median"], f"{hours:.0f} GPU-hours"]
+
+
+def _format_share(share: Json) -> str:
+    if share["value"] is None:
+        return "-"
+    low, value, high = (f"{100 * share[key]:.1f}" for key in ("low", "value", "high"))
+    return f"{value} % ({low} to {high})"
 
 
 def tail_run(options: argparse.Namespace) -> int:

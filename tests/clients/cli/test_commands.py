@@ -58,10 +58,24 @@ def test_runs_are_listed_shown_and_followed(shell: Shell, project: Project) -> N
         assert all(word in table for word in ("falls", "pending", "paper@1", "verdict"))
         shown = shell.run("runs", "show", "falls")
         assert "3 consecutive declines" in shown
+        assert "called at step 4" in shown
+        assert "posterior (observes)" in shown
         assert shell.read("runs", "show", "falls")["labels"] == {"team": "x"}
         assert shell.run("runs", "tail", "falls", "-n", "2").split() == ["3", "0.7", "4", "0.6"]
     tailed = shell.run("runs", "tail", "falls", "-n", "1", "--follow", "--json")
     assert [json.loads(line)["value"] for line in tailed.splitlines()] == [0.6]
+
+
+def test_precision_is_shown_by_policy_and_by_detector(shell: Shell, project: Project) -> None:
+    """A table has a row for each policy, or for each detector of the policies, with the shares and their intervals."""
+    with project.report_run("rises", (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)):
+        pass
+    assert "paper@1" in shell.run("precision")
+    table = shell.run("precision", "--by", "detector", "--policy", "paper")
+    assert "posterior (observes)" in table
+    assert "0.0 % (0.0 to" in table, "of false stops"
+    detectors = {group["detector"]: group["observes"] for group in shell.read("precision", "--by", "detector")}
+    assert detectors == {"k_decline": False, "posterior": True}
 
 
 def test_terminal_without_letters_for_a_name_shows_the_rest(project: Project) -> None:
@@ -271,7 +285,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         main([name, "--help"])
     assert end.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: evalstop {name}")
-    assert f" {name} " in parser([]).format_help()
+    assert name in parser([]).format_help().split()
 
 
 class FakeExtension:

@@ -44,17 +44,23 @@ def test_demo_data_is_added_once_and_consistent(embedded_database: Database) -> 
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 def test_shipped_policy_is_almost_always_right(embedded_database: Database) -> None:
-    """On all examples `default` shows a precision that the overview shows as a figure."""
+    """On all examples `default` shows a precision that the overview shows as a figure; `k_decline`, which observes the
+    same runs, often calls a healthy one."""
     demo_data.fill(embedded_database, "demo", NOW)
     with embedded_database.reading() as tx:
         project = projects.find_project_by_name(tx, "demo")
         assert project is not None
         counts = cases.count_cases(tx, project.id, CaseFilter(policy="default"), ("policy",))
+        panel = figures.load_detector_figures(tx, project.id, CaseFilter(policy="default"), ("detector",))
     (default,) = figures.compute_figures(counts, ())
     assert default.precision is not None
     assert default.precision.value is not None
     assert default.precision.value > 0.95
     assert says_enough(default.precision)
+    posterior, k_decline = ({group.key[0]: group for group in panel}[name] for name in ("posterior", "k_decline"))
+    assert posterior.false_stops.value is not None
+    assert k_decline.false_stops.value is not None
+    assert k_decline.false_stops.value > 0.3 > posterior.false_stops.value
 
 
 def test_interrupted_demo_data_is_reported(embedded_database: Database) -> None:
