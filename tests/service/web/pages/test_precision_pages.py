@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime
 from html import unescape
@@ -73,6 +74,44 @@ def test_figures_link_to_their_cases(visitor: httpx.Client, database: Database, 
     assert [(row["label"], row["stated"]) for row in figures["calibration"]] == [("level v1", 0.05)]
     assert sum(figures["delays"]["share"]) == 1
     assert "No outcomes yet" in get_text(visitor, "/precision?policy=%00nosuch")
+
+
+@SQLITE_ONLY
+def test_panel_compares_detectors_on_the_same_runs(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Each detector that can call has a row, the one that decides first; a link lists the cases where two disagree,
+    and another detector can be tried."""
+    run = tenant.open_run("ppo", policy="default")
+    both = {"posterior": judge_call("right", 30), "k_decline": judge_call("right", 10)}
+    insert_cases(database, run, 4, now, calls=both)
+    insert_cases(database, run, 3, now, treatment=None, run_outcome="healthy", calls={"k_decline": judge_call("wrong")})
+    insert_cases(database, run, 6, now, treatment=None, run_outcome="healthy")
+    insert_cases(database, tenant.open_run("other"), 50, now)
+    panel = (
+        get_text(visitor, "/precision").partition('aria-label="Detectors of default v1"')[2].partition("</table>")[0]
+    )
+    rows = re.findall(r'<th scope="row"><a class="figure" href="[^"]*">([^<]*)</a>', panel)
+    assert rows == ["posterior", "divergence", "focus", "gao_fit", "k_decline", "river_drift"]
+    assert panel.count("decides</span>") == 1
+    of_k_decline = panel[panel.index(">k_decline</a>") :]
+    assert re.findall(r'title="(?:right|wrong)">(\d+)<', of_k_decline)[:2] == ["4", "3"]
+    assert "33.3 %" in of_k_decline  # of the nine healthy runs
+    (alone,) = re.findall(r'href="([^"]*)">only it called', of_k_decline.partition("</tr>")[0])
+    disagreed = get_text(visitor, alone)
+    assert disagreed.count('class="row-link"') == 3
+    assert "called, <bdi>posterior</bdi> did not: 3 runs, 3 of them healthy, 0 turned" in disagreed
+    tried = {"detector": "k_decline", "version": "1", "csrf": read_csrf_token(visitor)}
+    answer = visitor.post("/policies/default/edit/try", data=tried)
+    assert answer.status_code == 303
+    draft = json.loads(
+        re.findall(r"<textarea[^>]*>([^<]*)</textarea>", get_text(visitor, answer.headers["location"]))[0]
+    )
+    deciding = [
+        item["detector"] for item in draft["members"] if not item.get("observe") and item["stop_at"] is not None
+    ]
+    assert deciding == ["k_decline"]
+    assert visitor.post("/policies/default/edit/try", data=tried | {"detector": "oracle"}).status_code == 404
 
 
 @SQLITE_ONLY

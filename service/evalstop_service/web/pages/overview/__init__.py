@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -15,9 +16,8 @@ from fastapi import APIRouter, Response
 from evalstop_service.domain import decision_lifecycle
 from evalstop_service.domain.confidence_sequences import Estimate
 from evalstop_service.domain.proposals import ProposalState
-from evalstop_service.domain.statuses import Stage, Treatment
-from evalstop_service.evaluation import figures, rollout_stage
-from evalstop_service.evaluation.figures import GroupFigures
+from evalstop_service.domain.statuses import Treatment
+from evalstop_service.evaluation import figures
 from evalstop_service.store import (
     cases,
     decisions,
@@ -32,9 +32,8 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.proposals import Proposal
-from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.store.run_lists import Excerpt, RunAlert, WaitingStop
-from evalstop_service.web.pages import charts, formatting, run_list
+from evalstop_service.web.pages import charts, formatting, precision, run_list
 from evalstop_service.web.pages.charts import Sparkline
 from evalstop_service.web.pages.responses import PageRoute, render_page
 from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
@@ -86,16 +85,6 @@ class Overview:
         return [stop.run_id for stop in self.stops.items] + [alert.id for alert in alerts]
 
 
-@dataclass(frozen=True)
-class EnforcedPolicy:
-    """A policy whose stops are carried out. `stage`: None if it does not have to earn one."""
-
-    name: str
-    version: int
-    stage: Stage | None
-    figures: GroupFigures
-
-
 @router.get("/")
 def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
     """The overview of the project."""
@@ -106,6 +95,8 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         overview = _load_overview(tx, visitor.project.id, site.clock())
         counts = cases.count_cases(tx, visitor.project.id, case_filter, ("policy",))
         stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
+        ranked = precision.rank_policies(figures.compute_figures(counts, ()), stages)
+        panels = precision.load_panels(tx, visitor.project.id, case_filter, ranked[:1])
         sparks = _draw_sparklines(tx, overview.run_ids)
     return render_page(
         "overview.html",
@@ -113,7 +104,10 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         overview=overview,
         sparks=sparks,
         whole=figures.compute_total(counts, ()),
-        enforced=_select_enforced(figures.compute_figures(counts, ()), stages),
+        enforced=[group for group in ranked if precision.is_enforced(group, stages)],
+        stages=stages,
+        panel=next((panel for panel in panels if panel.rows), None),
+        link_calls=partial(precision.link_calls, visitor, case_filter),
         says_enough=says_enough,
         estimate_needed=estimate_needed,
         stopped_cases=visitor.link(f"/cases?{urlencode(figures.filter_to_query(stopped))}"),
@@ -176,17 +170,3 @@ def _draw_sparklines(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Spa
         )
         for run in runs_by_id.values()
     }
-
-
-def _select_enforced(by_policy: Sequence[GroupFigures], stages: dict[str, RolloutStage]) -> list[EnforcedPolicy]:
-    """The versions whose stops are carried out, by rollout stage, else by past stops; newest first."""
-    enforced = []
-    for group in by_policy:
-        name, version = group.key
-        earned = stages.get(name)
-        if earned is None:
-            if sum(group.counts[Treatment.STOPPED].values()):
-                enforced.append(EnforcedPolicy(name, version, None, group))
-        elif rollout_stage.get_enforced_share(earned, version) > 0:
-            enforced.append(EnforcedPolicy(name, version, earned.stage, group))
-    return sorted(enforced, key=lambda policy: (policy.name, -policy.version))

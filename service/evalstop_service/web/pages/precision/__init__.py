@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlencode
+from uuid import UUID
 
 from fastapi import APIRouter, Depends, Response
 from msgspec import structs
 
-from evalstop_service.domain.statuses import DecisionOutcome, Treatment
+from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
+from evalstop_service.errors import require
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures, regroup
 from evalstop_service.store import cases, policies, rollout_stages
 from evalstop_service.store.cases import CaseFilter, Delay, Grouping, Key
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.list_filters import ListedCases
 from evalstop_service.web.pages import forms
+from evalstop_service.web.pages.policies import name_members
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page, send_json
-from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
+from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf, Visitor
 
 router = APIRouter(route_class=PageRoute)
 
@@ -38,6 +45,11 @@ class Filters:
             since=visitor.period.since(site.clock()),
         )
 
+    def choose_policy(self, name: str) -> None:
+        """Choose a policy, unless the visitor has chosen one: no figure mixes several."""
+        if not self.policy:
+            self.policy, self.case_filter = name, replace(self.case_filter, policy=name or None)
+
     def link(self, path: str) -> str:
         return self.period.link(make_link(path, {"policy": self.policy, "job_kind": self.job_kind}))
 
@@ -49,22 +61,81 @@ class Filters:
 FilterQuery = Annotated[Filters, Depends()]
 
 
+@dataclass(frozen=True)
+class Panel:
+    """The detectors of one version of a policy, all measured on its runs; those that can stop a run first."""
+
+    policy: str
+    version: int
+    is_enforced: bool
+    rows: Sequence[GroupFigures]
+
+    @property
+    def decides(self) -> str:
+        """The first detector that can stop a run."""
+        return next((str(row.key[-1]) for row in self.rows if not row.observes), "")
+
+
+def load_panels(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by_policy: Sequence[GroupFigures]
+) -> list[Panel]:
+    """The panels of these versions of policies, in their order."""
+    rows = defaultdict[Key, list[GroupFigures]](list)
+    for group in figures.load_figures(tx, project_id, case_filter, ["policy", "detector"]):
+        rows[group.key[:2]].append(group)
+    stages = _load_stages(tx, project_id)
+    panels = []
+    for group in by_policy:
+        name, version = group.key
+        document = require(policies.find_policy(tx, project_id, name, version), "such policy").document
+        never = {item for item, member in name_members(document) if member.get("stop_at", 0.0) is None}
+        able = [row for row in rows[group.key] if row.key[-1] not in never]
+        ordered = sorted(able, key=lambda row: (bool(row.observes), row.key[-1]))
+        panels.append(Panel(name, version, is_enforced(group, stages), ordered))
+    return panels
+
+
+def rank_policies(by_policy: Iterable[GroupFigures], stages: Mapping[str, RolloutStage]) -> list[GroupFigures]:
+    """Versions of policies: those whose stops are carried out first, then by their number of cases."""
+
+    def rank(group: GroupFigures) -> tuple[bool, int]:
+        return is_enforced(group, stages), sum(sum(cells.values()) for cells in group.counts.values())
+
+    return sorted(by_policy, key=rank, reverse=True)
+
+
+def is_enforced(group: GroupFigures, stages: Mapping[str, RolloutStage]) -> bool:
+    """Whether the stops of a version of a policy are carried out: by its rollout stage, else by past stops."""
+    name, version = group.key
+    if name in stages:
+        return rollout_stage.get_enforced_share(stages[name], version) > 0
+    return any(group.counts[Treatment.STOPPED].values())
+
+
+def _load_stages(tx: Transaction, project_id: UUID) -> dict[str, RolloutStage]:
+    return {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, project_id)}
+
+
 @router.get("/precision")
 def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Response:
-    """Precision, recall and false stops, by policy and by detector."""
+    """The detectors of each policy, and the precision, recall and false stops of one policy, by default the first
+    whose stops are carried out."""
     project_id = visitor.project.id
     with site.database.reading() as tx:
         # Read first, so that what follows is never older than the revision.
         revision = cases.read_revision(tx, project_id)
-        flagged = cases.count_flagged(tx, project_id, filters.case_filter, ("policy",))
-        passed = cases.count_unflagged(tx, project_id, filters.case_filter, ("policy",))
+        counts = cases.count_cases(tx, project_id, filters.case_filter, ("policy",))
         late = cases.count_delays(tx, project_id, filters.case_filter, ("policy",))
-        by_detector = figures.load_detector_figures(tx, project_id, filters.case_filter, ("detector",))
+        stages = _load_stages(tx, project_id)
+        by_policy = rank_policies(figures.compute_figures(counts, late), stages)
+        panels = load_panels(tx, project_id, filters.case_filter, by_policy)
         kinds = cases.list_job_kinds(tx, project_id)
         names = sorted(policies.load_latest_versions(tx, project_id))
-        stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, project_id)}
-    counts = [*flagged, *passed]
-    whole = figures.compute_total(counts, late)
+    filters.choose_policy(by_policy[0].key[0] if by_policy else "")
+    whole = figures.compute_total(
+        [item for item in counts if item.key[0] == filters.policy],
+        [item for item in late if item.key[0] == filters.policy],
+    )
     return render_page(
         "precision.html",
         visitor=visitor,
@@ -72,9 +143,9 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         revision=revision,
         events=filters.link("/precision/events"),
         figures=filters.link("/precision/figures.json"),
+        panels=panels,
         whole=whole,
-        by_policy=figures.compute_figures(counts, late),
-        by_detector=by_detector,
+        by_policy=by_policy,
         policies=names,
         kinds=kinds,
         rollout_stages=stages,
@@ -82,9 +153,17 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         cases=lambda group, by, row=None, outcome=None: visitor.link(
             _link_cases(filters.case_filter, group, by, row, outcome)
         ),
+        link_calls=partial(link_calls, visitor, filters.case_filter),
         price=visitor.project.price_per_gpu_hour,
         currency=visitor.project.currency,
     )
+
+
+def link_calls(visitor: Visitor, case_filter: CaseFilter, panel: Panel, detector: str, **chosen: str) -> str:
+    """The address of the cases in which a detector called: with an `outcome`, or while another one was `silent`."""
+    of_version = {"policy": panel.policy, "version": panel.version, "detector": detector}
+    parameters = figures.filter_to_query(case_filter) | of_version | chosen
+    return visitor.link(f"/cases?{urlencode(parameters)}")
 
 
 @router.get("/precision/figures.json")
@@ -125,6 +204,10 @@ def show_cases(site: SiteOf, visitor: SignedIn, case_filter: ListedCases, cursor
     with site.database.reading() as tx:
         listed = cases.list_cases(tx, visitor.project.id, case_filter, before=before, limit=PAGE + 1)
         not_counted = rollout_stage.explain_shortfalls(tx, visitor.project.id, listed)
+        disagreed = Counter[RunOutcome]()
+        if case_filter.detector and case_filter.silent:
+            for (_, _, run_outcome), number in cases.count_seen(tx, visitor.project.id, case_filter, ()).items():
+                disagreed[run_outcome] += number
     parameters = figures.filter_to_query(case_filter)
     after = {"cursor": listed[PAGE - 1].cursor} if len(listed) > PAGE else None
     return render_page(
@@ -132,6 +215,8 @@ def show_cases(site: SiteOf, visitor: SignedIn, case_filter: ListedCases, cursor
         visitor=visitor,
         cases=listed[:PAGE],
         not_counted=not_counted,
+        chosen=case_filter,
+        disagreed=disagreed,
         filters=parameters,
         next_page=after and visitor.link(f"/cases?{urlencode(parameters | after)}"),
         first_page=visitor.link(f"/cases?{urlencode(parameters)}") if before else None,

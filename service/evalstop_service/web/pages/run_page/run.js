@@ -104,7 +104,7 @@ function addPanel(drawing, panel, color) {
     type: "linear", domain: panel.domain, visible: hasValues, tickfont: { color: color(paint(panel.name)) }, nticks: panel.name === "eval" ? 6 : 3,
     ...(SHARES.has(panel.name) ? { range: [-0.02, 1.02], tickvals: [0, 0.5, 1], ticktext: ["0 %", "50 %", "100 %"] } : {}),
   });
-  const call = panel.name === "turned" && posterior.call_step !== null ? `: ${posterior.member} called at step ${posterior.call_step.toLocaleString("en")}` : "";
+  const call = panel.name === "turned" && posterior.call_step !== null ? `, called at step ${posterior.call_step.toLocaleString("en")}` : "";
   const title = hasValues ? panel.title + call : `${panel.title}: no finite value yet`;
   if (panel.axis !== "y" || !hasValues) drawing.annotations.push(label(0, panel.domain[1], title, color(paint(panel.name)), { xref: "paper", xanchor: "left", yshift: 4 }));
   if (panel.name === "turned") drawing.shapes.push(...thresholds(color, panel.axis));
@@ -242,7 +242,7 @@ function marks(color) {
   if (last > series.last_step) {
     const room = place(last) - place(series.last_step);
     shapes.push({ type: "rect", xref: "x", yref: "paper", x0: series.last_step, x1: last, y0: 0, y1: 1, fillcolor: color("muted"), opacity: 0.12, line: { width: 0 }, layer: "below" });
-    annotations.push(label((series.last_step + last) / 2, 0.5, `${(last - series.last_step).toLocaleString("en")} steps not run`, color("muted"),
+    annotations.push(label((series.last_step + last) / 2, 0.9, `${(last - series.last_step).toLocaleString("en")} steps not run`, color("muted"),
       { xanchor: "center", yanchor: "middle", textangle: room < LABEL_PX ? -90 : 0 }));
   }
   return { span, range: [first - span / 60, last + span / 60], top: 22 + highest * LINE_PX, shapes, annotations };
