@@ -1,39 +1,118 @@
-"""The collapse detector: sudden falls that stay, and what looks like them for a while."""
+"""The collapse detector: sudden falls that stay, what confirms them, and what looks like them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from evalstop_detectors import MetricRole, Observation
 from evalstop_detectors.detectors.collapse import Collapse
 from numpy.typing import NDArray
 
 from tests.detectors.evidence import collect_evidence
 from tests.detectors.strategies import eval_series
 
+Floats = NDArray[np.float64]
+
 EVALS, AT = 120, 50
+FALLEN = np.arange(EVALS) >= AT
 
 
-def draw_rise(rng: np.random.Generator, noise: float) -> NDArray[np.float64]:
+def draw_rise(rng: np.random.Generator, noise: float) -> Floats:
     """A rise to 1 at eval `AT` that flattens out, with noise."""
     rise = 1 - np.exp(-np.arange(EVALS) / (AT / 2))
-    scores: NDArray[np.float64] = rise / rise[AT - 1] + noise * rng.standard_normal(EVALS)
+    scores: Floats = rise / rise[AT - 1] + noise * rng.standard_normal(EVALS)
     return scores
 
 
-def find_stop(scores: NDArray[np.float64]) -> tuple[int, int | None] | None:
+def draw_fall(rng: np.random.Generator, depth: float, noise: float = 0.08) -> Floats:
+    """The same, with a fall by `depth` at eval `AT`."""
+    return np.where(FALLEN, 1 - depth + noise * rng.standard_normal(EVALS), draw_rise(rng, 0.08))
+
+
+def find_stop(scores: Floats, proxy: Floats | None = None, kl: Floats | None = None) -> tuple[int, int | None] | None:
     """The eval at which the detector stops the run, and the turn that it names."""
-    evidence = collect_evidence(Collapse(), eval_series(scores.tolist()))
-    return next(((index, item.turn_step) for index, item in enumerate(evidence) if item.value >= 1), None)
+    series = {MetricRole.KL: kl, MetricRole.PROXY: proxy, MetricRole.EVAL: scores}
+    observations = [
+        Observation(role, step, values[step])
+        for step in range(len(scores))
+        for role, values in series.items()
+        if values is not None
+    ]
+    evidence = zip(observations, collect_evidence(Collapse(), observations), strict=True)
+    return next(((item.step, latest.turn_step) for item, latest in evidence if latest.value >= 1), None)
 
 
-@pytest.mark.parametrize(("depth", "noise_after"), [(1.0, 0.02), (1.5, 0.08)], ids=["dead", "below the start"])
-def test_sudden_fall_that_stays_is_stopped_at_the_sixth_eval(depth: float, noise_after: float) -> None:
-    """A model that dies is certain within six evals, and its turn is the eval before."""
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        scores = draw_rise(rng, 0.08)
-        scores[AT:] = 1 - depth + noise_after * rng.standard_normal(EVALS - AT)
-        assert find_stop(scores) == (AT + 5, AT - 1)
+def draw_proxy(rng: np.random.Generator) -> Floats:
+    """A proxy that rises all the time."""
+    proxy: Floats = np.linspace(0, 1.5, EVALS) + 0.03 * rng.standard_normal(EVALS)
+    return proxy
+
+
+def draw_kl(rng: np.random.Generator) -> Floats:
+    kl: Floats = 0.1 * np.arange(1, EVALS + 1) * (1 + 0.03 * rng.standard_normal(EVALS))
+    return kl
+
+
+def count_stops(draw: Callable[[np.random.Generator], list[Floats]], last: int = EVALS) -> int:
+    """How many of 100 runs, drawn as scores and perhaps proxy and KL, are stopped at the fall or up to eval `last`."""
+    stops = (find_stop(*draw(np.random.default_rng(seed))) for seed in range(100))
+    return sum(stop is not None and AT <= stop[0] <= last for stop in stops)
+
+
+@pytest.mark.parametrize(("depth", "noise"), [(1.0, 0.02), (1.5, 0.08)], ids=["to its start", "below the start"])
+def test_fall_below_the_start_is_stopped_at_the_sixth_eval(depth: float, noise: float) -> None:
+    """A model that dies is nearly certain within six evals, and its turn is the eval before."""
+    stops = [find_stop(draw_fall(np.random.default_rng(seed), depth, noise)) for seed in range(100)]
+    assert stops.count((AT + 5, AT - 1)) > 93
+
+
+@pytest.mark.parametrize("factor", [3.5, 60.0])
+def test_jump_of_kl_confirms_a_fall(factor: float) -> None:
+    """A fall by 0.7 of the gain is certain within six evals if KL becomes several times as large."""
+    jump = np.where(FALLEN, factor, 1.0)
+    assert count_stops(lambda rng: [draw_fall(rng, 0.7), draw_proxy(rng), draw_kl(rng) * jump], AT + 5) > 93
+
+
+@pytest.mark.parametrize("move", [-0.7, 1.5])
+def test_jump_of_the_proxy_confirms_a_fall(move: float) -> None:
+    """So it is, after a fifth of the evals before it, if the proxy falls along or is exploited."""
+    assert count_stops(lambda rng: [draw_fall(rng, 0.7), draw_proxy(rng) + move * FALLEN], AT + 9) > 93
+    assert count_stops(lambda rng: [draw_fall(rng, 0.7), draw_proxy(rng) + move * FALLEN], AT + 8) == 0
+
+
+def test_changed_grader_is_only_suspect() -> None:
+    """Only the eval falls, to a level above the start: hardly any run is stopped, nearly all are suspect."""
+    assert count_stops(lambda rng: [draw_fall(rng, 0.7), draw_proxy(rng), draw_kl(rng)]) <= 2
+    assert count_stops(lambda rng: [draw_fall(rng, 0.7)]) <= 2
+    evidence = collect_evidence(Collapse(), eval_series(draw_fall(np.random.default_rng(0), 0.7).tolist()))
+    assert evidence[AT + 3].value == pytest.approx(4 / 6)
+    assert "a changed grader looks the same" in evidence[AT + 3].note
+
+
+def judge_with_answers(answers: dict[int, tuple[float, float | None]]) -> list[float]:
+    """The values at each eval of a run that falls by 0.7, with paired evaluations after these evals."""
+    detector, state, values = Collapse(), Collapse().start(), []
+    for item in eval_series(draw_fall(np.random.default_rng(0), 0.7).tolist()):
+        state, evidence = detector.step(state, item)
+        if item.step in answers:
+            answer = Observation(MetricRole.PAIRED, item.step, *answers[item.step])
+            state, evidence = detector.step(state, answer)
+        values.append(evidence.value)
+    return values
+
+
+def test_paired_evaluation_confirms_a_fall() -> None:
+    """One of many standard errors makes the sixth eval certain; one without or with a large error changes nothing."""
+    assert judge_with_answers({AT + 3: (-0.7, 0.025)})[AT + 5] == 1.0
+    for answer in ((-0.7, 0.3), (-0.7, None)):
+        assert judge_with_answers({AT + 3: answer})[AT + 5] == 0.9
+
+
+def test_paired_evaluation_that_finds_no_fall_clears_it() -> None:
+    """The new level is where the run starts: the same scores are not suspect again."""
+    assert max(judge_with_answers({AT + 2: (0.01, 0.025)})[AT + 2 :]) == 0.0
 
 
 def test_fall_in_two_evals_is_sudden() -> None:
@@ -56,7 +135,7 @@ def test_fall_in_two_evals_is_sudden() -> None:
     ],
     ids=["five evals", "it heals", "a slow decline", "a shallow step", "no rise", "constant"],
 )
-def test_what_is_no_collapse_is_left_alone(scores: NDArray[np.float64]) -> None:
+def test_what_is_no_collapse_is_left_alone(scores: Floats) -> None:
     assert find_stop(scores) is None
 
 

@@ -86,13 +86,32 @@ def test_unanswered_request_changes_little(scores: list[float], at: float, most:
 def test_sudden_fall_is_held_for_at_most_two_evals() -> None:
     """After a sudden fall the value is held below the threshold for up to two evals while an answer is awaited."""
     scores = [math.sqrt(index) + 0.02 * ((7 * index) % 5) for index in range(30)] + [
-        1.0 + 0.02 * ((7 * index) % 5) for index in range(20)
+        3.2 + 0.02 * ((7 * index) % 5) for index in range(20)
     ]
     without_requests = [item.value for item in collect_evidence(Posterior(), build_observations(scores))]
     with_requests = [item.value for item in collect_evidence(ASKING, build_observations(scores))]
     held = [index for index, (a, b) in enumerate(zip(without_requests, with_requests, strict=True)) if a != b]
     assert 1 <= len(held) <= HELD_EVALS
     assert without_requests[held[-1] + 1 :] == with_requests[held[-1] + 1 :]
+
+
+def test_deep_sudden_fall_is_asked_about_whatever_the_probability() -> None:
+    """When half of the gain is lost at once, an evaluation is asked for at the second eval; not when the proxy fell."""
+    scores = [math.sqrt(index) + 0.02 * ((7 * index) % 5) for index in range(30)] + [1.0] * 5
+    detector = Posterior(requests=EvalRequests(at=0.999))
+
+    def find_request_steps(proxy_fall: float) -> set[int]:
+        state, steps = detector.start(), set[int]()
+        for item in build_observations(scores):
+            proxy = item.step + 0.1 * (item.step % 2) - (proxy_fall if item.step >= 30 else 0.0)
+            state, _ = detector.step(state, Observation(MetricRole.PROXY, item.step, proxy))
+            state, _ = detector.step(state, item)
+            request = detector.find_open_request(state)
+            steps |= {request.step} if request is not None else set()
+        return steps
+
+    assert find_request_steps(proxy_fall=0) == {31}
+    assert find_request_steps(proxy_fall=20) == set()
 
 
 def test_requests_are_limited_and_spaced() -> None:

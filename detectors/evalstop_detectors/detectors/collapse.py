@@ -6,57 +6,137 @@ Kernel      A fall is sudden if, in one eval or two, the score goes from near it
             rise so far and `sigmas` standard deviations of one eval below the best median of three. It stays down while
             each eval lies below the line and the last three lie on average at most a quarter of the fall above the
             first three.
+Confirmed   A changed grader moves the eval alone. A run has broken if something else changed with it:
+            (1) KL is three times as large as ever before within three evals; (2) the last `k` evals moved by at most a
+            tenth of what the `k` before the fall did: a constant; (3) the last `k` evals lie on average below the
+            start, by a quarter of the rise if the proxy stayed still; (4) the proxy jumped, down as the policy broke or
+            up as it was exploited, by 0.3 of its range and four times its usual move; (5) a paired evaluation found at
+            least half of the fall, three standard errors above it. One that finds less, two standard errors below it,
+            clears the fall: the new level is the start.
+Age         A run that is rolled back looks the same while it is broken, which is short relative to its age. So (3)
+            and (5) need `k` evals, or an eighth of those before the fall if that is more, (4) a fifth.
 State       The noise of the eval score, which holds its last values, the mean of the first three evals, the best median
-            of three, and the fall in progress: its line and its evals. O(1).
-Evidence    A statistic: the number of evals since the fall, divided by `k`. The turn is placed at the last eval before
-            the fall.
-Not done    A change of the measurement looks the same; declare it. A run that never rose has nothing to lose.
+            of three, proxy and KL so far, and the fall in progress. O(1).
+Evidence    A statistic: the number of evals since the fall, divided by those needed; at most 0.9 while nothing confirms
+            the fall. The turn is placed at the last eval before it.
+Not done    A grader that changes eval and proxy alike looks the same; declare it. A run that never rose has nothing to
+            lose.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
+from evalstop_detectors.checkpoint.noise import NoiseState, advance, clipped, estimate
 from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
-from evalstop_detectors.summation import add_up
+from evalstop_detectors.summation import LARGEST, add_up
 from evalstop_detectors.wording import format_count
 
 _START = 3
 _LEAST_EVALS = 5
 """Evals before a fall; from fewer, neither rise nor noise is known."""
 
-_RISEN_SIGMAS = 3.0
+_RISEN_SIGMAS = 5.0
+_STAY_SIGMAS = 2.0  # above the line: one eval may be lucky
+_START_SIGMAS = 0.5
+_DEEP = 0.25  # of the rise, below the start
 _NEAR = 0.4  # of the fall: what was lost before the last two evals is no part of a sudden one
 _HEALED = 0.25
+_UNCONFIRMED = 0.9
+_KL_JUMP = 3.0
+_QUIET_SHARE = 0.1
+_PROXY_SHARE, _PROXY_MOVES = 0.3, 4.0
+_MEASURED_SHARE = 0.5  # of the fall, by a paired evaluation
+_ABOVE, _BELOW = 3.0, 2.0  # standard errors
+_WAIT, _WAIT_AFTER_JUMP = 8, 5  # an eighth, a fifth of the evals before the fall
 
 _QUIET = Evidence(Kind.STATISTIC, 0.0, None, "no sudden fall")
+
+
+class Course(Struct, frozen=True):
+    """The proxy and KL of a run.
+
+    `total` and `count` are those of the proxies since the last eval, relative to the first; `last` their means at the
+    last three evals, `low` and `high` the range of the means, `move` their mean change over `moves` evals. `kl` is the
+    largest KL since the last eval, `kl_tops` the largest up to each of the last two.
+    """
+
+    origin: float | None = None
+    total: float = 0.0
+    count: int = 0
+    last: tuple[float, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    move: float = 0.0
+    moves: int = 0
+    kl: float = 0.0
+    kl_tops: tuple[float, ...] = ()
+
+    def add_proxy(self, value: float) -> Course:
+        origin = value if self.origin is None else self.origin
+        return replace(self, origin=origin, total=clipped(self.total + clipped(value - origin)), count=self.count + 1)
+
+    def add_eval(self) -> Course:
+        """The course up to an eval, which ends what was waiting for it."""
+        top = max(self.kl, *self.kl_tops[-1:], 0.0)
+        course = replace(self, total=0.0, count=0, kl=0.0, kl_tops=(*self.kl_tops[-1:], top))
+        if not self.count:
+            return course
+        mean = self.total / self.count
+        if not self.last:
+            return replace(course, last=(mean,), low=mean, high=mean)
+        moves = self.moves + 1
+        move = self.move + (abs(mean - self.last[-1]) - self.move) / moves
+        last = (*self.last[1 - _START :], mean)
+        return replace(course, last=last, low=min(self.low, mean), high=max(self.high, mean), move=move, moves=moves)
 
 
 class Fall(Struct, frozen=True):
     """A fall in progress: the step before it, the `line` below which it stays, its depth, and its last evals.
 
-    `first` is the sum of its first three evals. All values are relative to the run's first eval.
+    `first` is the sum of its first three evals. All values are relative to the run's first eval. `age`: evals before
+    it. `floor`, `deep`: means from here down lie below the start, or far below. `moved`: the range of the last evals
+    before it. `proxy`, `jump`, `kl`: what the proxy was, by how much it must change, and what KL must reach. `changed`
+    are sum and number of the proxies of its first evals. `certain`, `jumped`, `measured`: (1), (4), (5) of the module's
+    docstring.
     """
 
     before_step: int
     line: float
     depth: float
+    age: int
+    floor: float
+    deep: float
+    moved: float
+    proxy: float
+    jump: float
+    kl: float
     evals: int = 0
     first: float = 0.0
+    changed: tuple[float, int] = (0.0, 0)
+    certain: bool = False
+    jumped: bool = False
+    measured: bool = False
+
+    @property
+    def is_still(self) -> bool:
+        """Whether the proxy is known not to have jumped."""
+        return self.changed[1] > 1 and not self.jumped
 
 
 class CollapseState(Struct, frozen=True):
-    """See the module's docstring. `step` and `before_step` are those of the last eval and of the one before it."""
+    """See the module's docstring. `steps` are those of the last eval and of the one before it."""
 
     noise: NoiseState = NoiseState()
     start: float = 0.0
     top: float = 0.0
     steps: tuple[int, ...] = ()
+    course: Course = Course()
     fall: Fall | None = None
     evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "no evals yet")
 
@@ -80,7 +160,9 @@ class Collapse(Detector[CollapseState], frozen=True):
 
     name: ClassVar[str] = "collapse"
     kind: ClassVar[Kind] = Kind.STATISTIC
-    roles: ClassVar[frozenset[MetricRole]] = frozenset({MetricRole.EVAL})
+    roles: ClassVar[frozenset[MetricRole]] = frozenset(
+        {MetricRole.EVAL, MetricRole.PROXY, MetricRole.KL, MetricRole.PAIRED}
+    )
     thresholds: ClassVar[Thresholds] = Thresholds(suspect_at=0.5, stop_at=1.0)
     state_type: ClassVar[type[CollapseState]] = CollapseState
 
@@ -88,54 +170,117 @@ class Collapse(Detector[CollapseState], frozen=True):
     sigmas: Annotated[float, Meta(ge=0.01, le=100)] = 6.0
     share: Annotated[float, Meta(ge=0.01, le=100)] = 0.5
 
+    @property
+    def stated_risk(self) -> float | None:
+        # 1 of the 10,000 healthy runs on which shipped policies are calibrated; with 95 % confidence at most 0.06 %.
+        return 0.001 if self == Collapse() else None
+
     def step(self, state: CollapseState, observation: Observation) -> tuple[CollapseState, Evidence]:
-        if observation.finite:
-            state = self._advance(state, observation)
+        if not observation.finite:
+            return state, state.evidence
+        value = clipped(observation.value)
+        if observation.role is MetricRole.PROXY:
+            state = replace(state, course=state.course.add_proxy(value))
+        elif observation.role is MetricRole.KL:
+            if value > state.course.kl:
+                state = replace(state, course=replace(state.course, kl=value))
+        elif observation.role is MetricRole.PAIRED:
+            state = self._take_answer(state, -value, observation.stderr)
+        else:
+            state = self._take_eval(state, observation)
         return state, state.evidence
 
-    def _advance(self, state: CollapseState, observation: Observation) -> CollapseState:
+    def _take_eval(self, state: CollapseState, observation: Observation) -> CollapseState:
         # The noise is that of before this eval: the fall must not hide in a noise that it has increased.
         sd = estimate(state.noise).sd
         noise = advance(state.noise, observation.value, observation.stderr)
         last = noise.recent[-_START:]
         start = add_up(last) / len(last) if noise.seen <= _START else state.start
         steps = (*state.steps[-1:], observation.step)
-        fall = state.fall or self._find_fall(state, sd, noise.recent[-_START:])
+        fall = state.fall or self._find_fall(state, sd, noise.recent)
         if fall is not None:
-            fall = _follow(fall, last)
+            fall = _follow(fall, last, state.course)
         top = state.top
         if fall is None:
             middle = sorted(last)[len(last) // 2]
             top = middle if noise.seen <= _START else max(top, middle)
-        return CollapseState(noise, start, top, steps, fall, self._weigh(fall))
+        course, evidence = state.course.add_eval(), self._weigh(fall, noise.recent[-self.k :])
+        return CollapseState(noise, start, top, steps, course, fall, evidence)
 
-    def _find_fall(self, state: CollapseState, sd: float, last: tuple[float, ...]) -> Fall | None:
+    def _take_answer(self, state: CollapseState, found: float, stderr: float | None) -> CollapseState:
+        """Process a paired evaluation, which found that the run is so far below its best."""
+        fall = state.fall
+        if fall is None or stderr is None or not 0 <= stderr < math.inf:
+            return state
+        error, half = min(stderr, LARGEST), _MEASURED_SHARE * fall.depth
+        if found + _BELOW * error < half:
+            cleared = Evidence(Kind.STATISTIC, 0.0, None, "a paired evaluation found no fall: the eval has changed")
+            return CollapseState(course=state.course, evidence=cleared)
+        if found - _ABOVE * error < half:
+            return state
+        fall = replace(fall, measured=True)
+        return replace(state, fall=fall, evidence=self._weigh(fall, state.noise.recent[-self.k :]))
+
+    def _find_fall(self, state: CollapseState, sd: float, recent: tuple[float, ...]) -> Fall | None:
         rise = state.top - state.start
         if state.noise.seen < _LEAST_EVALS or rise <= _RISEN_SIGMAS * sd:
             return None
-        value, line = last[-1], state.top - max(self.share * rise, self.sigmas * sd)
+        value, line = recent[-1], state.top - max(self.share * rise, self.sigmas * sd)
         depth = state.top - value
         if value >= line:
             return None
         # In one eval, or with one in between.
         for back in (2, 3):
-            if state.top - last[-back] <= _NEAR * depth:
-                return Fall(state.steps[1 - back], line, depth)
+            if state.top - recent[-back] <= _NEAR * depth:
+                before, course = recent[1 - back - self.k : 1 - back], state.course
+                return Fall(
+                    before_step=state.steps[1 - back],
+                    line=line + _STAY_SIGMAS * sd,
+                    depth=depth,
+                    age=state.noise.seen + 2 - back,
+                    floor=state.start + _START_SIGMAS * sd,
+                    deep=state.start - _DEEP * rise,
+                    moved=max(before) - min(before),
+                    proxy=sorted(course.last)[len(course.last) // 2] if course.last else 0.0,
+                    jump=max(_PROXY_SHARE * (course.high - course.low), _PROXY_MOVES * course.move),
+                    kl=_KL_JUMP * min(course.kl_tops),
+                )
         return None
 
-    def _weigh(self, fall: Fall | None) -> Evidence:
+    def _weigh(self, fall: Fall | None, last: tuple[float, ...]) -> Evidence:
         if fall is None:
             return _QUIET
+        lasted = fall.evals >= self.k
         note = f"fell at once and stayed down for {format_count(fall.evals, 'eval')}"
-        return Evidence(Kind.STATISTIC, fall.evals / self.k, fall.before_step, note)
+        if fall.certain or (lasted and max(last) - min(last) <= _QUIET_SHARE * fall.moved):
+            value = fall.evals / self.k
+        elif fall.measured or (lasted and add_up(last) <= self.k * (fall.deep if fall.is_still else fall.floor)):
+            value = fall.evals / max(self.k, fall.age // _WAIT)
+        elif fall.jumped:
+            value = fall.evals / max(self.k, fall.age // _WAIT_AFTER_JUMP)
+        else:
+            value = min(fall.evals / self.k, _UNCONFIRMED)
+            note = f"{note}; only the eval shows it, and a changed grader looks the same"
+        return Evidence(Kind.STATISTIC, value, fall.before_step, note)
 
 
-def _follow(fall: Fall, last: tuple[float, ...]) -> Fall | None:
-    """The fall after one more eval; None once it heals."""
+def _follow(fall: Fall, last: tuple[float, ...], course: Course) -> Fall | None:
+    """The fall after one more eval, with the course since the last one; None once it heals."""
     if last[-1] >= fall.line:
         return None
     evals = fall.evals + 1
-    if evals <= _START:
-        return replace(fall, evals=evals, first=fall.first + last[-1])
-    healed = add_up(last) - fall.first
-    return None if healed > _START * _HEALED * fall.depth else replace(fall, evals=evals)
+    if evals > _START:
+        healed = add_up(last) - fall.first
+        return None if healed > _START * _HEALED * fall.depth else replace(fall, evals=evals)
+    total, count = fall.changed
+    if course.count:
+        total, count = total + course.total / course.count, count + 1
+    jumped = count > 1 and fall.jump > 0 and abs(total / count - fall.proxy) >= fall.jump
+    return replace(
+        fall,
+        evals=evals,
+        first=fall.first + last[-1],
+        changed=(total, count),
+        certain=fall.certain or course.kl >= fall.kl > 0,
+        jumped=fall.jumped or jumped,
+    )

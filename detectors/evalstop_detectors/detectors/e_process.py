@@ -109,6 +109,10 @@ class EProcess(Detector[EProcessState], frozen=True):
         stop_at = math.log(2 / self.alpha)
         return Thresholds(suspect_at=stop_at / 2, stop_at=stop_at)
 
+    @property
+    def stated_risk(self) -> float:
+        return self.alpha
+
     def step(self, state: EProcessState, observation: Observation) -> tuple[EProcessState, Evidence]:
         if observation.finite:
             state = self._advance(state, observation)

@@ -13,9 +13,9 @@ Length      A dip that heals is short relative to the run. Without a planned len
             plan is that of a run that starts there.
 Paired      An evaluation of the best and the current checkpoint on the same prompts adds the result of
             `posterior.paired` to the log odds, until the run is at a new best. For runs with an evaluator (`requests`),
-            the detector asks for one: from a probability on, a limited number of times, each once the last is answered
-            and the run has been below its best 1.6 times as long as then, and only if that costs at most a tenth of
-            what is left of the run.
+            the detector asks for one: from a probability on, or once half of the gain was lost at once while the proxy
+            was still, a limited number of times, each once the last is answered and the run has been below its best 1.6
+            times as long as then, and only if that costs at most a tenth of what is left of the run.
 Shifts      A sudden fall while the proxy was still may be caused by the grader. If an answer is awaited, such
             a fall does not call for a stop at the eval that asked and at the one after it; then it does, answered or
             not.
@@ -78,6 +78,7 @@ SOONEST = 3  # evals; no evidence before
 APART = 1.6  # times as long below the best as at the last request
 HELD_EVALS = 2
 CLIFF_SHARE, CLIFF_SIGMAS = 0.6, 4.0  # of the fall, in one eval, and in multiples of the noise: a sudden fall
+DEEP_SHARE = 0.5  # of the gain: asked for a paired evaluation whatever the probability
 STILL = 2.09  # asinh(4): the proxy moved by less than four times its usual move
 _PROXY_CHANGE = 13  # index among the network's features
 SAID_FROM = 0.1  # below this the note gives no probability
@@ -265,7 +266,7 @@ class Posterior(Detector[PosteriorState], frozen=True):
         return (
             requests is not None
             and features.evals >= SOONEST
-            and probability >= requests.at
+            and (probability >= requests.at or self._fell_at_once(state, DEEP_SHARE))
             and state.asked < requests.most
             and not state.awaited
             and features.since > 0
@@ -297,10 +298,14 @@ class Posterior(Detector[PosteriorState], frozen=True):
 
     def _is_held(self, state: PosteriorState) -> bool:
         """Whether the fall was sudden and the answer to a request of this or the last eval is awaited."""
+        return state.awaited and state.features.evals - state.asked_evals < HELD_EVALS and self._fell_at_once(state)
+
+    def _fell_at_once(self, state: PosteriorState, share: float = 0.0) -> bool:
+        """Whether one eval, with the proxy still, made most of the fall, which is this share of the gain or more."""
         features = state.features
         noise, _ = measure_scale(ONE, features)
-        sudden = max(CLIFF_SHARE * (features.best - features.level), CLIFF_SIGMAS * noise)
-        return state.awaited and features.evals - state.asked_evals < HELD_EVALS and state.cliff >= sudden
+        fall, gain = features.best - features.level, features.best - features.start
+        return bool(state.cliff >= max(CLIFF_SHARE * fall, CLIFF_SIGMAS * noise) and fall >= share * gain)
 
     def outlook(self, state: PosteriorState) -> Outlook:
         """The network's forecast for a run in this state."""

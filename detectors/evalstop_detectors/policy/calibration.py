@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from evalstop_detectors.detectors.detector import Detector, Thresholds
-from evalstop_detectors.detectors.e_process import EProcess
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 from evalstop_detectors.errors import InvalidPolicy
 from evalstop_detectors.policy.catalog import DETECTORS, Ground, explain_unknown
@@ -97,7 +96,7 @@ def default_thresholds(detector: Detector[Any]) -> Thresholds:
 def compute_stated_risk(policy: Policy) -> float | None:
     """The largest share of healthy runs that a policy states to stop, by its members' thresholds; None: not stated.
 
-    Shipped calibrations state it for their thresholds, and an e-process by its alpha; any other number states
+    Shipped calibrations state it for their thresholds, and some detectors for their own; any other number states
     nothing. Where votes are needed, Markov's inequality bounds how often they coincide. A policy that also stops
     runs that have levelled off does not state it.
     """
@@ -123,7 +122,8 @@ def _risk_of(member: Member) -> float:
             for level in item.levels:
                 if level.threshold == stop_at:
                     return level.rate
-    return detector.alpha if isinstance(detector, EProcess) and detector.thresholds.stop_at == stop_at else 1.0
+    stated = detector.stated_risk if detector.thresholds.stop_at == stop_at else None
+    return 1.0 if stated is None else stated
 
 
 def _unknown(detector: Detector[Any], risk: float, calibrations: Iterable[Calibration]) -> str:

@@ -17,6 +17,9 @@ _NOT_FINITE: list[dict[str, Any]] = [
 
 _POSTERIOR: dict[str, Any] = {"detector": "posterior", "params": {"model": "gru-1"}}
 
+# Not in cautious, where its false stops, on runs that are rolled back or graded anew, would outnumber all others.
+_COLLAPSE: dict[str, Any] = {"detector": "collapse", "params": {}}
+
 _AT_1_PERCENT: dict[str, Any] = {"observe": True, "suspect_at": None, "stop_at": {"risk": 0.01}}
 
 _OBSERVERS: list[dict[str, Any]] = [
@@ -37,18 +40,30 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "stops_despite": ["no_checkpoint"],
     },
     "default": {
-        "description": "Stop when the run has turned for good with a probability that 1 % of healthy runs reach. It"
-        " decides sooner when the planned length is known. Values that are not finite are suspect.",
-        "members": [_POSTERIOR | {"suspect_at": {"risk": 0.1}, "stop_at": {"risk": 0.01}}, *_NOT_FINITE, *_OBSERVERS],
+        "description": "Stop when the run has turned for good with a probability that 1 % of healthy runs reach, or"
+        " when it fell at once, stayed down, and more than the eval shows it. It decides sooner when the planned length"
+        " is known. Values that are not finite are suspect.",
+        "members": [
+            _POSTERIOR | {"suspect_at": {"risk": 0.1}, "stop_at": {"risk": 0.01}},
+            _COLLAPSE,
+            *_NOT_FINITE,
+            *_OBSERVERS,
+        ],
         "evaluate_now": {"at": 0.7},
     },
     "early": {
         "description": "As default, but sooner and more often wrong: it stops 5 % of healthy runs.",
-        "members": [_POSTERIOR | {"suspect_at": {"risk": 0.2}, "stop_at": {"risk": 0.05}}, *_NOT_FINITE, *_OBSERVERS],
+        "members": [
+            _POSTERIOR | {"suspect_at": {"risk": 0.2}, "stop_at": {"risk": 0.05}},
+            _COLLAPSE,
+            *_NOT_FINITE,
+            *_OBSERVERS,
+        ],
         "evaluate_now": {"at": 0.3},
     },
     "cautious": {
-        "description": "As default, but later and rarely wrong: it stops 0.1 % of healthy runs.",
+        "description": "As default, but later and rarely wrong: it stops 0.1 % of healthy runs, and no sudden fall"
+        " sooner than others.",
         "members": [_POSTERIOR | {"suspect_at": {"risk": 0.05}, "stop_at": {"risk": 0.001}}, *_NOT_FINITE, *_OBSERVERS],
         "evaluate_now": {"at": 0.7},
     },
