@@ -22,7 +22,7 @@ from evalstop_service.store.runs import POLICY_COLUMNS
 from evalstop_service.store.tables import cases, policies, runs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """An attempt that has ended: what was decided about it, its outcome, and its cost.
 
@@ -38,29 +38,29 @@ class Case:
     run_outcome: Annotated[RunOutcome, doc("turned: the eval fell for good; healthy: it did not; undecided: unknown")]
     derived: Annotated[bool, doc("true: from its evals; false: by a person")]
     turn_step: Annotated[int | None, doc("the step where it turned; null: it did not, or is unknown")]
-    decision_id: Annotated[UUID | None, doc("the decision; null: never flagged")]
+    decision_id: Annotated[UUID | None, doc("the decision; null: never flagged")] = None
     treatment: Annotated[
         Treatment | None,
         doc("the stop was observed (held out or in shadow mode), carried out or prevented; null: no stop"),
-    ]
-    observed_probability: Annotated[float | None, doc("probability of being observed after the decision")]
-    decided_step: Annotated[int | None, doc("the step at which the policy wanted a stop; null: never flagged")]
-    detectors: Annotated[list[str] | None, doc("the detectors that wanted the stop")]
+    ] = None
+    observed_probability: Annotated[float | None, doc("probability of being observed after the decision")] = None
+    decided_step: Annotated[int | None, doc("the step at which the policy wanted a stop; null: never flagged")] = None
+    detectors: Annotated[list[str] | None, doc("the detectors that wanted the stop")] = None
     calls: Annotated[
         dict[str, JudgedCall] | None,
         doc("the detectors of its policy that called for a stop, observers included; null: not known"),
     ]
-    stated_risk: Annotated[float | None, doc("the share of healthy runs that the policy states it stops")]
+    stated_risk: Annotated[float | None, doc("the share of healthy runs that the policy states it stops")] = None
     outcome: Annotated[DecisionOutcome, doc("outcome of the decision to stop it or, without one, of letting it run")]
-    delay_steps: Annotated[int | None, doc("from the turn to the decision")]
+    delay_steps: Annotated[int | None, doc("from the turn to the decision")] = None
     gpu_hours: Annotated[float | None, doc("null: the run has no label gpus")]
     gpu_hours_saved: Annotated[
         float | None, doc("GPU-hours that a right stop saved, or that the run spent after the decision; null: unknown")
-    ]
+    ] = None
     gpu_hours_lost: Annotated[
         float | None,
         doc("GPU-hours since the best checkpoint, which a wrong stop causes to be repeated; null: unknown"),
-    ]
+    ] = None
     parked_seconds: Annotated[float | None, doc("how long its job was parked; null: never")]
     seconds: Annotated[float, doc("how long it lasted")]
     evals: Annotated[int, doc("finite ones")]
