@@ -8,11 +8,10 @@ import os
 import random
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, ClassVar
-from uuid import UUID
 
 from fastapi import APIRouter, FastAPI
 from fastapi.telemetry import TelemetryConfig
@@ -119,10 +118,13 @@ def create_app(
     key_cache = KeyCache(database, settings.key_cache_seconds, clock)
     context = _create_context(settings, database, clock, committer, key_cache, service_metrics)
     listener = VetoListener(database, clock, context.limits.run_in_thread)
+
+    def live(_app: FastAPI) -> AbstractAsyncContextManager[None]:
+        delivering = _delivering(settings, database, service_metrics, tracer) if deliver else nullcontext()
+        return _living(context, listener, delivering, tracer)
+
     app = _App(
-        lifespan=_living(
-            *(settings, database, listener, key_cache, committer, service_metrics, tracer), deliver=deliver
-        ),
+        lifespan=live,
         title="EvalStop",
         version="0.1.0",
         summary="Stops training jobs that no longer improve, and keeps their best checkpoints.",
@@ -141,24 +143,7 @@ def create_app(
     _add_routes(app, settings, service_metrics)
     pages.install(app, context, session_secret, _openid(settings, clock))
     app.router.routes.insert(0, RouteIndex(app.router.routes))
-    held_bodies = _limit_bodies(app, settings, listener.report_failure)
-    app.add_middleware(SecurityHeaders)
-    ingest_endpoint = IngestEndpoint(
-        HeadRequests(app.behind),
-        committer,
-        key_cache,
-        clock,
-        partial(tell_trainer, database, clock),
-        settings.max_body_bytes,
-        held_bodies.long,
-        context.limits.processor,
-    )
-    entrance = Entrance(ingest_endpoint, context.limits, key_cache)
-    addressed: ASGIApp = entrance
-    if settings.trusted_proxies:
-        addressed = ProxyHeadersMiddleware(entrance, settings.trusted_proxies)  # type: ignore[arg-type, assignment]
-    logged = RequestLog(addressed, service_metrics, tracer, settings.access_log)
-    app.front = HearVetoes(logged, listener.hearing, clock)
+    _put_in_front(app, settings, listener, service_metrics, tracer)
     return app
 
 
@@ -201,20 +186,39 @@ def _add_routes(app: FastAPI, settings: Settings, service_metrics: ServiceMetric
     app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
 
 
-def _limit_bodies(app: _App, settings: Settings, report_refused_veto: Callable[[UUID | None], None]) -> HeldBodies:
-    """Limit the bodies that are held at a time."""
+def _put_in_front(
+    app: _App, settings: Settings, listener: VetoListener, service_metrics: ServiceMetrics, tracer: Tracer
+) -> None:
+    """Add the middleware, the last one first."""
+    context: Context = app.state.context
     held_bodies = HeldBodies(settings.max_body_bytes)
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,
         held_bodies=held_bodies,
         identify=create_identify(app.state.pages),
-        report_refused_veto=report_refused_veto,
+        report_refused_veto=listener.report_failure,
         compressible=[f"{API}{observations.PATH_OF_MANY}"],
         streamed_below=(UPLOADS,),
         refusal=_refusal,
     )
-    return held_bodies
+    app.add_middleware(SecurityHeaders)
+    ingest_endpoint = IngestEndpoint(
+        HeadRequests(app.behind),
+        context.committer,
+        context.key_cache,
+        context.clock,
+        partial(tell_trainer, context.database, context.clock),
+        settings.max_body_bytes,
+        held_bodies.long,
+        context.limits.processor,
+    )
+    entrance = Entrance(ingest_endpoint, context.limits, context.key_cache)
+    addressed: ASGIApp = entrance
+    if settings.trusted_proxies:
+        addressed = ProxyHeadersMiddleware(entrance, settings.trusted_proxies)  # type: ignore[arg-type, assignment]
+    logged = RequestLog(addressed, service_metrics, tracer, settings.access_log)
+    app.front = HearVetoes(logged, listener.hearing, context.clock)
 
 
 @cache
@@ -284,13 +288,6 @@ async def deliver(
         audit_trail.create_job(database),
         change_point.create_job(),
     )
-    with background.run_jobs(*jobs):
-        await _deliver(settings, database, stop, service_metrics, tracer)
-
-
-async def _deliver(
-    settings: Settings, database: Database, stop: asyncio.Event, service_metrics: ServiceMetrics, tracer: Tracer
-) -> None:
     async with Sender(
         settings.delivery_timeout_seconds,
         address_policy=create_address_policy(settings),
@@ -317,7 +314,8 @@ async def _deliver(
             service_metrics=service_metrics,
             tracer=tracer,
         )
-        await worker.run(stop)
+        with background.run_jobs(*jobs):
+            await worker.run(stop)
 
 
 def _limits(settings: Settings) -> Limits:
@@ -329,26 +327,14 @@ def _limits(settings: Settings) -> Limits:
     )
 
 
-def _living(
-    settings: Settings,
-    database: Database,
-    listener: VetoListener,
-    key_cache: KeyCache,
-    committer: Committer,
-    service_metrics: ServiceMetrics,
-    tracer: Tracer,
-    *,
-    deliver: bool,
-) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        delivering = _delivering(settings, database, service_metrics, tracer) if deliver else nullcontext()
-        with background.run_jobs(change_point.create_job(), key_cache.create_job()):
-            async with committer.run(), delivering, listener.listening():
-                yield
-        await asyncio.to_thread(tracer.close)  # may wait for a collector that does not answer
-
-    return lifespan
+@asynccontextmanager
+async def _living(
+    context: Context, listener: VetoListener, delivering: AbstractAsyncContextManager[None], tracer: Tracer
+) -> AsyncIterator[None]:
+    with background.run_jobs(change_point.create_job(), context.key_cache.create_job()):
+        async with context.committer.run(), delivering, listener.listening():
+            yield
+    await asyncio.to_thread(tracer.close)  # may wait for a collector that does not answer
 
 
 @asynccontextmanager
