@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ WRITE_DELAY_SECONDS = 1.0
 CONFIRM_SECONDS = 20.0
 WINDOW_SECONDS = 6.0
 """The veto window; vetoes are sent in it and somewhat after it."""
+VETO_ON_ITS_WAY = timedelta(seconds=WINDOW_SECONDS / 2)
+"""A server that is killed before it answers a veto loses it, and a busy one hears it late; then it is repeated."""
 FINAL_STATES = {DecisionState.CONFIRMED, DecisionState.VETOED, DecisionState.MOOT}
 SCOPES = ("ingest", "read", "operate", "admin")
 SHORT_TIMES = {
@@ -158,7 +160,7 @@ def test_every_stopped_job_ends_once_despite_faults(
 ) -> None:
     """Each job to be stopped ends once, after its checkpoint; vetoed jobs and those beyond the limit run on.
 
-    A veto comes too late only if the stop was handed over before it was first sent.
+    A veto comes too late only if the stop was handed over before it was sent, or while it was on its way.
     A fault happens each time that `jobs_per_fault` more jobs have been asked to save, whatever the machine's speed.
     """
     stopped_count, vetoing_count, limited_count = count // 2, count * 4 // 10, count // 10
@@ -256,7 +258,7 @@ def test_every_stopped_job_ends_once_despite_faults(
     }
     handed_over_at = load_times_of_hand_over(database)
     for veto in late:
-        assert handed_over_at[veto.decision_id] <= veto.sent_at, veto
+        assert handed_over_at[veto.decision_id] <= veto.sent_at + VETO_ON_ITS_WAY, veto
     check_jobs(cluster, {veto.run for veto in sent if veto.heard}, limited_tenant)
 
 

@@ -27,6 +27,7 @@ class FailingDetector(FakeDetector, frozen=True):
     calls_at: int = 1_000_000
 
     name: ClassVar[str] = "failing"
+    judges_first_evals: ClassVar[bool] = True
 
     def step(self, state: int, observation: Observation) -> tuple[int, Evidence]:
         if observation.step == FAILS_AT:
