@@ -229,6 +229,22 @@ def choose_direction(role: MetricRole, metric: str) -> Direction:
     return "minimize" if reading is Reading.ERROR else "maximize"
 
 
+def warn_of_direction(metric: str, direction: str) -> str | None:
+    """A warning if the eval's declared direction contradicts its name; None if it does not.
+
+    >>> warn_of_direction("eval_gsm8k", "maximize"), warn_of_direction("eval_wer", "minimize")
+    (None, None)
+    """
+    is_error = choose_direction(MetricRole.EVAL, metric) == "minimize"
+    if direction == "maximize" and is_error:
+        better, name = "higher", "an error"
+    elif direction == "minimize" and not is_error and read_words(metric) is Reading.SCORE:
+        better, name = "lower", "a score"
+    else:
+        return None
+    return f"{metric}: {better} is declared better, but by its name it is {name}: if so the worst checkpoint is kept."
+
+
 def read_metrics(names: Collection[str], trainers: Sequence[Trainer]) -> list[Candidate]:
     """The meaning of each of a run's names, given the others; names without a meaning are omitted."""
     plain = {_plain(name) for name in names}

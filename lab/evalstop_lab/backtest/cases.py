@@ -16,6 +16,7 @@ from evalstop_detectors import Ground, Policy, Score, select_version
 from evalstop_service.domain.outcome import assess_run, judge_decision, judge_levelled_off, locate_turn
 from evalstop_service.domain.run import RunAssessment
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
+from msgspec.structs import replace
 
 from evalstop_lab.replay.command import CHUNK, choose_jobs
 from evalstop_lab.replay.judged import Judged, judge_runs
@@ -111,9 +112,17 @@ def _judge_chunk(
     ]
 
 
-def assess_outcome(run: Run) -> RunAssessment:
-    """Assess the outcome of the run from all of its evals."""
-    return assess_run(run.scores())
+ENOUGH_OF_A_PLAN = 0.9
+
+
+def assess_outcome(run: Run, decided_step: int | None = None) -> RunAssessment:
+    """Assess the outcome of the run from all of its evals. One that ended before its plan, by its own early stopping or
+    a crash, is not healthy: what would have followed is unknown."""
+    assessment, plan = assess_run(run.scores(), decided_step), run.total_steps or 0
+    if assessment.run_outcome is RunOutcome.HEALTHY and run.last_step < ENOUGH_OF_A_PLAN * plan:
+        reason = f"it ended at step {run.last_step:,} of {plan:,} planned ones"
+        return replace(assessment, run_outcome=RunOutcome.UNDECIDED, reason=reason)
+    return assessment
 
 
 def judge_case(run: Run, assessment: RunAssessment, judged: Judged) -> PolicyOutcome:
@@ -125,7 +134,7 @@ def judge_case(run: Run, assessment: RunAssessment, judged: Judged) -> PolicyOut
     if judged.ground == Ground.LEVELLED_OFF:
         outcome = judge_levelled_off(scores, stop)
     else:
-        assessment = assess_run(scores, stop)
+        assessment = assess_outcome(run, stop)
         turn = locate_turn(assessment) if assessment.run_outcome is RunOutcome.TURNED else None
         outcome = judge_decision(assessment.run_outcome, stop, turn)
     last = run.last_step

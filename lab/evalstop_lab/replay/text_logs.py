@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import re
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from evalstop_detectors import MetricRole
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.lines import NumberedLines, read_lines
@@ -197,9 +199,16 @@ class TrainerState:
                 add_row(run, parse_step(reached), row, parse_number)
             except ValueError as error:
                 errors.add(UnreadableInput(path, f"entry {index} of log_history: {error}"))
-        planned = _load_state(path).get("max_steps")
-        if isinstance(planned, int) and planned > 0:
+        state = _load_state(path)
+        if isinstance(planned := state.get("max_steps"), int) and planned > 0:
             run.total_steps = planned
+        evals = run.series[MetricRole.EVAL].values if MetricRole.EVAL in run.series else ()
+        sign = roles.sign(MetricRole.EVAL)
+        if len(set(evals)) > 1 and state.get("best_metric") == sign * min(sign * value for value in evals):
+            sys.stderr.write(
+                f"evalstop-lab: {path}: the worst {roles.columns[MetricRole.EVAL]} was kept as the best:"
+                f" {state['best_metric']:g}; its greater_is_better contradicts the name of the metric\n"
+            )
 
 
 def read_history(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:

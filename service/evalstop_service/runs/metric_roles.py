@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from evalstop_detectors import MetricRole, Role, RoleOrigin
-from evalstop_detectors.roles.recognition import CONSTANT, NO_EVAL, recognize_by_values
+from evalstop_detectors.roles.recognition import CONSTANT, NO_EVAL, recognize_by_values, warn_of_direction
 
 from evalstop_service.domain.run import MetricFields, Recognition
 from evalstop_service.domain.run import RoleOrigin as RecordedOrigin
@@ -100,8 +100,8 @@ def describe_roles(run: Run) -> Recognition:
 
 
 def _describe_fixed_roles(metrics: Roles, source: str, preset: str | None = None) -> Recognition:
-    has_eval = any(role["role"] == MetricRole.EVAL for role in metrics.values())
-    warnings = [] if has_eval else [NO_EVAL]
+    evals = [(metric, role["direction"]) for metric, role in metrics.items() if role["role"] == MetricRole.EVAL]
+    warnings = [text for declared in evals if (text := warn_of_direction(*declared))] if evals else [NO_EVAL]
     return Recognition(
         open=False,
         preset=preset,

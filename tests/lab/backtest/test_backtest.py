@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from evalstop_detectors import POLICIES, MetricRole
-from evalstop_lab.backtest.cases import Case, compare_policies, judge_cases, summarize_policy
+from evalstop_lab.backtest.cases import Case, assess_outcome, compare_policies, judge_cases, summarize_policy
 from evalstop_lab.backtest.command import build_report
 from evalstop_lab.backtest.page import MOST_POINTS, rank_harm, write_page
 from evalstop_lab.cli import main
@@ -125,6 +125,15 @@ def test_json_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert report["cases"][2] == report["cases"][2] | {"run": "no evals", "truth": "undecided"}
     assert "line 50" in captured.err
     assert report["read_errors"] == [captured.err.strip().removeprefix("evalstop-lab: ")]
+
+
+@pytest.mark.parametrize(("plan", "outcome"), [(None, "healthy"), (220, "healthy"), (223, "undecided")])
+def test_run_that_ended_before_its_plan_is_not_healthy(plan: int | None, outcome: str) -> None:
+    """A run that its trainer stopped early may have turned later; one that reached its plan has not."""
+    run = build_run("rises", [0.1 * index for index in range(20)])
+    assert run.last_step == 200
+    run.total_steps = plan
+    assert assess_outcome(run).run_outcome == outcome
 
 
 def test_guessed_evals_are_counted_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,6 +100,18 @@ def test_trainer_state_is_read(tmp_path: Path, replay: Replay) -> None:
         assert (result["run"], select_verdict(result)) == (str(file.parent), STOPPED)
 
 
+@pytest.mark.parametrize(("best", "is_worst"), [(0.48, True), (0.35, False), (None, False)])
+def test_worst_checkpoint_kept_as_the_best_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], best: float | None, is_worst: bool
+) -> None:
+    """A trainer that took a higher error rate for better is warned of."""
+    scores = (0.48, 0.44, 0.41, 0.39, 0.37, 0.36, 0.35, 0.35)
+    history = [{"step": step, "eval_wer": score, "eval_loss": 1.0} for step, score in enumerate(scores)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"best_metric": best, "log_history": history}))
+    read_runs([tmp_path])
+    assert ("the worst eval_wer was kept as the best: 0.48" in capsys.readouterr().err) is is_worst
+
+
 def test_output_folder_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Histories of checkpoints that a later one continues are left out and counted; two seeds stay two runs."""
     for seed, scores in (("seed-1", TURNING), ("seed-2", (0.1, 0.4, *TURNING[::-1][2:]))):

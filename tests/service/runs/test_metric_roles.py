@@ -7,6 +7,8 @@ from evalstop_service.runs import metric_roles
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.service.project_fixture import ProjectFixture
+
 NAMES = st.lists(
     st.sampled_from(["loss", "reward", "kl", "eval_reward", "eval_accuracy", "val-core/x/mean@4", "critic/score/mean"]),
     unique=True,
@@ -21,6 +23,17 @@ def test_missing_eval_is_a_warning() -> None:
     """Without an eval metric there is a warning."""
     assert NO_EVAL in metric_roles.assign_roles({"reward", "kl"}, {}, load_no_values).recognition.warnings
     assert NO_EVAL in metric_roles.NOTHING_YET.warnings
+
+
+def test_direction_that_contradicts_the_name_is_a_warning(project: ProjectFixture) -> None:
+    """An error rate that is maximized, as by a default of transformers, and a score that is minimized are warned of."""
+    for metric, direction, is_wrong in (
+        *(("eval_wer", "maximize", True), ("eval_wer", "minimize", False), ("eval_f1", "minimize", True)),
+        *(("odd", "minimize", False), ("odd", "maximize", False)),
+    ):
+        run = project.open_run(metrics={metric: {"role": "eval", "direction": direction}})
+        warnings = metric_roles.describe_roles(run).warnings
+        assert [metric in warning and "worst checkpoint" in warning for warning in warnings] == [True] * is_wrong
 
 
 @given(names=NAMES)
