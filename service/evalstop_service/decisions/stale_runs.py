@@ -27,6 +27,7 @@ from evalstop_service.domain.health import (
     MetricFault,
     assess_liveness,
     faults_differ,
+    measure_cadence,
     seconds_until_check,
     select_new_faults,
     stale_after_seconds,
@@ -155,7 +156,7 @@ def _record_change(database: Database, due: DueCheck, now: datetime) -> None:
         if before is None or run.status != RunStatus.RUNNING:
             return
         project = projects.get_project(tx, run.project_id)
-        cadence_seconds = health.load_cadence(tx, run)
+        cadence_seconds = measure_cadence(run_health.list_post_times(tx, run), run_health.NEWEST_POSTS)
         state, check_at = _assess_liveness(run, before, project.stale_seconds, cadence_seconds, now)
         faults = _find_metric_faults(tx, [run], {})[run.id]
         after = replace(

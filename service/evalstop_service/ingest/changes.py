@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
-from evalstop_detectors import MonitorState, Verdict, choose_best, find_highest, find_request, is_late, name_calls
+from evalstop_detectors import MonitorState, Verdict, choose_best, find_highest, is_late, name_calls
 from evalstop_detectors.roles.recognition import FIRST_EVALS, is_constant
 from msgspec.structs import replace
 
@@ -80,15 +80,11 @@ def has_consequences(before: RunState, state: RunState, reached: Sequence[Verdic
         or state.keeps_monitor
         or run.detector_failure != old.detector_failure
         or run.calls is not old.calls
-        or (bool(state.policy.asking) and find_request(state.policy, state.monitor) != _find_request(before))
+        or (bool(state.policy.asking) and state.requested_eval != before.requested_eval)
         # A new eval may change the decision: a stop on hold may be sent, a parked run may return.
         or (has_eval and decision is not None and decision.state == DecisionState.ON_HOLD)
         or (has_eval and decision is not None and decision.is_recovered(run.verdict))
     )
-
-
-def _find_request(state: RunState) -> object:
-    return find_request(state.policy, state.monitor)
 
 
 def place_of(run: Run) -> tuple[int, str] | None:

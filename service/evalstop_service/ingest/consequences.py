@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from evalstop_detectors import Kind, MonitorState, Verdict, find_request, state_to_json
+from evalstop_detectors import Kind, MonitorState, Verdict, state_to_json
 from msgspec.structs import replace
 
 from evalstop_service.decisions import commands, transitions
@@ -225,10 +225,10 @@ def _raise_request(tx: Transaction, before: RunState, state: RunState, now: date
     A replay may ask at another step than the first time: the latest request counts. A new attempt asks again for what
     an earlier one has left unanswered, since an answer counts for its attempt alone.
     """
-    policy_request, run = find_request(state.policy, state.monitor), state.run
+    policy_request, run = state.requested_eval, state.run
     if policy_request is None or run.status != RunStatus.RUNNING:
         return None
-    if policy_request == find_request(before.policy, before.monitor) and run.attempt == before.run.attempt:
+    if policy_request == before.requested_eval and run.attempt == before.run.attempt:
         return None
     best = run.best_checkpoint
     if best is None or best.step >= policy_request.step:
@@ -252,7 +252,7 @@ def _raise_request(tx: Transaction, before: RunState, state: RunState, now: date
 
 def _find_open_request(state: RunState, request: EvalRequest | None) -> EvalRequest | None:
     """The request that awaits its answer, if it is still the one that the monitor asks for."""
-    asked, attempt = find_request(state.policy, state.monitor), state.run.attempt
+    asked, attempt = state.requested_eval, state.run.attempt
     is_open = asked is not None and request is not None and (request.attempt, request.step) == (attempt, asked.step)
     return request if is_open else None
 

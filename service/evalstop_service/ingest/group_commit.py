@@ -21,7 +21,7 @@ from typing import TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
-from evalstop_detectors import Policy, find_request
+from evalstop_detectors import Policy
 from msgspec.structs import replace
 from opentelemetry.trace import SpanContext
 
@@ -234,7 +234,7 @@ class GroupCommit:
 
     async def _append(self, waiting: Group, states: dict[UUID, RunState], now: datetime) -> list[Changes]:
         """Each run's messages, as far as they are appends."""
-        followed = [state for state in states.values() if state.awaits_decision or _asks(state)]
+        followed = [state for state in states.values() if state.awaits_decision or state.requested_eval]
         requests: dict[UUID, EvalRequest] = {}
         if followed:
             decided, requests = await self._store.read(partial(load_followed, states=followed))
@@ -374,10 +374,6 @@ class Editor:
 def _is_away(error: Exception) -> bool:
     """Whether no message can be committed for now."""
     return isinstance(error, sa.exc.DBAPIError) and (is_transient(error) or is_disk_full(error))
-
-
-def _asks(state: RunState) -> bool:
-    return bool(state.policy.asking) and find_request(state.policy, state.monitor) is not None
 
 
 def _measure(

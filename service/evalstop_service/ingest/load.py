@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Set
 from uuid import UUID
 
-from evalstop_detectors import MonitorState, Policy, StaleState, advance, find_request, start, state_from_json
+from evalstop_detectors import MonitorState, Policy, StaleState, advance, start, state_from_json
 from msgspec import structs
 from msgspec.structs import replace
 
@@ -111,11 +111,10 @@ def list_calls(tx: Transaction, run: Run) -> list[DetectorCall]:
 def load_followed(tx: Transaction, states: Iterable[RunState]) -> tuple[dict[UUID, Decision], dict[UUID, EvalRequest]]:
     """The decisions of these runs, and the paired evaluations that await their answers."""
     states = list(states)
-    requests = {state.run.id: find_request(state.policy, state.monitor) for state in states if state.policy.asking}
     places = {
         state.run.id: (state.run.attempt, request.step)
         for state in states
-        if (request := requests.get(state.run.id)) is not None
+        if (request := state.requested_eval) is not None
     }
     deciding = [state.run.id for state in states if state.awaits_decision]
     return (

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 from evalstop_detectors import (
     CombinedState,
+    EvalRequest,
     MonitorState,
     Observation,
     Policy,
@@ -22,6 +23,7 @@ from evalstop_detectors import (
     Verdict,
     advance,
     advance_parts,
+    find_request,
     step,
 )
 from msgspec.structs import replace
@@ -75,6 +77,11 @@ class RunState(msgspec.Struct, frozen=True):
     def policy(self) -> Policy:
         """The policy as it judges this run."""
         return self.watch.policy
+
+    @property
+    def requested_eval(self) -> EvalRequest | None:
+        """The paired evaluation that the policy asks for."""
+        return find_request(self.policy, self.monitor)
 
     @property
     def agrees_with_row(self) -> bool:

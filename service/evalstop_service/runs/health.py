@@ -15,7 +15,6 @@ from evalstop_service.domain.health import (
     RunProgress,
     assess_liveness,
     find_faults,
-    measure_cadence,
 )
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
@@ -38,11 +37,6 @@ def find_liveness(run: Run, record: RunHealth | None, stale_seconds: float, now:
     silence = (now - last_report_at(run, record)).total_seconds()
     cadence_seconds = record.cadence_seconds if record is not None else None
     return assess_liveness(silence, None, stale_seconds, cadence_seconds)
-
-
-def load_cadence(tx: Transaction, run: Run) -> float | None:
-    """The cadence of a run's reports; see `liveness.measure_cadence`."""
-    return measure_cadence(run_health.list_post_times(tx, run), run_health.NEWEST_POSTS)
 
 
 def load_metric_faults(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) -> Mapping[UUID, tuple[MetricFault, ...]]:

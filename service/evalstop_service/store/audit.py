@@ -108,7 +108,7 @@ def list_entries(
 
     `actor`: only authors whose name contains this. `action`: exactly this, or every action with this prefix (`key`).
     """
-    query = sa.select(*COLUMNS).where(audit_log.c.project_id == project_id)
+    query = _select_entries(project_id)
     if actor is not None:
         query = query.where(contains_text(audit_log.c.actor, actor))
     if action is not None:
@@ -239,12 +239,8 @@ def _find_fault(project_id: UUID, entry: AuditEntry, last: _End) -> str | None:
     return None
 
 
-def _is_of_project(project_id: UUID) -> sa.ColumnElement[bool]:
-    return audit_log.c.project_id == project_id
-
-
 def _select_entries(project_id: UUID) -> sa.Select[Any]:
-    return sa.select(*COLUMNS).where(_is_of_project(project_id))
+    return sa.select(*COLUMNS).where(audit_log.c.project_id == project_id)
 
 
 _WAITING = audit_log.c.position.is_(None)

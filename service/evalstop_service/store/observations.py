@@ -107,13 +107,8 @@ def load_live_values(
     return values
 
 
-def load_series(tx: Transaction, run_id: UUID, metrics: Collection[str]) -> list[PostedObservation]:
-    """The live observations of these metrics by ascending step."""
-    return load_observations_after(tx, run_id, metrics, 0)
-
-
-def load_observations_after(
-    tx: Transaction, run_id: UUID, metrics: Collection[str], step: int
+def load_series(
+    tx: Transaction, run_id: UUID, metrics: Collection[str], first_step: int = 0
 ) -> list[PostedObservation]:
     """The live observations of these metrics from this step on, by ascending step."""
     query = (
@@ -121,7 +116,7 @@ def load_observations_after(
         .where(
             observations.c.run_id == run_id,
             observations.c.metric.in_(sorted(metrics)),
-            observations.c.step >= step,
+            observations.c.step >= first_step,
             observations.c.superseded_by == LIVE,
         )
         .order_by(observations.c.step, observations.c.metric)
@@ -131,7 +126,7 @@ def load_observations_after(
 
 def load_each_after(tx: Transaction, run_id: UUID, first_steps: Mapping[str, int]) -> list[PostedObservation]:
     """The live observations of these metrics, each from its own step on, by ascending step."""
-    points = load_observations_after(tx, run_id, first_steps.keys(), min(first_steps.values()))
+    points = load_series(tx, run_id, first_steps.keys(), min(first_steps.values()))
     return [point for point in points if point.step >= first_steps[point.metric]]
 
 

@@ -67,7 +67,7 @@ def load_buckets(
 def catch_up_summaries(database: Database, run_id: UUID, metric: str) -> None:
     """Summarize new observations, with the run locked for some ten milliseconds at a time."""
     with database.reading() as tx:
-        behind = is_behind(tx, run_id, metric)
+        behind = tx.execute(_IS_BEHIND, {"run_id": run_id, "metric": metric}).first() is not None
     while behind:
         with database.transaction() as tx:
             runs.lock_runs(tx, [run_id])
@@ -77,11 +77,6 @@ def catch_up_summaries(database: Database, run_id: UUID, metric: str) -> None:
 def is_long_series(tx: Transaction, run_id: UUID, metric: str) -> bool:
     """Whether a series has too many live observations to be read individually."""
     return tx.execute(_IS_LONG, {"run_id": run_id, "metric": metric}).first() is not None
-
-
-def is_behind(tx: Transaction, run_id: UUID, metric: str) -> bool:
-    """Whether `summarize_series` has something to do."""
-    return tx.execute(_IS_BEHIND, {"run_id": run_id, "metric": metric}).first() is not None
 
 
 def summarize_series(tx: Transaction, run_id: UUID, metric: str) -> bool:

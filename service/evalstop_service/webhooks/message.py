@@ -72,7 +72,7 @@ def read_message(body: str, act_url: str | None = None) -> Message:
         _to_one_line(name),
         after,
         tuple((title, _to_one_line(detail)) for title, detail in _list_details(event)),
-        tuple(map(_to_one_line, _list_context(event))),
+        (_to_one_line(f"project {event.data.project.name}"), _format_time(event.timestamp)),
         event.url,
         act_url if event.data.act_from_messages else None,
     )
@@ -116,10 +116,6 @@ def _describe_progress(run: Run) -> str | None:
     if run.last_step is None:
         return None
     return f"{run.last_step:,}" + (f" of {run.total_steps:,} planned" if run.total_steps is not None else "")
-
-
-def _list_context(event: _Event) -> list[str]:
-    return [f"project {event.data.project.name}", _format_time(event.timestamp)]
 
 
 def _format_time(at: datetime) -> str:

@@ -273,9 +273,7 @@ def test_series_read_together_equal_single_reads(
         run_ids = [run.id for run in runs]
         last_steps, together = observations.load_last_steps_and_series(tx, run_ids, requested, limit)
         assert last_steps == observations.load_last_steps(tx, run_ids)
-        single_reads = {
-            key: observations.load_observations_after(tx, key[0], [key[1]], step) for key, step in requested.items()
-        }
+        single_reads = {key: observations.load_series(tx, key[0], [key[1]], step) for key, step in requested.items()}
     assert together.keys() == {run_id for run_id, _ in requested}
     for run_id, loaded in together.items():
         each = [single for key, single in single_reads.items() if key[0] == run_id]

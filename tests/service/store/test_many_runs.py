@@ -128,8 +128,8 @@ def test_observations_after_a_step_are_in_order(project: ProjectFixture) -> None
     )
     project.submit(run, Resumed(2))
     with project.database.reading() as tx:
-        loaded = observations.load_observations_after(tx, run.id, ["loss", "eval"], 1)
-        assert observations.load_observations_after(tx, run.id, [], 0) == []
+        loaded = observations.load_series(tx, run.id, ["loss", "eval"], 1)
+        assert observations.load_series(tx, run.id, [], 0) == []
     assert loaded == [
         PostedObservation("eval", 1, 0.2),
         PostedObservation("loss", 1, 1.0),
