@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
@@ -212,12 +212,16 @@ def load_detector_figures(
         if case_filter.detector in (None, detector):
             key, judged = _arrange_key(by, split, parts, detector), judge_decision(run_outcome, None, None)
             counts.append(CaseCount(key, None, probability, judged, number))
-    deciding = {detector for panel in panels.values() for detector, observes in panel.items() if not observes}
-    place = by.index("detector") + ("policy" in by[: by.index("detector")]) if "detector" in by else None
     return [
-        replace(group, observes=(case_filter.detector if place is None else group.key[place]) not in deciding)
+        replace(group, observes=_observes(name_key_parts(group.key, by), panels, case_filter.detector))
         for group in compute_figures(counts, delays, of_calls=True)
     ]
+
+
+def _observes(parts: Mapping[str, Any], panels: Mapping[Key, Mapping[str, bool]], detector: str | None) -> bool:
+    """Whether the detector of a group decides nothing: in its policy, or in any without a policy."""
+    own = [panels.get((parts["policy"], parts["version"]), {})] if "policy" in parts else panels.values()
+    return all(panel.get(parts.get("detector", detector), True) for panel in own)
 
 
 def _load_panel(tx: Transaction, project_id: UUID, name: str, version: int) -> dict[str, bool]:

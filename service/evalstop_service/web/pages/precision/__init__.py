@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -80,19 +80,22 @@ def load_panels(
     tx: Transaction, project_id: UUID, case_filter: CaseFilter, by_policy: Sequence[GroupFigures]
 ) -> list[Panel]:
     """The panels of these versions of policies, in their order."""
-    rows = defaultdict[Key, list[GroupFigures]](list)
-    for group in figures.load_figures(tx, project_id, case_filter, ["policy", "detector"]):
-        rows[group.key[:2]].append(group)
+    rows = {row.key: row for row in figures.load_figures(tx, project_id, case_filter, ["policy", "detector"])}
     stages = _load_stages(tx, project_id)
     panels = []
     for group in by_policy:
         name, version = group.key
         document = require(policies.find_policy(tx, project_id, name, version), "such policy").document
-        never = {item for item, member in name_members(document) if member.get("stop_at", 0.0) is None}
-        able = [row for row in rows[group.key] if row.key[-1] not in never]
-        ordered = sorted(able, key=lambda row: (bool(row.observes), row.key[-1]))
-        panels.append(Panel(name, version, is_enforced(group, stages), ordered))
+        able = [item for item, member in name_members(document) if member.get("stop_at", 0.0) is not None]
+        shown = [rows[name, version, item] for item in able if (name, version, item) in rows]
+        shown.sort(key=_count_calls, reverse=True)
+        panels.append(Panel(name, version, is_enforced(group, stages), shown))
     return panels
+
+
+def _count_calls(row: GroupFigures) -> float:
+    """The calls of an observer; those with a say come before all observers."""
+    return sum(row.counts[Treatment.OBSERVED].values()) if row.observes else math.inf
 
 
 def rank_policies(by_policy: Iterable[GroupFigures], stages: Mapping[str, RolloutStage]) -> list[GroupFigures]:
