@@ -30,12 +30,13 @@ from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.checkpoint.noise import Noise, NoiseState
-from evalstop_detectors.detectors.detector import Amount, Count, Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.detectors.detector import Amount, Changes, Count, Detector, Evidence, Kind, Thresholds
+from evalstop_detectors.observation import Columns, MetricRole, Observation, select_latest
 from evalstop_detectors.wording import format_count, format_percent
 
 _BLOCKS = 128
 _WINDOWS = (4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+_PLACES = tuple(map(float, range(_BLOCKS)))  # floats: a product with a whole number takes longer
 _LEVEL, _TREND = 0.3, 0.1
 _MEMORY = 0.98  # of the regression, per eval: some 50 evals
 _LARGEST = 1e6
@@ -118,6 +119,11 @@ class Divergence(Detector[DivergenceState], frozen=True):
             elif state.proxy is not None:
                 state = self._add_pair(state, observation, state.proxy)
         return state, state.evidence
+
+    def fold(
+        self, state: DivergenceState, evidence: Evidence | None, columns: Columns
+    ) -> tuple[DivergenceState, Changes]:
+        return self.fold_steps(state, evidence, select_latest(columns, MetricRole.PROXY))
 
     def _add_pair(self, state: DivergenceState, observation: Observation, proxy: float) -> DivergenceState:
         origin = state.eval_origin if state.pairs else noise.clipped(observation.value)
@@ -203,7 +209,7 @@ def _slopes(values: Floats, windows: Sequence[tuple[int, float, float]]) -> list
     """The least-squares slope over each window of last values, times the spread of its indices."""
     newest_first = values[::-1]
     sums = list(accumulate(newest_first))
-    moments = list(accumulate(map(mul, range(len(values)), newest_first)))
+    moments = list(accumulate(map(mul, _PLACES, newest_first)))
     return [-(moments[w - 1] - (w - 1) / 2 * sums[w - 1]) for w, _, _ in windows]
 
 

@@ -27,8 +27,8 @@ from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.checkpoint.noise import NoiseState
-from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.detectors.detector import Changes, Detector, Evidence, Kind, Thresholds
+from evalstop_detectors.observation import Columns, MetricRole, Observation, select_latest
 from evalstop_detectors.summation import LARGEST
 from evalstop_detectors.wording import format_count
 
@@ -149,6 +149,9 @@ class GaoFit(Detector[GaoFitState], frozen=True):
             elif state.kl is not None:
                 state = self._learn_eval(state, observation, math.sqrt(state.kl))
         return state, state.evidence
+
+    def fold(self, state: GaoFitState, evidence: Evidence | None, columns: Columns) -> tuple[GaoFitState, Changes]:
+        return self.fold_steps(state, evidence, select_latest(columns, MetricRole.KL))
 
     def _learn_eval(self, state: GaoFitState, observation: Observation, d: float) -> GaoFitState:
         before, stderr, pairs = state.noise, observation.stderr, state.pairs + 1
@@ -324,7 +327,8 @@ def _thinned(
 
 def _find_turn(state: GaoFitState, peak: tuple[float, float] | None, step: int) -> int | None:
     """The last known step before the distance passed the peak; the first one if no peak was passed."""
-    path = [(at, d) for at, d in sorted({*state.path, *state.recent}) if at < step]
+    since = state.path[-1][0] if state.path else -1  # the newest ones lie past the thinned path, except its end
+    path = [item for item in (*state.path, *(item for item in state.recent if item[0] > since)) if item[0] < step]
     if not path:
         return None
     if peak is None:

@@ -154,19 +154,22 @@ def _step_observers(policy: Policy, panel: PanelState, observation: Observation)
     shown = policy.shown_to_observers[observation.role]
     if not shown:
         return panel
-    states, evidence, calls, offset = list(panel.states), list(panel.evidence), panel.calls, len(policy.members)
+    states, evidence, calls, offset = panel.states, panel.evidence, panel.calls, len(policy.members)
     for index, detector_step in shown:
-        if states[index] is None:
+        if (before := states[index]) is None:
             continue
         try:
-            states[index], latest = detector_step(states[index], observation)
+            after, latest = detector_step(before, observation)
         except Exception as error:
-            states[index], latest = None, _describe_failure(policy.observers[index], error)
-        evidence[index] = latest
-        place = offset + index
-        if calls[place] is None and latest.reaches(policy.stop_levels[place]):
-            calls = (*calls[:place], observation.step, *calls[place + 1 :])
-    return PanelState(tuple(states), tuple(evidence), calls)
+            after, latest = None, _describe_failure(policy.observers[index], error)
+        if after is not before:
+            states = (*states[:index], after, *states[index + 1 :])
+        if latest is not evidence[index]:
+            evidence = (*evidence[:index], latest, *evidence[index + 1 :])
+            place = offset + index
+            if calls[place] is None and latest.reaches(policy.stop_levels[place]):
+                calls = (*calls[:place], observation.step, *calls[place + 1 :])
+    return PanelState(states, evidence, calls)
 
 
 def _describe_failure(observer: Member, error: Exception) -> Evidence:
