@@ -122,7 +122,7 @@ class Service:
                 self._client = httpx.Client(
                     headers=self._headers,
                     timeout=self._timeout_seconds,
-                    verify=trusted_certificates(),
+                    verify=self._root.startswith("https:") and trusted_certificates(),
                     trust_env=not is_on_this_machine(self._site),
                 )
         return self._client
@@ -143,7 +143,11 @@ def trusted_certificates() -> ssl.SSLContext:
     """The trusted certificates, loaded once and on first use, because loading is slow."""
     import httpx
 
-    return httpx.create_ssl_context()
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:  # it does not name its file
+        named = [f"{name}={os.environ[name]}" for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ]
+        raise OSError(f"the certificates of {' and '.join(named)} cannot be read: {error}") from error
 
 
 def understand(response: httpx.Response) -> Answer:

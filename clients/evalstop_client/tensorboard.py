@@ -50,7 +50,7 @@ class Reader:
         """
         self._file.seek(self.offset)
         header = self._file.read(HEADER_BYTES)
-        if len(header) < HEADER_BYTES:
+        if len(header) < HEADER_BYTES or not any(header):
             return None
         length = int.from_bytes(header[:8], "little")
         if masked_crc32c(header[:8]) != int.from_bytes(header[8:], "little") or length > LARGEST_LENGTH:
@@ -64,8 +64,11 @@ class Reader:
         content, checksum = self._file.read(length), self._file.read(CHECKSUM_BYTES)
         if len(content) < length or len(checksum) < CHECKSUM_BYTES:
             return None
+        is_intact = masked_crc32c(content) == int.from_bytes(checksum, "little")
+        if not is_intact and not any(checksum + self._file.read(HEADER_BYTES)):
+            return None  # zeros up to the end, as NFS shows before the data arrives
         self.offset = end
-        if masked_crc32c(content) != int.from_bytes(checksum, "little"):
+        if not is_intact:
             raise DamagedRecord(f"the record at byte {begin} is damaged")
         return content
 

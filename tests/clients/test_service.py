@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import httpx
 import pytest
 from evalstop_client.service import (
@@ -103,6 +107,19 @@ def test_unusable_proxy_is_unavailable(monkeypatch: pytest.MonkeyPatch, proxy: s
 def test_host_that_is_no_name_is_unavailable(host: str) -> None:
     """A host that cannot be looked up is returned as an answer, not raised."""
     assert isinstance(Service(f"http://{host}", "esk_x").get("/runs"), Unavailable)
+
+
+def test_stale_certificate_file_matters_to_https_only(server: FakeServer) -> None:
+    """A certificate file that no longer exists does not stop plain HTTP; the error of HTTPS names it."""
+    script = (
+        "import sys; from evalstop_client.service import Service\n"
+        "for url in sys.argv[1:]: print(Service(url, sys.argv[1]).get('/key'))"
+    )
+    environment = {**os.environ, "SSL_CERT_FILE": "/nonexistent/ca.pem"}
+    command = [sys.executable, "-c", script, server.url, "https://127.0.0.1:1"]
+    lines = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.partition("(")[0] for line in lines] == ["Unauthorized", "Unavailable"]
+    assert "certificates of SSL_CERT_FILE=/nonexistent/ca.pem" in lines[1]
 
 
 def test_service_on_this_machine_is_reached_without_proxy(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,20 @@ def test_growing_file_is_read_once_and_in_order(tmp_path_factory: pytest.TempPat
     assert scalars == list(range(5))
 
 
+@given(st.integers(0, 300))
+def test_zeros_at_the_end_are_read_later(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    """A file whose size has grown before its content arrived, as on NFS, loses no record wherever it was cut."""
+    file = tmp_path_factory.mktemp("nfs") / "events.out.tfevents.1"
+    whole = b"".join(frame_record(encode_event(step, score=step)) for step in range(5))
+    folder, scalars = Folder(), []
+    for content in (whole[:cut] + bytes(len(whole) - min(cut, len(whole))), whole):
+        file.write_bytes(content)
+        while (portion := folder.portion(file)) is not None:
+            folder.take(file, portion)
+            scalars += [scalar.step for scalar in portion.scalars]
+    assert scalars == list(range(5))
+
+
 def test_rewritten_file_is_read_again(tmp_path: Path) -> None:
     """A file replaced under its name is read from its start, and restarts at its first step."""
     file, folder = tmp_path / "events.out.tfevents.1", Folder()

@@ -49,15 +49,15 @@ _SET_UP = "; ".join(
 _COMMAND_SECONDS = 30.0
 """Timeout of a statement on an event loop, by which a lost server is noticed there."""
 
-_LIBPQ_ONLY = (
-    "connect_timeout",
-    "keepalives",
-    *_TCP_TIMEOUTS,
-    "channel_binding",
-    "client_encoding",
-    "fallback_application_name",
-)
-"""URL parameters that asyncpg would pass to the server as settings."""
+_BOTH_DRIVERS = {
+    *("host", "port", "user", "password", "passfile", "dbname", "service", "options", "application_name", "krbsrvname"),
+    *("gsslib", "sslmode", "sslnegotiation", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword"),
+    *("ssl_min_protocol_version", "ssl_max_protocol_version", "target_session_attrs"),
+}
+"""URL parameters that asyncpg understands as libpq does. It would pass others of libpq to the server as settings."""
+
+READ_ONLY = "25006"
+"""The SQLSTATE of a server that has become read-only."""
 
 Transaction = sa.Connection
 """The first argument of every query."""
@@ -160,7 +160,10 @@ class Database:
 
         async def connect() -> asyncpg.Connection[asyncpg.Record]:
             url = self.url.set(drivername="postgresql")
-            url = url.difference_update_query(_LIBPQ_ONLY)
+            query = {name: value for name, value in url.query.items() if name in _BOTH_DRIVERS}
+            if address := url.query.get("hostaddr"):
+                url, query = url.set(host=None), query | {"host": address}
+            url = url.set(query=query)
             connection = await asyncpg.connect(
                 url.render_as_string(hide_password=False), timeout=_CONNECT_SECONDS, command_timeout=_COMMAND_SECONDS
             )
@@ -195,6 +198,12 @@ def _prepare_postgresql(engine: sa.Engine) -> None:
     def set_up(connection: Any, _record: Any) -> None:
         connection.execute(_SET_UP)
         connection.commit()
+
+    @sa.event.listens_for(engine, "handle_error")
+    def drop_read_only(context: sa.engine.ExceptionContext) -> None:
+        # After a failover the old server is a standby: new connections reach the new one.
+        if getattr(context.original_exception, "sqlstate", None) == READ_ONLY:
+            context.is_disconnect = True
 
     @sa.event.listens_for(engine, "checkin")
     def record_checkin(_connection: Any, record: Any) -> None:

@@ -247,7 +247,8 @@ def _explain_database_error(error: Exception) -> Problem:
     if isinstance(error, sa.exc.DBAPIError) and lacks_schema(error):
         _log.error("the schema is missing or too old; run `evalstop migrate`", exc_info=error)
         return Problem(503, ProblemKind.SCHEMA_TOO_OLD, "nothing was stored; run `evalstop migrate`")
-    if isinstance(error, sa.exc.ProgrammingError):
+    is_away = not isinstance(error, sa.exc.InternalError) or error.connection_invalidated
+    if isinstance(error, sa.exc.ProgrammingError) or not is_away:
         return _describe_bug(error)
     if isinstance(error, sa.exc.DBAPIError) and is_disk_full(error):
         _log.error("the database's disk is full: %s", error.orig)
@@ -305,6 +306,7 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     RequestValidationError: _invalid_request,
     sa.exc.OperationalError: _explain_database_error,
     sa.exc.ProgrammingError: _explain_database_error,
+    sa.exc.InternalError: _explain_database_error,  # of a server that is read-only
     sa.exc.TimeoutError: _explain_database_error,
     Exception: _describe_bug,
 }

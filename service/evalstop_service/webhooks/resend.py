@@ -172,5 +172,4 @@ def send_test_event(
             return await sender.send(endpoint.url, headers, body)
 
     answer = asyncio.run(send())
-    delivered = answer.status_code is not None and 200 <= answer.status_code < 300
-    return TestResult(event_id, endpoint.url, delivered, answer)
+    return TestResult(event_id, endpoint.url, answer.is_accepted, answer)

@@ -32,6 +32,11 @@ class Answer:
     duration_ms: float
     excerpt: str | None = None
 
+    @property
+    def is_accepted(self) -> bool:
+        """Whether a receiver has the event."""
+        return self.status_code is not None and 200 <= self.status_code < 300 and self.error is None
+
 
 @dataclass(frozen=True)
 class Backoff:
@@ -66,7 +71,7 @@ class Backoff:
 def judge_answer(answer: Answer, attempts: int, now: datetime, chance: float, backoff: Backoff) -> Result:
     """The result of attempt number `attempts`. `Retry-After` lengthens the wait, up to the cap."""
     code = answer.status_code
-    if code is not None and 200 <= code < 300:
+    if answer.is_accepted:
         return Delivered()
     error = answer.error or (f"HTTP {code}" if code is not None else "no answer")
     if code == GONE:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.store.database import Database, Transaction, contains_text, insert_if_new
+from evalstop_service.store.database import Database, Transaction, contains_text, insert_if_new, is_transient
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import projects
-from psycopg.pq import TransactionStatus
+from evalstop_service.web.problems import problem_of
+from psycopg.pq import Conninfo, TransactionStatus
 
 from tests.service.concurrency import run_concurrently
 
@@ -158,3 +160,55 @@ def test_server_detects_lost_clients(postgres_database: Database) -> None:
         "tcp_keepalives_interval",
         "tcp_user_timeout",
     ]
+
+
+KEYWORDS = {
+    **{"connect_timeout": "7", "channel_binding": "disable", "client_encoding": "utf8", "options": "-c geqo=off"},
+    **{"application_name": "a", "fallback_application_name": "b", "keepalives": "0", "tcp_user_timeout": "9000"},
+    **{"keepalives_idle": "9", "keepalives_interval": "9", "keepalives_count": "9", "sslmode": "disable"},
+    **{"sslcompression": "0", "sslcertmode": "disable", "sslsni": "0", "sslkey": "/no", "sslcert": "/no"},
+    **{"ssl_min_protocol_version": "TLSv1.2", "ssl_max_protocol_version": "TLSv1.3", "sslpassword": "p"},
+    **{"sslnegotiation": "postgres", "sslcrl": "/no", "sslcrldir": "/no", "sslrootcert": "/no", "requirepeer": ""},
+    **{"require_auth": "scram-sha-256,md5,none", "gssencmode": "disable", "krbsrvname": "postgres"},
+    **{"gssdelegation": "0", "target_session_attrs": "any", "load_balance_hosts": "disable"},
+}
+"""libpq's keywords, apart from those of the address and the account, with harmless values."""
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_parameter_of_libpq_is_for_both_drivers(postgres_database: Database, keyword: str) -> None:
+    """What libpq takes in the URL does not keep the other driver from the database."""
+    if keyword.encode() not in {item.keyword for item in Conninfo.get_defaults()}:
+        pytest.skip("this libpq does not know it")
+    both = Database(postgres_database.url.update_query_dict({keyword: KEYWORDS[keyword]}).render_as_string(False))
+
+    async def read_one() -> object:
+        engine = both.async_engine()
+        async with engine.connect() as connection:
+            return (await connection.execute(sa.text("SELECT 1"))).scalar_one()
+
+    try:
+        with both.reading() as tx:
+            assert tx.execute(sa.text("SELECT 1")).scalar_one() == asyncio.run(read_one()) == 1
+    finally:
+        both.close()
+
+
+def test_read_only_server_is_left(empty_postgres_url: str) -> None:
+    """A connection on which the server is read-only, as after a failover, is dropped; the next one can write."""
+    database = Database(empty_postgres_url, connections=2)
+
+    def create(name: str) -> None:
+        with database.transaction() as tx:
+            tx.exec_driver_sql(f"CREATE TABLE {name} (id int)")
+
+    create("before")
+    with database.transaction() as tx:
+        tx.exec_driver_sql("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
+    with pytest.raises(sa.exc.InternalError) as raised:
+        create("between")
+    assert is_transient(raised.value)
+    answer = problem_of(raised.value)
+    assert (answer.status, answer.headers) == (503, {"Retry-After": "1"})
+    create("after")
+    database.close()

@@ -201,6 +201,9 @@ class Sender:
         ):
             limit.reschedule(None)  # the status has arrived; no time limit must lose it
             text = await _read_excerpt(response, deadline)
+            if 200 <= response.status < 300 and (text or "").lower().startswith(("<!doctype html", "<html")):
+                error = f"HTTP {response.status}, but a web page: a proxy asks for a sign-in, or the URL is a site's"
+                return Answer(response.status, error, None, 0.0, text)
             if 200 <= response.status < 300:
                 return Answer(response.status, None, None, 0.0, text)
             error = f"HTTP {response.status}: {text[:ERROR_SIGNS]}" if text else f"HTTP {response.status}"

@@ -6,12 +6,14 @@ import asyncio
 import gzip
 import socket
 import threading
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
 
 import pytest
+from evalstop_service.store.queue.attempts import Delivered, Retry
 from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.retry import Answer
+from evalstop_service.webhooks.retry import Answer, Backoff, judge_answer
 
 from tests.service.webhooks.delivery.fakes import LOOPBACK, Behavior, FakeEndpoint, Reply, reserve_closed_port
 
@@ -64,6 +66,18 @@ def test_connection_is_reused() -> None:
         send(endpoint.url, times=3)
     assert len(endpoint.received) == 3
     assert len(ports) == 1
+
+
+@pytest.mark.parametrize("body", [b"<!DOCTYPE html>\n<title>Sign in</title>", b"\n <html><body>", b"<b>ok</b>"])
+def test_web_page_is_no_receipt(body: bytes) -> None:
+    """The page of a sign-in proxy is no receipt although its status is 200; the attempt is repeated."""
+    with FakeEndpoint(Reply(200, {"Content-Type": "text/html"}, body)) as endpoint:
+        answer = send(endpoint.url)
+    is_page = b"ok" not in body
+    assert (answer.status_code, answer.is_accepted) == (200, not is_page)
+    result = judge_answer(answer, 1, datetime(2026, 1, 1, tzinfo=UTC), 0, Backoff())
+    assert isinstance(result, Retry if is_page else Delivered)
+    assert ("a web page" in (answer.error or "")) is is_page
 
 
 def test_error_answer_is_shortened_and_printable() -> None:
