@@ -79,7 +79,8 @@ def open_link(
     newest = deliveries.find_newest_announcement(tx, decision.run_id, decision.id)
     choices = _list_choices(tx, decision, project, now) if newest == sent.event_id else {}
     run = runs.load_run(tx, project.id, decision.run_id)
-    return MessageLink(project, run, decision, name_host(endpoint.url), choices)
+    # All channels of a chat may share one host: only the id tells which of them it was.
+    return MessageLink(project, run, decision, f"{name_host(endpoint.url)} (endpoint {endpoint.id})", choices)
 
 
 def _read_secrets(endpoint: Endpoint | None, encryption: Encryption, now: datetime) -> list[str]:

@@ -63,11 +63,12 @@ def test_link_vetoes_its_stop_once(veto_project: ProjectFixture, chat: Endpoint)
     assert act(veto_project, link, Choice.VETO, "Kim") is not None
     assert veto_project.load_decision(run).state == DecisionState.VETOED
     change = veto_project.load_rows(tables.decision_changes, run)[-1]
-    assert (change["actor"], change["reason"]) == ("Kim", "by a link sent to chat.example")
+    channel = f"a link sent to chat.example (endpoint {chat.id})"
+    assert (change["actor"], change["reason"]) == ("Kim", f"by {channel}")
     with veto_project.database.reading() as tx:
         query = sa.select(tables.audit_log).where(tables.audit_log.c.action == "decision.vetoed")
         (entry,) = tx.execute(query.where(tables.audit_log.c.project_id == veto_project.id)).mappings()
-    assert "a link sent to chat.example" in str(dict(entry))
+    assert entry["actor"] == channel
     assert "secret-path" not in str(dict(entry))
     with pytest.raises(Conflict, match="no longer offers"):
         act(veto_project, link, Choice.VETO)
