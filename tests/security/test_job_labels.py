@@ -34,7 +34,10 @@ def read_labels(trainer: httpx.Client, run: str) -> dict[str, str]:
     return labels
 
 
-@pytest.mark.parametrize("label", [{"slurm_job_id": "4712"}, {"job_id": "8"}, {"kubernetes_name": "other"}])
+@pytest.mark.parametrize(
+    "label",
+    [{"slurm_job_id": "4712"}, {"job_id": "8"}, {"kubernetes_name": "other"}, {"receiver": "a"}, {"process_id": "8"}],
+)
 def test_another_key_cannot_change_the_job_of_a_run(project: ServedProject, label: dict[str, str]) -> None:
     """Once a run has observations, neither a resume nor a tag of another key replaces its labels."""
     trainer, other = (

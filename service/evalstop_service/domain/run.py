@@ -260,12 +260,12 @@ FREE_PREFIX = "mlflow."
 
 def list_job_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """The labels whose change may identify another job: any that already had a value, since a command can identify its
-    job by any of them, and new ones with a scheduler's prefix."""
+    job by any of them, and new ones by which receivers find a job or a part of it."""
     return sorted(
         name
         for name in before.keys() | after.keys()
         if before.get(name) != after.get(name)
-        and (name in before or name.startswith(JOB_PREFIXES))
+        and (name in before or name in _JOB_LABELS or name.startswith(JOB_PREFIXES))
         and not name.startswith(FREE_PREFIX)
     )
 
@@ -291,6 +291,9 @@ _PARTS: dict[str, tuple[PartKind, str]] = {
     "slurm_job_id": ("step", "slurm_step_id"),
     "receiver": ("process", "process_id"),
 }
+
+
+_JOB_LABELS = frozenset(name for names in _JOBS for name in names) | {label for _, label in _PARTS.values()}
 
 
 class JobPart(NamedTuple):
