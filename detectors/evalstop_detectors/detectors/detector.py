@@ -112,8 +112,8 @@ class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
     has_outlook: ClassVar[bool] = False
     """Whether its evidence has an `outlook`."""
     judges_first_evals: ClassVar[bool] = False
-    """Whether it may stop a run that fell from its first eval on before `Policy.judge` has seen six evals: it counts
-    what a policy asks it to count, and claims no turn."""
+    """Whether it may stop a run during its opening (`policy.opening`): it counts what a policy asks it to count, and
+    claims no turn."""
 
     @property
     def roles(self) -> frozenset[MetricRole]:

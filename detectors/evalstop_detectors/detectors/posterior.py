@@ -393,7 +393,7 @@ def _weigh(features: FeatureState, outlook: Outlook, best_step: int | None, prog
         return Evidence(Kind.POSTERIOR, 0.0, None, _QUIET, levelled)
     width = features.best - features.low
     below = (features.best - features.level) / width if width > 0 else 0.0
-    plan = "known" if progress is not None and 0 < progress < 1 else "not known"
+    plan = "not known" if not progress or math.isnan(progress) else "known" if progress < 1 else "reached"
     note = (
         f"{format_percent(probability, 1)} likely to have turned for good:"
         f" {format_count(int(features.since), 'eval')} since the best,"

@@ -23,12 +23,12 @@ from evalstop_detectors.detectors.detector import EvalRequest, Evidence
 from evalstop_detectors.errors import OutOfOrder
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_columns, to_observations
 from evalstop_detectors.policy.catalog import Call
+from evalstop_detectors.policy.opening import Opening, add_eval
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Member, Policy, Verdict
 
 Order = tuple[int, int]
 """The position of an observation in its run: step and rank of its role."""
 
-_OPENING = 2  # evals: whether the second is better than the first, see `Policy.judge`
 _FEW = 4  # observations; up to this many it is faster to take them one by one
 
 
@@ -54,7 +54,7 @@ class MonitorState(Struct, frozen=True):
     latest observation. At the first of another version, the detectors that see the eval restart, and so does `evals`:
     levels are compared only within a version. `guarded`: for a policy with critical evals, the state of the watched
     score, of which the other fields but the verdict are a copy, and of each critical eval. `panel`: what verdicts do
-    not depend on. `opening`: the first two finite evals.
+    not depend on. `opening`: the first finite evals, see `policy.opening`.
     """
 
     states: tuple[Any, ...]
@@ -66,7 +66,7 @@ class MonitorState(Struct, frozen=True):
     eval_version: int = 0
     guarded: tuple[MonitorState, ...] = ()
     panel: PanelState = PanelState((), (), ())
-    opening: tuple[float, ...] = ()
+    opening: Opening = ()
 
 
 def start(policy: Policy) -> MonitorState:
@@ -123,8 +123,8 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
         return replace(state, last=order, panel=panel), state.verdict
     states, evidence = list(state.states), list(state.evidence)
     is_eval = role is MetricRole.EVAL and observation.finite
-    opening = (*state.opening, observation.value) if is_eval and len(state.opening) < _OPENING else state.opening
-    stale, calls = changed or not _is_settled(policy, state.verdict.step, state.evals, opening), panel.calls
+    opening = add_eval(state.opening, state.evals, observation.value) if is_eval else state.opening
+    stale, calls = changed or not _is_settled(policy, state.verdict.step, state.evals, state.opening), panel.calls
     for index, detector_step in policy.shown[role]:
         states[index], latest = detector_step(states[index], observation)
         if latest is not evidence[index]:
@@ -280,9 +280,9 @@ def advance(
     states, evidence, changes = _fold_detectors(policy, state, deciding)
     calls = _add_calls(policy, panel.calls, changes)
     # 3. The verdict is recomputed only where evidence changed, or where the step or the count of evals still matters.
-    eval_orders, opening = list_finite_evals(deciding), add_opening(state.opening, deciding)
+    eval_orders, opening = list_finite_evals(deciding), list_openings(state, deciding)[-1]
     verdict, verdicts = state.verdict, list[Verdict]()
-    settled = _is_settled(policy, state.verdict.step, state.evals, opening)
+    settled = _is_settled(policy, state.verdict.step, state.evals, state.opening)
     if (changes or not settled) and not policy.keeps(state.verdict):
         ordered = sorted(changes, key=ORDER)
         judged = judge_changes(policy, state, deciding, eval_orders, list(state.evidence), ordered)
@@ -448,12 +448,15 @@ def _moved_to(verdict: Verdict, step: int) -> Verdict:
     )
 
 
-def add_opening(opening: tuple[float, ...], columns: Columns) -> tuple[float, ...]:
-    """The first finite evals of a run that opened with these, with those of its next columns."""
-    if len(opening) == _OPENING or MetricRole.EVAL not in columns:
-        return opening
-    finite = filter(math.isfinite, columns[MetricRole.EVAL].values)
-    return (*opening, *islice(finite, _OPENING - len(opening)))
+def list_openings(state: MonitorState, columns: Columns) -> list[Opening]:
+    """The opening now and after each further finite eval of these columns, until it is over."""
+    column, openings = columns.get(MetricRole.EVAL), [state.opening]
+    if column is not None and len(state.opening) == state.evals:
+        for count, value in enumerate(filter(math.isfinite, column.values), start=state.evals):
+            openings.append(add_eval(openings[-1], count, value))
+            if not openings[-1]:
+                break
+    return openings
 
 
 def list_finite_evals(columns: Columns) -> list[Order]:
@@ -473,42 +476,44 @@ def judge_changes(
 ) -> Iterator[Verdict]:
     """The verdicts on these columns, in order, wherever they may differ; those between that call for nothing are
     omitted, except the last. `changes` are in order; `evidence` is updated to the returned verdict."""
-    verdict, skipped, opening = state.verdict, None, add_opening(state.opening, columns)
+    verdict, skipped, openings = state.verdict, None, list_openings(state, columns)
     loud = {member for member, item in enumerate(evidence) if policy.alarms(member, item)}
-    unsettled = ((order, -1, None) for order in sorted(_unsettled(policy, state, columns, eval_orders, opening)))
+    unsettled = ((order, -1, None) for order in sorted(_unsettled(policy, state, columns, eval_orders, openings)))
     for order, group in groupby(heapq.merge(changes, unsettled, key=ORDER), key=ORDER):
         for _, member, item in group:
             if item is not None:
                 evidence[member] = item
                 (loud.add if policy.alarms(member, item) else loud.discard)(member)
         if loud or verdict.verdict is not Call.CONTINUE:
-            evals = state.evals + bisect_right(eval_orders, order)
-            verdict, skipped = _follow(verdict, policy.judge(evidence, order[0], evals, opening)), None
+            count = bisect_right(eval_orders, order)
+            judged = policy.judge(evidence, order[0], state.evals + count, openings[min(count, len(openings) - 1)])
+            verdict, skipped = _follow(verdict, judged), None
             yield verdict
         else:
             skipped = order
     if skipped is not None:
-        yield policy.judge(evidence, skipped[0], state.evals + bisect_right(eval_orders, skipped), opening)
+        yield policy.judge(evidence, skipped[0], state.evals + bisect_right(eval_orders, skipped))
 
 
-def _is_settled(policy: Policy, judged: int | None, evals: int, opening: Sequence[float]) -> bool:
+def _is_settled(policy: Policy, judged: int | None, evals: int, opening: Opening) -> bool:
     """Whether from here on a verdict depends only on evidence, not on the step or the number of evals.
 
     `judged`: the step of the verdict. Without an eval the detectors may just have restarted: see `_start_anew`.
     """
-    return judged is not None and judged >= policy.warmup_steps and evals >= policy.count_needed_evals(opening)
+    return judged is not None and judged >= policy.warmup_steps and evals >= max(policy.min_evals, 1) and not opening
 
 
 def _unsettled(
-    policy: Policy, state: MonitorState, columns: Columns, eval_orders: Sequence[Order], opening: Sequence[float]
+    policy: Policy, state: MonitorState, columns: Columns, eval_orders: Sequence[Order], openings: Sequence[Opening]
 ) -> set[Order]:
     """The observations before which verdicts were not settled."""
     last = state.verdict.step
-    if _is_settled(policy, last, state.evals, opening):
+    if _is_settled(policy, last, state.evals, state.opening):
         return set()
     unsettled = set[Order]()
     for order in sorted((at, RANK[role]) for role, column in columns.items() for at in column.steps):
-        if _is_settled(policy, last, state.evals + bisect_left(eval_orders, order), opening):
+        count = bisect_left(eval_orders, order)
+        if _is_settled(policy, last, state.evals + count, openings[min(count, len(openings) - 1)]):
             break
         last = order[0]
         unsettled.add(order)

@@ -13,14 +13,12 @@ from msgspec.structs import replace
 from evalstop_detectors.detectors.detector import Detector, EvalRequests, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.policy.catalog import Action, Call, Ground, GuardKind
+from evalstop_detectors.policy.opening import Opening, explain_wait
 from evalstop_detectors.wording import format_count
 
 LEVELLED_OFF_AT = 0.97
 """The covered share of its range from which a run has levelled off. On calibration seeds, of 0.83 to 0.99 the value
 that saves the most evals for each gain lost."""
-
-OPENING_EVALS = 6
-"""A fall from the first eval on is no turn before this many evals: most warm-ups that fall at first have risen then."""
 
 
 class Finding(Struct, frozen=True):
@@ -289,15 +287,9 @@ class Policy(Struct, frozen=True, dict=True):
         """Whether the verdict is final."""
         return verdict.stops and self.action is Action.STOP
 
-    def count_needed_evals(self, opening: Sequence[float]) -> int:
-        """The evals from which on a verdict depends on evidence alone, for a run that opened with these evals."""
-        return max(self.min_evals, OPENING_EVALS if falls_at_first(opening) else 1)
-
-    def judge(
-        self, evidence: Sequence[Evidence | None], step: int, evals: int, opening: Sequence[float] = ()
-    ) -> Verdict:
+    def judge(self, evidence: Sequence[Evidence | None], step: int, evals: int, opening: Opening = ()) -> Verdict:
         """The verdict for one evidence per member (None: that member has seen nothing), after `evals` finite evals, of
-        which `opening` are the first two.
+        which `opening` are the first while it lasts.
 
         1. Find the members that call for a stop, on each ground, and those that are alarmed.
         2. Stop on the first ground on which enough of them call for it and nothing holds the stop back.
@@ -311,8 +303,8 @@ class Policy(Struct, frozen=True, dict=True):
                 continue
             is_enough = _reaches(stopping, self.at_least)
             objection = self._held_back(is_enough, stopping, evidence, step, evals)
-            if objection is None and evals < OPENING_EVALS and falls_at_first(opening[:evals]):
-                objection = self._await_rise(stopping)
+            if objection is None and not self._suffices_at_first(stopping):
+                objection = explain_wait(opening)
             if objection is None and self.guessed:
                 objection = self._doubt(stopping)
             if objection is None:
@@ -375,11 +367,9 @@ class Policy(Struct, frozen=True, dict=True):
             return f"the warm-up lasts until step {self.warmup_steps}"
         return None
 
-    def _await_rise(self, stopping: Called) -> str | None:
+    def _suffices_at_first(self, stopping: Called) -> bool:
         firm = [(member, item) for member, item in stopping if member.detector.judges_first_evals]
-        if firm and _reaches(firm, self.at_least):
-            return None
-        return f"the score fell from its first eval on, as in a warm-up; that is judged from eval {OPENING_EVALS} on"
+        return bool(firm) and _reaches(firm, self.at_least)
 
     def _doubt(self, stopping: Called) -> str | None:
         """Why members that call for a stop are denied it: too few do so without a guessed role."""
@@ -415,11 +405,6 @@ def member_ids(members: Sequence[tuple[str | None, str]]) -> tuple[str, ...]:
         used_ids.add(name)
         ids.append(name)
     return tuple(ids)
-
-
-def falls_at_first(opening: Sequence[float]) -> bool:
-    """Whether the second eval is no better than the first."""
-    return len(opening) > 1 and opening[1] <= opening[0]
 
 
 def _weight(called: Called) -> float:

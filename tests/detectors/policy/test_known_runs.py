@@ -6,12 +6,29 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from evalstop_detectors import POLICIES, Call, Member, MetricRole, Observation, Policy, Verdict, replay
+from evalstop_detectors import (
+    POLICIES,
+    Call,
+    Member,
+    MetricRole,
+    Observation,
+    Policy,
+    Score,
+    Scores,
+    Thresholds,
+    Verdict,
+    choose_best,
+    replay,
+)
 from evalstop_detectors.detectors.floor import Floor
 from evalstop_detectors.detectors.k_decline import KDecline
 
 WARMUP_DIP = [3.10, 3.112, 3.125, 3.130, 3.108, 3.09, 3.05, 3.02, 3.00, 2.99]
 BROKEN_AT_THE_SECOND = [17.9, 29.1, 31.0, 30.2, 30.8, 28.1]
+OVERFIT = [6.9, 2.6, 1.6, 1.5, 1.4, 1.3, 1.2, 1.1, 0.95, 0.93, 1.0, 1.1, 1.15, 1.2, 1.15, 1.2, 1.3, 1.35, 1.4, 1.5]
+OVERFIT += [1.6, 1.7, 1.8, 1.9, 2.0, 2.1, 2.2, 2.3, 2.4]
+LUCKY_SECOND = [-90.0, -12, -22, -40, -33, -48, -43, -40, -37, -49, -41, -44, -50, -33]
+SHORT_OVERFIT = [5.8, 3.7, 3.45, 3.6, 4.2, 4.4, 4.6, 4.9]
 
 
 def judge(policy: str | Policy, scores: Sequence[float], planned: int | None) -> Verdict:
@@ -28,6 +45,17 @@ def vary(scores: Sequence[float], seed: int) -> list[float]:
     rng = np.random.default_rng(seed)
     noisy = np.asarray(scores) + 0.01 * np.ptp(scores) * rng.standard_normal(len(scores))
     return [float(score) for score in rng.uniform(0.1, 10) * noisy + rng.normal(0, 10)]
+
+
+def choose_step(scores: Sequence[float]) -> int:
+    """The step of the best checkpoint, where each eval has one."""
+    best = choose_best(
+        Scores()
+        .add_scores([Score(step, score) for step, score in enumerate(scores, start=1)])
+        .add_checkpoints(dict.fromkeys(range(1, len(scores) + 1), ""))
+    )
+    assert best is not None
+    return best.step
 
 
 def negate(losses: Sequence[float]) -> list[float]:
@@ -61,6 +89,7 @@ def test_run_that_breaks_at_its_second_eval_is_not_stopped_before_the_sixth(poli
     if planned == 6:
         assert "no stop: the score fell from its first eval on" in verdict.reason
         assert verdict.turn_step == 1
+    assert choose_step(negate(BROKEN_AT_THE_SECOND)) == 1
 
 
 def test_counting_rules_judge_the_first_evals() -> None:
@@ -76,3 +105,43 @@ def test_counting_rules_must_suffice_for_an_early_stop() -> None:
     policy = Policy("both", (Member(decline, decline.thresholds), posterior), at_least=2)
     assert judge(policy, [0.9, 0.8, 0.7, 0.6, 0.5], 6).verdict is Call.SUSPECT
     assert judge(policy, [0.9, 0.8, 0.7, 0.6, 0.5, 0.4], 6).step == 6
+
+
+@pytest.mark.parametrize("policy", ["default", "early", "cautious"])
+@pytest.mark.parametrize("seed", range(10))
+def test_level_below_a_lucky_second_eval_is_no_turn(policy: str, seed: int) -> None:
+    """A reward that jumps at the second eval and then varies around a lower level, far above its start."""
+    assert judge(policy, vary(LUCKY_SECOND, seed) if seed else LUCKY_SECOND, None).verdict is not Call.STOP
+
+
+def test_wait_for_a_lucky_second_eval_ends() -> None:
+    """A run that loses half of its first rise is stopped at once, and any at the 16th eval."""
+    falling = [0.0, 1.0, 0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.45, 0.3, 0.2, 0.1]
+    assert judge("early", falling, 14).step == 10
+    slowly = [0.0, 1.0, 0.99, 0.98, 0.97, *np.linspace(0.95, 0.6, 15).tolist()]
+    held = judge("early", slowly[:15], 24)
+    assert held.verdict is Call.SUSPECT
+    assert "no stop: the second eval is the best, and most of its rise is left" in held.reason
+    assert judge("early", slowly, 24).step == 16
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_short_overfit_is_stopped_before_its_end(seed: int) -> None:
+    """A loss that rises from its third eval of eight on; its best checkpoint is the third."""
+    scores = vary(negate(SHORT_OVERFIT), seed) if seed else negate(SHORT_OVERFIT)
+    assert judge("default", scores[:7], 8).step == 7
+    assert choose_step(scores) == 3
+
+
+@pytest.mark.parametrize(("planned", "latest"), [(29, 20), (None, 21), (300, 24)])
+def test_overfit_is_stopped_with_any_plan(planned: int | None, latest: int) -> None:
+    """The right plan makes a stop sooner; one that nobody means makes it later, by three evals."""
+    assert judge("default", negate(OVERFIT), planned).step == latest
+
+
+@pytest.mark.parametrize(("planned", "words"), [(None, "not known"), (30, "known"), (28, "reached")])
+def test_note_names_the_plan(planned: int | None, words: str) -> None:
+    """At the last eval of a plan, and after it, the note does not call the length unknown."""
+    policy = Policy("posterior", (Member(POLICIES["default"].members[0].detector, Thresholds(0.1, None)),))
+    note = judge(policy, negate(OVERFIT)[:28], planned).evidence[0].note
+    assert note.endswith(f"length of the run {words}")

@@ -35,6 +35,7 @@ from evalstop_detectors.detectors.k_decline import KDecline, KDeclineState
 from evalstop_detectors.detectors.non_finite import NonFinite
 from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_detectors.policy.monitor import PanelState
+from evalstop_detectors.policy.opening import add_eval
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -84,7 +85,8 @@ def compute_reference_states(policy: Policy, observations: list[Observation]) ->
             states.append(msgspec.structs.replace(before, last=item.order, panel=seen))
             continue
         is_eval = item.role is MetricRole.EVAL and math.isfinite(item.value)
-        evals, opening = before.evals + is_eval, (*before.opening, *[item.value] * is_eval)[:2]
+        evals = before.evals + is_eval
+        opening = add_eval(before.opening, before.evals, item.value) if is_eval else before.opening
         verdict = before.verdict if before.verdict.stops else policy.judge(evidence[:size], item.step, evals, opening)
         suspect_step = before.suspect_step
         if suspect_step is None and verdict.verdict is not Call.CONTINUE:
