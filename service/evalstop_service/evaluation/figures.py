@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import groupby
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 from uuid import UUID
 
 from evalstop_service.clock import rfc3339
@@ -40,8 +40,6 @@ _PARTS: dict[Grouping, tuple[str, ...]] = {
 """The names of the parts of a key."""
 
 _SILENT = {judge_decision(run_outcome, None, None): run_outcome for run_outcome in RunOutcome}
-
-_Counted = TypeVar("_Counted", CaseCount, Delay)
 
 
 @dataclass(frozen=True)
@@ -270,11 +268,6 @@ def compute_running_figures(counts: Iterable[CaseCount]) -> list[GroupFigures]:
             totals.add(count)
         groups.append(_compute_group(key, totals, ()))
     return groups
-
-
-def regroup(counted: Iterable[_Counted], groups: Callable[[Key], Iterable[Key]]) -> list[_Counted]:
-    """Counts or delays regrouped: `groups` gives the groups that a key belongs to."""
-    return [replace(item, key=key) for item in counted for key in groups(item.key)]
 
 
 def name_key_parts(key: Key, by: Sequence[Grouping]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -33,8 +32,7 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.run_lists import Excerpt, RunAlert, WaitingStop
-from evalstop_service.web.pages import charts, formatting, precision, run_list
-from evalstop_service.web.pages.charts import Sparkline
+from evalstop_service.web.pages import formatting, precision, run_list
 from evalstop_service.web.pages.responses import PageRoute, render_page
 from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
 
@@ -97,7 +95,8 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
         ranked = precision.rank_policies(figures.compute_figures(counts, ()), stages)
         panels = precision.load_panels(tx, visitor.project.id, case_filter, ranked[:1])
-        sparks = _draw_sparklines(tx, overview.run_ids)
+        queued = runs.load_runs(tx, overview.run_ids)
+        sparks = run_list.draw_sparklines(tx, list(queued.values()), decisions.load_decisions(tx, queued))
     return render_page(
         "overview.html",
         visitor=visitor,
@@ -158,15 +157,3 @@ def _list_proposals(tx: Transaction, project_id: UUID, now: datetime) -> Excerpt
     listed = proposals.list_proposals(tx, project_id, now, state=ProposalState.OPEN, limit=MOST_PROPOSALS)
     more = len(listed) == MOST_PROPOSALS
     return Excerpt(listed, proposals.count_open(tx, project_id, now) if more else len(listed))
-
-
-def _draw_sparklines(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Sparkline | None]:
-    runs_by_id = runs.load_runs(tx, run_ids)
-    decided = decisions.load_decisions(tx, runs_by_id)
-    segments = run_list.load_eval_segments(tx, list(runs_by_id.values()))
-    return {
-        run.id: charts.draw_sparkline(
-            segments.get(run.id, ()), run.best_checkpoint, decided[run.id].step if run.id in decided else None
-        )
-        for run in runs_by_id.values()
-    }

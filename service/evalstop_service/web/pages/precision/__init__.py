@@ -17,15 +17,16 @@ from msgspec import structs
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import require
 from evalstop_service.evaluation import figures, rollout_stage
-from evalstop_service.evaluation.figures import GroupFigures, regroup
-from evalstop_service.store import cases, policies, rollout_stages
-from evalstop_service.store.cases import CaseFilter, Delay, Grouping, Key
+from evalstop_service.evaluation.figures import GroupFigures
+from evalstop_service.store import cases, decisions, policies, rollout_stages, runs
+from evalstop_service.store.cases import CaseFilter, Delay, Grouping
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.list_filters import ListedCases
 from evalstop_service.web.pages import forms
 from evalstop_service.web.pages.policies import name_members
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page, send_json
+from evalstop_service.web.pages.run_list import draw_sparklines
 from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf, Visitor
 
 router = APIRouter(route_class=PageRoute)
@@ -173,9 +174,10 @@ def link_calls(visitor: Visitor, case_filter: CaseFilter, panel: Panel, detector
 def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Response:
     """The data of the charts."""
     with site.database.reading() as tx:
-        counts = cases.count_cases(tx, visitor.project.id, filters.case_filter, ("policy", "week"))
+        by_week = cases.count_cases(tx, visitor.project.id, filters.case_filter, ("week",))
         late = cases.count_delays(tx, visitor.project.id, filters.case_filter)
-    by_week = regroup(counts, lambda key: [key[2:]])
+        of_all = replace(filters.case_filter, policy=None)  # a point each
+        by_policy = figures.compute_figures(cases.count_cases(tx, visitor.project.id, of_all, ("policy",)), ())
     return send_json(
         {
             "running": [_encode_week(group) for group in figures.compute_running_figures(by_week)],
@@ -187,7 +189,7 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Respo
                     "stated": group.stated_risk,
                     **structs.asdict(group.false_stops),
                 }
-                for group in figures.compute_figures(regroup(counts, _policy_key), ())
+                for group in by_policy
                 if group.stated_risk is not None and group.false_stops is not None and group.false_stops.decided
             ],
         }
@@ -207,6 +209,8 @@ def show_cases(site: SiteOf, visitor: SignedIn, case_filter: ListedCases, cursor
     with site.database.reading() as tx:
         listed = cases.list_cases(tx, visitor.project.id, case_filter, before=before, limit=PAGE + 1)
         not_counted = rollout_stage.explain_shortfalls(tx, visitor.project.id, listed)
+        shown = runs.load_runs(tx, list({case.run_id for case in listed[:PAGE]}))
+        sparks = draw_sparklines(tx, list(shown.values()), decisions.load_decisions(tx, shown))
         disagreed = Counter[RunOutcome]()
         if case_filter.detector and case_filter.silent:
             for (_, _, run_outcome), number in cases.count_seen(tx, visitor.project.id, case_filter, ()).items():
@@ -220,6 +224,7 @@ def show_cases(site: SiteOf, visitor: SignedIn, case_filter: ListedCases, cursor
         not_counted=not_counted,
         chosen=case_filter,
         disagreed=disagreed,
+        sparks=sparks,
         filters=parameters,
         next_page=after and visitor.link(f"/cases?{urlencode(parameters | after)}"),
         first_page=visitor.link(f"/cases?{urlencode(parameters)}") if before else None,
@@ -239,10 +244,6 @@ def _link_cases(
     elif row is not None:
         group_filter = replace(group_filter, treatment=Treatment(row))
     return f"/cases?{urlencode(figures.filter_to_query(group_filter))}"
-
-
-def _policy_key(key: Key) -> list[Key]:
-    return [key[:2]]
 
 
 def _encode_week(group: GroupFigures) -> dict[str, Any]:

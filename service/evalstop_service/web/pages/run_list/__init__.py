@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -154,16 +154,27 @@ def load_eval_segments(
     return {run_id: run_segments for (run_id, _), run_segments in segments.items()}
 
 
+def draw_sparklines(
+    tx: Transaction, runs: Sequence[Run], decided: Mapping[UUID, Decision]
+) -> dict[UUID, Sparkline | None]:
+    """The evals of these runs with the best checkpoint and the stop; None for a run without evals."""
+    segments = load_eval_segments(tx, runs)
+    steps = {run_id: decision.step for run_id, decision in decided.items()}
+    return {
+        run.id: charts.draw_sparkline(segments.get(run.id, ()), run.best_checkpoint, steps.get(run.id)) for run in runs
+    }
+
+
 def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
     decided = decisions.load_decisions(tx, [run.id for run in page_of_runs])
     stored = run_health.load_health(tx, [run.id for run in page_of_runs])
     descriptions = run_details.load_descriptions(tx, [run.id for run in page_of_runs])
-    segments = load_eval_segments(tx, page_of_runs)
+    sparklines = draw_sparklines(tx, page_of_runs, decided)
     return [
         Row(
             run,
-            decision := decided.get(run.id),
-            charts.draw_sparkline(segments.get(run.id, ()), run.best_checkpoint, decision.step if decision else None),
+            decided.get(run.id),
+            sparklines[run.id],
             health.find_liveness(run, run_report := stored.get(run.id), stale_seconds, now),
             run_report.metric_faults if run_report and run.status == RunStatus.RUNNING else [],
             descriptions[run.id],

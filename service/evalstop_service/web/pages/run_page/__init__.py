@@ -15,7 +15,7 @@ from evalstop_service.domain.decision_lifecycle import (
     Action,
     DecisionState,
 )
-from evalstop_service.domain.health import LOST_TIMES, Liveness, stale_after_seconds
+from evalstop_service.domain.health import LOST_TIMES, stale_after_seconds
 from evalstop_service.domain.run import COMBINED_METRIC, DetectorCall, MetricFields
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import UnreadableRow, require
@@ -27,7 +27,6 @@ from evalstop_service.store import decisions, observations, outcomes, proposals,
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.observations import LatestObservation, PostedObservation
-from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
 from evalstop_service.store.series import Segment
 from evalstop_service.web.api.run_views import list_actions
@@ -48,16 +47,6 @@ MOST_CHOICES = 500
 MOST_VERDICTS = 20
 
 _CUT_OFF = (RunStatus.STOPPED, RunStatus.PARKED)
-
-
-@dataclass(frozen=True)
-class Silence:
-    """How long a run has been silent, how often it usually reports, and when it is considered lost."""
-
-    health: Liveness
-    seconds: float
-    cadence_seconds: float | None
-    lost_after_seconds: float
 
 
 @router.get("")
@@ -82,6 +71,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         curves = charts.load_curves(tx, run)
         others = runs.list_spared_runs(tx, run, Action.STOP) if run.status in OPEN else []
         current = next((decision for decision in on_record if decision.attempt == run.attempt), None)
+    stale_seconds, cadence_seconds = visitor.project.stale_seconds, stored.cadence_seconds if stored else None
     lanes = {decision.id: draw_lanes(decision, histories[decision.id], site.clock()) for decision in on_record}
     return render_page(
         "run.html",
@@ -89,7 +79,10 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         run=run,
         revision=revision,
         decision=current,
-        silence=_find_silence(run, stored, visitor.project.stale_seconds, site.clock()),
+        liveness=health.find_liveness(run, stored, stale_seconds, site.clock()),
+        silent_seconds=(site.clock() - health.last_report_at(run, stored)).total_seconds(),
+        cadence_seconds=cadence_seconds,
+        lost_after_seconds=stale_after_seconds(stale_seconds, cadence_seconds) * (1 + LOST_TIMES),
         costly_step_seconds=stored.costly_step_seconds if stored else None,
         job_runs=[other.name for other in others],
         metric_faults=stored.metric_faults if stored and run.status == RunStatus.RUNNING else [],
@@ -156,17 +149,6 @@ def follow_run(run_id: UUID, site: SiteOf, visitor: SignedIn, follow: Follow) ->
     with site.database.reading() as tx:
         visitor.load_run(tx, run_id)
     return follow(lambda tx: run_lists.read_run_revision(tx, visitor.project.id, run_id))
-
-
-def _find_silence(run: Run, record: RunHealth | None, stale_seconds: float, now: datetime) -> Silence:
-    cadence_seconds = record.cadence_seconds if record is not None else None
-    limit = stale_after_seconds(stale_seconds, cadence_seconds)
-    return Silence(
-        health.find_liveness(run, record, stale_seconds, now),
-        (now - health.last_report_at(run, record)).total_seconds(),
-        cadence_seconds,
-        limit * (1 + LOST_TIMES),
-    )
 
 
 def _describe_role_source(run: Run, metric: str) -> str:
