@@ -391,16 +391,25 @@ def count_calls(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: 
     return [CallCount(name_key(row), *row[len(by) :]) for row in tx.execute(query)]
 
 
+_LEFT_ALONE = {
+    DecisionOutcome.RIGHT: RunOutcome.HEALTHY,
+    DecisionOutcome.WRONG: RunOutcome.TURNED,
+    DecisionOutcome.UNKNOWN: RunOutcome.UNDECIDED,
+}
+"""The outcome of a run by that of letting it run; an index has the latter."""
+
+
 def count_seen(
     tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]
 ) -> Counter[tuple[Key, float, RunOutcome]]:
     """The number of cases in which nobody stopped the run, by group, probability and outcome of the run."""
-    kinds = [*(key_column(tx, grouping) for grouping in by), cases.c.observed_probability, cases.c.run_outcome]
-    query = filter_cases(sa.select(*kinds, sa.func.count()), project_id, case_filter).where(
-        IS_SEEN, cases.c.calls.is_not(None)
-    )
-    name_key = _load_key_names(tx, project_id, by)
     counts = Counter[tuple[Key, float, RunOutcome]]()
+    for count in count_unflagged(tx, project_id, case_filter, by):
+        counts[count.key, 1.0, _LEFT_ALONE[count.outcome]] += count.cases
+    kinds = [*(key_column(tx, grouping) for grouping in by), cases.c.observed_probability, cases.c.run_outcome]
+    query = filter_cases(sa.select(*kinds, sa.func.count()), project_id, case_filter)
+    query = query.where(IS_FLAGGED, cases.c.treatment == Treatment.OBSERVED)
+    name_key = _load_key_names(tx, project_id, by)
     for row in tx.execute(query.group_by(*kinds)):
-        counts[name_key(row), row[-3] or 1.0, row[-2]] += row[-1]  # never flagged: without a probability
+        counts[name_key(row), row[-3], row[-2]] += row[-1]
     return counts
