@@ -65,11 +65,6 @@ class Noise(Struct, frozen=True):
     inflation: float
 
 
-def from_origin(state: NoiseState, value: float) -> float:
-    """The value relative to the first one, clipped at `LARGEST`."""
-    return clipped(clipped(value) - state.origin) if state.seen else 0.0
-
-
 def advance(state: NoiseState, value: float, stderr: float | None = None) -> NoiseState:
     """Add one finite value; a standard error that is not a positive finite number is ignored."""
     if not -LARGEST <= value <= LARGEST:

@@ -1,7 +1,7 @@
 """`python -m evalstop_lab.calibrate.shipped`: calibrates the shipped policies and writes the results.
 
 The module that it writes is a list of outputs of `evalstop-lab calibrate`: one calibration per detector and parameters,
-with its seeds, families, versions and the command that reproduces it.
+with its seeds, families, versions and the command that reproduces it. What was stopped by family is left to that.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def run_calibration(detector: str, params: str, rates: Sequence[float], runs: in
         if code := cli.main([*command, "--output", str(output)]):
             sys.exit(code)
         calibration: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    del calibration["stopped_by_family"]  # the command prints it again
     return calibration | {"command": "evalstop-lab " + shlex.join(command)}
 
 
