@@ -101,7 +101,7 @@ def test_trainer_state_is_read(tmp_path: Path, replay: Replay) -> None:
 
 
 @pytest.mark.parametrize(("best", "is_worst"), [(0.48, True), (0.35, False), (None, False)])
-def test_worst_checkpoint_kept_as_the_best_is_told(
+def test_worst_checkpoint_kept_as_the_best_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], best: float | None, is_worst: bool
 ) -> None:
     """A trainer that took a higher error rate for better is warned of."""

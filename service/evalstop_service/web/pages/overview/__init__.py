@@ -17,15 +17,7 @@ from evalstop_service.domain.confidence_sequences import Estimate
 from evalstop_service.domain.proposals import ProposalState
 from evalstop_service.domain.statuses import Treatment
 from evalstop_service.evaluation import figures
-from evalstop_service.store import (
-    cases,
-    decisions,
-    outcomes,
-    proposals,
-    rollout_stages,
-    run_lists,
-    runs,
-)
+from evalstop_service.store import cases, decisions, outcomes, proposals, rollout_stages, run_lists, runs
 from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision

@@ -81,6 +81,8 @@ def load_panels(
     tx: Transaction, project_id: UUID, case_filter: CaseFilter, by_policy: Sequence[GroupFigures]
 ) -> list[Panel]:
     """The panels of these versions of policies, in their order."""
+    if len(by_policy) == 1:
+        case_filter = figures.select_group(case_filter, ("policy",), by_policy[0].key)
     rows = {row.key: row for row in figures.load_figures(tx, project_id, case_filter, ["policy", "detector"])}
     stages = _load_stages(tx, project_id)
     panels = []

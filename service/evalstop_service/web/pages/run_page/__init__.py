@@ -10,11 +10,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
 
-from evalstop_service.domain.decision_lifecycle import (
-    AWAITING_CONFIRMATION,
-    Action,
-    DecisionState,
-)
+from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, Action, DecisionState
 from evalstop_service.domain.health import LOST_TIMES, stale_after_seconds
 from evalstop_service.domain.run import COMBINED_METRIC, DetectorCall, MetricFields
 from evalstop_service.domain.statuses import OPEN, RunStatus
