@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 import joblib
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from evalstop_lab.arguments import import_library, positive_number
 
@@ -58,20 +57,13 @@ def sweep_chunks(
     """Like `sweep`, but `work` takes a chunk of items."""
     chunks = [items[start : start + chunk] for start in range(0, len(items), chunk)]
     results: list[Result] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=len(items))
         for of_chunk in _BACKENDS[backend](work, chunks, jobs):
             results.extend(of_chunk)
             progress.advance(task, len(of_chunk))
     return results
-
-
-class _Rate(ProgressColumn):
-    """The number of items per second."""
-
-    def render(self, task: Task) -> Text:
-        return Text("" if task.speed is None else f"{task.speed:,.0f}/s", style="progress.data.speed")
 
 
 def _apply_to_each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

@@ -1,4 +1,4 @@
-"""Reads the numbered lines of a file, with a progress bar if the file is long."""
+"""Reads the numbered lines of a file."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.runs import ReadErrors
 
 LONGEST_LINE = 1 << 20
 STANDARD_INPUT = Path("-")
-_LONG_FILE = 16 << 20
-_LINES_BETWEEN_UPDATES = 10_000
 
 
 def read_lines(path: Path, errors: ReadErrors | None = None) -> Iterator[tuple[int, str]]:
@@ -28,8 +23,7 @@ def read_lines(path: Path, errors: ReadErrors | None = None) -> Iterator[tuple[i
     errors = errors or ReadErrors()
     try:
         with nullcontext(_rewind_standard_input()) if path == STANDARD_INPUT else path.open("rb") as file:
-            size = 0 if path == STANDARD_INPUT else path.stat().st_size
-            for number, line in _with_progress(file, path, size):
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
                 if len(line) > LONGEST_LINE:
                     problem = f"the line is longer than {LONGEST_LINE:,} bytes; write one row per line"
                     errors.add(UnreadableInput(path, problem, number))
@@ -65,20 +59,6 @@ def _rewind_standard_input() -> BinaryIO:
         sys.stdin = io.TextIOWrapper(copy)
     sys.stdin.buffer.seek(0)
     return sys.stdin.buffer
-
-
-def _with_progress(file: BinaryIO, path: Path, size: int) -> Iterator[tuple[int, bytes]]:
-    numbered = enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1)
-    if size < _LONG_FILE:
-        yield from numbered
-        return
-    columns = (TextColumn("reading {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(path.name, total=size)
-        for number, line in numbered:
-            yield number, line
-            if number % _LINES_BETWEEN_UPDATES == 0:
-                progress.update(task, completed=file.tell())
 
 
 def _decode_line(path: Path, number: int, line: bytes) -> str:

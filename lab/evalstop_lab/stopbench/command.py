@@ -19,11 +19,10 @@ from rich.console import Console
 from evalstop_lab.arguments import positive_number, require_writable
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import list_versions, to_json_values
-from evalstop_lab.stopbench.judging import compute_figures, judge_run
+from evalstop_lab.stopbench.judging import SEEDS, SUITES, compute_figures, judge_run
 from evalstop_lab.stopbench.recording import FIRST_SEED, record_runs
 from evalstop_lab.stopbench.report import draw_runs, draw_scatter, print_suite
 from evalstop_lab.stopbench.rules import BUILT_IN, is_installed, load_rule
-from evalstop_lab.stopbench.suites import SEEDS, SUITES
 from evalstop_lab.sweep import add_jobs_option, sweep
 
 EXAMPLES = """examples:

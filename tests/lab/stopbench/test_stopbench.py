@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from evalstop_lab.arguments import require_writable
 from evalstop_lab.cli import main
-from evalstop_lab.stopbench.judging import compute_figures
+from evalstop_lab.stopbench.judging import SUITES, TRAINED, compute_figures
 from evalstop_lab.stopbench.recording import FIRST_SEED, record_run, record_runs
-from evalstop_lab.stopbench.suites import SUITES, TRAINED
 from evalstop_lab.worlds import Group, Label, draw_world, list_families
 from evalstop_lab.worlds.recorded import read_runs
 from evalstop_lab.worlds.scoring import Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from evalstop_detectors import EvalRequest, MetricRole, Observation
-from evalstop_lab.stopbench.suites import SUITES
+from evalstop_lab.stopbench.judging import SUITES
 from evalstop_lab.worlds.answers import Evaluator
 from evalstop_lab.worlds.world import PromptScores
 
