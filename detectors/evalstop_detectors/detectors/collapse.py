@@ -191,13 +191,11 @@ class Collapse(Detector[CollapseState], frozen=True):
         return state, state.evidence
 
     def _take_eval(self, state: CollapseState, observation: Observation) -> CollapseState:
-        # The noise is that of before this eval: the fall must not hide in a noise that it has increased.
-        sd = estimate(state.noise).sd
         noise = advance(state.noise, observation.value, observation.stderr)
         last = noise.recent[-_START:]
         start = add_up(last) / len(last) if noise.seen <= _START else state.start
         steps = (*state.steps[-1:], observation.step)
-        fall = state.fall or self._find_fall(state, sd, noise.recent)
+        fall = state.fall or self._find_fall(state, noise.recent)
         if fall is not None:
             fall = _follow(fall, last, state.course)
         top = state.top
@@ -221,13 +219,14 @@ class Collapse(Detector[CollapseState], frozen=True):
         fall = replace(fall, measured=True)
         return replace(state, fall=fall, evidence=self._weigh(fall, state.noise.recent[-self.k :]))
 
-    def _find_fall(self, state: CollapseState, sd: float, recent: tuple[float, ...]) -> Fall | None:
-        rise = state.top - state.start
-        if state.noise.seen < _LEAST_EVALS or rise <= _RISEN_SIGMAS * sd:
+    def _find_fall(self, state: CollapseState, recent: tuple[float, ...]) -> Fall | None:
+        value, rise = recent[-1], state.top - state.start
+        if state.noise.seen < _LEAST_EVALS or value >= state.top - self.share * rise:
             return None
-        value, line = recent[-1], state.top - max(self.share * rise, self.sigmas * sd)
-        depth = state.top - value
-        if value >= line:
+        # The noise is that of before this eval: the fall must not hide in a noise that it has increased.
+        sd = estimate(state.noise).sd
+        line, depth = state.top - max(self.share * rise, self.sigmas * sd), state.top - value
+        if value >= line or rise <= _RISEN_SIGMAS * sd:
             return None
         # In one eval, or with one in between.
         for back in (2, 3):
