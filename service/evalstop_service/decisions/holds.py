@@ -91,7 +91,7 @@ def withdraw_stop(tx: Transaction, run: Run, decision: Decision, now: datetime) 
         transitions.move_decision(tx, run, decision, GuardsRaised(now, raised), project)
     elif decision.is_requested and opening > now:
         transitions.move_decision(tx, run, decision, WindowReopened(now, opening, explain_hours(opening)), project)
-    elif hand_overs.has_grown(tx, run, decision):
+    elif decision.is_requested and hand_overs.has_grown(tx, run, decision):
         reason = "another run entered the job after the stop was requested"
         transitions.move_decision(tx, run, decision, WindowReopened(now, now, reason), project)
 

@@ -83,11 +83,12 @@ def apply_event(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> Trans
             requested = _await_report(lifecycle, DecisionState.REQUESTED, at, timeouts)
             record = Record(requested.state, SERVICE, "the veto window is over")
             return requested, [record, Announce(_request_type(lifecycle))]
-        case WindowReopened(_, due_at, reason):
-            if not lifecycle.is_unsent:
+        case WindowReopened(at, due_at, reason):
+            if not lifecycle.is_unsent or lifecycle.state is DecisionState.PENDING:  # its window is open
                 return lifecycle, []
             pending = replace(lifecycle, state=DecisionState.PENDING, due_at=due_at, deadline_at=None, escalations=0)
-            return pending, [Cancel(reason), Record(pending.state, SERVICE, reason)]
+            announced = [Announce(_pending_type(pending))] if due_at > at else []
+            return pending, [Cancel(reason), Record(pending.state, SERVICE, reason), *announced]
         case GuardsChecked():
             return _apply_guard_check(lifecycle, event, timeouts)
         case GuardsRaised(at, guards):
@@ -353,14 +354,17 @@ def _open_veto_window(
     due_at = timeouts.find_opening(at + timedelta(seconds=max(timeouts.veto_window_seconds, 0.0)))
     lifecycle = replace(lifecycle, state=DecisionState.PENDING, due_at=due_at, deadline_at=None)
     if due_at > at:
-        pending = EventType.STOP_PENDING if lifecycle.action is Action.STOP else EventType.PARK_PENDING
-        return lifecycle, [Record(lifecycle.state, actor, reason, details or {}), Announce(pending)]
+        return lifecycle, [Record(lifecycle.state, actor, reason, details or {}), Announce(_pending_type(lifecycle))]
     lifecycle = _await_report(lifecycle, DecisionState.REQUESTED, at, timeouts)
     return lifecycle, [Record(lifecycle.state, actor, reason, details or {}), Announce(_request_type(lifecycle))]
 
 
 def _request_type(lifecycle: Lifecycle) -> EventType:
     return EventType.STOP_REQUESTED if lifecycle.action is Action.STOP else EventType.PARK_REQUESTED
+
+
+def _pending_type(lifecycle: Lifecycle) -> EventType:
+    return EventType.STOP_PENDING if lifecycle.action is Action.STOP else EventType.PARK_PENDING
 
 
 def _await_report(

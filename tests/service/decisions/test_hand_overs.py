@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
-from evalstop_service.clock import utc_now
+from evalstop_service.clock import rfc3339, utc_now
 from evalstop_service.decisions import commands, deadlines, pause
 from evalstop_service.decisions.veto_windows import VetoListener
 from evalstop_service.domain.decision_lifecycle import DecisionState, Released, Vetoed
@@ -153,6 +154,22 @@ def test_stop_names_the_part_of_the_job_again_once_others_entered_it(database: D
     assert claim(project) == 0
     check(project)
     assert read_states(project, run) == [PENDING]
+
+
+def test_people_are_told_of_a_requested_stop_that_waits_again(database: Database) -> None:
+    """Its new window is announced, and a run that enters the job meanwhile does not shorten it."""
+    project = set_up(database)
+    run = project.open_run("a", labels=JOB | {"slurm_step_id": "0"})
+    project.post_observations(run, DECLINING_EVALS)
+    hold_by_hours(project)
+    check(project)
+    due_at = project.load_decision(run).due_at
+    (told,) = project.load_events(run, "run.stop_pending")
+    assert json.loads(told["body"])["data"]["decision"]["due_at"] == rfc3339(due_at)
+    project.open_run("b", utc_now(), labels=JOB | {"slurm_step_id": "1"})
+    check(project)
+    assert project.load_decision(run).due_at == due_at
+    assert len(project.load_rows(tables.decision_changes, run)) == 2
 
 
 def test_stop_of_a_job_is_handed_over_for_all_its_runs(database: Database) -> None:
