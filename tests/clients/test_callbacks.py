@@ -53,9 +53,13 @@ def train_epochs(callback: Any, epochs: int = 1, save: Callable[[int], object] =
 
 
 def fit_lightning(
-    callbacks: list[Any], on_step: Callable[[Any], object] = bool, resume_from: Path | None = None, **options: Any
+    callbacks: list[Any],
+    on_step: Callable[[Any], object] = bool,
+    resume_from: Path | None = None,
+    optimizers: int = 1,
+    **options: Any,
 ) -> None:
-    """Fit a model whose score rises, one step an epoch."""
+    """Fit a model whose score rises, one step an epoch; several optimizers are stepped by hand, each once a batch."""
     import torch
     from lightning.pytorch import LightningModule, Trainer
 
@@ -63,14 +67,19 @@ def fit_lightning(
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(1, 1)
+            self.automatic_optimization = optimizers == 1
 
         def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
             self.log("score", float(self.global_step))
             on_step(self)
+            if not self.automatic_optimization:
+                several: Any = self.optimizers()
+                for optimizer in several:
+                    optimizer.step()
             return torch.sum(self.layer(batch[0]))
 
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters())
+        def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+            return [torch.optim.SGD(self.parameters()) for _ in range(optimizers)]
 
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(callbacks=callbacks, accelerator="cpu", log_every_n_steps=1, **quiet, **options)
@@ -285,6 +294,19 @@ def test_each_save_registers_the_file_that_it_wrote(
     fit(3, "{step}", -1, tmp_path / "step=2.ckpt")
     assert list_messages(caplog) == []
     assert list_checkpoints("{step}") == [(step, f"step={step}.ckpt") for step in (1, 2, 3)]
+
+
+@pytest.mark.filterwarnings("ignore")  # advice of Lightning's on workers
+def test_planned_length_is_in_steps_or_left_out(connection: dict[str, Any], service: FakeService) -> None:
+    """With manual optimization Lightning plans batches and counts the steps of all optimizers: half of the truth."""
+    from evalstop_client.callbacks.lightning import EvalStopCallback
+
+    for name, optimizers in (("one", 1), ("gan", 2)):
+        watch = EvalStopCallback(name=name, **connection)
+        fit_lightning([watch], optimizers=optimizers, max_epochs=3, enable_checkpointing=False)
+    posts = list_posts(service)
+    assert [body.get("total_steps") for kind, body in posts if kind == "runs"] == [3, None]
+    assert max(body["step"] for kind, body in posts if kind == "observations") == 6
 
 
 @pytest.mark.filterwarnings("ignore")  # advice of Lightning's on workers

@@ -52,7 +52,9 @@ class EvalStopCallback(Callback):
         """Open the run, and report a resume from a checkpoint."""
         if trainer.is_global_zero:
             planned = trainer.estimated_stepping_batches  # computed from epochs, too; infinite or -1 if unknown
-            total_steps = int(planned) if 0 < planned < math.inf else None
+            # Of manual optimization it counts batches, where `global_step` counts the steps of all optimizers.
+            is_known = 0 < planned < math.inf and pl_module.automatic_optimization
+            total_steps = int(planned) if is_known else None
             resumes = trainer.global_step > 0
             run = open_run(filled(self._arguments, total_steps=total_steps, resumes=resumes))
             if repeats_steps(trainer.global_step):
