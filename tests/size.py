@@ -1,4 +1,7 @@
-"""Counts lines and files of Python, a room each, and compares them with their budgets: `make size`."""
+"""Counts lines and files of Python, a room each, and compares them with their budgets: `make size`.
+
+With `--most`, as in `make test`, only the whole product fails, where it has grown beyond `MOST`.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,8 @@ DISTRIBUTIONS = (
 )
 PRODUCT = Room("product", 58_000, 420, tuple(path for room in DISTRIBUTIONS for path in room.paths))
 TESTS = Room("tests", 54_000, None, ("tests",))
+MOST = Room("product", 70_200, 420, PRODUCT.paths)
+"""What the product may not exceed until it fits its budget. Lower it in each commit that makes the product smaller."""
 ROOMS_OF_THE_SERVICE = (
     Room("cli, app, settings", 1_900, 14, (SERVICE,)),
     Room("web, its own", 1_300, 8, (f"{SERVICE}/web",)),
@@ -62,18 +67,33 @@ def list_files(room: Room, others: tuple[Room, ...] = ()) -> list[Path]:
     return found
 
 
-def main() -> int:
+def count(room: Room, others: tuple[Room, ...] = ()) -> tuple[int, int]:
+    """The lines and files of a room; `others` are the rooms that may lie within it."""
+    files = list_files(room, others)
+    return sum(file.read_bytes().count(b"\n") for file in files), len(files)
+
+
+def is_over(room: Room, lines: int, files: int) -> bool:
+    return lines > room.lines or (room.files is not None and files > room.files)
+
+
+def main(arguments: list[str]) -> int:
     """Print each room beside its budget; 1 if one is larger."""
+    if "--most" in arguments:
+        lines, files = count(MOST)
+        if is_over(MOST, lines, files):
+            print(f"the product has {lines:,} lines in {files} files, and may have {MOST.lines:,} in {MOST.files}")
+            print("delete something first, or move MOST in tests/size.py with a reason")
+            return 1
+        return 0
     over = 0
     print(f"{'room':26}{'lines':>8}{'budget':>8}{'files':>8}{'budget':>8}")
     for rooms in (DISTRIBUTIONS, (PRODUCT, TESTS), ROOMS_OF_THE_SERVICE):
         for room in rooms:
-            files = list_files(room, rooms if rooms is ROOMS_OF_THE_SERVICE else ())
-            lines = sum(file.read_bytes().count(b"\n") for file in files)
-            is_over = lines > room.lines or (room.files is not None and len(files) > room.files)
-            over += is_over
-            counts = f"{lines:8,}{room.lines:8,}{len(files):8}{room.files or '':>8}"
-            print(f"{room.name:26}{counts}{'  over' if is_over else ''}")
+            lines, files = count(room, rooms if rooms is ROOMS_OF_THE_SERVICE else ())
+            over += is_over(room, lines, files)
+            counts = f"{lines:8,}{room.lines:8,}{files:8}{room.files or '':>8}"
+            print(f"{room.name:26}{counts}{'  over' if is_over(room, lines, files) else ''}")
         print()
     if over:
         print(f"{over} over budget: delete something first, or move the budget in tests/size.py with a reason")
@@ -81,4 +101,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -194,11 +194,15 @@ def list_runs(
 
 @router.get("/{run_id}")
 def get_run(run_id: RunId, caller: ReadOrIngest, context: Ctx, database: Db, now: Now) -> RunOut:
-    """Status, verdict, best checkpoint and decision of a run. A key with the scope `ingest` is taken for its trainer's:
-    `should_stop` then hands the stop over, and it cannot be vetoed any more."""
+    """Status, verdict, best checkpoint and decision of a run.
+
+    A key with the scope `ingest`, but not `operate`, is taken for the trainer's: `should_stop` then hands the stop
+    over, and it cannot be vetoed any more.
+    """
     with database.reading() as tx:
         run = runs.load_run(tx, caller.project_id, run_id)
-        if "ingest" not in caller.key.scopes:
+        # Whoever may veto is a person that looks at the run: to look must not take the veto away.
+        if "ingest" not in caller.key.scopes or "operate" in caller.key.scopes:
             return view_run(tx, run, context, now)
     return answer_trainer(database, run, context, now)
 

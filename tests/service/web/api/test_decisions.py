@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from uuid import UUID
 
 import httpx
 import pytest
+import sqlalchemy as sa
+from evalstop_service.store import tables
 
 from tests.fixtures.statements import record_statements
 from tests.service.web.api.api_calls import (
@@ -87,6 +90,21 @@ def test_pending_stop_can_be_vetoed(service: Service) -> None:
     assert vetoed["history"][-1]["actor"] == "key test"
     stops = [item for item in expect_json(client.get("/deliveries"), 200)["items"] if item["decision_id"]]
     assert [item["state"] for item in stops] == ["cancelled"]
+
+
+def test_person_who_looks_at_a_run_does_not_take_its_stop(service: Service) -> None:
+    """A requested stop is handed over to the trainer's key that reads the run, but to no key that may veto it."""
+    project = service.create_project()
+    person, trainer = service.open_client(project), service.open_client(project, "ingest")
+    resources = create_resources(person)
+    run, decision = resources.path("/runs/{run_id}"), resources.path("/decisions/{decision_id}")
+    columns, decision_id = tables.decisions.c, UUID(decision.rpartition("/")[2])
+    with service.database.transaction() as tx:  # as if the answer to the post had been lost
+        tx.execute(sa.update(tables.decisions).where(columns.id == decision_id).values(handed_over_at=None))
+    assert not expect_json(person.get(run), 200)["should_stop"]
+    assert expect_json(person.get(decision), 200)["handed_over_at"] is None
+    assert expect_json(trainer.get(run), 200)["should_stop"]
+    assert expect_json(person.get(decision), 200)["handed_over_at"] is not None
 
 
 def test_acknowledged_stop_can_be_undone(admin: httpx.Client) -> None:
