@@ -1,7 +1,7 @@
 """The first evals of a run: a fall among them may be its warm-up, or follow a lucky second eval.
 
 The opening lasts six evals where the second is no better than the first, else up to 16, while the second is the best.
-It holds those evals and is empty once it is over. Both lengths cost no turn found on either suite of drawn runs.
+It holds those evals and is empty once it is over. Both lengths were chosen on drawn runs, where they cost no turn.
 """
 
 from __future__ import annotations
