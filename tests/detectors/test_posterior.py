@@ -145,7 +145,8 @@ def test_overrun_plan_is_ignored() -> None:
         state, _ = detector.step(state, Observation(MetricRole.EVAL, step, math.sqrt(step), progress=step / 20))
     overrun, _ = detector.step(state, Observation(MetricRole.EVAL, 20, 4.0, progress=1.0))
     unknown, _ = detector.step(state, Observation(MetricRole.EVAL, 20, 4.0))
-    assert (overrun.hidden, overrun.evidence) == (unknown.hidden, unknown.evidence)
+    assert (overrun.hidden, overrun.evidence.value) == (unknown.hidden, unknown.evidence.value)
+    assert overrun.evidence.note.endswith("length of the run reached")
 
 
 def test_outlook_probabilities_and_quantiles_are_ordered() -> None:

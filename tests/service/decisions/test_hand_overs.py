@@ -156,7 +156,7 @@ def test_stop_names_the_part_of_the_job_again_once_others_entered_it(database: D
     assert read_states(project, run) == [PENDING]
 
 
-def test_people_are_told_of_a_requested_stop_that_waits_again(database: Database) -> None:
+def test_requested_stop_that_waits_again_is_announced(database: Database) -> None:
     """Its new window is announced, and a run that enters the job meanwhile does not shorten it."""
     project = set_up(database)
     run = project.open_run("a", labels=JOB | {"slurm_step_id": "0"})
