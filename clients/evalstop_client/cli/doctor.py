@@ -98,7 +98,8 @@ def _check_run(run: RunRecord, api: Api) -> Iterator[Check]:
     if decision := run.decision:
         guards = f" ({', '.join(decision.guards)})" if decision.guards else ""
         finding = BLOCKS if decision.state in BLOCKED else NOTE
-        yield Check("decision", finding, f"{decision.state}{guards}: {decision.reason}")
+        until = f" until {decision.document['due_at']}" if decision.state == "pending" else ""
+        yield Check("decision", finding, f"{decision.state}{guards}{until}: {decision.reason}")
     else:
         yield Check("verdict", NOTE, f"{run.verdict}: {run.verdict.reason}")
 

@@ -67,6 +67,17 @@ def test_stop_on_hold_and_paused_project_block(examine: Examine, project: Projec
         assert "evalstop project resume" in list_blocking(examine("unsaved"))["project"]
 
 
+def test_pending_stop_says_until_when(examine: Examine, real_service: tuple[str, Database]) -> None:
+    """A stop that waits, for its veto window or for the hours of its project, is no block, but says how long."""
+    patient = make_project(*real_service, mode="enforce", veto_window_seconds=3600)
+    with patient.report_run("waits"):
+        document = examine("waits", key=patient.key)
+        due_at = patient.api.run("waits").document["decision"]["due_at"]
+    (text,) = (check["text"] for check in document["checks"] if check["name"] == "decision")
+    assert text.startswith(f"pending until {due_at}: ")
+    assert not list_blocking(document)
+
+
 def test_guessed_role_blocks(examine: Examine, project: Project) -> None:
     """A role that the service guessed cannot stop the run, and what the service itself stores is not named."""
     with project.report_run("guessed", (), metrics="auto") as run:
