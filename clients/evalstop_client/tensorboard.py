@@ -65,8 +65,8 @@ class Reader:
         if len(content) < length or len(checksum) < CHECKSUM_BYTES:
             return None
         is_intact = masked_crc32c(content) == int.from_bytes(checksum, "little")
-        if not is_intact and not any(checksum + self._file.read(HEADER_BYTES)):
-            return None  # zeros up to the end, as NFS shows before the data arrives
+        if not is_intact and not any(checksum[-1:] + self._file.read(HEADER_BYTES)):
+            return None  # zeros from somewhere in the record on, as NFS shows before the data arrives
         self.offset = end
         if not is_intact:
             raise DamagedRecord(f"the record at byte {begin} is damaged")

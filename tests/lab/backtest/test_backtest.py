@@ -200,6 +200,7 @@ def test_page_is_self_contained_and_searchable(tmp_path: Path) -> None:
         with launch_chromium() as browser:
             expect.set_options(timeout=30_000)
             page = browser.new_page(viewport={"width": 375, "height": 900})
+            page.set_default_navigation_timeout(120_000)  # on a busy machine
             page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
             page.on("pageerror", lambda error: errors.append(str(error)))
             page.on("dialog", lambda dialog: errors.append(dialog.message))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import yaml
@@ -86,7 +87,8 @@ def test_stop_writes_one_event_to_the_workload(kubernetes: KubernetesCluster) ->
 )
 def test_queued_workload_is_deactivated_in_kueue(kubernetes: KubernetesCluster, kind: Kind) -> None:
     """Kueue resumes whatever else is suspended, so its Workload is made inactive, and active again on resume."""
-    item = kubernetes.start_workload(kind)
+    spec: dict[str, Any] = {"shutdownAfterJobFinishes": True} if kind is RAY_JOB else {}  # Kueue admits no other RayJob
+    item = kubernetes.start_workload(kind, **spec)
     workload = kubernetes.add_to_kueue(kind, item)
     job = kubernetes.find_job(item)
     job.cancel("decision-9")

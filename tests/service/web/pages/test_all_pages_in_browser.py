@@ -73,6 +73,7 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         start_dashboard_server(database) as address,
         browser.new_context(viewport={"width": 1280, "height": 800}) as context,
     ):
+        context.set_default_navigation_timeout(120_000)  # on a busy machine
         page = context.new_page()
         errors: list[str] = []
         page.on("console", lambda message: errors.append(message.text) if message.type != "log" else None)
@@ -86,6 +87,7 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     database.close()
 
 
+@pytest.mark.timeout(900)
 def test_pages_meet_wcag_aa(site: PopulatedSite, browser: Browser) -> None:
     """Axe finds no violation of WCAG 2.1 AA on any page, and enough contrast in the dark scheme."""
     violations = [found for path in site.paths[:19] for found in find_accessibility_faults(site.visit(path))]

@@ -28,8 +28,6 @@ pytestmark = pytest.mark.real
 
 EVALS = load_recorded_evals("np-0044")
 
-COUNT_PANELS = "Object.keys(document.getElementById('chart').layout).filter((name) => name.startsWith('yaxis')).length"
-
 COUNT_EVAL_POINTS = "document.getElementById('chart').data.find((trace) => trace.name === 'eval').x.length"
 
 
@@ -229,7 +227,7 @@ def test_hostile_names_are_shown_as_text(window: Window, tenant: Tenant) -> None
 
 @pytest.mark.nightly
 def test_charts_of_unusual_series(window: Window, tenant: Tenant) -> None:
-    """No eval, one, only NaN, gaps: the chart is drawn with one panel, or says what it waits for.
+    """No eval, one, only NaN, gaps: the chart is drawn, or says what it waits for.
 
     Metrics without a role get small charts, 24 at first.
     """
@@ -248,7 +246,6 @@ def test_charts_of_unusual_series(window: Window, tenant: Tenant) -> None:
         page.goto(f"{window.address}/runs/{run.id}")
         if values:
             wait_for_chart(window, len(values))
-            assert page.evaluate(COUNT_PANELS) == 1
         else:
             expect(page.locator(".chart-empty")).to_be_visible()
     others = tuple(PostedObservation(f"train/{number}", step, float(step)) for number in range(30) for step in range(9))
