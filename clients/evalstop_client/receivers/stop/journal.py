@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -141,16 +142,24 @@ def _may_start_again(stop: Stop, request: StopRequest) -> bool:
     return stop.is_ours and (failed or not stop.report_answered or is_other)
 
 
+_LOCK_SECONDS = 2.0
+"""A command that a killed receiver was about to start holds its lock until the command runs."""
+
+
 def _lock_folder(folder: Path) -> IO[str]:
-    file = (folder / "lock").open("w")
-    if fcntl is not None:
+    file, deadline = (folder / "lock").open("w"), time.monotonic() + _LOCK_SECONDS
+    while fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
             file.close()
             raise ConfigurationError(f"state {folder}: another receiver uses it; give each its own.") from None
         except OSError as error:  # a network disk without locking
             logger.warning("%s cannot be locked (%s): make sure that no second receiver uses it", folder, error)
+        break
     return file
 
 

@@ -43,7 +43,7 @@ def test_stop_is_confirmed_with_details(
 ) -> None:
     """The job is asked to save, suspended and gone, and the report has what the cluster says of its end."""
     url = receiver.start("--checkpoint-annotation", "--checkpoint-grace-seconds", "0.5")
-    item = kubernetes.start_workload()
+    item = kubernetes.start_workload(grace_seconds=30)  # a busy machine may need more than the usual 2 to exit
     labels = kubernetes.get_run_labels(item)
     assert post_event(url, make_stop_event(labels)).status_code == 202
     ((_, report),) = wait_until(lambda: service.reports)

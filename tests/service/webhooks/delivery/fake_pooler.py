@@ -33,11 +33,14 @@ def run_fake_pooler(url: sa.URL) -> Iterator[sa.URL]:
                 threading.Thread(target=_forward_bytes, args=(client, server), daemon=True).start()
                 threading.Thread(target=_forward_messages, args=(server, client), daemon=True).start()
 
-        threading.Thread(target=serve, daemon=True).start()
+        accepting = threading.Thread(target=serve, daemon=True)
+        accepting.start()
         host, port = listening.getsockname()
         try:
             yield url.set(host=host, port=port, username="postgres", query={"sslmode": "disable"})
         finally:
+            listening.shutdown(socket.SHUT_RDWR)  # a client that connects again would open sockets that nobody closes
+            accepting.join()
             for end in sockets:
                 with suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
