@@ -23,7 +23,8 @@ from evalstop_detectors.policy.calibration import (
     read_calibration,
 )
 from evalstop_detectors.policy.catalog import DETECTORS, Action, Ground, GuardKind, allowed_at, explain_unknown
-from evalstop_detectors.policy.monitor import MonitorState, PanelState
+from evalstop_detectors.policy.monitor import MonitorState
+from evalstop_detectors.policy.panel import PanelState
 from evalstop_detectors.policy.policy import LEVELLED_OFF_AT, Member, Policy, Verdict, member_ids
 
 STATE_VERSION = 3

@@ -18,30 +18,25 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.detectors.detector import Changes as DetectorChanges
 from evalstop_detectors.detectors.detector import EvalRequest, Evidence
 from evalstop_detectors.errors import OutOfOrder
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_columns, to_observations
 from evalstop_detectors.policy.catalog import Call
 from evalstop_detectors.policy.opening import Opening, add_eval
-from evalstop_detectors.policy.policy import NOTHING_SEEN, Member, Policy, Verdict
-
-Order = tuple[int, int]
-"""The position of an observation in its run: step and rank of its role."""
+from evalstop_detectors.policy.panel import (
+    Change,
+    Order,
+    PanelState,
+    add_call,
+    add_calls,
+    fold_observers,
+    restart_observers,
+    start_panel,
+    step_observers,
+)
+from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
 
 _FEW = 4  # observations; up to this many it is faster to take them one by one
-
-
-class PanelState(Struct, frozen=True):
-    """What is kept of a panel beside the members that decide.
-
-    `states` and `evidence` hold one entry for each observer; a state of None: it has failed, and sees nothing more.
-    `calls`: for each member of `Policy.panel` the first step at which its evidence called for a stop.
-    """
-
-    states: tuple[Any, ...]
-    evidence: tuple[Evidence | None, ...]
-    calls: tuple[int | None, ...]
 
 
 class MonitorState(Struct, frozen=True):
@@ -74,13 +69,8 @@ def start(policy: Policy) -> MonitorState:
     if policy.critical:
         first = start(policy.unguarded)
         return replace(first, guarded=(first, *(start(policy.guarding) for _ in policy.critical)))
-    panel = PanelState(
-        tuple(member.detector.start() for member in policy.observers),
-        (None,) * len(policy.observers),
-        (None,) * len(policy.panel),
-    )
     states = tuple(member.detector.start() for member in policy.members)
-    return MonitorState(states, (None,) * len(policy.members), panel=panel)
+    return MonitorState(states, (None,) * len(policy.members), panel=start_panel(policy))
 
 
 def is_late(state: MonitorState, observation: Observation) -> bool:
@@ -118,7 +108,7 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
     changed = observation.eval_version != state.eval_version
     if changed:
         state = _start_anew(policy, state, observation.eval_version)
-    panel = _step_observers(policy, state.panel, observation) if policy.observers else state.panel
+    panel = step_observers(policy, state.panel, observation) if policy.observers else state.panel
     if role not in policy.deciding_roles:
         return replace(state, last=order, panel=panel), state.verdict
     states, evidence = list(state.states), list(state.evidence)
@@ -129,8 +119,7 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
         states[index], latest = detector_step(states[index], observation)
         if latest is not evidence[index]:
             evidence[index], stale = latest, True
-            if calls[index] is None and latest.reaches(policy.stop_levels[index]):
-                calls = (*calls[:index], order[0], *calls[index + 1 :])
+            calls = add_call(policy, calls, index, latest, order[0])
     if calls is not panel.calls:
         panel = PanelState(panel.states, panel.evidence, calls)
     evals = state.evals + is_eval
@@ -147,33 +136,6 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
     return MonitorState(
         tuple(states), tuple(evidence), order, evals, verdict, suspect_step, version, (), panel, opening
     ), verdict
-
-
-def _step_observers(policy: Policy, panel: PanelState, observation: Observation) -> PanelState:
-    """Add one observation to what observers have seen; one that raises an exception sees nothing more."""
-    shown = policy.shown_to_observers[observation.role]
-    if not shown:
-        return panel
-    states, evidence, calls, offset = panel.states, panel.evidence, panel.calls, len(policy.members)
-    for index, detector_step in shown:
-        if (before := states[index]) is None:
-            continue
-        try:
-            after, latest = detector_step(before, observation)
-        except Exception as error:
-            after, latest = None, _describe_failure(policy.observers[index], error)
-        if after is not before:
-            states = (*states[:index], after, *states[index + 1 :])
-        if latest is not evidence[index]:
-            evidence = (*evidence[:index], latest, *evidence[index + 1 :])
-            place = offset + index
-            if calls[place] is None and latest.reaches(policy.stop_levels[place]):
-                calls = (*calls[:place], observation.step, *calls[place + 1 :])
-    return PanelState(states, evidence, calls)
-
-
-def _describe_failure(observer: Member, error: Exception) -> Evidence:
-    return Evidence(observer.detector.kind, 0.0, None, f"failed, and sees nothing more: {error!r:.200}")
 
 
 def _step_guarded(policy: Policy, state: MonitorState, observation: Observation) -> tuple[MonitorState, Verdict]:
@@ -222,13 +184,7 @@ def _start_anew(policy: Policy, state: MonitorState, eval_version: int) -> Monit
         for member, member_state, evidence in zip(policy.members, state.states, state.evidence, strict=True)
     ]
     states, evidence = zip(*restarted, strict=True)
-    panel = replace(
-        state.panel,
-        states=tuple(
-            member.detector.start_anew(member_state) if member.sees_eval and member_state is not None else member_state
-            for member, member_state in zip(policy.observers, state.panel.states, strict=True)
-        ),
-    )
+    panel = restart_observers(policy, state.panel)
     return replace(state, states=states, evidence=evidence, evals=0, eval_version=eval_version, panel=panel, opening=())
 
 
@@ -272,13 +228,13 @@ def advance(
     if not columns:
         return state, [state.verdict]
     last = max((column.steps[-1], RANK[role]) for role, column in columns.items())
-    panel = _fold_observers(policy, state.panel, columns) if policy.observers else state.panel
+    panel = fold_observers(policy, state.panel, columns) if policy.observers else state.panel
     deciding = {role: column for role, column in columns.items() if role in policy.deciding_roles}
     if not deciding:
         return replace(state, last=last, panel=panel), [state.verdict]
     # 2. Each detector takes in everything new: a verdict never changes what a detector sees.
     states, evidence, changes = _fold_detectors(policy, state, deciding)
-    calls = _add_calls(policy, panel.calls, changes)
+    calls = add_calls(policy, panel.calls, changes)
     # 3. The verdict is recomputed only where evidence changed, or where the step or the count of evals still matters.
     eval_orders, opening = list_finite_evals(deciding), list_openings(state, deciding)[-1]
     verdict, verdicts = state.verdict, list[Verdict]()
@@ -351,9 +307,6 @@ def _step_through(
     return state, verdicts
 
 
-Change = tuple[Order, int, Evidence | None]
-"""A member's new evidence from this observation on; None: unchanged."""
-
 ORDER = itemgetter(0)
 
 
@@ -375,46 +328,6 @@ def _fold_detectors(
             changes += [(order, index, item) for order, item in changed]
             evidence[index] = changed[-1][1]
     return states, evidence, changes
-
-
-def _fold_observers(policy: Policy, panel: PanelState, columns: Columns) -> PanelState:
-    """What observers have seen with these columns, each of which it takes in at once."""
-    states, evidence, changes = list(panel.states), list(panel.evidence), list[Change]()
-    for index, member in enumerate(policy.observers):
-        watched = {role: columns[role] for role in member.roles if role in columns}
-        if not watched or states[index] is None:
-            continue
-        try:
-            states[index], changed = member.detector.fold(states[index], evidence[index], watched)
-        except Exception:
-            states[index], changed = _fold_until_failure(member, states[index], evidence[index], watched)
-        changes += [(order, len(policy.members) + index, item) for order, item in changed]
-        evidence[index] = changed[-1][1] if changed else evidence[index]
-    return PanelState(tuple(states), tuple(evidence), _add_calls(policy, panel.calls, changes))
-
-
-def _fold_until_failure(
-    member: Member, state: Any, evidence: Evidence | None, columns: Columns
-) -> tuple[Any, DetectorChanges]:
-    """Like `fold`, one observation at a time, so that a failure has the same effect however they arrive."""
-    changes: DetectorChanges = []
-    for observation in to_observations(columns):
-        try:
-            state, latest = member.detector.step(state, observation)
-        except Exception as error:
-            return None, [*changes, (observation.order, _describe_failure(member, error))]
-        if latest is not evidence:
-            evidence = latest
-            changes.append((observation.order, latest))
-    return state, changes
-
-
-def _add_calls(policy: Policy, calls: tuple[int | None, ...], changes: Iterable[Change]) -> tuple[int | None, ...]:
-    """The calls with those first made by these changes; the changes of a member are in order."""
-    for (at, _), place, item in changes:
-        if calls[place] is None and item is not None and item.reaches(policy.stop_levels[place]):
-            calls = (*calls[:place], at, *calls[place + 1 :])
-    return calls
 
 
 def _check_order(last: Order | None, observations: Sequence[Observation]) -> None:

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from evalstop_detectors.detectors.detector import Evidence, Trace
 from evalstop_detectors.observation import Columns
 from evalstop_detectors.policy.catalog import Call
-from evalstop_detectors.policy.monitor import ORDER, Change, judge_changes, list_finite_evals, start
+from evalstop_detectors.policy.monitor import ORDER, judge_changes, list_finite_evals, start
+from evalstop_detectors.policy.panel import Change
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
 
 

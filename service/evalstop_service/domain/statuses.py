@@ -68,6 +68,14 @@ class DecisionOutcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+LEFT_ALONE = {
+    DecisionOutcome.RIGHT: RunOutcome.HEALTHY,
+    DecisionOutcome.WRONG: RunOutcome.TURNED,
+    DecisionOutcome.UNKNOWN: RunOutcome.UNDECIDED,
+}
+"""The outcome of a run by that of letting it run."""
+
+
 class Treatment(StrEnum):
     """What was done about a stop: deliberately not carried out, carried out as far as possible, or prevented."""
 

@@ -16,7 +16,7 @@ from evalstop_service.domain import confidence_sequences
 from evalstop_service.domain.confidence_sequences import Estimate, Stratum
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.outcome import judge_decision
-from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
+from evalstop_service.domain.statuses import LEFT_ALONE, DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.projects import policies
 from evalstop_service.store import cases
 from evalstop_service.store import policies as policy_rows
@@ -38,8 +38,6 @@ _PARTS: dict[Grouping, tuple[str, ...]] = {
     "month": ("begins",),
 }
 """The names of the parts of a key."""
-
-_SILENT = {judge_decision(run_outcome, None, None): run_outcome for run_outcome in RunOutcome}
 
 
 @dataclass(frozen=True)
@@ -280,7 +278,7 @@ def select_cell(case_filter: CaseFilter, row: str, outcome: DecisionOutcome) -> 
     the run ended."""
     if case_filter.detector is not None:
         if row == PASSED:
-            return replace(case_filter, called=False, run_outcome=_SILENT[outcome])
+            return replace(case_filter, called=False, run_outcome=LEFT_ALONE[outcome])
         return replace(case_filter, outcome=outcome, treatment=Treatment(row) if row != Treatment.OBSERVED else None)
     return replace(
         case_filter, outcome=outcome, flagged=row != PASSED, treatment=Treatment(row) if row != PASSED else None

@@ -20,8 +20,6 @@ from evalstop_service.store.projects import Project
 
 log = logging.getLogger(__name__)
 
-DEFAULT_POLICY = "default"
-
 RESERVED_NAMES = frozenset({"backtests"})
 """Names that no policy may have: their addresses are taken by other routes under `/policies`."""
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.run import JudgedCall
-from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
+from evalstop_service.domain.statuses import LEFT_ALONE, DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid
 from evalstop_service.store.database import Transaction, find_all, find_one, match_given
 from evalstop_service.store.runs import POLICY_COLUMNS
@@ -391,21 +391,14 @@ def count_calls(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: 
     return [CallCount(name_key(row), *row[len(by) :]) for row in tx.execute(query)]
 
 
-_LEFT_ALONE = {
-    DecisionOutcome.RIGHT: RunOutcome.HEALTHY,
-    DecisionOutcome.WRONG: RunOutcome.TURNED,
-    DecisionOutcome.UNKNOWN: RunOutcome.UNDECIDED,
-}
-"""The outcome of a run by that of letting it run; an index has the latter."""
-
-
 def count_seen(
     tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]
 ) -> Counter[tuple[Key, float, RunOutcome]]:
     """The number of cases in which nobody stopped the run, by group, probability and outcome of the run."""
+    # Runs that were never flagged are counted by the outcome that an index has.
     counts = Counter[tuple[Key, float, RunOutcome]]()
     for count in count_unflagged(tx, project_id, case_filter, by):
-        counts[count.key, 1.0, _LEFT_ALONE[count.outcome]] += count.cases
+        counts[count.key, 1.0, LEFT_ALONE[count.outcome]] += count.cases
     kinds = [*(key_column(tx, grouping) for grouping in by), cases.c.observed_probability, cases.c.run_outcome]
     query = filter_cases(sa.select(*kinds, sa.func.count()), project_id, case_filter)
     query = query.where(IS_FLAGGED, cases.c.treatment == Treatment.OBSERVED)

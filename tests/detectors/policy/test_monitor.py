@@ -34,8 +34,8 @@ from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline, KDeclineState
 from evalstop_detectors.detectors.non_finite import NonFinite
 from evalstop_detectors.detectors.posterior import Posterior
-from evalstop_detectors.policy.monitor import PanelState
 from evalstop_detectors.policy.opening import add_eval
+from evalstop_detectors.policy.panel import PanelState
 from hypothesis import assume, given
 from hypothesis import strategies as st
 

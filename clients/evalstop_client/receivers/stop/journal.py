@@ -32,6 +32,7 @@ logger = logging.getLogger("evalstop_client.receivers")
 VERSION = 1
 RETENTION_SECONDS = 90 * 86_400.0
 MAX_IN_MEMORY = 10_000  # finished stops kept without a folder
+LOCK_SECONDS = 2.0  # a command that a killed receiver was about to start holds its lock until the command runs
 
 
 @dataclass(frozen=True)
@@ -142,12 +143,8 @@ def _may_start_again(stop: Stop, request: StopRequest) -> bool:
     return stop.is_ours and (failed or not stop.report_answered or is_other)
 
 
-_LOCK_SECONDS = 2.0
-"""A command that a killed receiver was about to start holds its lock until the command runs."""
-
-
 def _lock_folder(folder: Path) -> IO[str]:
-    file, deadline = (folder / "lock").open("w"), time.monotonic() + _LOCK_SECONDS
+    file, deadline = (folder / "lock").open("w"), time.monotonic() + LOCK_SECONDS
     while fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,108 @@
+"""The panel of a policy: what its observers have seen of a run, and when each of its members first called for a stop.
+
+No verdict depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from evalstop_detectors.detectors.detector import Evidence
+from evalstop_detectors.observation import Columns, Observation, to_observations
+from evalstop_detectors.policy.policy import Member, Policy
+
+Order = tuple[int, int]
+"""The position of an observation in its run: step and rank of its role."""
+
+Change = tuple[Order, int, Evidence | None]
+"""A member's new evidence from this observation on; None: unchanged."""
+
+Calls = tuple[int | None, ...]
+"""For each member of `Policy.panel` the first step at which its evidence called for a stop."""
+
+
+class PanelState(Struct, frozen=True):
+    """What is kept of a panel beside the members that decide.
+
+    `states` and `evidence` hold one entry for each observer; a state of None: it has failed, and sees nothing more.
+    """
+
+    states: tuple[Any, ...]
+    evidence: tuple[Evidence | None, ...]
+    calls: Calls
+
+
+def start_panel(policy: Policy) -> PanelState:
+    """The state before the first observation."""
+    states = tuple(member.detector.start() for member in policy.observers)
+    return PanelState(states, (None,) * len(states), (None,) * len(policy.panel))
+
+
+def restart_observers(policy: Policy, panel: PanelState) -> PanelState:
+    """The state at a change of the eval's measurement; calls and the latest evidence stay."""
+    states = tuple(
+        member.detector.start_anew(state) if member.sees_eval and state is not None else state
+        for member, state in zip(policy.observers, panel.states, strict=True)
+    )
+    return replace(panel, states=states)
+
+
+def step_observers(policy: Policy, panel: PanelState, observation: Observation) -> PanelState:
+    """Add one observation to what observers have seen; one that raises an exception sees nothing more."""
+    shown = policy.shown_to_observers[observation.role]
+    if not shown:
+        return panel
+    states, evidence, calls = panel.states, panel.evidence, panel.calls
+    for index, detector_step in shown:
+        if (before := states[index]) is None:
+            continue
+        try:
+            after, latest = detector_step(before, observation)
+        except Exception as error:
+            after, latest = None, _describe_failure(policy.observers[index], error)
+        if after is not before:
+            states = (*states[:index], after, *states[index + 1 :])
+        if latest is not evidence[index]:
+            evidence = (*evidence[:index], latest, *evidence[index + 1 :])
+            calls = add_call(policy, calls, len(policy.members) + index, latest, observation.step)
+    return PanelState(states, evidence, calls)
+
+
+def fold_observers(policy: Policy, panel: PanelState, columns: Columns) -> PanelState:
+    """Like `step_observers`, with many observations; each observer takes its own in at once."""
+    states, evidence, changes = list(panel.states), list(panel.evidence), list[Change]()
+    try:
+        for index, member in enumerate(policy.observers):
+            watched = {role: columns[role] for role in member.roles if role in columns}
+            if not watched or states[index] is None:
+                continue
+            states[index], changed = member.detector.fold(states[index], evidence[index], watched)
+            changes += [(order, len(policy.members) + index, item) for order, item in changed]
+            evidence[index] = changed[-1][1] if changed else evidence[index]
+    except Exception:  # one at a time shows at which observation: a failure has the same effect however they arrive
+        for observation in to_observations(columns):
+            panel = step_observers(policy, panel, observation)
+        return panel
+    return PanelState(tuple(states), tuple(evidence), add_calls(policy, panel.calls, changes))
+
+
+def add_call(policy: Policy, calls: Calls, place: int, evidence: Evidence | None, step: int) -> Calls:
+    """The calls, with that of the member at this place if this evidence is its first that reaches its threshold."""
+    if calls[place] is not None or evidence is None or not evidence.reaches(policy.stop_levels[place]):
+        return calls
+    return (*calls[:place], step, *calls[place + 1 :])
+
+
+def add_calls(policy: Policy, calls: Calls, changes: Iterable[Change]) -> Calls:
+    """The calls with those first made by these changes; the changes of a member are in order."""
+    for (at, _), place, item in changes:
+        calls = add_call(policy, calls, place, item, at)
+    return calls
+
+
+def _describe_failure(observer: Member, error: Exception) -> Evidence:
+    return Evidence(observer.detector.kind, 0.0, None, f"failed, and sees nothing more: {error!r:.200}")
