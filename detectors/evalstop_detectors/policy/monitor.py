@@ -47,8 +47,8 @@ class MonitorState(Struct, frozen=True):
     `continue`. Once the verdict is `stop` it stays as it was reached, while the detectors continue to add evidence: for
     good or, with a policy that parks, until the policy judges that the run may continue. `eval_version` is that of the
     latest observation. At the first of another version, the detectors that see the eval restart, and so does `evals`:
-    levels are compared only within a version. `guarded`: for a policy with critical evals, the state of the watched
-    score, of which the other fields but the verdict are a copy, and of each critical eval. `panel`: what verdicts do
+    levels are compared only within a version. `guarded`: for a policy with critical evals, the states of the
+    watched score and of each critical eval; the other fields but the verdict copy the first. `panel`: what verdicts do
     not depend on. `opening`: the first finite evals, see `policy.opening`.
     """
 

@@ -150,7 +150,7 @@ class Candidate(Struct, frozen=True):
 
 
 FIRST_EVALS = 5
-"""A guessed eval with as many equal values at its beginning is taken for one that does not measure the run."""
+"""A guessed eval whose first values, this many, are all equal does not measure the run."""
 
 CONSTANT = f"no role: guessed, and the same in its first {FIRST_EVALS} evals"
 

@@ -135,7 +135,7 @@ def test_short_overfit_is_stopped_before_its_end(seed: int) -> None:
 
 @pytest.mark.parametrize(("planned", "latest"), [(29, 20), (None, 21), (300, 24)])
 def test_overfit_is_stopped_with_any_plan(planned: int | None, latest: int) -> None:
-    """The right plan makes a stop sooner; one that nobody means makes it later, by three evals."""
+    """The right plan makes a stop sooner; a plan that nobody means makes it three evals later."""
     assert judge("default", negate(OVERFIT), planned).step == latest
 
 
