@@ -272,11 +272,11 @@ def test_real_trainer_is_stopped_by_its_label(tmp_path: Path, server: FakeServer
 TWO_RUNS = """
 import subprocess, sys
 code = '''
-import signal, subprocess, sys, time
+import os, signal, subprocess, sys, time
 from evalstop_client.job_identity import name_process
 worker = subprocess.Popen(["sleep", "3600"])
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
-print(name_process({}), flush=True)
+os.write(1, name_process({}).encode() + bytes([10]))  # at once: print may write the end of the line by itself
 while True: time.sleep(0.1)
 '''
 runs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
