@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import signal
 import threading
@@ -33,9 +32,7 @@ from evalstop_service.decisions.commands import tell_trainer
 from evalstop_service.decisions.veto_windows import VetoListener
 from evalstop_service.evaluation import backtests, change_point, rollout_stage
 from evalstop_service.ingest import Committer, Limits, RunCache
-from evalstop_service.observability import tracing
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.observability.tracing import Tracer
 from evalstop_service.projects import audit_trail
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.runs import retention
@@ -103,16 +100,11 @@ def create_app(
     session_secret: str,
     deliver: bool = False,
     service_metrics: ServiceMetrics | None = None,
-    tracer: Tracer | None = None,
 ) -> FastAPI:
-    """The web application on a database whose schema is at head; `deliver` also runs a delivery worker.
-
-    `service_metrics` and `tracer` are created if None; the tracer is configured by the environment.
-    """
+    """The web application on a database whose schema is at head; `deliver` also runs a delivery worker."""
     service_metrics = service_metrics or create_service_metrics(database, clock)
-    tracer = tracer or tracing.create_tracer(os.environ)
     committer = Committer(
-        *(database, RunCache(settings.cache_mib * 2**20), clock, service_metrics, _limits(settings), tracer),
+        *(database, RunCache(settings.cache_mib * 2**20), clock, service_metrics, _limits(settings)),
         read_time=partial(read_now, here=clock),
     )
     key_cache = KeyCache(database, settings.key_cache_seconds, clock)
@@ -120,8 +112,8 @@ def create_app(
     listener = VetoListener(database, clock, context.limits.run_in_thread)
 
     def live(_app: FastAPI) -> AbstractAsyncContextManager[None]:
-        delivering = _delivering(settings, database, service_metrics, tracer) if deliver else nullcontext()
-        return _living(context, listener, delivering, tracer)
+        delivering = _delivering(settings, database, service_metrics) if deliver else nullcontext()
+        return _living(context, listener, delivering)
 
     app = _App(
         lifespan=live,
@@ -135,7 +127,7 @@ def create_app(
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        telemetry=TelemetryConfig(tracing=False, metrics=False, logs=False),  # RequestLog measures and traces
+        telemetry=TelemetryConfig(tracing=False, metrics=False, logs=False),  # RequestLog measures
     )
     app.state.context = context
     artifacts = ArtifactFolder(settings.artifact_folder, settings.mlflow_artifact_root, settings.mlflow_artifact_bytes)
@@ -143,7 +135,7 @@ def create_app(
     _add_routes(app, settings, service_metrics)
     pages.install(app, context, session_secret, _openid(settings, clock))
     app.router.routes.insert(0, RouteIndex(app.router.routes))
-    _put_in_front(app, settings, listener, service_metrics, tracer)
+    _put_in_front(app, settings, listener, service_metrics)
     return app
 
 
@@ -186,9 +178,7 @@ def _add_routes(app: FastAPI, settings: Settings, service_metrics: ServiceMetric
     app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
 
 
-def _put_in_front(
-    app: _App, settings: Settings, listener: VetoListener, service_metrics: ServiceMetrics, tracer: Tracer
-) -> None:
+def _put_in_front(app: _App, settings: Settings, listener: VetoListener, service_metrics: ServiceMetrics) -> None:
     """Add the middleware, the last one first."""
     context: Context = app.state.context
     held_bodies = HeldBodies(settings.max_body_bytes)
@@ -217,7 +207,7 @@ def _put_in_front(
     addressed: ASGIApp = entrance
     if settings.trusted_proxies:
         addressed = ProxyHeadersMiddleware(entrance, settings.trusted_proxies)  # type: ignore[arg-type, assignment]
-    logged = RequestLog(addressed, service_metrics, tracer, settings.access_log)
+    logged = RequestLog(addressed, service_metrics, settings.access_log)
     app.front = HearVetoes(logged, listener.hearing, context.clock)
 
 
@@ -275,9 +265,7 @@ class _App(FastAPI):
         return self.document
 
 
-async def deliver(
-    settings: Settings, database: Database, stop: asyncio.Event, service_metrics: ServiceMetrics, tracer: Tracer
-) -> None:
+async def deliver(settings: Settings, database: Database, stop: asyncio.Event, service_metrics: ServiceMetrics) -> None:
     """Run a delivery worker and the periodic jobs until `stop` is set, then finish the deliveries in progress."""
     jobs = (
         retention.create_job(database, utc_now, service_metrics),
@@ -312,7 +300,6 @@ async def deliver(
             encryption=create_encryption(settings),
             public_url=settings.public_url,
             service_metrics=service_metrics,
-            tracer=tracer,
         )
         with background.run_jobs(*jobs):
             await worker.run(stop)
@@ -329,18 +316,15 @@ def _limits(settings: Settings) -> Limits:
 
 @asynccontextmanager
 async def _living(
-    context: Context, listener: VetoListener, delivering: AbstractAsyncContextManager[None], tracer: Tracer
+    context: Context, listener: VetoListener, delivering: AbstractAsyncContextManager[None]
 ) -> AsyncIterator[None]:
     with background.run_jobs(change_point.create_job(), context.key_cache.create_job()):
         async with context.committer.run(), delivering, listener.listening():
             yield
-    await asyncio.to_thread(tracer.close)  # may wait for a collector that does not answer
 
 
 @asynccontextmanager
-async def _delivering(
-    settings: Settings, database: Database, service_metrics: ServiceMetrics, tracer: Tracer
-) -> AsyncIterator[None]:
+async def _delivering(settings: Settings, database: Database, service_metrics: ServiceMetrics) -> AsyncIterator[None]:
     def ended(worker: asyncio.Task[None]) -> None:
         error = None if worker.cancelled() else worker.exception()
         if error is not None:  # a service that accepts observations but delivers no stops must not appear healthy
@@ -348,7 +332,7 @@ async def _delivering(
             signal.raise_signal(signal.SIGTERM)
 
     stop = asyncio.Event()
-    worker = asyncio.create_task(deliver(settings, database, stop, service_metrics, tracer))
+    worker = asyncio.create_task(deliver(settings, database, stop, service_metrics))
     worker.add_done_callback(ended)
     try:
         yield

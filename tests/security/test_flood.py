@@ -11,7 +11,6 @@ import pytest
 from evalstop_lab.benchmarks.veto import floods
 from evalstop_lab.benchmarks.veto.routes import list_floods
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.observability.tracing import Tracer
 from evalstop_service.web.request_log import PROMPT_REFUSALS, RequestLog, SlowRefusals
 from starlette.types import Message, Receive, Scope, Send
 
@@ -56,7 +55,7 @@ def test_many_refusals_to_an_address_are_delayed(status: int, delayed: bool) -> 
         await middleware(scope, receive, send)
 
     async def run() -> None:
-        middleware = RequestLog(app, ServiceMetrics(), Tracer(), False, SlowRefusals(pause_seconds=3600.0))
+        middleware = RequestLog(app, ServiceMetrics(), False, SlowRefusals(pause_seconds=3600.0))
         burst = int(PROMPT_REFUSALS.burst)
         for _ in range(burst):
             await send_request(middleware, "many")

@@ -1,4 +1,4 @@
-"""The whole service with metrics and tracing, behind a real server."""
+"""The whole service with its metrics, behind a real server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import httpx
 from evalstop_service.app import create_app, create_service_metrics
 from evalstop_service.clock import utc_now
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.observability.tracing import Tracer
 from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
@@ -42,7 +41,6 @@ class RunningService:
 @contextmanager
 def run_service(
     database: Database,
-    tracer: Tracer | None = None,
     *,
     access_log: bool = False,
     public: bool = True,
@@ -56,7 +54,6 @@ def run_service(
         session_secret="the secret of the sessions",
         deliver=deliver,
         service_metrics=service_metrics,
-        tracer=tracer,
     )
     project = create_project(database, uuid.uuid4().hex, "enforce", 0.0, utc_now(), "paper")
     key = api_keys.create_named_key(database, project.name, "test", SCOPES, utc_now())[1]

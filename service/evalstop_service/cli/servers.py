@@ -33,7 +33,6 @@ from evalstop_service.cli.entry import FAILED, OK, Add, Subcommands
 from evalstop_service.cli.execution import open_database
 from evalstop_service.clock import utc_now
 from evalstop_service.errors import ServiceError
-from evalstop_service.observability import tracing
 from evalstop_service.projects import api_keys
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.private_files import create_private_folder, keep_secret, lock_folder
@@ -125,9 +124,9 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         print(json.dumps({"delivering": True}) if options.json else "EvalStop delivers", flush=True)
-        await app.deliver(settings, database, stop, service_metrics, tracer)
+        await app.deliver(settings, database, stop, service_metrics)
 
-    service_metrics, tracer = app.create_service_metrics(database), tracing.create_tracer(os.environ)
+    service_metrics = app.create_service_metrics(database)
     faulthandler.enable()
     port = settings.metrics_port
     guard = None if settings.metrics_public else KeyCache(database, settings.key_cache_seconds, utc_now)
@@ -135,7 +134,6 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
     listening = prometheus.listening(service_metrics, settings.host, port, guard) if port is not None else nullcontext()
     with listening, background.run_jobs(*jobs):
         uvloop.run(run())
-    tracer.close()
     return OK
 
 

@@ -17,15 +17,12 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from uuid import UUID
 
-from opentelemetry.trace import INVALID_SPAN_CONTEXT, get_current_span
-
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Closed, Overloaded
 from evalstop_service.ingest.group_commit import Entry, Group, GroupCommit
 from evalstop_service.ingest.load import RunCache
 from evalstop_service.ingest.messages import CostlyRuns, EditCosts, Limits, Message, Receipt
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.observability.tracing import Tracer
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ingest import IngestStore, PostgresIngest, SqliteIngest
 
@@ -49,13 +46,11 @@ class Committer:
         clock: Clock,
         metrics: ServiceMetrics,
         limits: Limits | None = None,
-        tracer: Tracer | None = None,
         read_time: Callable[[Transaction], datetime] | None = None,
     ) -> None:
         self._database, self._cache, self._clock, self._metrics = database, cache, clock, metrics
         self._limits = limits or Limits()
         self._read_time = read_time or (lambda _: clock())
-        self._tracer = tracer or Tracer()
         self._waiting: Group = {}
         self._busy: set[UUID] = set()
         self._waiting_size = 0  # observations that wait for a commit
@@ -94,7 +89,6 @@ class Committer:
             self._clock,
             self._read_time,
             self._metrics,
-            self._tracer,
             self._costly,
             self.costs,
             self._limits,
@@ -120,8 +114,7 @@ class Committer:
             return future
         self._size += size
         self._waiting_size += size
-        context = get_current_span().get_span_context() if self._tracer.recording else INVALID_SPAN_CONTEXT
-        self._waiting.setdefault(message.run_id, []).append(Entry(message, future, size, context))
+        self._waiting.setdefault(message.run_id, []).append(Entry(message, future, size))
         if not self._is_scheduled and (self._may_start() or (self._costly and self._may_start_apart(message.run_id))):
             self._is_scheduled = True  # other messages of this loop iteration join it
             self._loop.call_soon(self._start_commits)

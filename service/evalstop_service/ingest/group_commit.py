@@ -23,7 +23,6 @@ from uuid import UUID
 import sqlalchemy as sa
 from evalstop_detectors import Policy
 from msgspec.structs import replace
-from opentelemetry.trace import SpanContext
 
 from evalstop_service.clock import Clock
 from evalstop_service.errors import ServiceError, TooOften
@@ -34,7 +33,6 @@ from evalstop_service.ingest.load import RunCache, load_followed, load_runs
 from evalstop_service.ingest.messages import Answer, CostlyRuns, EditCosts, Limits, Message, Receipt, not_found
 from evalstop_service.ingest.run_state import RunState
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.observability.tracing import Tracer
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.store import run_health, runs
 from evalstop_service.store.database import Database, Transaction, is_disk_full, is_transient
@@ -55,10 +53,10 @@ LARGE = 1_000
 class Entry:
     """A message that waits for its answer."""
 
-    __slots__ = ("future", "is_answered", "message", "size", "span_context")
+    __slots__ = ("future", "is_answered", "message", "size")
 
-    def __init__(self, message: Message, future: asyncio.Future[Receipt], size: int, context: SpanContext) -> None:
-        self.message, self.future, self.size, self.span_context = message, future, size, context
+    def __init__(self, message: Message, future: asyncio.Future[Receipt], size: int) -> None:
+        self.message, self.future, self.size = message, future, size
         self.is_answered = False
 
     def answer(self, answer: Answer | Exception) -> None:
@@ -92,14 +90,13 @@ class GroupCommit:
         clock: Clock,
         read_time: Callable[[Transaction], datetime],
         metrics: ServiceMetrics,
-        tracer: Tracer,
         costly: CostlyRuns,
         costs: EditCosts,
         limits: Limits,
         let_others_start: Callable[[], object],
     ) -> None:
         self._store, self._cache, self._clock, self._read_time = store, cache, clock, read_time
-        self._metrics, self._tracer = metrics, tracer
+        self._metrics = metrics
         self._costly = costly
         self._let_others_start = let_others_start
         self._policies: dict[UUID, Policy] = {}
@@ -142,18 +139,17 @@ class GroupCommit:
             entry.answer(error)
 
     async def _retry(self, group: Group, attempt: Callable[[], Awaitable[None]]) -> None:
-        links = [entry.span_context for entries in group.values() for entry in entries]
         for pause_seconds in (*PAUSES_SECONDS, None):
             started = time.perf_counter()
             try:
-                with self._tracer.span("commit", links=links, requests=len(links)):
-                    await attempt()
+                await attempt()
             except sa.exc.DBAPIError as error:
                 if pause_seconds is None or not is_transient(error):
                     raise
                 # It may have been committed; the stored observations are then found to be duplicates.
                 self._cache.drop_states(group)
-                _log.warning("commit of %d requests failed (%s); retrying", len(links), error.orig)
+                requests = sum(map(len, group.values()))
+                _log.warning("commit of %d requests failed (%s); retrying", requests, error.orig)
                 await asyncio.sleep(pause_seconds)
             else:
                 self._metrics.commit_seconds.observe(time.perf_counter() - started)
@@ -176,10 +172,8 @@ class GroupCommit:
         while waiting:
             now = self._clock()
             states = await self._load_states(waiting)
-            with self._tracer.span("step detectors", runs=len(states)):
-                appended = await self._append(waiting, states, now)
-            with self._tracer.span("write"):
-                saved = await self._save(appended, now)
+            appended = await self._append(waiting, states, now)
+            saved = await self._save(appended, now)
             for changes in saved:
                 entries = waiting[changes.state.run.id]
                 for entry, answer in zip(entries, changes.answers, strict=False):

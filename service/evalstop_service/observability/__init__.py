@@ -1,1 +1,1 @@
-"""Metrics, tracing and logging of the service itself."""
+"""Metrics and logging of the service itself."""

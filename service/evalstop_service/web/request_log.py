@@ -1,4 +1,4 @@
-"""Middleware around each request and its answer: ids, metrics, traces and the log, slow refusals, headers, HEAD."""
+"""Middleware around each request and its answer: ids, metrics and the log, slow refusals, headers, HEAD."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import logging
 import time
 from typing import Any
 
-from opentelemetry.trace import SpanKind, Status, StatusCode
 from prometheus_client import Histogram
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evalstop_service.observability import logs
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.observability.tracing import Tracer
 from evalstop_service.security.rate_limits import Rate, RateLimit
 
 access = logging.getLogger("evalstop_service.access")
@@ -67,13 +65,11 @@ class RequestLog:
         self,
         app: ASGIApp,
         service_metrics: ServiceMetrics,
-        tracer: Tracer,
         access_log: bool,
         refusals: SlowRefusals | None = None,
     ) -> None:
         self._app = app
         self._seconds = service_metrics.request_seconds
-        self._tracer = tracer
         self._access_log = access_log
         self._refusals = refusals or SlowRefusals()
         self._series: dict[tuple[int, str, int], Histogram] = {}
@@ -82,23 +78,17 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        requested_id = parent = None
+        requested_id = None
         for name, value in scope["headers"]:
             if name == b"x-request-id":
                 requested_id = value.decode("latin-1")
-            elif name == b"traceparent":
-                parent = value.decode("latin-1")
         request_id, token = logs.begin_request(requested_id)
         try:
-            if self._tracer.recording:
-                await self._traced(scope, receive, send, request_id, parent)
-            else:
-                await self._measured(scope, receive, send, request_id)
+            await self._measured(scope, receive, send, request_id)
         finally:
             logs.end_request(token)
 
-    async def _measured(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> int:
-        """Answer the request; returns the status."""
+    async def _measured(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         started = time.perf_counter()
         status = 0
 
@@ -117,24 +107,6 @@ class RequestLog:
         finally:
             if self._access_log:
                 self._log(scope, status, time.perf_counter() - started)
-        return status
-
-    async def _traced(self, scope: Scope, receive: Receive, send: Send, request_id: str, parent: str | None) -> None:
-        # No path and no query: the route identifies the request, and a sign-in link must not appear in a trace.
-        method = _method(scope)
-        with self._tracer.span(method, kind=SpanKind.SERVER, traceparent=parent, request_id=request_id) as span:
-            status = await self._measured(scope, receive, send, request_id)
-            route = route_template(scope)
-            span.update_name(f"{method} {route}")
-            ids = {f"evalstop.{name}": str(value) for name, value in scope.get("path_params", {}).items()}
-            attributes: dict[str, str | int] = {
-                "http.request.method": method,
-                "http.route": route,
-                "http.response.status_code": status,
-            }
-            span.set_attributes({**attributes, **ids})
-            if status >= 500:
-                span.set_status(Status(StatusCode.ERROR, f"answered {status}"))
 
     def _observe(self, scope: Scope, status: int, seconds: float) -> None:
         key = (id(scope.get("route") or scope.get("endpoint")), scope["method"], status // 100)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -24,13 +23,12 @@ from evalstop_service.ingest import (
 )
 from evalstop_service.ingest.open_run import Resume
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.observability.tracing import Tracer
 from evalstop_service.store import endpoints, tables
 from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
-from opentelemetry.trace import Span
+from prometheus_client import Histogram
 
 from tests.fixtures.subscriptions import EVERY_EVENT
 from tests.service.event_check import check_events
@@ -308,25 +306,26 @@ def test_park_can_be_vetoed(database: Database) -> None:
     assert project.load_decision_states(run) == ["pending", "vetoed"]
 
 
-class VetoingTracer(Tracer):
-    """Calls a function when what was computed is about to be saved."""
+class FakeHistogram(Histogram):
+    """Calls a function when the detectors' time is known, which is just before what they said is saved."""
 
     def __init__(self, veto: Callable[[], object]) -> None:
-        super().__init__()
+        super().__init__("detector_seconds", "", registry=None)
         self._veto = veto
 
-    def span(self, name: str, **attributes: Any) -> AbstractContextManager[Span]:
-        if name == "write":
-            self._veto()
-        return super().span(name, **attributes)
+    def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
+        self._veto()
 
 
 def test_veto_during_the_recovery_counts(database: Database) -> None:
     """A park that is vetoed after its run's recovery was computed, and before it is saved, stays vetoed."""
     project = set_up_parking(database, veto_window_seconds=60.0)
     run, decision = project.open_declining_run(policy="set-aside")
-    tracer = VetoingTracer(lambda: project.apply_command(decision, Vetoed(NOW, "dana", "a known dip")))
-    committer = Committer(database, RunCache(), lambda: NOW, ServiceMetrics(), tracer=tracer)
+    metrics = ServiceMetrics()
+    metrics.detector_seconds = FakeHistogram(
+        lambda: project.apply_command(decision, Vetoed(NOW, "dana", "a known dip"))
+    )
+    committer = Committer(database, RunCache(), lambda: NOW, metrics)
     with running_in_thread(committer):
         committer.submit_and_wait(Message(project.id, run.id, Observations(tuple(RISING))))
     assert project.load_decision_states(run) == ["pending", "vetoed"]

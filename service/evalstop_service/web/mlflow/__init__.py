@@ -33,7 +33,7 @@ UPLOADS = f"{PREFIX}{artifacts.PREFIX}/"
 
 def create_app(context: Context, service_metrics: ServiceMetrics, artifact_folder: ArtifactFolder) -> FastAPI:
     """The app to mount at `/mlflow`."""
-    telemetry = TelemetryConfig(tracing=False, metrics=False, logs=False)  # RequestLog measures and traces
+    telemetry = TelemetryConfig(tracing=False, metrics=False, logs=False)  # RequestLog measures
     app = FastAPI(openapi_url=None, redirect_slashes=False, telemetry=telemetry)
     app.state.context, app.state.service_metrics, app.state.artifacts = context, service_metrics, artifact_folder
     protocol.install_error_handlers(app)

@@ -26,12 +26,10 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from evalstop_service.clock import Clock, rfc3339
 from evalstop_service.observability import logs
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.observability.tracing import PROPAGATOR, Tracer
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue.attempts import (
@@ -120,7 +118,6 @@ class DeliveryWorker:
         encryption: Encryption | None = None,
         public_url: str | None = None,
         service_metrics: ServiceMetrics | None = None,
-        tracer: Tracer | None = None,
     ) -> None:
         self._database = database
         self._public_url = public_url
@@ -131,7 +128,6 @@ class DeliveryWorker:
         self._limits = limits or WorkerLimits()
         self._rules = DeliveryRules(breaker or BreakerLimits(), encryption or Encryption())
         self._service_metrics = service_metrics or ServiceMetrics()
-        self._tracer = tracer or Tracer()
         if self._limits.lease_seconds <= sender.timeout_seconds:
             raise ValueError(
                 f"lease_seconds ({self._limits.lease_seconds:g}) must be longer than an attempt can take "
@@ -320,15 +316,7 @@ class DeliveryWorker:
             headers = signature.sign_headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), body)
         except ValueError as error:
             return Answer(None, f"not sent: {error}", None, 0.0)
-        run_id, delivery_id = str(claimed.run_id), str(claimed.id)
-        with self._tracer.span(
-            "deliver", kind=SpanKind.CLIENT, run_id=run_id, delivery_id=delivery_id, attempt=claimed.attempts
-        ) as span:
-            PROPAGATOR.inject(headers)
-            answer = await self._sender.send(claimed.url, headers, body, event)
-            if answer.error is not None:
-                span.set_status(Status(StatusCode.ERROR, "not accepted"))
-            return answer
+        return await self._sender.send(claimed.url, headers, body, event)
 
     def _now(self) -> datetime:
         """The database's time, which leases are compared with, whatever this machine's clock shows."""

@@ -1,29 +1,17 @@
-"""A trainer's requests are counted, traced through to the webhook, and its runs pruned by the project's retention."""
+"""A trainer's requests are counted, and its runs pruned by the project's retention."""
 
 from __future__ import annotations
 
-import json
-import os
 from datetime import timedelta
 from typing import Any
 
-import pytest
 from evalstop_service.clock import utc_now
-from evalstop_service.observability import tracing
 from evalstop_service.runs import retention
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.fixtures.subscriptions import EVERY_EVENT
-from tests.service.concurrency import wait_until
-from tests.service.fake_collector import run_collector
 from tests.service.running_service import RunningService, run_service
-from tests.service.webhooks.delivery.fakes import FakeEndpoint, Reply
-
-
-def has_received_stop(endpoint: FakeEndpoint) -> bool:
-    return any(json.loads(request.body)["type"] == "run.stop_requested" for request in endpoint.received)
 
 
 def post_run(service: RunningService, values: list[float]) -> dict[str, Any]:
@@ -62,40 +50,6 @@ def test_observations_and_commits_are_counted(database: Database) -> None:
     assert metrics["evalstop_detector_seconds_count",] == 3  # what changes nothing is not judged
     assert metrics["evalstop_request_seconds_count", "POST", "/api/v1/runs/{run_id}/observations", "2xx"] == 4
     assert metrics["evalstop_running_runs",] == 1
-
-
-def test_trace_links_requests_commit_and_webhook(embedded_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit span links to its requests and has child spans; a webhook carries the trace of its delivery."""
-    with run_collector() as collector, FakeEndpoint(Reply(204)) as endpoint:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
-        tracer = tracing.create_tracer(os.environ)
-        with run_service(embedded_database, tracer, deliver=True) as service:
-            body = {"url": endpoint.url, "event_types": EVERY_EVENT}
-            assert service.client.post("/api/v1/endpoints", json=body).status_code == 201
-            run = post_run(service, [0.5, 0.4, 0.3, 0.2, 0.1])
-            wait_until(lambda: has_received_stop(endpoint))
-        requests = {span.context for span in collector.spans if span.name == "POST /api/v1/runs/{run_id}/observations"}
-        commits = [span for span in collector.spans if span.name == "commit"]
-        assert len(requests) == 5
-        assert requests <= {link for span in commits for link in span.links}
-        parts = {(span.name, span.parent_id) for span in collector.spans}
-        for commit in commits:
-            assert {("step detectors", commit.span_id), ("write", commit.span_id)} <= parts
-        sent = {request.headers["traceparent"][3:52] for request in endpoint.received}
-        delivered = [span for span in collector.spans if span.name == "deliver"]
-        assert sent == {span.context for span in delivered}
-        assert {span.attributes["evalstop.run_id"] for span in delivered} == {run["id"]}
-
-
-def test_untraced_webhooks_carry_no_trace(embedded_database: Database) -> None:
-    """Without tracing, webhooks have no `traceparent` header."""
-    with FakeEndpoint(Reply(204)) as endpoint, run_service(embedded_database, deliver=True) as service:
-        assert service.client.post(
-            "/api/v1/endpoints", json={"url": endpoint.url, "event_types": EVERY_EVENT}
-        ).is_success
-        post_run(service, [0.5, 0.4, 0.3, 0.2, 0.1])
-        wait_until(lambda: has_received_stop(endpoint))
-    assert all("traceparent" not in request.headers for request in endpoint.received)
 
 
 def test_problem_names_its_request(embedded_database: Database) -> None:
