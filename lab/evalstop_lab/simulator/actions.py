@@ -61,7 +61,8 @@ of the healthy jobs that were stopped, and parked. `delay_hours`: the mean delay
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser("actions", help="compare stopping a suspected job with parking it")
     study.add_common(parser, seeds=SEEDS)
-    study.add_world(parser, WORLDS_BY_NAME, "gangs")
+    text = "world from which jobs are drawn (default: %(default)s)"
+    parser.add_argument("--world", choices=WORLDS_BY_NAME, default="gangs", help=text)
     names = list(SCHEDULERS)
     parser.add_argument("--schedulers", nargs="+", choices=names, default=names, metavar="NAME", help="default: all")
     parser.set_defaults(run=run)

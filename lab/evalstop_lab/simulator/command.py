@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from evalstop_lab.simulator import actions, cost, population, reproduce
+from evalstop_lab.simulator import actions, reproduce
 
 EXAMPLES = """examples:
   evalstop-lab cluster reproduce
   evalstop-lab cluster reproduce --seeds 4 --json
   evalstop-lab cluster actions --schedulers FIFO SRTF-Est
-  evalstop-lab cluster cost --on-demand 3.5 --policies paper early
-  evalstop-lab cluster population --members 50
 """
 
 
@@ -23,5 +21,5 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (reproduce, actions, cost, population):
+    for module in (reproduce, actions):
         module.add_parser(commands)

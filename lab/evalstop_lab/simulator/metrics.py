@@ -28,8 +28,7 @@ class Figures:
 
     `gpu_hours`: all. `post_peak`: of hacking jobs after their peak. `false_stop`: of jobs that were stopped wrongly,
     healthy or before their peak. `pauses`: of restores after pauses. `hacking`: of hacking jobs.
-    `again`: needed to run the wrongly stopped jobs again, to their ends. `eval_lost`: the mean difference between best
-    and kept checkpoint of hacking jobs, as a share of the gain.
+    `eval_lost`: the mean difference between best and kept checkpoint of hacking jobs, as a share of the gain.
     """
 
     jct: float
@@ -41,7 +40,6 @@ class Figures:
     false_stop: float
     pauses: float
     hacking: float
-    again: float
     eval_lost: float
 
     @property
@@ -123,7 +121,6 @@ def measure_schedule(
         false_stop=float((schedule.held * gpus)[falsely].sum()),
         pauses=float(((schedule.held - schedule.ran) * gpus).sum()),
         hacking=float((schedule.held * gpus)[hidden.hacking].sum()),
-        again=float((hours * gpus)[falsely].sum()),
         eval_lost=_compute_mean(_compute_eval_loss(hidden, stops)[hidden.hacking]),
     )
 

@@ -13,20 +13,17 @@ from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from evalstop_detectors import Policy
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number, whole_number
-from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.report import to_json_values
-from evalstop_lab.simulator.setting import WORLDS, Setting
+from evalstop_lab.simulator.setting import Setting
 from evalstop_lab.sweep import BACKENDS, LOCAL, add_jobs_option, sweep
 from evalstop_lab.worlds.scoring import estimate_mean
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-POLICIES = ("paper", "default", "early")
 REPORTING_SEED = 30_000
 
 
@@ -39,25 +36,10 @@ def add_common(parser: argparse.ArgumentParser, seeds: int) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
-def add_world(parser: argparse.ArgumentParser, worlds: Mapping[str, Setting] = WORLDS, default: str = "paper") -> None:
-    """Add `--world`, from which jobs are drawn."""
-    description = "world from which jobs are drawn (default: %(default)s)"
-    parser.add_argument("--world", choices=worlds, default=default, help=description)
-
-
-def add_policies(parser: argparse.ArgumentParser) -> None:
-    description = f"policies to simulate (default: {' '.join(POLICIES)})"
-    parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE", help=description)
-
-
-def get_setting(args: argparse.Namespace, worlds: Mapping[str, Setting] = WORLDS) -> Setting:
+def get_setting(args: argparse.Namespace, worlds: Mapping[str, Setting]) -> Setting:
     """The requested world, with the requested number of jobs."""
     setting = worlds[args.world]
     return replace(setting, jobs=args.cluster_jobs or setting.jobs)
-
-
-def get_policies(args: argparse.Namespace) -> tuple[Policy, ...]:
-    return tuple(load_policy(name) for name in args.policies)
 
 
 def get_seeds(args: argparse.Namespace) -> list[int]:

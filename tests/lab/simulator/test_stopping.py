@@ -12,7 +12,7 @@ from evalstop_lab.simulator.jobs import Kind
 from evalstop_lab.simulator.metrics import Counts, count_flags, measure_schedule
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import WORLDS, Setting
-from evalstop_lab.simulator.stopping import RULES, Stops, decide_stops, no_stops
+from evalstop_lab.simulator.stopping import RULES, decide_stops, no_stops
 
 from tests.lab.simulator.conftest import SMALL
 
@@ -36,16 +36,6 @@ def test_oracle_leaves_no_waste() -> None:
     assert figures.wasted == pytest.approx(0.0, abs=1e-6)
     counts = count_flags(workload, hidden, stops)
     assert (counts.recall().value, counts.false_stops().value, counts.premature) == (1.0, 0.0, 0)
-
-
-def test_false_stop_repeats_the_whole_job() -> None:
-    """A job that was stopped while healthy or before its peak is run again completely."""
-    workload, hidden = draw_jobs(SMALL, 8)
-    stops = Stops(np.full(SMALL.jobs, 3), np.zeros(SMALL.jobs, dtype=np.int64))
-    schedule = simulate_cluster(workload, SCHEDULERS["FIFO"], Cluster(), stops.ends(workload))
-    figures = measure_schedule(workload, hidden, stops, schedule)
-    assert figures.again == pytest.approx(float((workload.hours * workload.gpus).sum()))
-    assert figures.false_stop == pytest.approx(0.3 * figures.again)
 
 
 def test_gpu_hours_add_up() -> None:

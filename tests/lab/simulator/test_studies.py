@@ -97,7 +97,7 @@ def test_reproduce_compares_eleven_figures(capsys: pytest.CaptureFixture[str]) -
     assert 0 < report["saved"]["paper"]["value"] < report["saved"]["oracle"]["value"] == 1
 
 
-@pytest.mark.parametrize("subcommand", ["reproduce", "actions", "cost", "population"])
+@pytest.mark.parametrize("subcommand", ["reproduce", "actions"])
 def test_every_subcommand_has_a_help_text(subcommand: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`--help` of each subcommand lists its options."""
     with pytest.raises(SystemExit) as end:
