@@ -67,7 +67,7 @@ def open_run(database: Database, project_id: UUID, request: OpenRequest, now: da
             if existing is None:
                 if request.resume is Resume.MUST:
                     raise NotFound(f"there is no run {request.name!r} to resume in this project")
-                return create_run(tx, project_id, request, now), True
+                return create_run(tx, project, request, now), True
         if request.opening is not None and existing.opening == request.opening:  # retried
             refuse_pruned_run(existing)
             return existing, False
@@ -81,14 +81,13 @@ def open_run(database: Database, project_id: UUID, request: OpenRequest, now: da
     raise Conflict(f"run {request.name!r} is being opened and ended by other requests; retry")
 
 
-def create_run(tx: Transaction, project_id: UUID, request: OpenRequest, now: datetime) -> Run:
+def create_run(tx: Transaction, project: Project, request: OpenRequest, now: datetime) -> Run:
     """Create a run with this name or, if that is taken, with a number appended: `name-2`."""
-    project = projects.get_project(tx, project_id)
     for quota in (Quota.OPEN_RUNS, Quota.RUNS_PER_DAY):
         counts.require_room(tx, project, quota, now)
     run = _build_run(tx, project, request, now)
     for _ in range(_NAME_TRIES):
-        name = _find_free_name(tx, project_id, request.name)
+        name = _find_free_name(tx, project.id, request.name)
         run = replace(run, name=name, opened_as=request.name if name != request.name else None)
         if runs.add_run(tx, run):
             if request.params:

@@ -285,16 +285,17 @@ def insert_if_new(
 ) -> bool:
     """Insert a row unless one with the same `unique` columns (None: of any unique index) exists; returns whether it was
     inserted."""
-    statement = _insert(tx, table).values(**values).on_conflict_do_nothing(index_elements=unique)
+    # As parameters: `values(...)` would build an expression for each column, at every call.
+    statement = _insert(tx, table).on_conflict_do_nothing(index_elements=unique)
     # Not `rowcount`: not every driver reports it for an INSERT.
-    return tx.execute(statement.returning(sa.literal_column("1"))).first() is not None
+    return tx.execute(statement.returning(sa.literal_column("1")), values).first() is not None
 
 
 def save_row(tx: Transaction, table: sa.Table, values: dict[str, Any]) -> None:
     """Insert a row, or change the one with its primary key to these values."""
-    insert, key = _insert(tx, table).values(**values), [column.name for column in table.primary_key]
+    insert, key = _insert(tx, table), [column.name for column in table.primary_key]
     changed = {name: insert.excluded[name] for name in values if name not in key}
-    tx.execute(insert.on_conflict_do_update(index_elements=key, set_=changed))
+    tx.execute(insert.on_conflict_do_update(index_elements=key, set_=changed), values)
 
 
 def _insert(tx: Transaction, table: sa.Table) -> postgresql.Insert | sqlite.Insert:

@@ -136,7 +136,7 @@ def add_run(tx: Transaction, run: Run) -> bool:
     """Store a new run and its first attempt; False if the project has a run of that name."""
     if not insert_if_new(tx, runs, _columns_of(run), ["project_id", "name"]):
         return False
-    tx.execute(attempts.insert().values(run_id=run.id, attempt=run.attempt, started_at=run.created_at))
+    tx.execute(attempts.insert(), {"run_id": run.id, "attempt": run.attempt, "started_at": run.created_at})
     return True
 
 

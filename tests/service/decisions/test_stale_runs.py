@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from evalstop_service.decisions import pause, stale_runs, transitions
 from evalstop_service.errors import UnreadableRow
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
-from evalstop_service.store import run_health, runs, tables
+from evalstop_service.store import projects, run_health, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.run_health import RunHealth
@@ -272,10 +272,11 @@ def test_concurrent_checks_announce_once(postgres_database: Database) -> None:
     project = set_up_project(postgres_database)
     requests = [open_run.OpenRequest(f"run {number}") for number in range(80)]
     with postgres_database.transaction() as tx:
-        opened = [open_run.create_run(tx, project.id, request, NOW).id for request in requests]
+        stored = projects.get_project(tx, project.id)
+        opened = [open_run.create_run(tx, stored, request, NOW).id for request in requests]
     assert run_concurrently(*[lambda: check_until_done(project, at(300))] * 4) == []
-    stored = tables.events.c
-    query = sa.select(stored.run_id, stored.type).where(stored.run_id.in_(opened), stored.type.in_(HEALTH_EVENTS))
+    event = tables.events.c
+    query = sa.select(event.run_id, event.type).where(event.run_id.in_(opened), event.type.in_(HEALTH_EVENTS))
     with postgres_database.reading() as tx:
         assert sorted(map(tuple, tx.execute(query))) == [(run_id, "run.stale") for run_id in sorted(opened)]
 

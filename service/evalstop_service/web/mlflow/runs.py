@@ -17,6 +17,7 @@ from evalstop_service.store import decisions, mlflow, observations, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.mlflow import STATUSES, MlflowRun, Order
+from evalstop_service.store.projects import get_project
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import encode_number
@@ -46,7 +47,7 @@ def create_run(body: requests.CreateRun, logger: Logger, root: Root) -> Document
             name = f"{experiment.name}/{name}"
             run_labels |= {requests.EXPERIMENT: experiment.name}
         request = open_run.OpenRequest(name, recognise=True, labels=run_labels, actor=logger.actor, key=logger.key)
-        run = open_run.create_run(tx, logger.project_id, request, logger.now)
+        run = open_run.create_run(tx, get_project(tx, logger.project_id), request, logger.now)
         mlflow.add_mlflow_run(tx, MlflowRun(run.id, experiment.reference, start_time=body.start_time))
     logger.register_checkpoints(run.id, tags)
     with logger.database.reading() as tx:
