@@ -16,8 +16,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, mo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
-def _check_database_url(url: str) -> str:
+def _read_database_url(url: str) -> str:
     usable = url.startswith(("sqlite:///", "postgresql://"))
+    if several := re.fullmatch(r"(postgresql://(?:[^@/?]*@)?)([\w.:-]+(?:,[\w.:-]+)+)(/[^?]*)?(?:\?(.*))?", url):
+        # libpq's HOST:PORT,HOST:PORT as its parameters `host` and `port`, in which both drivers take a list.
+        account, servers, name, query = several.groups("")
+        hosts, ports = zip(*(server.partition(":")[::2] for server in servers.split(",")), strict=True)
+        listed = f"host={','.join(hosts)}&port={','.join(port or '5432' for port in ports)}"
+        url = f"{account}{name or '/'}?{listed}{query and '&'}{query}"
     try:
         sa.make_url(url)
     except (ValueError, sa.exc.ArgumentError):
@@ -62,8 +68,9 @@ class DatabaseSettings(_Group):
     data_folder: Path = Path(".evalstop")
     """Folder of the embedded database, and of the session secret and encryption key that `evalstop up` creates."""
 
-    database_url: Annotated[str, AfterValidator(_check_database_url)] | None = None
-    """`postgresql://USER:PASSWORD@HOST/NAME`. None uses the embedded database in the data folder."""
+    database_url: Annotated[str, AfterValidator(_read_database_url)] | None = None
+    """`postgresql://USER:PASSWORD@HOST/NAME`, or several `HOST:PORT` with commas between them. None uses the embedded
+    database in the data folder."""
 
     database_connections: Annotated[int, Field(ge=2)] = 20
     """Maximum number of connections that a process opens."""

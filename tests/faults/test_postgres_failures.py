@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import httpx
 import pytest
 from evalstop_service.store.database import Database
 
@@ -79,6 +80,16 @@ def test_closed_connections_are_retried(installation: Installation, embedded_dat
     assert [(trainer.client.connection_errors, trainer.client.refusals) for trainer in trainers] == [(0, [])] * TRAINERS
     for trainer in trainers:
         assert_nothing_lost(installation.project, trainer.run_id, trainer.acknowledged, embedded_database)
+
+
+def test_readiness_notices_a_server_that_only_reads(installation: Installation) -> None:
+    """After a failover the old server answers, but /readyz says 503: no balancer sends observations there."""
+    with installation.project.database.engine.connect() as connection:  # its own session stays as it is
+        for setting, status in (("SET default_transaction_read_only TO on", 503), ("RESET ALL", 200)):
+            connection.exec_driver_sql(f"ALTER DATABASE {connection.engine.url.database} {setting}")
+            connection.exec_driver_sql(TERMINATE_CONNECTIONS)
+            connection.commit()
+            assert httpx.get(f"{installation.service.url}/readyz", trust_env=False, timeout=60).status_code == status
 
 
 @contextmanager

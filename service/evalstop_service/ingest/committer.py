@@ -15,6 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
+from typing import TypeVar
 from uuid import UUID
 
 from evalstop_service.clock import Clock
@@ -25,6 +26,8 @@ from evalstop_service.ingest.messages import CostlyRuns, EditCosts, Limits, Mess
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ingest import IngestStore, PostgresIngest, SqliteIngest
+
+T = TypeVar("T")
 
 MAX_SLOW_COMMITS = 4
 """Commits under way that others do not wait for."""
@@ -81,10 +84,11 @@ class Committer:
     async def run(self) -> AsyncIterator[None]:
         """Accept messages within the block; at its end commit the waiting ones and refuse new ones."""
         self._loop = asyncio.get_running_loop()
-        store: IngestStore = (SqliteIngest if self._database.embedded else PostgresIngest)(self._database)
+        self._store: IngestStore = (SqliteIngest if self._database.embedded else PostgresIngest)(self._database)
+        self._reading = asyncio.Lock()
         self._group_commit = GroupCommit(
             self._database,
-            store,
+            self._store,
             self._cache,
             self._clock,
             self._read_time,
@@ -103,6 +107,11 @@ class Committer:
                 self._start_commits()
                 await asyncio.wait([*self._commits, *self._edits], return_when=asyncio.FIRST_COMPLETED)
             await self._group_commit.close()
+
+    async def read(self, query: Callable[[Transaction], T]) -> T:
+        """The result of a query on a connection that saves observations; one at a time, to open no more than one."""
+        async with self._reading:
+            return await self._store.read(query)
 
     def submit(self, message: Message) -> asyncio.Future[Receipt]:
         """Commit a message; call on the event loop. Fails with NotFound, Conflict, Overloaded, and DBAPIError."""

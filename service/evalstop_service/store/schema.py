@@ -17,8 +17,8 @@ from alembic.script import Script, ScriptDirectory
 from alembic.util import CommandError
 
 from evalstop_service.errors import ServiceError
-from evalstop_service.store.database import Database
-from evalstop_service.store.tables import metadata
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.tables import metadata, projects
 
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 
@@ -63,6 +63,12 @@ def current_revision(database: Database) -> str | None:
     """The revision of the database; None for an empty one."""
     with database.reading() as tx:
         return MigrationContext.configure(tx).get_current_revision()
+
+
+def require_writing(tx: Transaction) -> None:
+    """Raise the database's error if rows may only be read on this connection, as where a server became a standby."""
+    # PostgreSQL asks for the right to write before it looks for a row, and none is locked for longer.
+    tx.execute(sa.select(projects.c.id).limit(1).with_for_update(skip_locked=True))
 
 
 def head_revision(folder: Path = MIGRATIONS) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database, Transaction, contains_text, insert_if_new, is_transient
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
@@ -180,18 +181,31 @@ def test_parameter_of_libpq_is_for_both_drivers(postgres_database: Database, key
     """What libpq takes in the URL does not keep the other driver from the database."""
     if keyword.encode() not in {item.keyword for item in Conninfo.get_defaults()}:
         pytest.skip("this libpq does not know it")
-    both = Database(postgres_database.url.update_query_dict({keyword: KEYWORDS[keyword]}).render_as_string(False))
+    url = postgres_database.url.update_query_dict({keyword: KEYWORDS[keyword]}).render_as_string(False)
+    assert read_by_both_drivers(url) == [1, 1]
+
+
+def test_list_of_servers_is_for_both_drivers(postgres_database: Database) -> None:
+    """Each driver takes the first server that answers; settings turn libpq's `HOST:PORT,HOST:PORT` into such a list."""
+    written = Settings(database_url="postgresql://me:secret@db-1:5433,10.0.0.2/evalstop?sslmode=require").url
+    assert written == "postgresql://me:secret@/evalstop?host=db-1,10.0.0.2&port=5433,5432&sslmode=require"
+    servers = {"host": f"/nowhere,{postgres_database.url.query['host']}", "port": "5433,5432"}
+    assert read_by_both_drivers(postgres_database.url.update_query_dict(servers).render_as_string(False)) == [1, 1]
+
+
+def read_by_both_drivers(url: str) -> list[object]:
+    """What each driver answers to SELECT 1."""
+    database = Database(url)
 
     async def read_one() -> object:
-        engine = both.async_engine()
-        async with engine.connect() as connection:
+        async with database.async_engine().connect() as connection:
             return (await connection.execute(sa.text("SELECT 1"))).scalar_one()
 
     try:
-        with both.reading() as tx:
-            assert tx.execute(sa.text("SELECT 1")).scalar_one() == asyncio.run(read_one()) == 1
+        with database.reading() as tx:
+            return [tx.execute(sa.text("SELECT 1")).scalar_one(), asyncio.run(read_one())]
     finally:
-        both.close()
+        database.close()
 
 
 def test_read_only_server_is_left(empty_postgres_url: str) -> None:

@@ -9,9 +9,11 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from evalstop_service.store import schema
+from evalstop_service.store.database import Database
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer
-from evalstop_service.web.context import Db
+from evalstop_service.web.context import Commit, Db
+from evalstop_service.web.limits import in_thread
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
 
@@ -33,17 +35,25 @@ async def check_liveness() -> Health:
 
 
 @router.get("/readyz")
-def check_readiness(database: Db) -> Health:
-    """The database answers and its schema is up to date."""
+async def check_readiness(database: Db, committer: Commit) -> Health:
+    """The schema is up to date, and requests and observations, each on connections of their own, may be written."""
     try:
-        revision = schema.current_revision(database)
+        await _check_connection(database)
+        await committer.read(schema.require_writing)
     except sa.exc.SQLAlchemyError as error:
-        log.warning("the database does not answer: %s", error)
+        log.warning("the database does not answer, or may only be read: %s", error)
         raise Problem(503, ProblemKind.DATABASE_AWAY, "the service's log has the reason") from error
+    return Health()
+
+
+@in_thread
+def _check_connection(database: Database) -> None:
+    revision = schema.current_revision(database)
     if not schema.is_served(revision):
         raise Problem(
             503,
             ProblemKind.SCHEMA_TOO_OLD,
             f"the schema is at {revision}, but {schema.needed_revision()} is required; run `evalstop migrate`",
         )
-    return Health()
+    with database.reading() as tx:
+        schema.require_writing(tx)
