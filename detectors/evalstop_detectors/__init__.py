@@ -36,14 +36,8 @@ from evalstop_detectors.policy.past_runs import PastRun, find_calls, replay_runs
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Finding, Member, Policy, Verdict
 from evalstop_detectors.policy.shipped import POLICIES
 from evalstop_detectors.roles.meanings import RoleOrigin
-from evalstop_detectors.roles.recognition import (
-    RecognizedRoles,
-    Role,
-    choose_direction,
-    derive_total_steps,
-    find_total_steps,
-    recognize_roles,
-)
+from evalstop_detectors.roles.params import derive_total_steps, find_total_steps
+from evalstop_detectors.roles.recognition import RecognizedRoles, Role, choose_direction, recognize_roles
 
 __all__ = [
     "DETECTORS",

@@ -335,3 +335,54 @@ def test_checkpoint_in_an_object_store_keeps_its_uri(tmp_path: Path) -> None:
 
     assert to_uri("s3://bucket/a run/step=2.ckpt") == "s3://bucket/a run/step=2.ckpt"
     assert to_uri(tmp_path / "a run") == f"file://{tmp_path}/a run"
+
+
+@pytest.mark.filterwarnings("ignore")  # advice of Lightning's on workers
+def test_metric_of_the_best_checkpoint_is_declared(
+    connection: dict[str, Any], service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What transformers, Lightning and Keras choose their best checkpoint by is a label of the run, unless `metrics`
+    sets the roles or the trainer watches its own loss."""
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    from evalstop_client.callbacks import keras, lightning, transformers
+    from keras.callbacks import ModelCheckpoint as KerasCheckpoint
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+    def declare(name: str) -> str | None:
+        labels: dict[str, str] = next(body for kind, body in list_posts(service) if body.get("name") == name)["labels"]
+        return labels.get("evalstop.eval")
+
+    def train(name: str, metric: str, **given: Any) -> None:
+        trainer = transformers.EvalStopCallback(**{**connection, "metrics": "auto", **given})
+        arguments = TrainingArguments(str(tmp_path), run_name=name, metric_for_best_model=metric)
+        trainer.on_train_begin(arguments, TrainerState(), TrainerControl())
+        trainer.on_train_end(arguments, TrainerState(), TrainerControl())
+
+    by_name = {**connection, "metrics": "auto"}
+    train("hf-loss", "loss")
+    train("hf-wer", "eval_wer")
+    train("hf-given", "loss", metrics=METRICS, labels={"team": "a"})
+    stopping = EarlyStopping("score", mode="max", strict=False, check_on_train_epoch_end=True)
+    fit_lightning(
+        [lightning.EvalStopCallback(name="lit", **by_name), stopping], max_epochs=1, enable_checkpointing=False
+    )
+    saving = ModelCheckpoint(tmp_path, monitor="train_loss", save_top_k=-1)
+    watch = lightning.EvalStopCallback(name="lit-loss", labels={"team": "a"}, **by_name)
+    fit_lightning([watch, saving, stopping], max_epochs=0 + 1)
+    for name, best_only in (("keras", True), ("keras-all", False)):
+        checkpoint = KerasCheckpoint(tmp_path / "k.keras", monitor="val_acc", mode="max", save_best_only=best_only)
+        callback = keras.EvalStopCallback(name=name, checkpoints=checkpoint, labels={"team": "a"}, **by_name)
+        callback.set_params({"epochs": 1})
+        train_epochs(callback)
+        callback.on_train_end()
+    names = ("hf-loss", "hf-wer", "hf-given", "lit", "lit-loss", "keras", "keras-all")
+    assert [declare(name) for name in names] == [
+        "eval_loss:minimize",
+        "eval_wer:maximize",
+        None,
+        "score:maximize",
+        "score:maximize",
+        "val_acc:maximize",
+        None,
+    ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from evalstop_client.observations import parse_number
 from evalstop_client.run import Run
@@ -19,16 +19,38 @@ class CallbackArguments(RunArguments, total=False):
     name: str | None
 
 
+EVAL_LABEL = "evalstop.eval"
+"""By this label a trainer declares the eval: that by which it chooses its best checkpoint."""
+
+
 def filled(
-    arguments: CallbackArguments, *, name: str | None = None, total_steps: int | None = None, resumes: bool = False
+    arguments: CallbackArguments,
+    *,
+    name: str | None = None,
+    total_steps: int | None = None,
+    resumes: bool = False,
+    best_by: tuple[str | None, str] = (None, ""),
 ) -> CallbackArguments:
     """Complete `arguments` with what the framework knows; EVALSTOP_RUN_NAME takes precedence over the framework's name.
 
-    `resumes`: whether the framework continues from a checkpoint, which may be that of a run that has ended.
+    `resumes`: whether the framework continues from a checkpoint, which may be that of a run that has ended. `best_by`:
+    the metric by which it chooses its best checkpoint, and `maximize`, `minimize` or, if unknown, nothing.
     """
     chosen = arguments.get("name") or os.environ.get("EVALSTOP_RUN_NAME") or name
     resume: Literal["allow"] | None = "allow" if resumes else None
-    return {"metrics": "auto", "total_steps": total_steps, "resume": resume, **arguments, "name": chosen}
+    merged = {"metrics": "auto", "total_steps": total_steps, "resume": resume, **arguments, "name": chosen}
+    metric, direction = best_by
+    if metric and merged["metrics"] == "auto" and EVAL_LABEL not in os.environ.get("EVALSTOP_LABELS", ""):
+        declared = f"{metric}:{direction}" if direction else metric
+        merged["labels"] = {EVAL_LABEL: declared, **(arguments.get("labels") or {})}
+    return cast(CallbackArguments, merged)
+
+
+def choose_monitor(monitors: Iterable[tuple[str | None, str]]) -> tuple[str | None, str]:
+    """The first of these monitored metrics that is held out, with its direction from a mode `min`, `max` or `auto`."""
+    directions = {"max": "maximize", "min": "minimize"}
+    held_out = ((metric, mode) for metric, mode in monitors if metric and metric != "loss" and metric[:5] != "train")
+    return next(((metric, directions.get(mode, "")) for metric, mode in held_out), (None, ""))
 
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")

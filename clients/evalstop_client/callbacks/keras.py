@@ -1,6 +1,7 @@
 """Keras' `fit`, on any backend.
 
-    model.fit(..., callbacks=[ModelCheckpoint(path), EvalStopCallback(name="classifier", checkpoints=path)])
+    saving = ModelCheckpoint(path, monitor="val_accuracy", save_best_only=True)
+    model.fit(..., callbacks=[saving, EvalStopCallback(name="classifier", checkpoints=saving)])
 
 Steps are epochs, counted from 1: within an epoch Keras logs running means.
 """
@@ -14,11 +15,12 @@ import os
 from pathlib import Path
 from typing import Any, Unpack
 
-from keras.callbacks import Callback
+from keras.callbacks import Callback, ModelCheckpoint
 
 from evalstop_client.callbacks.arguments import (
     URI,
     CallbackArguments,
+    choose_monitor,
     filled,
     keep_numbers,
     open_run,
@@ -34,16 +36,25 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
     """Reports a `fit` to EvalStop and ends it at a stop, even within an epoch.
 
     Takes the keyword arguments of `evalstop_client.Run`; a name is required, here or in EVALSTOP_RUN_NAME.
-    `checkpoints` is the path of a ModelCheckpoint earlier in the list, with its `{epoch}`: Keras does not report what
+    `checkpoints` is a ModelCheckpoint earlier in the list, or its path with its `{epoch}`: Keras does not report what
     it saves, so the callback looks for a file that the epoch wrote, in an object store as Keras does, through
-    TensorFlow. `fit` with an `initial_epoch` resumes from a checkpoint.
+    TensorFlow. What it monitors to save only the best is declared as the eval. `fit` with an `initial_epoch` resumes
+    from a checkpoint.
     """
 
     def __init__(
-        self, *, checkpoints: str | os.PathLike[str] | None = None, **arguments: Unpack[CallbackArguments]
+        self,
+        *,
+        checkpoints: str | os.PathLike[str] | ModelCheckpoint | None = None,
+        **arguments: Unpack[CallbackArguments],
     ) -> None:
         super().__init__()
         self._arguments = arguments
+        self._best_by: tuple[str | None, str] = (None, "")
+        if isinstance(checkpoints, ModelCheckpoint):
+            if checkpoints.save_best_only:
+                self._best_by = choose_monitor([(checkpoints.monitor, checkpoints.mode)])
+            checkpoints = checkpoints.filepath
         self._checkpoints = None if checkpoints is None else os.fspath(checkpoints)
         self._run: Run | None = None
         self._saved_before: tuple[str, int] | None = None
@@ -51,7 +62,8 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Open the run, and report a resume from a checkpoint."""
         if self._run is None:
-            arguments = filled(self._arguments, total_steps=self.params.get("epochs"), resumes=epoch > 0)
+            planned = self.params.get("epochs")
+            arguments = filled(self._arguments, total_steps=planned, resumes=epoch > 0, best_by=self._best_by)
             self._run = open_run(arguments)
             if repeats_steps(epoch):
                 self._run.resume(step=epoch)

@@ -17,7 +17,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from evalstop_client.callbacks.arguments import CallbackArguments, filled, keep_numbers, open_run, repeats_steps, to_uri
+from evalstop_client.callbacks.arguments import (
+    CallbackArguments,
+    choose_monitor,
+    filled,
+    keep_numbers,
+    open_run,
+    repeats_steps,
+    to_uri,
+)
 from evalstop_client.eval_request import Evaluate, answer_requests
 from evalstop_client.run import Run
 
@@ -56,7 +64,13 @@ class EvalStopCallback(Callback):
             is_known = 0 < planned < math.inf and pl_module.automatic_optimization
             total_steps = int(planned) if is_known else None
             resumes = trainer.global_step > 0
-            run = open_run(filled(self._arguments, total_steps=total_steps, resumes=resumes))
+            saving = [item for item in trainer.checkpoint_callbacks if getattr(item, "save_top_k", 0)]
+            monitors = [
+                (getattr(item, "monitor", None), getattr(item, "mode", ""))
+                for item in (*trainer.early_stopping_callbacks, *saving)
+            ]
+            best_by = choose_monitor(monitors)
+            run = open_run(filled(self._arguments, total_steps=total_steps, resumes=resumes, best_by=best_by))
             if repeats_steps(trainer.global_step):
                 run.resume(step=trainer.global_step)
             kept = [getattr(callback, "save_top_k", -1) for callback in trainer.checkpoint_callbacks]

@@ -27,8 +27,9 @@ class EvalStopCallback(TrainerCallback):
 
     Takes the keyword arguments of `evalstop_client.Run`. The run's name is EVALSTOP_RUN_NAME, else the training
     arguments' `run_name`, else the output folder. Unless `metrics` sets the roles, the service recognizes them by the
-    metrics' names. `evaluate` answers requests to evaluate now when a checkpoint is saved, on rank 0 while the others
-    wait. Its arguments are a checkpoint's uri, a multiple of the usual number of prompts, and a seed.
+    metrics' names, and `metric_for_best_model` declares the eval. `evaluate` answers requests to evaluate now when a
+    checkpoint is saved, on rank 0 while the others wait. Its arguments are a checkpoint's uri, a multiple of the usual
+    number of prompts, and a seed.
     """
 
     def __init__(
@@ -50,7 +51,10 @@ class EvalStopCallback(TrainerCallback):
         """Open the run, and report a resume from a checkpoint."""
         name = getattr(args, "run_name", None) or args.output_dir
         resumes = state.global_step > 0
-        arguments = filled(self._arguments, name=name, total_steps=state.max_steps or None, resumes=resumes)
+        best_by = _find_best_metric(args)
+        arguments = filled(
+            self._arguments, name=name, total_steps=state.max_steps or None, resumes=resumes, best_by=best_by
+        )
         self._run = DistributedRun(agree_every_steps=self._agree_every_steps, **arguments)
         self._pins = bool(args.save_total_limit) and args.metric_for_best_model is None
         if args.save_total_limit and not self._pins:
@@ -113,3 +117,12 @@ class EvalStopCallback(TrainerCallback):
         if self._run is not None:
             self._run.finish()
             self._run = None
+
+
+def _find_best_metric(args: TrainingArguments) -> tuple[str | None, str]:
+    """The eval by which the Trainer chooses its best model, and its direction."""
+    metric = getattr(args, "metric_for_best_model", None)
+    if not metric:
+        return None, ""
+    name = metric if metric.startswith("eval_") else f"eval_{metric}"
+    return name, "maximize" if args.greater_is_better else "minimize"

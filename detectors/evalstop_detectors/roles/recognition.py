@@ -1,8 +1,8 @@
 """Recognizes which of a run's metrics are the eval score, proxy, KL and loss, by their names alone.
 
 A name in a known trainer's table is recognized; a meaning inferred from its words is a guess: it may raise a suspicion,
-but no run is stopped on it until a person confirms or corrects it. The planned number of steps is found in the labels,
-tags and params that trainers write.
+but no run is stopped on it until a person confirms or corrects it. A trainer that chooses its best checkpoint by a
+metric declares that as the eval.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from types import MappingProxyType
-from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -32,6 +31,7 @@ from evalstop_detectors.roles.meanings import (
     no_role,
     proxy,
 )
+from evalstop_detectors.roles.params import Direction, find_declared_eval
 from evalstop_detectors.roles.trainers import REINFORCEMENT, SUPERVISED
 from evalstop_detectors.roles.words import KNOWN_HELD_OUT, KNOWN_NAMES, PREFERRED, Reading, read_words, split_words
 
@@ -106,9 +106,6 @@ _HELD_OUT = ("eval/", "eval_", "val/", "val_", "valid/", "valid_", "validation/"
 _BEHIND_TRAINERS = len([meaning for trainer in TRAINERS for meaning in trainer.meanings])
 
 
-Direction = Literal["maximize", "minimize"]
-
-
 class Role(Struct, frozen=True):
     """The part that a metric plays for a run, and whether higher or lower is better."""
 
@@ -152,6 +149,8 @@ class Candidate(Struct, frozen=True):
 FIRST_EVALS = 5
 """A guessed eval whose first values, this many, are all equal does not measure the run."""
 
+DECLARED = "the trainer chooses its best checkpoint by it"
+
 CONSTANT = f"no role: guessed, and the same in its first {FIRST_EVALS} evals"
 
 
@@ -177,8 +176,9 @@ def recognize_by_values(
 def recognize_roles(
     metrics: Iterable[str], tags: Mapping[str, str] = MappingProxyType({}), constant: Collection[str] = ()
 ) -> RecognizedRoles:
-    """Infer the roles of `metrics` from their names; the tag `evalstop.preset` sets the trainer explicitly. Of the
-    metrics named `constant` one has a role only if no other metric is a candidate.
+    """Infer the roles of `metrics` from their names. The tag `evalstop.preset` names the trainer, `evalstop.eval` the
+    eval by which it chooses its best checkpoint. Of the metrics named `constant` one has a role only if no other metric
+    is a candidate.
 
     >>> found = recognize_roles(["eval_gsm8k_loss", "reward"])
     >>> found.roles["eval_gsm8k_loss"].direction, str(found.origins["eval_gsm8k_loss"]), str(found.origins["reward"])
@@ -188,7 +188,11 @@ def recognize_roles(
     trainers, warnings = select_trainers(names, tags)
     reasons: dict[str, str] = {}
     candidates: dict[MetricRole, list[Candidate]] = {}
-    for candidate in read_metrics(names, trainers):
+    declared, cautions = _read_declared_eval(names, trainers, tags)
+    warnings += cautions
+    for candidate in [*declared, *read_metrics(names, trainers)]:
+        if any(candidate.metric == other.metric and candidate is not other for other in declared):
+            continue
         if candidate.meaning.role is not None:
             candidates.setdefault(candidate.meaning.role, []).append(candidate)
         else:
@@ -208,6 +212,26 @@ def recognize_roles(
     if MetricRole.EVAL not in candidates:
         warnings.append(NO_EVAL)
     return RecognizedRoles(trainers[0].name if trainers else None, roles, origins, reasons, warnings)
+
+
+def _read_declared_eval(
+    names: Collection[str], trainers: Sequence[Trainer], tags: Mapping[str, str]
+) -> tuple[list[Candidate], list[str]]:
+    """The eval that the trainer declared, if it is among these names, and what contradicts it.
+
+    The direction is that of the name, where the name has one: transformers maximizes a word error rate unless it is
+    told otherwise. The training's own loss, and a loss that a known trainer's table calls meaningless, are no evals.
+    """
+    metric, direction = find_declared_eval(tags)
+    name = next((name for name in sorted(names, key=lambda name: name != metric) if _plain(name) == _plain(metric)), "")
+    known = _understand(name, {_plain(other) for other in names}, trainers) if name else None
+    if not name or (known is not None and known.meaning.role in (None, MetricRole.LOSS) and "loss" in name):
+        return [], []
+    by_name = choose_direction(MetricRole.EVAL, name)
+    contradiction = warn_of_direction(name, direction) if direction is not None else None
+    minimize = (by_name if direction is None or contradiction else direction) == "minimize"
+    meaning = Meaning(name, MetricRole.EVAL, DECLARED, -1, minimize, origin=RoleOrigin.DECLARED)
+    return [Candidate(name, meaning, 0)], [] if contradiction is None else [contradiction]
 
 
 def choose_direction(role: MetricRole, metric: str) -> Direction:
@@ -341,47 +365,3 @@ def _with_at(name: str) -> str:
 
 def _any_fits(patterns: Iterable[str], names: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
-
-
-LENGTH_NAMES = (
-    *("total_steps", "evalstop.total_steps", "max_steps"),
-    *("trainer/total_training_steps", "trainer/max_steps", "trainer.max_steps"),
-)
-"""Names of the planned length; the first that is a positive whole number counts: EvalStop's, and the tag that it adds
-to runs of MLflow, transformers', verl's, NeMo's."""
-
-EPOCHS, EPOCH = "num_train_epochs", "epoch"
-"""The param of transformers, and the metric that it logs with all others."""
-
-MOST_STEPS = 2**53 - 1
-SOONEST_EPOCH = 0.1
-"""Some trainers round epochs to two decimals: from here on the length is accurate to 5 %."""
-
-
-def find_total_steps(texts: Mapping[str, str]) -> int | None:
-    """The planned length in these labels or params; None if there is none.
-
-    >>> find_total_steps({"max_steps": "-1", "total_steps": "5000"})
-    5000
-    """
-    return next((steps for name in LENGTH_NAMES if (steps := _read_steps(texts.get(name, "")))), None)
-
-
-def derive_total_steps(params: Mapping[str, str], epoch: float, step: int) -> int | None:
-    """The planned length of a run that is at this step in this epoch; None if the params have no number of epochs.
-
-    >>> derive_total_steps({"num_train_epochs": "3"}, epoch=0.5, step=100)
-    600
-    """
-    try:
-        epochs = float(params.get(EPOCHS, ""))
-    except ValueError:
-        return None
-    steps = epochs * step / epoch if epoch >= SOONEST_EPOCH and 0 < epochs < MOST_STEPS else 0.0
-    return round(steps) if 1 <= steps <= MOST_STEPS else None
-
-
-def _read_steps(text: str) -> int | None:
-    digits = text.strip().removesuffix(".0")
-    steps = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= 16 else 0
-    return steps if 1 <= steps <= MOST_STEPS else None

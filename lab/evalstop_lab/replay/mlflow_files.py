@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 from evalstop_detectors import find_total_steps
-from evalstop_detectors.roles.recognition import LENGTH_NAMES
+from evalstop_detectors.roles.params import LENGTH_NAMES
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.lines import read_lines

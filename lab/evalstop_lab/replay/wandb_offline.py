@@ -17,7 +17,7 @@ from typing import Any
 
 from evalstop_client.tensorboard import BYTES, VARINT, fields, repeated
 from evalstop_detectors import find_total_steps
-from evalstop_detectors.roles.recognition import LENGTH_NAMES
+from evalstop_detectors.roles.params import LENGTH_NAMES
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.runs import MOST_GPUS, TOTAL_STEPS, ReadErrors, Roles, Runs, add_row, parse_number, parse_step

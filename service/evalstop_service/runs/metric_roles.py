@@ -72,7 +72,7 @@ def assign_roles(
         Recognition(
             open=True,
             preset=recognized.preset,
-            sources=dict.fromkeys(origins, source),
+            sources={metric: "trainer" if origin == "declared" else source for metric, origin in origins.items()},
             origins=origins,
             reasons={metric: reasons[metric] for metric in shown},
             warnings=[*map(_ask_for_confirmation, guessed), *recognized.warnings],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from evalstop_detectors import MetricRole, choose_direction, recognize_roles
+from evalstop_detectors import MetricRole, RoleOrigin, choose_direction, recognize_roles
 from evalstop_detectors.roles.recognition import NO_EVAL
 from hypothesis import given
 from hypothesis import strategies as st
@@ -279,3 +279,25 @@ def test_prefixes_of_loggers_do_not_matter(log: str) -> None:
     written = {name: f"eval/{name[5:]}" if name.startswith("eval_") else name for name in log.split()}
     recognition = recognize_roles(written.values())
     assert {written[name]: role for name, role in plain.roles.items()} == recognition.roles
+
+
+def test_metric_of_the_best_checkpoint_is_declared() -> None:
+    """The eval that the trainer names comes before recognized ones, in the direction of its name where it has one."""
+    found = recognize_roles(["eval/wer", "eval/loss", "reward"], {"evalstop.eval": "eval_wer:maximize"})
+    assert (found.guessed_eval, found.origins["eval/wer"]) == (None, RoleOrigin.DECLARED)
+    assert found.roles["eval/wer"].direction == MIN
+    assert "worst checkpoint" in found.warnings[0]
+    unknown = recognize_roles(["eval_mystery", "eval_loss"], {"evalstop.eval": "eval_mystery:minimize"})
+    assert unknown.roles["eval_mystery"].direction == MIN
+    named = recognize_roles(
+        ["eval_f1_macro", "eval_loss"], {"metric_for_best_model": "loss", "greater_is_better": "False"}
+    )
+    assert named.roles.keys() == {"eval_loss"}
+
+
+@pytest.mark.parametrize("names", [f"loss {GRPO} {GRPO_EVAL}".split(), ["train_loss", "eval_accuracy"], ["loss", "kl"]])
+def test_loss_of_the_training_is_not_declared_as_the_eval(names: list[str]) -> None:
+    """A trainer that keeps its best model by the loss of an update or of the training is not believed."""
+    metric = next(name for name in names if name.endswith("loss"))
+    for declared in (metric, "eval_loss", "absent"):
+        assert recognize_roles(names, {"evalstop.eval": f"{declared}:minimize"}) == recognize_roles(names)

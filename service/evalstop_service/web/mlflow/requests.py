@@ -2,7 +2,8 @@
 
 Fields of newer clients are ignored. A tag is stored as the label of its name, so that `gpus`, `slurm_job_id` or
 `evalstop.preset` can be set as tags; a param is stored separately, so that hundreds of them leave room for labels. Tags
-that start with `evalstop.` (except `evalstop.preset` and `evalstop.obeyed`) and those of the service are ignored.
+that start with `evalstop.` (except `evalstop.preset`, `evalstop.eval` and `evalstop.obeyed`) and those of the service
+are ignored.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NamedTuple
 from uuid import UUID
 
+from evalstop_detectors.roles.params import EVAL_TAG
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Json
 
 from evalstop_service.domain.run import MOST_LABEL_BYTES, count_bytes
@@ -78,7 +80,7 @@ def merge_items(
 
 def is_client_tag(name: str) -> bool:
     """Whether clients may set the tag of this name."""
-    return name in (PRESET, OBEYED) or not (name in ("", EXPERIMENT) or name.startswith(OWN))
+    return name in (PRESET, EVAL_TAG, OBEYED) or not (name in ("", EXPERIMENT) or name.startswith(OWN))
 
 
 MAX_METRICS, MAX_PARAMS, MAX_TAGS, MAX_BATCH_ITEMS = 1000, 100, 100, 1000

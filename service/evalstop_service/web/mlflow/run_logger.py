@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 from uuid import UUID
 
 from evalstop_detectors import derive_total_steps, find_total_steps
-from evalstop_detectors.roles.recognition import EPOCH
+from evalstop_detectors.roles.params import EPOCH
 from fastapi import Depends, Request
 from msgspec.structs import replace
 
