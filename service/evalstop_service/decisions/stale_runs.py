@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from evalstop_detectors import Policy
@@ -52,6 +52,11 @@ CHECK_SECONDS = 5.0
 RETRY_SECONDS = 60.0
 """When another process may record a change that this one found."""
 
+AWAY_SECONDS = 60.0
+"""A pause between two checks from which on the service counts as having been away, and runs unable to report."""
+
+ALWAYS = datetime.min.replace(tzinfo=UTC)
+
 Policies = dict[UUID, Policy | None]
 """Policies by id; None for one that cannot be read."""
 
@@ -59,11 +64,18 @@ Policies = dict[UUID, Policy | None]
 def create_job(database: Database, clock: Clock) -> PeriodicJob:
     """The periodic job that checks all runs that have not ended."""
     known_policies: Policies = {}
+    available_since = checked_at = clock()
 
     def check(pause: Wait) -> float:
-        while check_due_runs(database, clock(), known_policies):
+        nonlocal available_since, checked_at
+        now = clock()
+        if (now - checked_at).total_seconds() > AWAY_SECONDS:
+            available_since = now
+        while check_due_runs(database, now, known_policies, available_since):
             if pause(0.0):
                 return 0.0
+            now = clock()
+        checked_at = now
         with database.reading() as tx:
             next_check = run_health.find_next_check(tx)
         seconds = CHECK_SECONDS if next_check is None else (next_check - clock()).total_seconds()
@@ -72,23 +84,28 @@ def create_job(database: Database, clock: Clock) -> PeriodicJob:
     return PeriodicJob("stale runs", check)
 
 
-def check_due_runs(database: Database, now: datetime, known_policies: Policies | None = None) -> int:
+def check_due_runs(
+    database: Database,
+    now: datetime,
+    known_policies: Policies | None = None,
+    available_since: datetime = ALWAYS,
+) -> int:
     """Check some of the due runs, and record changes; returns the number checked, 0 when none was due.
 
-    `known_policies`: a cache, filled here.
+    `known_policies`: a cache, filled here. `available_since`: no run is silent for longer than it could have reported.
     """
     with database.transaction() as tx:
         due = run_health.claim_due_checks(tx, now, RUNS_AT_A_TIME)
-        next_checks = _find_unchanged(tx, due, {} if known_policies is None else known_policies, now)
+        next_checks = _find_unchanged(tx, due, {} if known_policies is None else known_policies, now, available_since)
         changed = [check for check in due if check.run_id not in next_checks]
         retry_at = now + timedelta(seconds=RETRY_SECONDS)
         run_health.postpone_checks(tx, next_checks | {check.run_id: retry_at for check in changed})
-    handle_each(changed, lambda check: _record_change(database, check, now))
+    handle_each(changed, lambda check: _record_change(database, check, now, available_since))
     return len(due)
 
 
 def _find_unchanged(
-    tx: Transaction, due: list[DueCheck], known_policies: Policies, now: datetime
+    tx: Transaction, due: list[DueCheck], known_policies: Policies, now: datetime, available_since: datetime
 ) -> dict[UUID, datetime | None]:
     """When to check each unchanged run again; None for those that have ended.
 
@@ -96,17 +113,17 @@ def _find_unchanged(
     recording its change raises delays no other run.
     """
     try:
-        return _find_next_checks(tx, due, known_policies, now)
+        return _find_next_checks(tx, due, known_policies, now, available_since)
     except UnreadableRow:
         if len(due) == 1:
             return {}
         middle = len(due) // 2
-        first_half = _find_unchanged(tx, due[:middle], known_policies, now)
-        return first_half | _find_unchanged(tx, due[middle:], known_policies, now)
+        first_half = _find_unchanged(tx, due[:middle], known_policies, now, available_since)
+        return first_half | _find_unchanged(tx, due[middle:], known_policies, now, available_since)
 
 
 def _find_next_checks(
-    tx: Transaction, due: list[DueCheck], known_policies: Policies, now: datetime
+    tx: Transaction, due: list[DueCheck], known_policies: Policies, now: datetime, available_since: datetime
 ) -> dict[UUID, datetime | None]:
     run_ids = [check.run_id for check in due]
     loaded, records = runs.load_runs(tx, run_ids), run_health.load_health(tx, run_ids)
@@ -121,7 +138,7 @@ def _find_next_checks(
             next_checks[record.run_id] = None
             continue
         stale_seconds = settings[run.project_id].stale_seconds
-        state, check_at = _assess_liveness(run, record, stale_seconds, record.cadence_seconds, now)
+        state, check_at = _assess_liveness(run, record, stale_seconds, record.cadence_seconds, now, available_since)
         # A cadence that raises the run's limit is measured again at each check: the run may now report more often.
         is_slow = stale_after_seconds(stale_seconds, record.cadence_seconds) > stale_seconds
         if state == record.state and not is_slow and not faults_differ(record.metric_faults, faults[run.id]):
@@ -130,11 +147,18 @@ def _find_next_checks(
 
 
 def _assess_liveness(
-    run: Run, record: RunHealth, stale_seconds: float, cadence_seconds: float | None, now: datetime
+    run: Run,
+    record: RunHealth,
+    stale_seconds: float,
+    cadence_seconds: float | None,
+    now: datetime,
+    available_since: datetime,
 ) -> tuple[Liveness, datetime | None]:
     """The liveness of a run with this cadence, and when to check it again."""
-    silence = (now - health.last_report_at(run, record)).total_seconds()
-    stale_for = (now - record.changed_at).total_seconds() if record.state == Liveness.STALE else None
+    is_stale, reported_at = record.state == Liveness.STALE, health.last_report_at(run, record)
+    # A run that was stale already stays so until it reports.
+    silence = (now - (reported_at if is_stale else max(reported_at, available_since))).total_seconds()
+    stale_for = (now - max(record.changed_at, available_since)).total_seconds() if is_stale else None
     terms = (silence, stale_for, stale_seconds, cadence_seconds)
     state = assess_liveness(*terms)
     if state is Liveness.LOST:
@@ -142,7 +166,7 @@ def _assess_liveness(
     return state, now + timedelta(seconds=seconds_until_check(*terms))
 
 
-def _record_change(database: Database, due: DueCheck, now: datetime) -> None:
+def _record_change(database: Database, due: DueCheck, now: datetime, available_since: datetime) -> None:
     """Record and announce a change in a run.
 
     1. Lock the run and read everything again: the trainer may have reported since the check.
@@ -157,7 +181,7 @@ def _record_change(database: Database, due: DueCheck, now: datetime) -> None:
             return
         project = projects.get_project(tx, run.project_id)
         cadence_seconds = measure_cadence(run_health.list_post_times(tx, run), run_health.NEWEST_POSTS)
-        state, check_at = _assess_liveness(run, before, project.stale_seconds, cadence_seconds, now)
+        state, check_at = _assess_liveness(run, before, project.stale_seconds, cadence_seconds, now, available_since)
         faults = _find_metric_faults(tx, [run], {})[run.id]
         after = replace(
             before,

@@ -87,6 +87,23 @@ def test_run_is_stale_first_after_an_outage(project: ProjectFixture) -> None:
     assert (project.load_run(run).status, load_health_events(project, run)) == ("running", ["run.stale"])
 
 
+def test_no_run_is_stale_before_it_could_report(project: ProjectFixture) -> None:
+    """After the service was away, runs have their whole time again, and those that were stale are not lost sooner."""
+    stale, run = project.open_run(), project.open_run()
+    now = [at(0)]
+    job = stale_runs.create_job(project.database, lambda: now[0])
+    project.post_observations(run, evals(0.5), at(250))
+    day = 86_400
+    for seconds in (0, 40, 90, 140, 190, 240, 290, 300, day, day + 50):
+        now[0] = at(seconds)
+        job.do(lambda _: False)
+    assert (load_health_events(project, stale), load_health_events(project, run)) == (["run.stale"], [])
+    for seconds in range(day + 100, day + 351, 50):
+        now[0] = at(seconds)
+        job.do(lambda _: False)
+    assert (load_health_events(project, stale), load_health_events(project, run)) == (["run.stale"], ["run.stale"])
+
+
 def test_stale_run_recovers_with_its_next_post(project: ProjectFixture) -> None:
     """A run that posts is alive and can become stale again, with another event."""
     run = project.open_run()
