@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -220,7 +221,11 @@ class Run:
             yield request
 
     def flush(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until the service has everything, by default for `flush_seconds`; False on timeout."""
+        """Wait until the service has everything, by default for `flush_seconds`; False on timeout.
+
+        At its exit a process sends what it has logged, also a child of `multiprocessing`. If a process was killed, or
+        ended by `os._exit`, the next run of its name on this machine sends what had reached the disk.
+        """
         if self._reporter is None or self._finished:
             return True
         seconds = self._settings.limits.flush_seconds if timeout_seconds is None else timeout_seconds
@@ -314,6 +319,9 @@ def _close_all() -> None:
 def _restart_in_child() -> None:
     for run in list(_open_runs):
         run._after_fork_in_child()
+    if (processes := sys.modules.get("multiprocessing.util")) is not None:
+        # multiprocessing ends its children by os._exit, without atexit, and forgets finalizers from before their start.
+        processes.register_after_fork(_close_all, lambda close: processes.Finalize(None, close, exitpriority=0))
 
 
 atexit.register(_close_all)

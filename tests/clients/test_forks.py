@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -62,6 +63,17 @@ def test_forked_child_reports_and_does_not_finish_the_run(server: FakeServer, se
     assert {step: value for (_, _, step), value in stored.observations.items()} == {1: 1.0, 2: 2.0, 3: 3.0}
     assert stored.duplicates == 0
     assert stored.status == "completed"
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_process_of_multiprocessing_sends_what_it_logged(server: FakeServer, service: FakeService) -> None:
+    """Such a child ends by os._exit, which runs no atexit; what it has logged arrives all the same."""
+    with open_run(server) as run:
+        run.log({"score": 1.0}, step=1)
+        child = multiprocessing.get_context("fork").Process(target=lambda: run.log({"score": 2.0}, step=2))
+        child.start()
+        child.join()
+    assert sorted(service.find_run("a run").observations.values()) == [1.0, 2.0]
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
