@@ -42,6 +42,7 @@ TABLES = (
     "projects",
     "observations",
     "monitor_states",
+    "case_calls",
     "cases",
     "audit_log",
     "audit_chains",
@@ -497,6 +498,45 @@ def _create_runs() -> None:
     )
 
 
+def _create_case_calls() -> None:
+    op.create_table(
+        "case_calls",
+        sa.Column("run_id", sa.Uuid(), nullable=False),
+        sa.Column("attempt", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("detector", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Uuid(), nullable=False),
+        sa.Column("policy_id", sa.Uuid(), nullable=False),
+        sa.Column("job_kind", sa.Text(), nullable=True),
+        sa.Column("treatment", sa.Text(), nullable=True),
+        sa.Column("observed_probability", sa.Double(), nullable=True),
+        sa.Column("run_outcome", sa.Text(), nullable=False),
+        sa.Column("ended_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("step", sa.BigInteger(), nullable=False),
+        sa.Column("outcome", sa.Text(), nullable=False),
+        sa.Column("delay_steps", sa.BigInteger(), nullable=True),
+        sa.Column("gpu_hours_after", sa.Double(), nullable=True),
+        sa.PrimaryKeyConstraint("run_id", "attempt", "detector", name=op.f("pk_case_calls")),
+    )
+    op.create_index(
+        "ix_case_calls_counted",
+        "case_calls",
+        [
+            "project_id",
+            "policy_id",
+            "detector",
+            "treatment",
+            "observed_probability",
+            "run_outcome",
+            "outcome",
+            "delay_steps",
+            "gpu_hours_after",
+            "ended_at",
+            "job_kind",
+        ],
+        unique=False,
+    )
+
+
 def _create_decisions() -> None:
     op.create_table(
         "cases",
@@ -547,6 +587,7 @@ def _create_decisions() -> None:
     )
     op.create_index("ix_cases_project_id_ended_at", "cases", ["project_id", "ended_at", "run_id"], unique=False)
     op.create_index("ix_cases_project_id_revision", "cases", ["project_id", "revision"], unique=False)
+    _create_case_calls()
     op.create_table(
         "backtests",
         sa.Column("id", sa.Uuid(), nullable=False),

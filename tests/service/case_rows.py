@@ -8,10 +8,11 @@ from typing import Any
 
 from evalstop_service.domain.run import JudgedCall
 from evalstop_service.domain.statuses import DecisionOutcome
+from evalstop_service.store.cases import list_call_rows
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.runs import Run
-from evalstop_service.store.tables import cases
+from evalstop_service.store.tables import case_calls, cases
 
 from tests.service.project_fixture import NOW
 
@@ -49,7 +50,10 @@ def insert_cases(database: Database, run: Run, number: int, at: datetime = NOW, 
     if "treatment" in known and known["treatment"] is None:
         row |= {"decision_id": None, "observed_probability": None, "detectors": None}
     with database.transaction() as tx:
-        tx.execute(cases.insert(), [{"key_id": new_id()} | row | {"attempt": next(_ATTEMPTS)} for _ in range(number)])
+        rows = [{"key_id": new_id()} | row | {"attempt": next(_ATTEMPTS)} for _ in range(number)]
+        tx.execute(cases.insert(), rows)
+        if calls := [call for row in rows for call in list_call_rows(row)]:
+            tx.execute(case_calls.insert(), calls)
 
 
 def judge_call(outcome: str, delay_steps: int | None = None, gpu_hours_after: float | None = None) -> JudgedCall:

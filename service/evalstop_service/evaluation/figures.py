@@ -173,7 +173,31 @@ def load_figures(
 def load_detector_figures(
     tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]
 ) -> list[GroupFigures]:
-    """The figures of each detector on the panel of the cases' policies, as if its first call had stopped the run.
+    """The figures of each detector on the panel of the cases' policies, as if its first call had stopped the run."""
+    counts, delays, panels = _count_by_detector(tx, project_id, case_filter, by)
+    return [
+        replace(group, observes=_observes(name_key_parts(group.key, by), panels, case_filter.detector))
+        for group in compute_figures(counts, delays, of_calls=True)
+    ]
+
+
+def load_detectors_by_week(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> dict[str, list[GroupFigures]]:
+    """The cumulative figures of each detector, up to the end of each week."""
+    counts, _, _ = _count_by_detector(tx, project_id, case_filter, ["detector", "week"])
+    counts_of = defaultdict[str, list[CaseCount]](list)
+    for count in counts:
+        counts_of[count.key[0]].append(replace(count, key=count.key[1:]))
+    return {name: compute_running_figures(own, of_calls=True) for name, own in sorted(counts_of.items())}
+
+
+_Panels = dict[Key, dict[str, bool]]
+"""By the name and version of a policy: its detectors, and whether each observes."""
+
+
+def _count_by_detector(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]
+) -> tuple[list[CaseCount], list[Delay], _Panels]:
+    """The cases of each detector, called or silent.
 
     1. Count the cases in which nobody stopped the run: after a stop nobody sees whether the detector would have called.
        A case that was held out with the probability p represents 1/p cases.
@@ -208,10 +232,7 @@ def load_detector_figures(
         if case_filter.detector in (None, detector):
             key, judged = _arrange_key(by, split, parts, detector), judge_decision(run_outcome, None, None)
             counts.append(CaseCount(key, None, probability, judged, number))
-    return [
-        replace(group, observes=_observes(name_key_parts(group.key, by), panels, case_filter.detector))
-        for group in compute_figures(counts, delays, of_calls=True)
-    ]
+    return counts, delays, panels
 
 
 def _observes(parts: Mapping[str, Any], panels: Mapping[Key, Mapping[str, bool]], detector: str | None) -> bool:
@@ -258,13 +279,13 @@ def compute_figures(
     return [_compute_group(key, sums, delays_of[key], of_calls=of_calls) for key, sums in ordered]
 
 
-def compute_running_figures(counts: Iterable[CaseCount]) -> list[GroupFigures]:
+def compute_running_figures(counts: Iterable[CaseCount], *, of_calls: bool = False) -> list[GroupFigures]:
     """Cumulative figures up to the end of each period; the keys are the first days of the periods."""
     totals, groups = _Totals(), []
     for key, counts_of_period in groupby(sorted(counts, key=lambda count: count.key), key=lambda count: count.key):
         for count in counts_of_period:
             totals.add(count)
-        groups.append(_compute_group(key, totals, ()))
+        groups.append(_compute_group(key, totals, (), of_calls=of_calls))
     return groups
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
+from msgspec import structs
 
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.run import JudgedCall
@@ -19,7 +20,7 @@ from evalstop_service.domain.statuses import LEFT_ALONE, DecisionOutcome, RunOut
 from evalstop_service.errors import Invalid
 from evalstop_service.store.database import Transaction, find_all, find_one, match_given
 from evalstop_service.store.runs import POLICY_COLUMNS
-from evalstop_service.store.tables import cases, policies, runs
+from evalstop_service.store.tables import case_calls, cases, policies, runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,21 +73,26 @@ def save_case(tx: Transaction, case: Case) -> None:
     """Store a case, replacing the attempt's previous one; its run is locked in this transaction."""
     delete_case(tx, case.run_id, case.attempt)
     tx.execute(cases.insert().values(**vars(case)))
+    if case.calls:
+        tx.execute(case_calls.insert(), list_call_rows(vars(case)))
 
 
 def delete_case(tx: Transaction, run_id: UUID, attempt: int) -> None:
     """Delete the case of an attempt that continues after all."""
-    tx.execute(cases.delete().where(*_of(run_id, attempt)))
+    for table in (cases, case_calls):
+        tx.execute(table.delete().where(table.c.run_id == run_id, table.c.attempt == attempt))
+
+
+def list_call_rows(case: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the calls in a case, which repeat what they are counted by."""
+    shared = {name: case[name] for name in _COUNTED_BY}
+    return [shared | {"detector": name} | structs.asdict(call) for name, call in (case["calls"] or {}).items()]
 
 
 def find_case(tx: Transaction, run_id: UUID, attempt: int) -> Case | None:
     """The case of an attempt; None while the attempt has not ended."""
     columns = (cases.c[name] for name in Case.__dataclass_fields__)
-    return find_one(tx, Case, sa.select(*columns).where(*_of(run_id, attempt)))
-
-
-def _of(run_id: UUID, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
-    return cases.c.run_id == run_id, cases.c.attempt == attempt
+    return find_one(tx, Case, sa.select(*columns).where(cases.c.run_id == run_id, cases.c.attempt == attempt))
 
 
 Grouping = Literal["policy", "detector", "job_kind", "day", "week", "month"]
@@ -280,6 +286,11 @@ def list_job_kinds(tx: Transaction, project_id: UUID) -> list[str]:
 
 _NEWEST = 50
 
+_COUNTED_BY = (
+    *("run_id", "attempt", "project_id", "policy_id", "job_kind"),
+    *("treatment", "observed_probability", "run_outcome", "ended_at"),
+)
+
 IS_FLAGGED = cases.c.decision_id.is_not(None)
 
 IS_SEEN = sa.or_(cases.c.treatment.is_(None), cases.c.treatment == Treatment.OBSERVED)
@@ -293,18 +304,12 @@ def filter_cases(query: sa.Select[Any], project_id: UUID, case_filter: CaseFilte
     if detector is not None and case_filter.called is not False:
         outcome = _of_call(detector, "outcome")
     exact = {
-        sa.func.coalesce(cases.c.job_kind, ""): case_filter.job_kind,
         cases.c.treatment: case_filter.treatment,
         outcome: case_filter.outcome,
         cases.c.run_outcome: case_filter.run_outcome,
         IS_FLAGGED: case_filter.flagged,
     }
-    ended_at = cases.c.ended_at
-    conditions = match_given(exact, since={ended_at: case_filter.since}, before={ended_at: case_filter.until})
-    if case_filter.policy is not None or case_filter.version is not None:
-        named = match_given({policies.c.name: case_filter.policy, policies.c.version: case_filter.version})
-        chosen = sa.select(policies.c.id).where(policies.c.project_id == project_id, *named)
-        conditions.append(cases.c.policy_id.in_(chosen))
+    conditions = [*_match_origin(cases, project_id, case_filter), *match_given(exact)]
     if detector is not None:
         has_called = _of_call(detector, "step").is_not(None)
         conditions.append(~has_called if case_filter.called is False else has_called)
@@ -312,7 +317,22 @@ def filter_cases(query: sa.Select[Any], project_id: UUID, case_filter: CaseFilte
         conditions.append(_of_call(case_filter.silent, "step").is_(None))
     if (detector is not None or case_filter.silent is not None) and case_filter.treatment is None:
         conditions.append(IS_SEEN)
-    return query.select_from(cases).where(cases.c.project_id == project_id, *conditions)
+    return query.select_from(cases).where(*conditions)
+
+
+def _match_origin(table: sa.Table, project_id: UUID, case_filter: CaseFilter) -> list[sa.ColumnElement[bool]]:
+    """Conditions on project, policy, job kind and end, which cases and their calls have."""
+    ended_at = table.c.ended_at
+    conditions = match_given(
+        {table.c.project_id: project_id, sa.func.coalesce(table.c.job_kind, ""): case_filter.job_kind},
+        since={ended_at: case_filter.since},
+        before={ended_at: case_filter.until},
+    )
+    if case_filter.policy is not None or case_filter.version is not None:
+        named = match_given({policies.c.name: case_filter.policy, policies.c.version: case_filter.version})
+        chosen = sa.select(policies.c.id).where(policies.c.project_id == project_id, *named)
+        conditions.append(table.c.policy_id.in_(chosen))
+    return conditions
 
 
 def _of_call(detector: str, field: str) -> sa.ColumnElement[Any]:
@@ -321,17 +341,14 @@ def _of_call(detector: str, field: str) -> sa.ColumnElement[Any]:
     return text
 
 
-def key_column(tx: Transaction, by: Grouping) -> sa.ColumnElement[Any]:
-    """What cases are grouped by, as it is stored."""
-    match by:
-        case "policy":
-            return cases.c.policy_id  # resolved to names afterwards: a join would look one up for each of many rows
-        case "job_kind":
-            return cases.c.job_kind
-        case "detector":
-            return sa.literal_column("member.key", sa.Text)
+def key_column(tx: Transaction, by: Grouping, table: sa.Table = cases) -> sa.ColumnElement[Any]:
+    """What cases, or their calls, are grouped by, as it is stored."""
+    if by == "policy":
+        return table.c.policy_id  # resolved to names afterwards: a join would look one up for each of many rows
+    if by in ("job_kind", "detector"):
+        return table.c[by]
     # Inlined, not bound: only then does PostgreSQL see that the selected and the grouped expression are the same.
-    ended_at = cases.c.ended_at
+    ended_at = table.c.ended_at
     if tx.dialect.name == "postgresql":
         return sa.cast(sa.func.date_trunc(sa.literal_column(f"'{by}'"), ended_at), sa.Date)
     moves = {"day": [], "week": ["'weekday 0'", "'-6 days'"], "month": ["'start of month'"]}[by]
@@ -369,24 +386,18 @@ class CallCount:
 
 
 def count_calls(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]) -> list[CallCount]:
-    """Count the calls of detectors, with `detector` among the groupings, by group, treatment, outcome and delay."""
-    if tx.dialect.name == "postgresql":
-        member: Any = (
-            sa.func.json_each(cases.c.calls).table_valued("key", sa.column("value", sa.JSON)).lateral("member")
-        )
-        value: Any = sa.cast(sa.literal_column("member.value"), sa.JSON)
-    else:
-        member = sa.func.json_each(cases.c.calls).table_valued("key", "value", name="member")
-        value = sa.type_coerce(sa.literal_column("member.value"), sa.JSON)
-    hours = value["gpu_hours_after"].as_float()
+    """Count the calls of detectors, with `detector` among the groupings, by group, treatment, outcome and delay.
+
+    Of the filter it obeys policy, job kind and end. An index has all that is read.
+    """
+    calls = case_calls.c
     kinds = [
-        *(key_column(tx, grouping) for grouping in by),
-        *(cases.c.treatment, cases.c.observed_probability, cases.c.run_outcome),
-        *(value["outcome"].as_string(), value["delay_steps"].as_integer()),
+        *(key_column(tx, grouping, case_calls) for grouping in by),
+        *(calls.treatment, calls.observed_probability, calls.run_outcome, calls.outcome, calls.delay_steps),
     ]
+    hours = calls.gpu_hours_after
     counted = [sa.func.count(), sa.func.coalesce(sa.func.sum(hours), 0.0), sa.func.count().filter(hours.is_(None))]
-    query = filter_cases(sa.select(*kinds, *counted), project_id, case_filter)
-    query = query.join(member, sa.true()).group_by(*kinds)
+    query = sa.select(*kinds, *counted).where(*_match_origin(case_calls, project_id, case_filter)).group_by(*kinds)
     name_key = _load_key_names(tx, project_id, by)
     return [CallCount(name_key(row), *row[len(by) :]) for row in tx.execute(query)]
 

@@ -19,6 +19,7 @@ from evalstop_service.store.tables.projects import sessions as sessions
 from evalstop_service.store.tables.runs import LIVE as LIVE
 from evalstop_service.store.tables.runs import attempts as attempts
 from evalstop_service.store.tables.runs import backtests as backtests
+from evalstop_service.store.tables.runs import case_calls as case_calls
 from evalstop_service.store.tables.runs import cases as cases
 from evalstop_service.store.tables.runs import checkpoints as checkpoints
 from evalstop_service.store.tables.runs import decision_changes as decision_changes

@@ -1,4 +1,4 @@
-"""The observations of a run: their table, and their export as CSV and JSON."""
+"""The observations of a run: their table, and their export as CSV."""
 
 from __future__ import annotations
 
@@ -26,9 +26,14 @@ def add_run_with(tenant: Tenant, *points: PostedObservation) -> Run:
     return run
 
 
+def read_rows(export: httpx.Response) -> list[dict[str, str]]:
+    """The rows of an export, by column."""
+    return list(csv.DictReader(io.StringIO(export.text)))
+
+
 @pytest.mark.slow
 def test_export_holds_every_observation(visitor: httpx.Client, tenant: Tenant) -> None:
-    """Both exports hold every observation at full precision, superseded ones included, over several batches."""
+    """The export holds every observation at full precision, superseded ones included, over several batches."""
     steps = EXPORT_BATCH + 7
     points = [PostedObservation("reward/gold", step, 0.1 + step / 3, 0.1) for step in range(steps)]
     points_not_finite = [
@@ -37,26 +42,22 @@ def test_export_holds_every_observation(visitor: httpx.Client, tenant: Tenant) -
     ]
     run = add_run_with(tenant, *points, *points_not_finite)
     tenant.submit(run, Resumed(steps - 3))
-    answer = visitor.get(f"/runs/{run.id}/export.json")
-    document = answer.json()
-    rows = document["observations"]
-    assert document["columns"][:3] == ["metric", "step", "value"]
-    assert [row[2] for row in rows if row[0] == "reward/gold"] == [point.value for point in points]
-    assert [row[2] for row in rows if row[0] == FORMULA_METRIC] == ["NaN", "-Infinity"]
-    assert [row[7] for row in rows if row[0] == "reward/gold"][-3:] == [None, 2, 2]
-    assert 'filename="weird-..-name.json"' in answer.headers["content-disposition"]
-    table = list(csv.DictReader(io.StringIO(visitor.get(f"/runs/{run.id}/export.csv").text)))
-    assert len(table) == len(rows)
-    assert {float(row["value"]) for row in table if row["metric"] == "reward/gold"} == {p.value for p in points}
-    assert {row["metric"] for row in table} == {"reward/gold", f"'{FORMULA_METRIC}"}
+    answer = visitor.get(f"/runs/{run.id}/export.csv")
+    assert 'filename="weird-..-name.csv"' in answer.headers["content-disposition"]
+    rows = read_rows(answer)
+    gold = [row for row in rows if row["metric"] == "reward/gold"]
+    assert [float(row["value"]) for row in gold] == [point.value for point in points]
+    assert [row["superseded_by"] for row in gold][-3:] == ["", "2", "2"]
+    assert [row["value"] for row in rows if row["metric"] == f"'{FORMULA_METRIC}"] == ["NaN", "-Infinity"]
+    assert len(rows) == len(points) + 2
 
 
 def test_export_holds_metrics_that_were_superseded_as_a_whole(visitor: httpx.Client, tenant: Tenant) -> None:
     """A metric all of whose observations were superseded is exported, too."""
     run = add_run_with(tenant, PostedObservation("kept", 1, 0.5), PostedObservation("late", 9, 0.5))
     tenant.submit(run, Resumed(5))
-    rows = visitor.get(f"/runs/{run.id}/export.json").json()["observations"]
-    assert [(row[0], row[7]) for row in rows] == [("kept", None), ("late", 2)]
+    rows = read_rows(visitor.get(f"/runs/{run.id}/export.csv"))
+    assert [(row["metric"], row["superseded_by"]) for row in rows] == [("kept", ""), ("late", "2")]
 
 
 @SQLITE_ONLY
@@ -77,4 +78,4 @@ def test_run_without_observations(visitor: httpx.Client, tenant: Tenant) -> None
     """The page says that nothing is logged yet, and the export is empty."""
     run = tenant.open_run("empty")
     assert "Nothing logged yet" in visitor.get(f"/runs/{run.id}/observations").text
-    assert visitor.get(f"/runs/{run.id}/export.json").json()["observations"] == []
+    assert read_rows(visitor.get(f"/runs/{run.id}/export.csv")) == []

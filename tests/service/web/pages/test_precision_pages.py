@@ -71,8 +71,8 @@ def test_figures_link_to_their_cases(visitor: httpx.Client, database: Database, 
     assert "120 EUR" in get_text(visitor, "/")
     figures = visitor.get("/precision/figures.json?job_kind=__proto__&days=30").json()
     assert figures["running"][0]["precision"]["value"] == 0.75
-    assert [(row["label"], row["stated"]) for row in figures["calibration"]] == [("level v1", 0.05)]
-    assert sum(figures["delays"]["share"]) == 1
+    by_detector = {row["name"]: row["running"][-1]["precision"]["value"] for row in figures["detectors"]}
+    assert by_detector == dict.fromkeys(("eval", "k_below_best", "kl", "proxy"), 1.0)
     assert "No outcomes yet" in get_text(visitor, "/precision?policy=%00nosuch")
 
 
@@ -183,14 +183,14 @@ def test_open_precision_page_updates_in_browser(window: Window, embedded_databas
     page.get_by_role("button", name="Wrong").click()
     page.get_by_text("labeled by key").wait_for()
     page.goto(f"{window.address}/precision")
-    for chart in ("over-time", "delay", "calibration"):
-        page.wait_for_selector(f"#{chart}-chart .scatterlayer, #{chart}-chart .barlayer")
+    for chart in ("over-time", "detectors"):
+        page.wait_for_selector(f"#{chart}-chart .scatterlayer")
         expect(page.locator(f"#{chart}-chart").get_by_text(re.compile(r"^\d+(\.\d)? %$")).nth(2)).to_be_visible()
     page.wait_for_selector('.live[data-live="on"]')
     insert_cases(embedded_database, run, 1, now, outcome="wrong", run_outcome="healthy")
     page.get_by_text("80.0 %").first.wait_for()
     page.set_viewport_size({"width": 375, "height": 800})
     page.reload()
-    page.wait_for_selector("#delay-chart .barlayer")
+    page.wait_for_selector("#detectors-chart .scatterlayer")
     assert page.evaluate("document.documentElement.scrollWidth") <= 375
     window.assert_no_errors()

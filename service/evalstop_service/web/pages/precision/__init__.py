@@ -12,14 +12,13 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Response
-from msgspec import structs
 
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import require
 from evalstop_service.evaluation import figures, rollout_stage
 from evalstop_service.evaluation.figures import GroupFigures
 from evalstop_service.store import cases, decisions, policies, rollout_stages, runs
-from evalstop_service.store.cases import CaseFilter, Delay, Grouping
+from evalstop_service.store.cases import CaseFilter, Grouping
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.list_filters import ListedCases
@@ -32,7 +31,6 @@ from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf, Visitor
 router = APIRouter(route_class=PageRoute)
 
 PAGE = 50
-MOST_BINS = 24
 
 
 class Filters:
@@ -174,25 +172,21 @@ def link_calls(visitor: Visitor, case_filter: CaseFilter, panel: Panel, detector
 
 @router.get("/precision/figures.json")
 def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Response:
-    """The data of the charts."""
+    """The data of the charts: the stops of a policy, and the detectors of its first version."""
+    project_id, chosen = visitor.project.id, filters.case_filter
     with site.database.reading() as tx:
-        by_week = cases.count_cases(tx, visitor.project.id, filters.case_filter, ("week",))
-        late = cases.count_delays(tx, visitor.project.id, filters.case_filter)
-        of_all = replace(filters.case_filter, policy=None)  # a point each
-        by_policy = figures.compute_figures(cases.count_cases(tx, visitor.project.id, of_all, ("policy",)), ())
+        by_week = cases.count_cases(tx, project_id, chosen, ("week",))
+        by_policy = figures.compute_figures(cases.count_cases(tx, project_id, chosen, ("policy",)), ())
+        first = rank_policies(by_policy, _load_stages(tx, project_id))[:1]
+        version = figures.select_group(chosen, ("policy",), first[0].key) if first else chosen
+        detectors = figures.load_detectors_by_week(tx, project_id, version)
     return send_json(
         {
             "running": [_encode_week(group) for group in figures.compute_running_figures(by_week)],
             "weeks": [_encode_week(group) for group in figures.compute_figures(by_week, ())],
-            "delays": _build_histogram(late),
-            "calibration": [
-                {
-                    "label": f"{group.key[0]} v{group.key[1]}",
-                    "stated": group.stated_risk,
-                    **structs.asdict(group.false_stops),
-                }
-                for group in by_policy
-                if group.stated_risk is not None and group.false_stops is not None and group.false_stops.decided
+            "detectors": [
+                {"name": name, "running": [_encode_week(group) for group in groups]}
+                for name, groups in detectors.items()
             ],
         }
     )
@@ -251,20 +245,3 @@ def _link_cases(
 def _encode_week(group: GroupFigures) -> dict[str, Any]:
     estimates = {"precision": group.precision, "recall": group.recall, "false_stops": group.false_stops}
     return {"week": group.key[0], **estimates}
-
-
-def _build_histogram(late: Sequence[Delay]) -> dict[str, list[float]]:
-    """A histogram: the lower end, the width and the share of the total weight of each bin."""
-    if not late:
-        return {"from": [], "width": [], "share": []}
-    first, last = min(delay.steps for delay in late), max(delay.steps for delay in late)
-    width = max(1, math.ceil((last - first + 1) / MOST_BINS))
-    weights = [0.0] * (1 + (last - first) // width)
-    for delay in late:
-        weights[(delay.steps - first) // width] += delay.cases / delay.probability
-    total = sum(weights)
-    return {
-        "from": [first + width * index for index in range(len(weights))],
-        "width": [width] * len(weights),
-        "share": [weight / total for weight in weights],
-    }

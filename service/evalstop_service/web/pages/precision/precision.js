@@ -1,4 +1,4 @@
-// The charts of precision: figures over time with their intervals, delays, and stated risks against measured ones.
+// The charts of precision: the figures of each detector over time, and those of the policy's stops with their intervals.
 
 import { axis, band, draw, narrow, palette, percent, redrawn, shareTicks, toggles } from "./charts.js";
 import { fetchSameOrigin, onChange } from "./live.js";
@@ -7,7 +7,10 @@ const PAINT = { precision: "best", recall: "kl", false_stops: "stop" };
 const NAMES = { precision: "precision", recall: "recall", false_stops: "false stops" };
 
 const main = document.querySelector("main");
+const DASHES = { precision: "solid", recall: "dash", false_stops: "dot" };
+const HUES = 5;
 const shown = { precision: true, recall: false, false_stops: false };
+const ofDetectors = { ...shown };
 let figures = null;
 
 async function load() {
@@ -18,67 +21,52 @@ async function load() {
 function drawAll() {
   if (!figures) return;
   const color = palette();
-  drawOverTime(color);
-  drawDelays(color);
-  drawCalibration(color);
+  const chosen = (figuresShown) => Object.keys(figuresShown).filter((name) => figuresShown[name]);
+  drawShares(color, "detectors-chart", chosen(ofDetectors).flatMap((name) => figures.detectors.map((one, i) => ofDetector(color, name, one, i))));
+  drawShares(color, "over-time-chart", chosen(shown).flatMap((name) => overTime(color, name)));
 }
 
-function drawOverTime(color) {
-  const traces = Object.keys(shown).filter((name) => shown[name]).flatMap((name) => overTime(color, name));
-  const chart = findChart("over-time-chart", traces.some((trace) => trace.x.length));
+function drawShares(color, id, traces) {
+  const chart = findChart(id, traces.some((trace) => trace.x.length));
   if (!chart) return; // without a date Plotly draws the year 2000
   const share = axis(color, { ...shareTicks(), range: [-0.02, 1.02] });
   const time = axis(color, { type: "date", nticks: narrow.matches ? 4 : 8, tickformat: "%b %-d\n%Y", showgrid: false });
-  draw(chart, traces, { xaxis: time, yaxis: share, hovermode: "closest" });
+  const legend = { orientation: "h", x: 0, y: -0.18, yanchor: "top", itemclick: false, itemdoubleclick: false };
+  draw(chart, traces, { xaxis: time, yaxis: share, hovermode: "closest", showlegend: id === "detectors-chart", legend });
+}
+
+const decided = (points, name) => points.filter((one) => one[name] && one[name].value !== null);
+const summarize = (points, name) => points.map((one) => `${percent(one[name].value)}<br>${one[name].decided} cases, ${percent(one[name].low)} to ${percent(one[name].high)}`);
+
+// Names of detectors are from the policy and consist of letters, digits, dots and dashes.
+function ofDetector(color, name, { name: detector, running }, index) {
+  const known = decided(running, name);
+  const paint = color(`hue-${(index % HUES) + 1}`);
+  return {
+    type: "scatter", mode: "lines+markers", name: detector, showlegend: name === Object.keys(ofDetectors).find((one) => ofDetectors[one]),
+    x: known.map((one) => one.week), y: known.map((one) => one[name].value), text: summarize(known, name),
+    line: { color: paint, width: 2, dash: DASHES[name] }, marker: { size: 5, color: paint, symbol: index < HUES ? "circle" : "square" },
+    hovertemplate: `${detector}: ${NAMES[name]} so far %{text}<extra></extra>`,
+  };
 }
 
 function overTime(color, name) {
   const paint = color(PAINT[name]);
-  const [known, weeks] = [figures.running, figures.weeks].map((points) => points.filter((one) => one[name] && one[name].value !== null));
+  const [known, weeks] = [figures.running, figures.weeks].map((points) => decided(points, name));
   const at = known.map((one) => one.week);
   const of = (points, end) => points.map((one) => one[name][end]);
-  const summary = (points) => points.map((one) => `${percent(one[name].value)}<br>${one[name].decided} cases, ${percent(one[name].low)} to ${percent(one[name].high)}`);
   return [
     { type: "scatter", mode: "lines", ...band(at, of(known, "low"), of(known, "high")), fill: "toself", fillcolor: makeTransparent(paint), line: { width: 0 }, hoverinfo: "skip" },
     {
-      type: "scatter", mode: "markers", x: weeks.map((one) => one.week), y: of(weeks, "value"), text: summary(weeks),
+      type: "scatter", mode: "markers", x: weeks.map((one) => one.week), y: of(weeks, "value"), text: summarize(weeks, name),
       marker: { size: 7, color: color("card"), line: { color: paint, width: 1.5 } },
       hovertemplate: `${NAMES[name]} of the week %{text}<extra></extra>`,
     },
     {
-      type: "scatter", mode: "lines+markers", x: at, y: of(known, "value"), text: summary(known), line: { color: paint, width: 2.2 }, marker: { size: 4, color: paint },
+      type: "scatter", mode: "lines+markers", x: at, y: of(known, "value"), text: summarize(known, name), line: { color: paint, width: 2.2 }, marker: { size: 4, color: paint },
       hovertemplate: `${NAMES[name]} so far %{text}<extra></extra>`,
     },
   ];
-}
-
-function drawDelays(color) {
-  const { from, width, share } = figures.delays;
-  const chart = findChart("delay-chart", from.length);
-  if (!chart) return;
-  const bars = { type: "bar", x: from, y: share, width, offset: 0, customdata: share.map((one) => percent(one)), marker: { color: color("accent"), line: { color: color("card"), width: 1 } }, hovertemplate: "%{customdata} from %{x} steps on<extra></extra>" };
-  draw(chart, [bars], { xaxis: axis(color, { showgrid: false, tickformat: ",d" }), yaxis: axis(color, { ...shareTicks(Math.max(...share)), rangemode: "tozero" }), bargap: 0 });
-}
-
-function drawCalibration(color) {
-  const points = figures.calibration;
-  const chart = findChart("calibration-chart", points.length);
-  if (!chart) return;
-  const most = Math.max(...points.flatMap((one) => [one.stated, Math.min(one.high, 2.5 * Math.max(one.value, one.stated, 0.02))])) * 1.1;
-  const diagonal = { type: "scatter", mode: "lines", x: [0, most], y: [0, most], line: { color: color("muted"), width: 1.2, dash: "dot" }, hoverinfo: "skip" };
-  const measured = {
-    type: "scatter", mode: "markers+text", x: points.map((one) => one.stated), y: points.map((one) => one.value), text: points.map((one) => one.label),
-    textposition: "top right", textfont: { color: color("muted"), size: 11.5 }, cliponaxis: false,
-    error_y: { type: "data", symmetric: false, array: points.map((one) => one.high - one.value), arrayminus: points.map((one) => one.value - one.low), color: color("stop"), thickness: 1.6, width: 4 },
-    customdata: points.map((one) => `states ${percent(one.stated)}, measured ${percent(one.value)}`),
-    marker: { size: 9, color: color("stop") }, hovertemplate: "%{text}: %{customdata}<extra></extra>",
-  };
-  const share = { ...shareTicks(most), range: [0, most] };
-  draw(chart, [diagonal, measured], {
-    xaxis: axis(color, { ...share, title: { text: "stated", font: { size: 11.5, color: color("muted") } } }),
-    yaxis: axis(color, { ...share, title: { text: "measured", font: { size: 11.5, color: color("muted") } } }),
-    margin: { l: 52, r: 24, t: 10, b: 44 },
-  });
 }
 
 // The chart with this id, or null while it has nothing to draw.
@@ -93,9 +81,9 @@ function makeTransparent(paint) {
   return `${paint}2b`; // colors are #rrggbb
 }
 
-const legend = document.querySelector(".legend");
-if (legend) {
-  toggles(legend, shown, drawAll);
+const legends = document.querySelectorAll(".legend");
+if (legends.length) {
+  [ofDetectors, shown].forEach((one, i) => toggles(legends[i], one, drawAll));
   redrawn(drawAll);
   onChange(load);
   load();

@@ -1,17 +1,15 @@
-"""The observations of a run: page by page, and all of them as CSV or JSON."""
+"""The observations of a run: page by page, and all of them as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated
 from urllib.parse import quote
 from uuid import UUID
 
-import msgspec
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
@@ -78,44 +76,21 @@ def export_csv(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         for batch in _read_batches(site, run):
             for point in batch:
                 name = f"'{point.metric}" if point.metric.startswith(_FORMULA_STARTS) else point.metric
-                writer.writerow([name, *("" if value is None else str(value) for value in _list_values(point)[1:])])
+                writer.writerow([name, *("" if value is None else str(value) for value in _list_values(point))])
             yield buffer.getvalue()
             buffer.seek(0)
             buffer.truncate()
 
-    return _send_file(write_csv(), run, "csv", "text/csv; charset=utf-8")
+    async def send() -> AsyncIterator[str]:
+        # Starlette would take any free thread for each part; these are a lane's, of which a sender has a share.
+        parts = write_csv()
+        while (part := await in_thread(next)(parts, None)) is not None:
+            yield part
 
-
-@router.get("/export.json")
-def export_json(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
-    """A run and all its observations as JSON; values that are not finite are strings, as in the API."""
-    with site.database.reading() as tx:
-        run = visitor.load_run(tx, run_id)
-    head = {
-        "id": str(run.id),
-        "name": run.name,
-        "status": run.status,
-        "attempt": run.attempt,
-        "metrics": run.metrics,
-        "labels": run.labels,
-        "policy": f"{run.policy_name}@{run.policy_version}",
-        "mode": run.mode,
-        "verdict": msgspec.to_builtins(run.verdict),
-        "best_checkpoint": msgspec.to_builtins(run.best_checkpoint),
-        "turn": msgspec.to_builtins(run.turn),
-        "eval_changes": [{"step": item.step, "reason": item.reason} for item in run.eval_changes],
-        "columns": COLUMNS,
-    }
-
-    def write_json() -> Iterator[str]:
-        yield json.dumps(head)[:-1] + ', "observations": ['
-        comma = ""
-        for batch in filter(None, _read_batches(site, run)):
-            yield comma + ",".join(f"\n{json.dumps(_list_values(point))}" for point in batch)
-            comma = ","
-        yield "\n]}\n"
-
-    return _send_file(write_json(), run, "json", "application/json")
+    ascii_name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-.")[:80] or "run"
+    full_name = quote(f"{run.name[:80]}.csv", safe="")
+    disposition = f"attachment; filename=\"{ascii_name}.csv\"; filename*=UTF-8''{full_name}"
+    return StreamingResponse(send(), media_type="text/csv; charset=utf-8", headers={"Content-Disposition": disposition})
 
 
 def _read_batches(site: Site, run: Run) -> Iterator[Sequence[StoredObservation]]:
@@ -131,8 +106,8 @@ def _read_batches(site: Site, run: Run) -> Iterator[Sequence[StoredObservation]]
 
 
 def _list_values(point: StoredObservation) -> list[str | int | float | None]:
+    """The values of `COLUMNS`, without the metric."""
     return [
-        point.metric,
         point.step,
         encode_number(point.value),
         point.stderr if point.stderr is None else encode_number(point.stderr),
@@ -141,21 +116,3 @@ def _list_values(point: StoredObservation) -> list[str | int | float | None]:
         point.attempt,
         point.superseded_by or None,
     ]
-
-
-def _send_file(parts: Iterator[str], run: Run, suffix: str, media_type: str) -> Response:
-    ascii_name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-.")[:80] or "run"
-    full_name = quote(run.name[:80] + "." + suffix, safe="")
-
-    async def send() -> AsyncIterator[str]:
-        # Starlette would take any free thread for each part; these are a lane's, of which a sender has a share.
-        while (part := await in_thread(next)(parts, None)) is not None:
-            yield part
-
-    return StreamingResponse(
-        send(),
-        media_type=media_type,
-        headers={
-            "Content-Disposition": f"attachment; filename=\"{ascii_name}.{suffix}\"; filename*=UTF-8''{full_name}"
-        },
-    )
