@@ -31,7 +31,7 @@ from evalstop_service.decisions import deadlines, stale_runs
 from evalstop_service.decisions.commands import tell_trainer
 from evalstop_service.decisions.veto_windows import VetoListener
 from evalstop_service.evaluation import backtests, change_point, rollout_stage
-from evalstop_service.ingest import Committer, Limits, RunCache
+from evalstop_service.ingest import Committer, RunCache
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import audit_trail
 from evalstop_service.projects.key_cache import KeyCache
@@ -64,8 +64,7 @@ from evalstop_service.web.api import openapi as description
 from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
 from evalstop_service.web.body_limit import BodyLimit, HearVetoes, HeldBodies
 from evalstop_service.web.context import Context
-from evalstop_service.web.limits import Entrance
-from evalstop_service.web.limits import Limits as WebLimits
+from evalstop_service.web.limits import Entrance, Limits
 from evalstop_service.web.mlflow import ArtifactFolder
 from evalstop_service.web.pull_waiters import PullWaiters
 from evalstop_service.web.request_log import HeadRequests, RequestLog, SecurityHeaders
@@ -104,7 +103,7 @@ def create_app(
     """The web application on a database whose schema is at head; `deliver` also runs a delivery worker."""
     service_metrics = service_metrics or create_service_metrics(database, clock)
     committer = Committer(
-        *(database, RunCache(settings.cache_mib * 2**20), clock, service_metrics, _limits(settings)),
+        *(database, RunCache(settings.cache_mib * 2**20), clock, service_metrics),
         read_time=partial(read_now, here=clock),
     )
     key_cache = KeyCache(database, settings.key_cache_seconds, clock)
@@ -159,7 +158,7 @@ def _create_context(
         settings.delivery_timeout_seconds,
         settings.public_url,
         create_mail_settings(settings),
-        limits=WebLimits(
+        limits=Limits(
             # More would compete for the interpreter, and on SQLite for its one writer, without doing more.
             8 if database.embedded else database.ordinary_connections,
             lambda limit: service_metrics.refused.labels(limit).inc(),
@@ -289,12 +288,10 @@ async def deliver(settings: Settings, database: Database, stop: asyncio.Event, s
             backoff=Backoff(
                 first_seconds=settings.delivery_first_pause_seconds,
                 cap_seconds=settings.delivery_longest_pause_seconds,
-                max_attempts=settings.delivery_max_attempts,
             ),
             limits=WorkerLimits(
                 concurrency=settings.delivery_concurrency,
                 per_endpoint=max(1, settings.delivery_concurrency // 4),
-                poll_seconds=settings.delivery_poll_seconds,
                 lease_seconds=settings.delivery_lease_seconds,
             ),
             encryption=create_encryption(settings),
@@ -303,15 +300,6 @@ async def deliver(settings: Settings, database: Database, stop: asyncio.Event, s
         )
         with background.run_jobs(*jobs):
             await worker.run(stop)
-
-
-def _limits(settings: Settings) -> Limits:
-    return Limits(
-        commits=settings.parallel_commits,
-        requests=settings.commit_requests,
-        observations=settings.commit_observations,
-        waiting=settings.waiting_observations,
-    )
 
 
 @asynccontextmanager

@@ -116,19 +116,6 @@ class IngestionSettings(_Group):
     """Memory for runs that a process keeps, in MiB: about 25 kB for a run with 400 evals, 32 bytes for each further
     eval."""
 
-    parallel_commits: Count = 4
-    """Concurrent commits of observations, not counting those that take longer than 50 ms; the embedded database has
-    one."""
-
-    commit_requests: Count = 1000
-    """Maximum number of requests in one transaction."""
-
-    commit_observations: Count = 20_000
-    """Maximum number of observations in one transaction."""
-
-    waiting_observations: Count = 200_000
-    """Maximum number of observations that wait for a commit; requests beyond that are answered 503."""
-
 
 class MlflowSettings(_Group):
     """MLflow"""
@@ -216,14 +203,8 @@ class WebhookSettings(_Group):
     delivery_lease_seconds: Seconds = 60.0
     """Seconds after which another worker takes over the deliveries of a dead one; must be longer than the timeout."""
 
-    delivery_poll_seconds: Seconds = 1.0
-    """Seconds between two polls for due deliveries when nothing wakes the worker."""
-
     delivery_concurrency: Count = 32
     """Concurrent deliveries; at most a quarter of them to one endpoint."""
-
-    delivery_max_attempts: Count = 100
-    """Attempts after which a delivery is dead."""
 
     delivery_first_pause_seconds: Seconds = 1.0
     """Seconds to wait after the first failed attempt; the pause doubles with each further one."""

@@ -17,7 +17,6 @@ FAST_DELIVERY = {
     "EVALSTOP_DELIVERY_TIMEOUT_SECONDS": "1",
     "EVALSTOP_DELIVERY_LEASE_SECONDS": "1.5",
     "EVALSTOP_DELIVERY_FIRST_PAUSE_SECONDS": "0.05",
-    "EVALSTOP_DELIVERY_POLL_SECONDS": "0.02",
 }
 """Settings with which another worker soon takes over the deliveries of a killed one."""
 

@@ -179,10 +179,8 @@ def test_replicas_agree_with_a_single_process(
     rng = random.Random(SEED)
     scripts = [create_script(number, rng) for number in range(6)]  # each policy with each order of sending
     url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    # With one commit at a time, a replica commits the messages of several clients, so many runs, in one transaction.
-    commits = "2" if killing else "1"
     with (
-        start_replicas(tmp_path, url, 3, EVALSTOP_PARALLEL_COMMITS=commits) as service,
+        start_replicas(tmp_path, url, 3) as service,
         ThreadPoolExecutor(len(scripts) + 1) as threads,
     ):
         player, end = ScriptPlayer(service, key, rng), threading.Event()

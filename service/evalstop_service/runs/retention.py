@@ -65,8 +65,8 @@ def prune_runs(
 ) -> PruneResult:
     """Remove the details of runs that ended longer ago than their project keeps them.
 
-    `pause`: waits this many seconds and returns whether to stop; the next pass continues. Raises Conflict while another
-    process prunes.
+    `pause`: waits this many seconds and returns whether to stop; the next pass continues. Several processes may prune
+    at the same time: what one has removed, the others find gone.
     """
     with database.reading() as tx:
         limits = [
@@ -74,10 +74,7 @@ def prune_runs(
             for project in projects.list_projects(tx)
             if project.retention_days is not None
         ]
-    with retention.hold_retention_lock(database) as alone:
-        if not alone:
-            raise Conflict("another process is pruning; try again later")
-        return _Pass(database, now, pace, pause or _sleep, service_metrics or ServiceMetrics()).run(limits)
+    return _Pass(database, now, pace, pause or _sleep, service_metrics or ServiceMetrics()).run(limits)
 
 
 def create_job(
@@ -86,13 +83,9 @@ def create_job(
     """The periodic job that prunes runs."""
 
     def prune(pause: Wait) -> float:
-        try:
-            result = prune_runs(database, clock(), pause=pause, service_metrics=service_metrics)
-        except Conflict:
-            log.debug("another process is pruning")
-        else:
-            if result.rows or result.runs:
-                log.info("pruned %d runs, %d rows", sum(result.runs.values()), result.rows)
+        result = prune_runs(database, clock(), pause=pause, service_metrics=service_metrics)
+        if result.rows or result.runs:
+            log.info("pruned %d runs, %d rows", sum(result.runs.values()), result.rows)
         return every_seconds
 
     return PeriodicJob("retention", prune)

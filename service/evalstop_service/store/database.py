@@ -91,10 +91,8 @@ class Database:
         self._ordinary = threading.Semaphore(self.ordinary_connections)
         # SQLite allows one writer, and others poll for the lock; queueing here is fairer and faster.
         self.turns = Turns() if self.embedded else None
-        self._wakeup_callbacks: list[Callable[[], object]] = []
         if self.embedded:
             _prepare_sqlite(self.engine, synchronous)
-            sa.event.listen(self.engine, "checkin", self._call_back)
         else:
             _prepare_postgresql(self.engine)
 
@@ -135,25 +133,6 @@ class Database:
                 yield connection
         finally:
             self._ordinary.release()
-
-    @contextmanager
-    def calling_on_commit(self, callback: Callable[[], object]) -> Iterator[None]:
-        """Within the block, call `callback`, from any thread, after each transaction here that wakes the workers.
-
-        It is also called after a rollback, which is harmless, and never for transactions on PostgreSQL.
-        """
-        self._wakeup_callbacks.append(callback)
-        try:
-            yield
-        finally:
-            self._wakeup_callbacks.remove(callback)
-
-    def _call_back(self, _connection: object, record: sa.pool.ConnectionPoolEntry) -> None:
-        # A copy, since another thread may add or remove one. SQLAlchemy's own listeners must not change while
-        # connections return: an iteration fails then, and the pool loses the connection.
-        if record.info.pop(_WAKES_WORKERS, False):
-            for callback in list(self._wakeup_callbacks):
-                callback()
 
     def async_engine(self) -> AsyncEngine:
         """An engine for an event loop, on asyncpg, in autocommit and without a pool: the caller manages connections."""
@@ -341,19 +320,3 @@ def match_given(
 def contains_text(column: sa.ColumnElement[str], part: str) -> sa.ColumnElement[bool]:
     """The condition that a text contains `part`, case-insensitively and without wildcards."""
     return column.icontains(part, autoescape=True)
-
-
-WAKEUP_CHANNEL = "evalstop_deliveries"
-_WAKES_WORKERS = "evalstop_wakes_workers"
-
-
-def wake_workers(tx: Transaction) -> None:
-    """Wake the workers when this transaction, which left work for them, is committed.
-
-    PostgreSQL: by NOTIFY, which fires on commit and reaches every listening worker. The embedded database cannot notify
-    other processes; a worker in the same process is called when the connection returns to its pool.
-    """
-    if tx.dialect.name == "postgresql":
-        tx.execute(sa.select(sa.func.pg_notify(WAKEUP_CHANNEL, "")))
-    else:
-        tx.info[_WAKES_WORKERS] = True

@@ -18,7 +18,7 @@ from evalstop_service.domain.fields import doc
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import NotFound, require
 from evalstop_service.security.encryption import SETTING, Encryption, UnreadableSecret
-from evalstop_service.store.database import Transaction, find_all, find_one, wake_workers
+from evalstop_service.store.database import Transaction, find_all, find_one
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints
 
@@ -164,7 +164,6 @@ def update_endpoint(
     endpoint = load_endpoint(tx, project_id, endpoint_id)
     if may_work:
         _change_waiting(tx, endpoint_id, _HAS_FAILED, due_at=deliveries.c.created_at)
-        wake_workers(tx)
     return endpoint
 
 

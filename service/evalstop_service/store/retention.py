@@ -5,15 +5,14 @@ Marking skips locked runs, and from then on ingestion refuses the run; deleting 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from evalstop_service.store import tables
-from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decisions, deliveries, endpoints, run_deletions, runs
 
 REMOVED = (
@@ -34,23 +33,7 @@ The run stays, with its last verdict and best checkpoint, and so does everything
 right.
 """
 
-_LOCK = 0x45_56_50_52  # any fixed number: one process at a time
 _RUNS_AT_A_TIME = 50
-
-
-@contextmanager
-def hold_retention_lock(database: Database) -> Iterator[bool]:
-    """Yields whether this process holds the lock on pruning, until the block ends. On SQLite there is one process."""
-    if database.embedded:
-        yield True
-        return
-    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as guard:
-        is_locked: bool = guard.exec_driver_sql(f"SELECT pg_try_advisory_lock({_LOCK})").scalar_one()
-        try:
-            yield is_locked
-        finally:
-            if is_locked:
-                guard.exec_driver_sql(f"SELECT pg_advisory_unlock({_LOCK})")
 
 
 def list_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime, limit: int) -> list[UUID]:

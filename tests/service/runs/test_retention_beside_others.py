@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.errors import Conflict
 from evalstop_service.runs import retention
 from evalstop_service.runs.retention import Pace
 from evalstop_service.store import retention as rows
@@ -140,14 +139,15 @@ def test_writer_beside_pruning_loses_nothing(database: Database) -> None:
     )
 
 
-@pytest.mark.nightly
-def test_only_one_process_prunes(postgres_database: Database) -> None:
-    """While one process prunes, another is refused; afterwards it can prune."""
-    project = set_up_project_with_retention(postgres_database)
-    run = add_ended_run(project, 100)
-    with rows.hold_retention_lock(postgres_database) as acquired:
-        assert acquired
-        with pytest.raises(Conflict, match="another process"):
-            retention.prune_runs(postgres_database, NOW)
-    assert not is_marked_pruned(project, run)
-    assert retention.prune_runs(postgres_database, NOW, pace=WITHOUT_PAUSES).runs
+def test_processes_prune_together(database: Database) -> None:
+    """Several processes that prune at the same time remove everything once."""
+    project = set_up_project_with_retention(database)
+    ended = [add_ended_run(project, 100, observation_count=30) for _ in range(4)]
+    results: list[retention.PruneResult] = []
+
+    def prune() -> None:
+        results.append(retention.prune_runs(database, NOW, pace=Pace(rows=5, pause_seconds=0)))
+
+    assert run_concurrently(prune, prune, prune) == []
+    assert sum(sum(result.runs.values()) for result in results) == len(ended)
+    assert all(has_no_details(database, run) for run in ended)

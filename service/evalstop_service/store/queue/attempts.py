@@ -77,12 +77,7 @@ class Dead:
     gone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
-    """It was not attempted: any worker may claim it at once."""
-
-
-Result = Delivered | Retry | Dead | Released
+Result = Delivered | Retry | Dead
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +90,6 @@ class FinishedAttempt:
     duration_ms: float = 0.0
     status_code: int | None = None
     answer: str | None = None
-
-    @property
-    def was_tried(self) -> bool:
-        """Whether a request was sent."""
-        return not isinstance(self.result, Released)
 
     @property
     def is_trial(self) -> bool:
@@ -160,7 +150,6 @@ def record_results(tx: Transaction, tried: Iterable[FinishedAttempt], breaker: B
     """Count consecutive failures; returns the endpoints whose breaker opened, and until when. Their rows are locked.
 
     Attempts that were under way when the breaker opened may succeed, which closes it, but do not lengthen the pause.
-    After a trial that was not sent, another may be claimed at once.
     """
     attempts: dict[UUID, list[FinishedAttempt]] = defaultdict(list)
     for attempt in sorted(tried, key=lambda attempt: attempt.at):
@@ -171,9 +160,7 @@ def record_results(tx: Transaction, tried: Iterable[FinishedAttempt], breaker: B
         row = tx.execute(sa.select(table.failures, table.open_until).where(table.id == endpoint_id)).one()
         failures, open_until, opens = row.failures, row.open_until, False
         for attempt in of_one:
-            if not attempt.was_tried:
-                open_until = min(open_until, attempt.at) if open_until is not None else None
-            elif attempt.went_well:
+            if attempt.went_well:
                 failures, open_until, opens = 0, None, False
             elif open_until is None or attempt.is_trial:
                 failures += 1
@@ -196,8 +183,7 @@ def save_results(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dict[UUID
     rows = [_to_row(item) for item in ended if present.get(item.claimed.id) == ("waiting", item.claimed.attempts)]
     if rows:
         tx.execute(_SAVE, rows)
-    if tried := [{name: row[name] for name in _LOGGED} for row in rows if row["tried"]]:
-        tx.execute(_LOG, tried)
+        tx.execute(_LOG, [{name: row[name] for name in _LOGGED} for row in rows])
     return present
 
 
@@ -211,8 +197,6 @@ def _to_row(ended: FinishedAttempt) -> dict[str, Any]:
             due_at = result.due_at
         case Dead():
             state = DeliveryState.DEAD
-        case Released():
-            due_at = ended.at
     return {
         "of_run": claimed.run_id,
         "of_id": claimed.id,
@@ -223,7 +207,6 @@ def _to_row(ended: FinishedAttempt) -> dict[str, Any]:
         "ended_at": ended.at,
         "duration_ms": ended.duration_ms,
         "status_code": ended.status_code,
-        "tried": ended.was_tried,
         "url": claimed.url,
         "answer": ended.answer,
     }
@@ -253,7 +236,7 @@ _SAVE_POSTGRESQL = sa.text("""
 WITH ended AS MATERIALIZED (
     SELECT * FROM json_to_recordset(CAST(:ended AS json)) AS ended (
         of_run uuid, of_id uuid, number integer, new_state text, new_due_at timestamptz, error text,
-        ended_at timestamptz, duration_ms double precision, status_code integer, tried boolean, url text, answer text
+        ended_at timestamptz, duration_ms double precision, status_code integer, url text, answer text
     )
 ), present AS MATERIALIZED (
     SELECT deliveries.run_id, deliveries.id, deliveries.state, deliveries.attempts FROM deliveries
@@ -270,7 +253,7 @@ WITH ended AS MATERIALIZED (
     INSERT INTO delivery_attempts
         (run_id, delivery_id, number, at, duration_ms, status_code, error, url, answer)
     SELECT of_run, of_id, number, ended_at, duration_ms, status_code, error, url, answer
-    FROM ended JOIN settled USING (of_id, number) WHERE tried
+    FROM ended JOIN settled USING (of_id, number)
 )
 SELECT id, state, attempts FROM present
 """)

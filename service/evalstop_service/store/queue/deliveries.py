@@ -13,7 +13,7 @@ from evalstop_service.domain.event_types import PENDING_EVENTS, EventType
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import require
-from evalstop_service.store.database import Transaction, find_one, find_page, match_given, wake_workers
+from evalstop_service.store.database import Transaction, find_one, find_page, match_given
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints, events
 
 
@@ -145,10 +145,7 @@ def retry_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID, now: da
         )
         .values(state=DeliveryState.WAITING, due_at=now, settled_at=None)
     )
-    is_revived = tx.execute(revived).rowcount == 1
-    if is_revived:
-        wake_workers(tx)
-    return is_revived
+    return tx.execute(revived).rowcount == 1
 
 
 def _of(project_id: UUID) -> sa.Select[Any]:

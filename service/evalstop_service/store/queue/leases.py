@@ -87,12 +87,6 @@ def find_due_deliveries(
     return due
 
 
-def find_next_due(tx: Transaction, now: datetime) -> datetime | None:
-    """The next time after `now` at which a delivery is due; None: nothing waits."""
-    next_due: datetime | None = tx.execute(_NEXT_DUE, {"now": now}).scalar_one()
-    return next_due
-
-
 def find_endpoints_with_due(tx: Transaction, endpoint_ids: Collection[UUID], now: datetime) -> set[UUID]:
     """Those of these endpoints that have something to claim. This only reads, so that long polls do not take the write
     lock."""
@@ -175,7 +169,7 @@ def settle_deliveries(
     if not ended:
         return Settlement(frozenset(), frozenset())
     gone_endpoints = {attempt.claimed.endpoint_id for attempt in ended if attempt.is_gone}
-    counted = [attempt for attempt in ended if attempt.was_tried or attempt.is_trial] if breaker is not None else []
+    counted = ended if breaker is not None else []
     failing_endpoints = {
         attempt.claimed.endpoint_id for attempt in counted if attempt.claimed.failures or not attempt.went_well
     }
@@ -348,16 +342,6 @@ _FIRST_DUE = sa.select(_TABLE.id).where(_IS_DUE).limit(1).correlate(targets).sca
 _FIND_WITH_DUE = sa.select(targets.c.id).where(
     targets.c.id.in_(sa.bindparam("of_endpoints", expanding=True)), _FIRST_DUE.is_not(None)
 )
-
-_LATER = (
-    sa.select(_TABLE.due_at)
-    .where(_TABLE.endpoint_id == _QUEUE.c.endpoint_id, _TABLE.state == _WAITING, _TABLE.due_at > _NOW)
-    .order_by(_TABLE.due_at)
-    .limit(1)
-    .scalar_subquery()
-)
-_NEXT = sa.case((targets.c.open_until > _NOW, targets.c.open_until), else_=_LATER)
-_NEXT_DUE = sa.select(sa.func.min(_NEXT)).select_from(_SERVED_QUEUES)
 
 _LEASED = {"due_at": sa.bindparam("lease_until", type_=UtcTime), "attempts": _TABLE.attempts + 1}
 _LEASE = deliveries.update().where(_IS_ONE_OF).values(_LEASED)

@@ -26,7 +26,7 @@ from evalstop_service.domain.decision_lifecycle import STOPPING, DecisionState
 from evalstop_service.domain.event_types import PENDING_EVENTS, REQUEST_EVENTS, URGENT_EVENTS, EventType
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.store import endpoints
-from evalstop_service.store.database import Transaction, wake_workers
+from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import decisions, deliveries, events, runs
 from evalstop_service.store.tables import endpoints as targets_of
@@ -55,7 +55,7 @@ def add_event(
 ) -> UUID:
     """Write an event and one delivery for each endpoint that subscribed to it; returns the event's id (`webhook-id`).
 
-    `data` must be plain JSON without NaN. The commit wakes the workers. A stop replaces earlier stops of its decision
+    `data` must be plain JSON without NaN. A stop replaces earlier stops of its decision
     that still wait for the same endpoint, so that the endpoint does not get all of them at once.
     """
     event_id = new_id()
@@ -74,7 +74,7 @@ def add_event(
 
 
 def add_deliveries(tx: Transaction, requested: Iterable[tuple[UUID, UUID, str, UUID]], now: datetime) -> list[UUID]:
-    """Add one delivery for each (run, event, event type, endpoint); returns their ids. The commit wakes the workers."""
+    """Add one delivery for each (run, event, event type, endpoint); returns their ids."""
     rows: list[dict[str, Any]] = [
         {
             "run_id": run_id,
@@ -94,7 +94,6 @@ def add_deliveries(tx: Transaction, requested: Iterable[tuple[UUID, UUID, str, U
         if tx.dialect.name == "postgresql":  # a clock ahead of the database's would delay it
             statement = statement.values(due_at=sa.func.least(sa.bindparam("due_at"), sa.func.now()))
         tx.execute(statement, rows)
-        wake_workers(tx)
     return [row["id"] for row in rows]
 
 

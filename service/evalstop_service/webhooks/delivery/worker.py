@@ -1,11 +1,11 @@
 """The delivery worker: sends what is due, at least once, and records the result.
 
-1. **Wake** by NOTIFY, by a commit in this process, at the next due time, or when an attempt finishes.
-2. **Settle and claim** in one transaction: results of finished attempts go in, due deliveries come out under a lease.
-   Attempts that finish during a transaction are settled by the next one, so groups grow with the load.
-3. **Start** as many attempts as there is room for, the endpoints in turn.
-4. **Send**: sign the body with each valid secret and POST it.
-5. **Judge** the answer: delivered, retry at a time, or dead. The result waits for the next transaction.
+1. **Settle and claim** in one transaction: results of finished attempts go in, due deliveries come out under a lease,
+   as many as can be sent now. Attempts that finish during a transaction are settled by the next one, so groups grow
+   with the load.
+2. **Send** each: sign the body with each valid secret and POST it.
+3. **Judge** the answer: delivered, retry at a time, or dead. The result waits for the next transaction, which begins
+   when an attempt has finished, or after `poll_seconds`.
 
 Workers share nothing but rows: any number of them, in any number of processes, deliver from one outbox. When a worker
 dies, its leases expire, and another worker sends the events again with the same `webhook-id`.
@@ -19,11 +19,12 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
+from uuid import UUID
 
 import sqlalchemy as sa
 
@@ -31,28 +32,19 @@ from evalstop_service.clock import Clock, rfc3339
 from evalstop_service.observability import logs
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.security.encryption import Encryption
-from evalstop_service.store.database import Database
+from evalstop_service.store.database import Database, read_now
+from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import (
     BreakerLimits,
     ClaimedDelivery,
     Dead,
     Delivered,
     FinishedAttempt,
-    Released,
     Retry,
 )
 from evalstop_service.store.queue.leases import Settlement
 from evalstop_service.webhooks import signature
 from evalstop_service.webhooks.channels import render_body
-from evalstop_service.webhooks.delivery.claims import (
-    ClaimLimits,
-    ClaimResult,
-    DeliveryRules,
-    EndpointQueues,
-    settle_and_claim,
-    settle_attempts,
-)
-from evalstop_service.webhooks.delivery.notification_listener import NotificationListener, Wakeup
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.links import add_url, locate_act_page
 from evalstop_service.webhooks.retry import Answer, Backoff, judge_answer
@@ -66,15 +58,6 @@ LONGEST_PAUSE_SECONDS = 5.0
 SETTLE_SECONDS = 10.0
 """How long a stopping worker tries to record its last attempts while the database is unavailable."""
 
-BUSY_POLL_SECONDS = 0.05
-"""Pause after a claim that found deliveries: there may be more."""
-
-MAX_SETTLE_DELAY_SECONDS = 0.05
-"""How long a result waits for others while enough deliveries are queued."""
-
-MAX_QUEUED_SECONDS = 1.0
-"""A delivery that starts within this time of its claim is sent even if its lease hardly outlasts the attempt."""
-
 DATABASE_UNAVAILABLE = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError, sa.exc.TimeoutError)
 """Raised when the database restarts, is full or unreachable; any other error is a bug and ends the worker."""
 
@@ -86,16 +69,13 @@ class WorkerLimits:
     """The limits of a worker.
 
     `concurrency`: concurrent attempts; `per_endpoint`: those to one endpoint, so that one that hangs leaves room for
-    the others; `ahead`: how many times as many to claim ahead for an endpoint that accepts its events. `poll_seconds`:
-    between two polls for due deliveries when nothing wakes the worker; `woken_poll_seconds`: when PostgreSQL wakes it.
-    `lease_seconds`: how long a delivery stays with a worker that has died; longer than any attempt.
+    the others. `poll_seconds`: between two looks for due deliveries. `lease_seconds`: how long a delivery stays with a
+    worker that has died; longer than any attempt.
     """
 
     concurrency: int = 32
     per_endpoint: int = 8
-    ahead: int = 6
-    poll_seconds: float = 1.0
-    woken_poll_seconds: float = 10.0
+    poll_seconds: float = 0.1
     lease_seconds: float = 60.0
 
 
@@ -126,53 +106,38 @@ class DeliveryWorker:
         self._chance = chance
         self._backoff = backoff or Backoff()
         self._limits = limits or WorkerLimits()
-        self._rules = DeliveryRules(breaker or BreakerLimits(), encryption or Encryption())
+        self._breaker, self._encryption = breaker or BreakerLimits(), encryption or Encryption()
         self._service_metrics = service_metrics or ServiceMetrics()
         if self._limits.lease_seconds <= sender.timeout_seconds:
             raise ValueError(
                 f"lease_seconds ({self._limits.lease_seconds:g}) must be longer than an attempt can take "
                 f"(timeout_seconds, {sender.timeout_seconds:g}): else two workers may send it concurrently"
             )
-        self._queues = EndpointQueues(self._limits.concurrency, self._limits.per_endpoint, self._limits.ahead)
         self._time_read: tuple[datetime, float] | None = None  # the database's time, and when by time.monotonic
-        self._wakeup = Wakeup()
+        self._running: Counter[UUID] = Counter()  # attempts by endpoint
         self._finished: list[FinishedAttempt] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._has_finished = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopping = False
+        # A separate thread: DNS look-ups use the loop's threads, and a resolver that hangs must not delay settlements.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="deliver")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Deliver until `stop` is set; waits while the database is unavailable. If cancelled, lets its leases
         expire."""
-        # A separate thread: DNS look-ups use the loop's threads, and a resolver that hangs must not delay settlements.
-        threads = ThreadPoolExecutor(1, thread_name_prefix="deliver")
-        listener = None if self._database.embedded else NotificationListener(self._database.url, self._wakeup.wake)
-        loop = asyncio.get_running_loop()
+        try:
+            await self._deliver_until_stopped(stop)
+            await self._settle_last()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._thread.shutdown(wait=False)
 
-        def wake_from_any_thread() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._wakeup.wake)
-
-        with self._database.calling_on_commit(wake_from_any_thread):
-            watching = [asyncio.create_task(_wake_on(stop, self._wakeup))]
-            if listener is not None:
-                watching.append(asyncio.create_task(listener.run()))
-            try:
-                await self._deliver_until_stopped(stop, threads, listener)
-                await self._shut_down(threads)
-            finally:
-                for task in (*watching, *self._tasks):
-                    task.cancel()
-                await asyncio.gather(*watching, *self._tasks, return_exceptions=True)
-                threads.shutdown(wait=False)
-
-    async def _deliver_until_stopped(
-        self, stop: asyncio.Event, threads: ThreadPoolExecutor, listener: NotificationListener | None
-    ) -> None:
+    async def _deliver_until_stopped(self, stop: asyncio.Event) -> None:
         pause = FIRST_PAUSE_SECONDS
         while not stop.is_set():
             try:
-                claim = await self._settle_and_claim(threads)
+                await self._settle_and_claim()
             except DATABASE_UNAVAILABLE as error:
                 first = pause == FIRST_PAUSE_SECONDS
                 log.error("database unavailable (%s), retrying in %.2f s", error, pause, exc_info=first)
@@ -181,33 +146,15 @@ class DeliveryWorker:
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
                 continue
             pause = FIRST_PAUSE_SECONDS
-            await self._wakeup.wait(self._pause_seconds(claim, listener is not None and listener.receives))
+            await self._wait_for_attempt(self._limits.poll_seconds)
 
-    def _pause_seconds(self, claim: ClaimResult, woken: bool) -> float:
-        """Until the next transaction, unless something wakes the worker."""
-        if claim.claimed:
-            return BUSY_POLL_SECONDS
-        longest = self._limits.woken_poll_seconds if woken else self._limits.poll_seconds
-        if claim.next_due is None:
-            return longest
-        return min(longest, max(0.0, (claim.next_due - self._now()).total_seconds()))
-
-    async def _settle_and_claim(self, threads: ThreadPoolExecutor) -> ClaimResult:
+    async def _settle_and_claim(self) -> None:
         """Settle finished attempts, and claim and start due deliveries; results that could not be settled are kept."""
         finished, self._finished = self._finished, []
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        claim_limits = ClaimLimits(
-            self._queues.claim_limit(),
-            self._limits.per_endpoint,
-            self._queues.claim_limits_by_endpoint(),
-            self._limits.lease_seconds,
-        )
+        limit, per_endpoint = self._limits.concurrency - self._running.total(), self._limits.per_endpoint
+        room = {endpoint_id: per_endpoint - count for endpoint_id, count in self._running.items()}
         try:
-            claim = await _run_in_thread(
-                threads, settle_and_claim, self._database, self._clock, self._rules, finished, claim_limits
-            )
+            settled, claimed = await self._call(self._settle_and_claim_rows, finished, limit, room)
         except DATABASE_UNAVAILABLE:
             self._finished = finished + self._finished
             raise
@@ -215,40 +162,58 @@ class DeliveryWorker:
             if not finished:
                 raise
             log.exception("cannot record %d attempts together; recording them one by one", len(finished))
-            await self._settle_one_by_one(threads, finished)
-            return await self._settle_and_claim(threads)
-        self._report_settled(finished, claim.settled)
-        self._time_read = claim.now, time.monotonic()
-        self._queues.add_claimed(claim.claimed)
-        self._start_attempts()
-        return claim
+            await self._settle_one_by_one(finished)
+            return
+        self._report_settled(finished, settled)
+        for delivery in claimed:
+            self._running[delivery.endpoint_id] += 1
+            task = asyncio.create_task(self._run_attempt(delivery))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _settle_one_by_one(self, threads: ThreadPoolExecutor, finished: Sequence[FinishedAttempt]) -> None:
+    def _settle_and_claim_rows(
+        self, finished: Sequence[FinishedAttempt], limit: int, room: Mapping[UUID, int]
+    ) -> tuple[Settlement, Sequence[ClaimedDelivery]]:
+        """In one transaction, unless there is nothing to settle and nothing due:
+
+        1. Settle the attempts first: the deliveries that they release can be claimed immediately.
+        2. Read the clock after settling, which may wait for a lock, so that a lease begins when it is written.
+        3. Claim what is due, and hand over the stops among it.
+        """
+        limits = (limit, self._limits.per_endpoint, room)
+        if not finished:
+            with self._database.reading() as tx:  # without the lock of SQLite's one writer
+                if limit <= 0 or not leases.find_due_deliveries(tx, read_now(tx, self._clock), *limits):
+                    return Settlement(frozenset(), frozenset()), ()
+        with self._database.transaction() as tx:
+            settled = leases.settle_deliveries(tx, finished, self._breaker)
+            now = read_now(tx, self._clock)
+            self._time_read = now, time.monotonic()
+            claimed = leases.claim_deliveries(tx, now, self._limits.lease_seconds, *limits, self._encryption)
+            return settled, claimed
+
+    async def _settle_one_by_one(self, finished: Sequence[FinishedAttempt]) -> None:
         for number, attempt in enumerate(finished):
             try:
-                self._report_settled(
-                    [attempt], await _run_in_thread(threads, settle_attempts, self._database, self._rules, [attempt])
-                )
+                self._report_settled([attempt], await self._call(self._settle_rows, [attempt]))
             except DATABASE_UNAVAILABLE:
                 self._finished = [*finished[number:], *self._finished]
                 raise
             except Exception:
                 log.exception("cannot record delivery %s; it is sent again after its lease", attempt.claimed.id)
 
-    async def _shut_down(self, threads: ThreadPoolExecutor) -> None:
-        """Release the deliveries that have not started, wait for those that have, and record both."""
-        self._stopping = True
-        self._finished += [
-            FinishedAttempt(claimed, Released(), self._now()) for claimed in self._queues.remove_all_waiting()
-        ]
+    def _settle_rows(self, finished: Sequence[FinishedAttempt]) -> Settlement:
+        with self._database.transaction() as tx:
+            return leases.settle_deliveries(tx, finished, self._breaker)
+
+    async def _settle_last(self) -> None:
+        """Wait for the attempts that have started, and record them."""
         deadline: float | None = None
-        while self._finished or self._queues.running:
+        while self._finished or self._tasks:
             finished, self._finished = self._finished, []
             try:
                 if finished:
-                    self._report_settled(
-                        finished, await _run_in_thread(threads, settle_attempts, self._database, self._rules, finished)
-                    )
+                    self._report_settled(finished, await self._call(self._settle_rows, finished))
             except DATABASE_UNAVAILABLE as error:
                 self._finished = finished + self._finished
                 deadline = deadline or time.monotonic() + SETTLE_SECONDS
@@ -257,49 +222,30 @@ class DeliveryWorker:
                     return
                 await asyncio.sleep(FIRST_PAUSE_SECONDS)
                 continue
-            if not self._finished and self._queues.running:
-                await self._wakeup.wait(self._limits.lease_seconds)
+            if not self._finished and self._tasks:
+                await self._wait_for_attempt(self._limits.poll_seconds)
 
-    def _start_attempts(self) -> None:
-        """Start as many attempts as there is room for."""
-        while (claimed := self._queues.start_next()) is not None:
-            task = asyncio.create_task(self._run_attempts(claimed))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    async def _wait_for_attempt(self, seconds: float) -> None:
+        """Wait until an attempt has finished, at most so long."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._has_finished.wait(), seconds)
+        self._has_finished.clear()
 
-    async def _run_attempts(self, claimed: ClaimedDelivery | None) -> None:
-        """Make an attempt, then the next one that can start, and so on."""
-        while claimed is not None:
-            finished = None
-            try:
-                with logs.log_context(run_id=claimed.run_id, delivery_id=claimed.id):
-                    finished = await self._attempt_delivery(claimed)
-            except Exception:
-                log.exception(
-                    "delivery %s: the attempt failed unexpectedly; it is repeated after its lease", claimed.id
-                )
-            finally:
-                self._queues.finish_attempt(claimed, finished is not None and isinstance(finished.result, Delivered))
-            if finished is not None:
-                self._finished.append(finished)
-            claimed = None if self._stopping else self._queues.start_next()
-            self._schedule_settlement()
-
-    def _schedule_settlement(self) -> None:
-        """Settle immediately when the queues run low, else a little later together with others."""
-        if self._stopping or self._queues.runs_low:
-            self._wakeup.wake()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(MAX_SETTLE_DELAY_SECONDS, self._wakeup.wake)
+    async def _run_attempt(self, claimed: ClaimedDelivery) -> None:
+        try:
+            with logs.log_context(run_id=claimed.run_id, delivery_id=claimed.id):
+                finished = await self._attempt_delivery(claimed)
+            self._finished.append(finished)  # found only now: the list is another one since the attempt began
+        except Exception:
+            log.exception("delivery %s: the attempt failed unexpectedly; it is repeated after its lease", claimed.id)
+        finally:
+            self._running[claimed.endpoint_id] -= 1
+            if not self._running[claimed.endpoint_id]:
+                del self._running[claimed.endpoint_id]
+            self._has_finished.set()
 
     async def _attempt_delivery(self, claimed: ClaimedDelivery) -> FinishedAttempt:
         started = self._now()
-        spare = self._limits.lease_seconds - self._sender.timeout_seconds
-        remaining_seconds = (claimed.lease_until - started).total_seconds() - self._sender.timeout_seconds
-        if remaining_seconds < min(0.0, spare - MAX_QUEUED_SECONDS):
-            return FinishedAttempt(
-                claimed, Released(), started
-            )  # queued for so long that its lease may end during the attempt
         answer = await self._send_event(claimed, started)
         at = started + timedelta(milliseconds=answer.duration_ms)
         result = judge_answer(answer, claimed.attempts, at, self._chance.random(), self._backoff)
@@ -327,10 +273,6 @@ class DeliveryWorker:
     def _report_settled(self, finished: Sequence[FinishedAttempt], settled: Settlement) -> None:
         for endpoint_id, until in settled.opened.items():
             log.warning("endpoint %s keeps failing; nothing is sent to it until %s", endpoint_id, rfc3339(until))
-            removed = self._queues.remove_waiting(endpoint_id)
-            self._finished += [
-                FinishedAttempt(removed_delivery, Released(), self._now()) for removed_delivery in removed
-            ]
         results: Counter[str] = Counter()
         for attempt in finished:
             claimed, result = attempt.claimed, attempt.result
@@ -349,17 +291,11 @@ class DeliveryWorker:
                     "delivery %s: attempt %d finished after its lease", claimed.id, claimed.attempts, extra=log_context
                 )
         for label, count in results.items():
-            if label:
-                self._service_metrics.deliveries.labels(label).inc(count)
+            self._service_metrics.deliveries.labels(label).inc(count)
+
+    def _call(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """Call a function in the worker's thread."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
 
-_RESULT_LABELS = {Delivered: "delivered", Retry: "retry", Dead: "dead", Released: ""}
-
-
-async def _wake_on(stop: asyncio.Event, wakeup_: Wakeup) -> None:
-    await stop.wait()
-    wakeup_.wake()
-
-
-def _run_in_thread(threads: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-    return asyncio.get_running_loop().run_in_executor(threads, call, *arguments)
+_RESULT_LABELS = {Delivered: "delivered", Retry: "retry", Dead: "dead"}

@@ -18,7 +18,6 @@ from evalstop_service.store.queue.attempts import (
     Dead,
     Delivered,
     FinishedAttempt,
-    Released,
     Result,
     Retry,
 )
@@ -72,7 +71,7 @@ def test_batch_settles_each_attempt(database: Database, project: SeededProject) 
     with database.transaction() as tx:
         for number in range(6):
             project.add_event_of_new_run(tx, number)
-        delivered, retried, dead, released, lost, cancelled = claim_deliveries(tx, EPOCH, 10, 6)
+        delivered, retried, dead, lost, cancelled = claim_deliveries(tx, EPOCH, 10, 5)
         tx.execute(sa.update(delivery_table).where(delivery_table.c.id == lost.id).values(attempts=2))
         tx.execute(sa.update(delivery_table).where(delivery_table.c.id == cancelled.id).values(state="cancelled"))
         at = EPOCH + timedelta(seconds=1)
@@ -83,22 +82,19 @@ def test_batch_settles_each_attempt(database: Database, project: SeededProject) 
                 FinishedAttempt(delivered, Delivered(), at, 1.5, 204),
                 FinishedAttempt(retried, Retry(later, "HTTP 503"), at, 2.5, 503),
                 FinishedAttempt(dead, Dead("HTTP 400"), at, 3.5, 400),
-                FinishedAttempt(released, Released(), at),
                 FinishedAttempt(lost, Delivered(), at, 1.0, 200),
                 FinishedAttempt(cancelled, Delivered(), at, 1.0, 200),
             ],
         )
-        assert settled.still_held == {delivered.id, retried.id, dead.id, released.id}
+        assert settled.still_held == {delivered.id, retried.id, dead.id}
         assert settled.cancelled == {cancelled.id}
         stored = {delivery.id: delivery for delivery in project.list_deliveries(tx)}
         assert [
-            (stored[delivery.id].state, stored[delivery.id].last_error)
-            for delivery in (delivered, retried, dead, released, lost)
+            (stored[delivery.id].state, stored[delivery.id].last_error) for delivery in (delivered, retried, dead, lost)
         ] == [
             ("delivered", None),
             ("waiting", "HTTP 503"),
             ("dead", "HTTP 400"),
-            ("waiting", None),
             ("waiting", None),
         ]
         assert stored[retried.id].due_at == later
@@ -107,9 +103,6 @@ def test_batch_settles_each_attempt(database: Database, project: SeededProject) 
             for delivery in stored.values()
         ]
         assert sorted(attempt_logs) == [[], [], [], [(1, 204)], [(1, 400)], [(1, 503)]]
-        assert {delivery.id for delivery in claim_deliveries(tx, at, 10, 6)} == {released.id}, (
-            "a released delivery can be claimed at once"
-        )
         assert endpoints.find_endpoint(tx, project.id, endpoint.id) == endpoint
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
 import pytest
@@ -12,18 +10,15 @@ import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.store import endpoints, tables
-from evalstop_service.store.database import WAKEUP_CHANNEL, Database, read_now, wake_workers
-from evalstop_service.store.queue import deliveries, outbox
-from evalstop_service.store.queue.attempts import Dead
+from evalstop_service.store.database import Database, read_now
+from evalstop_service.store.queue import outbox
 from evalstop_service.store.queue.outbox import StopReach
 
-from tests.fixtures.postgres_server import open_connection
 from tests.service.webhooks.delivery.fakes import (
     EPOCH,
     SeededProject,
     claim_deliveries,
     seed_project,
-    settle_delivery,
 )
 
 REASON = "the run went on in a new attempt"
@@ -151,77 +146,3 @@ def test_event_is_due_despite_clock_skew(postgres_database: Database) -> None:
         project.add_event_of_new_run(tx, now=utc_now(), due_at=utc_now() + timedelta(minutes=10))
     with postgres_database.transaction() as tx:
         assert len(claim_deliveries(tx, read_now(tx, utc_now), 60, 2)) == 1
-
-
-def test_a_worker_may_end_while_a_connection_returns(embedded_database: Database) -> None:
-    """A worker that ends while a connection returns to the pool does not keep it from returning."""
-    with ExitStack() as worker:
-        worker.enter_context(embedded_database.calling_on_commit(worker.close))
-        with embedded_database.transaction() as tx:
-            wake_workers(tx)
-    pool = embedded_database.engine.pool
-    assert isinstance(pool, sa.QueuePool)
-    assert pool.checkedout() == 0
-
-
-def test_commit_wakes_the_workers(database: Database, project: SeededProject) -> None:
-    """A subscribed event, an enabled endpoint and a manual retry each wake the workers on commit."""
-    database.close()  # its connections may still carry earlier tests' marks, which nobody took
-    wakeups: list[str] = []
-    with (
-        database.calling_on_commit(lambda: wakeups.append("called")),
-        listen_for_wakeups(database) as read_notifications,
-    ):
-
-        def has_woken() -> bool:
-            wakeups.extend(read_notifications())
-            was_woken = bool(wakeups)
-            wakeups.clear()
-            return was_woken
-
-        with database.transaction() as tx:
-            project.add_event(tx)
-        assert not has_woken(), "no endpoint subscribes"
-        endpoint = project.add_endpoint(database, "http://x.example")
-        assert not has_woken()
-        with database.transaction() as tx:
-            project.add_event(tx)
-            assert not has_woken(), "not committed yet"
-        assert has_woken()
-        with database.transaction() as tx:
-            endpoints.update_endpoint(tx, project.id, endpoint.id, enabled=True)
-        assert has_woken()
-        with database.transaction() as tx:
-            (claimed,) = claim_deliveries(tx, EPOCH, 10, 1)
-            settle_delivery(tx, claimed, Dead("HTTP 400"))
-        assert not has_woken()
-        with database.transaction() as tx:
-            assert deliveries.retry_delivery(tx, project.id, claimed.id, EPOCH)
-        assert has_woken()
-
-
-LAST = "last"
-"""The payload of the test's own notification."""
-
-
-@contextmanager
-def listen_for_wakeups(database: Database) -> Iterator[Callable[[], list[str]]]:
-    """Yield a function that returns the PostgreSQL notifications since its last call; always none on SQLite."""
-    if database.embedded:
-        yield list
-        return
-    with open_connection(database.url.render_as_string(hide_password=False)) as connection:
-        payloads: list[str] = []
-        connection.add_notify_handler(lambda notification: payloads.append(notification.payload))
-        connection.execute(f"LISTEN {WAKEUP_CHANNEL}".encode())
-
-        def read_notifications() -> list[str]:
-            # They arrive in the order of the commits, hence all earlier ones before this one.
-            connection.execute(f"NOTIFY {WAKEUP_CHANNEL}, '{LAST}'".encode())
-            while LAST not in payloads:
-                connection.execute("SELECT 1")
-            earlier = payloads[: payloads.index(LAST)]
-            payloads.clear()
-            return earlier
-
-        yield read_notifications

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import leases
@@ -88,7 +87,6 @@ def measure_cost(database: Database) -> int:
             tx.connection.driver_connection.set_progress_handler(count_step, 1)  # type: ignore[union-attr]
         sa.event.listen(database.engine, "before_cursor_execute", record_statement)
         assert len(leases.find_due_deliveries(tx, now, 6, 2)) == 6
-        assert leases.find_next_due(tx, now) is not None
         sa.event.remove(database.engine, "before_cursor_execute", record_statement)
         if database.embedded:
             tx.connection.driver_connection.set_progress_handler(None, 1)  # type: ignore[union-attr]
@@ -98,25 +96,6 @@ def measure_cost(database: Database) -> int:
             for statement, parameters in statements
         ]
         return sum(plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] for plan in plans)
-
-
-def test_next_due_time_ignores_disabled_endpoints(database: Database, project: SeededProject) -> None:
-    """The next due time is that of a future delivery, and of no disabled endpoint's."""
-    first = project.add_endpoint(database, "http://first.example")
-    with database.transaction() as tx:
-        assert leases.find_next_due(tx, EPOCH) is None
-        project.add_event(tx)
-        assert leases.find_next_due(tx, EPOCH) is None, "a delivery already due does not count"
-        for minutes in (3, 1, 2):
-            project.add_event(tx, due_at=EPOCH + timedelta(minutes=minutes))
-    second = project.add_endpoint(database, "http://second.example")
-    with database.transaction() as tx:
-        project.add_event(tx, due_at=EPOCH + timedelta(minutes=4))
-        assert leases.find_next_due(tx, EPOCH) == EPOCH + timedelta(minutes=1)
-        assert leases.find_next_due(tx, EPOCH + timedelta(minutes=1)) == EPOCH + timedelta(minutes=2)
-        for endpoint in (first, second):
-            endpoints.update_endpoint(tx, project.id, endpoint.id, enabled=False)
-        assert leases.find_next_due(tx, EPOCH) is None
 
 
 def test_claiming_skips_locked_deliveries(postgres_database: Database) -> None:

@@ -6,10 +6,8 @@ import asyncio
 from collections import Counter
 from uuid import UUID
 
-from evalstop_service.clock import utc_now
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries
-from evalstop_service.webhooks.delivery.worker import WorkerLimits
 
 from tests.service.concurrency import run_concurrently
 from tests.service.webhooks.delivery.fakes import (
@@ -22,8 +20,6 @@ from tests.service.webhooks.delivery.fakes import (
     claim_deliveries,
     count_deliveries_by_state,
     deliver_until,
-    run_worker,
-    wait_until,
 )
 from tests.service.webhooks.delivery.killable_workers import run_worker_processes
 
@@ -76,39 +72,3 @@ def test_claims_are_disjoint(database: Database, project: SeededProject) -> None
     assert run_concurrently(*[claim] * 4) == []
     assert claimed
     assert len(claimed) == len(set(claimed))
-
-
-def test_stopping_worker_releases_unstarted_deliveries(database: Database, project: SeededProject) -> None:
-    """A worker told to stop releases the deliveries it claimed ahead at once, not after their lease."""
-    with FakeEndpoint(Reply(200)) as fake:
-        fake.behavior = lambda _request, number: Reply(200, after=fake.released if number >= 2 else None)
-        project.add_endpoint(database, fake.url)
-        announce_events(database, project, 12)
-        limits = WorkerLimits(concurrency=2, per_endpoint=2, ahead=6, poll_seconds=0.02, lease_seconds=600)
-
-        async def run() -> None:
-            stop = asyncio.Event()
-            async with run_worker(database, stop=stop, timeout_seconds=60, limits=limits) as running:
-                await wait_until(lambda: count_claims(database, project) >= 10, running)
-                stop.set()
-                await wait_until(lambda: count_claimable(database, project) >= 8, running)
-                fake.released.set()
-
-        asyncio.run(run())
-        sent_before = len(fake.received)
-        assert sent_before < 12
-        asyncio.run(deliver_until(all_settled(database, project), database))
-        assert len(fake.received) == len(set(fake.webhook_ids())) == 12
-
-
-def count_claims(database: Database, project: SeededProject) -> int:
-    with database.reading() as tx:
-        return sum(delivery.attempts for delivery in project.list_deliveries(tx))
-
-
-def count_claimable(database: Database, project: SeededProject) -> int:
-    """Count the deliveries that can be claimed now."""
-    with database.reading() as tx:
-        return sum(
-            delivery.state == "waiting" and delivery.due_at <= utc_now() for delivery in project.list_deliveries(tx)
-        )
