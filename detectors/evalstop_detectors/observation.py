@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -145,18 +144,3 @@ def to_observations(columns: Columns) -> list[Observation]:
         for index, (step, value) in enumerate(zip(column.steps, column.values, strict=True))
     ]
     return observations if len(columns) == 1 else sorted(observations, key=lambda item: item.order)
-
-
-def select_latest(columns: Columns, role: MetricRole) -> list[Observation]:
-    """The observations of these columns without those of `role` that a detector overwrites unseen: it looks at the
-    latest finite value when an eval arrives. The first ones stay, from which its state begins."""
-    column = columns.get(role)
-    finite = [] if column is None else [index for index, value in enumerate(column.values) if math.isfinite(value)]
-    if column is None or len(finite) < 2:
-        return to_observations(columns)
-    evals = columns[MetricRole.EVAL].steps if MetricRole.EVAL in columns else ()
-    ends = [bisect_right(column.steps, step) for step in evals] + [len(column.steps)]
-    latest = {finite[place - 1] for end in ends if (place := bisect_left(finite, end))}
-    chosen = sorted({0, finite[0]} | latest)
-    thinned = Column([column.steps[index] for index in chosen], [column.values[index] for index in chosen])
-    return to_observations({**columns, role: thinned})

@@ -22,7 +22,6 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -87,7 +86,7 @@ def advance(state: NoiseState, value: float, stderr: float | None = None) -> Noi
         stderrs,
         mean_square,
     )
-    if (ordered := state.__dict__.get("ordered")) is not None and seen - ordered.seen < _WORTH_MOVING:
+    if (ordered := state.__dict__.get("ordered")) is not None and seen - ordered[0] < _WORTH_MOVING:
         after.__dict__["ordered"] = ordered
     return after
 
@@ -114,75 +113,57 @@ def estimate(state: NoiseState) -> Noise:
     stderr_sd = math.sqrt(state.mean_square)
     if seen < 2:
         return Noise(stderr_sd, 1.0)
-    differences = _differences(state)
-    first = _middle(differences.first) / MEDIAN_DIFFERENCE
-    sd = first
+    _, _, firsts, seconds, skipping = _sort_differences(state)
+    # The median is the mean of the two in the middle, from each end; of an odd number they are one.
+    middle = (len(firsts) - 1) // 2
+    sd = first = (firsts[middle] + firsts[~middle]) / 2 / MEDIAN_DIFFERENCE
+    middle = (len(seconds) - 1) // 2
     if seen >= 4:
-        second = _middle(differences.second)
+        second = (seconds[middle] + seconds[~middle]) / 2
         sd = min(first, SECOND_MARGIN * second / MEDIAN_SECOND_DIFFERENCE)
     correlation = 0.0
     if seen >= FEW + 2 and first > least:
-        ratio = _middle(differences.skipping) / MEDIAN_DIFFERENCE / first
+        ratio = (skipping[middle] + skipping[~middle]) / 2 / MEDIAN_DIFFERENCE / first
         pairs = seen - 2
         correlation = min(max(ratio * ratio - 1, 0.0), STRONGEST_CORRELATION) * pairs / (pairs + 10)
     correlation = min(correlation + SUPPOSED_CORRELATION * 10 / (seen + 10), STRONGEST_SUPPOSED)
     return Noise(max(sd * (1 + 2 / seen), least, stderr_sd), math.sqrt((1 + correlation) / (1 - correlation)))
 
 
-class _Ordered(NamedTuple):
-    """For the `recent` values when `seen` were seen, in ascending order: |b - a| and |a - 2 b + c| of neighbors, and
-    |c - a| of neighbors but one."""
-
-    seen: int
-    recent: tuple[float, ...]
-    first: array[float]
-    second: array[float]
-    skipping: array[float]
+_Ordered = tuple[int, tuple[float, ...], "array[float]", "array[float]", "array[float]"]
+"""For the `recent` values when so many were seen, in ascending order: |b - a| and |a - 2 b + c| of neighbors, and
+|c - a| of neighbors but one."""
 
 
-def _differences(state: NoiseState) -> _Ordered:
+def _sort_differences(state: NoiseState) -> _Ordered:
     """The differences of the recent values, updated from those of a recent state if it has them."""
     ordered: _Ordered | None = state.__dict__.get("ordered")
+    if ordered is not None and ordered[0] == state.seen:
+        return ordered
     if ordered is None:
         values = state.recent
         threes = list(zip(values, values[1:], values[2:], strict=False))
-        ordered = _Ordered(
-            state.seen,
-            values,
-            array("d", sorted([abs(b - a) for a, b in pairwise(values)])),
-            array("d", sorted([abs(c - 2 * b + a) for a, b, c in threes])),
-            array("d", sorted([abs(c - a) for a, _, c in threes])),
-        )
-    elif ordered.seen < state.seen:
-        values, first, second, skipping = ordered.recent, ordered.first[:], ordered.second[:], ordered.skipping[:]
-        for value in state.recent[ordered.seen - state.seen :]:
-            _move(values, value, first, second, skipping)
+        firsts = array("d", sorted([abs(b - a) for a, b in pairwise(values)]))
+        seconds = array("d", sorted([abs(c - 2 * b + a) for a, b, c in threes]))
+        skipping = array("d", sorted([abs(c - a) for a, _, c in threes]))
+    else:
+        before, values, firsts, seconds, skipping = ordered
+        firsts, seconds, skipping = firsts[:], seconds[:], skipping[:]
+        for value in state.recent[before - state.seen :]:
+            if len(values) > WINDOW:  # the first value leaves
+                a, b, c = values[:3]
+                del firsts[bisect_left(firsts, abs(b - a))]
+                del seconds[bisect_left(seconds, abs(c - 2 * b + a))]
+                del skipping[bisect_left(skipping, abs(c - a))]
+            b = values[-1]
+            insort(firsts, abs(value - b))
+            if len(values) > 1:
+                a = values[-2]
+                insort(seconds, abs(value - 2 * b + a))
+                insort(skipping, abs(value - a))
             values = (*values[-WINDOW:], value)
-        ordered = _Ordered(state.seen, state.recent, first, second, skipping)
-    state.__dict__["ordered"] = ordered
+    state.__dict__["ordered"] = ordered = (state.seen, state.recent, firsts, seconds, skipping)
     return ordered
-
-
-def _move(
-    values: tuple[float, ...], value: float, first: array[float], second: array[float], skipping: array[float]
-) -> None:
-    """Insert the differences of one more value; at full size, remove those of the first value."""
-    if len(values) > WINDOW:
-        a, b, c = values[:3]
-        del first[bisect_left(first, abs(b - a))]
-        del second[bisect_left(second, abs(c - 2 * b + a))]
-        del skipping[bisect_left(skipping, abs(c - a))]
-    b = values[-1]
-    insort(first, abs(value - b))
-    if len(values) > 1:
-        a = values[-2]
-        insort(second, abs(value - 2 * b + a))
-        insort(skipping, abs(value - a))
-
-
-def _middle(ordered: array[float]) -> float:
-    count = len(ordered)
-    return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
 
 
 def clipped(value: float) -> float:

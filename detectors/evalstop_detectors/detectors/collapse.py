@@ -26,14 +26,15 @@ Not done    A grader that changes eval and proxy alike looks the same; declare i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, clipped, estimate
-from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.detectors.detector import Changes, Detector, Evidence, Kind, Thresholds
+from evalstop_detectors.observation import Columns, MetricRole, Observation
 from evalstop_detectors.summation import LARGEST, add_up
 from evalstop_detectors.wording import format_count
 
@@ -77,9 +78,16 @@ class Course(Struct, frozen=True):
     kl: float = 0.0
     kl_tops: tuple[float, ...] = ()
 
-    def add_proxy(self, value: float) -> Course:
-        origin = value if self.origin is None else self.origin
-        return replace(self, origin=origin, total=clipped(self.total + clipped(value - origin)), count=self.count + 1)
+    def add_values(self, proxies: Sequence[float], kls: Sequence[float]) -> Course:
+        """The course with these, of which those that are not finite are left out."""
+        origin, total, count = self.origin, self.total, self.count
+        for value in map(clipped, filter(math.isfinite, proxies)):
+            origin = value if origin is None else origin
+            total, count = clipped(total + clipped(value - origin)), count + 1
+        top = max(map(clipped, filter(math.isfinite, kls)), default=0.0)
+        if count == self.count and top <= self.kl:
+            return self
+        return replace(self, origin=origin, total=total, count=count, kl=max(self.kl, top))
 
     def add_eval(self) -> Course:
         """The course up to an eval, which ends what was waiting for it."""
@@ -178,17 +186,19 @@ class Collapse(Detector[CollapseState], frozen=True):
     def step(self, state: CollapseState, observation: Observation) -> tuple[CollapseState, Evidence]:
         if not observation.finite:
             return state, state.evidence
-        value = clipped(observation.value)
+        value = observation.value
         if observation.role is MetricRole.PROXY:
-            state = replace(state, course=state.course.add_proxy(value))
+            state = _take_values(state, (value,), ())
         elif observation.role is MetricRole.KL:
-            if value > state.course.kl:
-                state = replace(state, course=replace(state.course, kl=value))
+            state = _take_values(state, (), (value,))
         elif observation.role is MetricRole.PAIRED:
-            state = self._take_answer(state, -value, observation.stderr)
+            state = self._take_answer(state, -clipped(value), observation.stderr)
         else:
             state = self._take_eval(state, observation)
         return state, state.evidence
+
+    def fold(self, state: CollapseState, evidence: Evidence | None, columns: Columns) -> tuple[CollapseState, Changes]:
+        return self.fold_at_evals(state, evidence, columns, _take_values)
 
     def _take_eval(self, state: CollapseState, observation: Observation) -> CollapseState:
         noise = advance(state.noise, observation.value, observation.stderr)
@@ -261,6 +271,11 @@ class Collapse(Detector[CollapseState], frozen=True):
             value = min(fall.evals / self.k, _UNCONFIRMED)
             note = f"{note}; only the eval shows it, and a changed grader looks the same"
         return Evidence(Kind.STATISTIC, value, fall.before_step, note)
+
+
+def _take_values(state: CollapseState, proxies: Sequence[float], kls: Sequence[float]) -> CollapseState:
+    course = state.course.add_values(proxies, kls)
+    return state if course is state.course else replace(state, course=course)
 
 
 def _follow(fall: Fall, last: tuple[float, ...], course: Course) -> Fall | None:

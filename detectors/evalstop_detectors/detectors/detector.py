@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from msgspec import Meta, Struct
 
-from evalstop_detectors.observation import Columns, MetricRole, Observation, to_observations
+from evalstop_detectors.observation import RANK, Column, Columns, MetricRole, Observation, to_observations
 
 # The range of a parameter in a policy. The upper bounds exclude what JSON or a float cannot hold, such as infinity.
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -95,6 +96,10 @@ Changes = list[tuple[tuple[int, int], Evidence]]
 Trace = Iterable[tuple[tuple[int, int], Evidence]]
 """The `Changes` of a whole run from its start; each evidence is computed on demand."""
 
+TakeValues = Callable[[Any, Sequence[float], Sequence[float]], Any]
+
+_NO_VALUES = Column((), ())
+
 S = TypeVar("S")
 
 
@@ -157,6 +162,30 @@ class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
                 evidence = latest
                 changes.append((observation.order, latest))
         return state, changes
+
+    def fold_at_evals(
+        self, state: Any, evidence: Evidence | None, columns: Columns, take_values: TakeValues
+    ) -> tuple[Any, Changes]:
+        """`fold` for a detector whose evidence only changes at evals: `take_values` adds the proxies and the KLs since
+        the last eval to a state."""
+        if MetricRole.PAIRED in columns:
+            return self.fold_steps(state, evidence, to_observations(columns))
+        changes: Changes = []
+        first = min((column.steps[0], RANK[role]) for role, column in columns.items())
+        if state.evidence is not evidence and first[1] != RANK[MetricRole.EVAL]:
+            evidence = state.evidence
+            changes.append((first, state.evidence))
+        proxies, kls = columns.get(MetricRole.PROXY, _NO_VALUES), columns.get(MetricRole.KL, _NO_VALUES)
+        proxy = kl = 0
+        for item in to_observations({role: column for role, column in columns.items() if role is MetricRole.EVAL}):
+            proxies_end, kls_end = bisect_right(proxies.steps, item.step, proxy), bisect_right(kls.steps, item.step, kl)
+            state = take_values(state, proxies.values[proxy:proxies_end], kls.values[kl:kls_end])
+            proxy, kl = proxies_end, kls_end
+            state, latest = self.step(state, item)
+            if latest is not evidence:
+                evidence = latest
+                changes.append((item.order, latest))
+        return take_values(state, proxies.values[proxy:], kls.values[kl:]), changes
 
     def trace_runs(self, runs: Sequence[Columns]) -> Sequence[Trace]:
         """The changes of the evidence over each of these whole runs, given as columns of its roles."""

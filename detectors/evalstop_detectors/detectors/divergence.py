@@ -28,10 +28,9 @@ from typing import ClassVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.checkpoint import noise
-from evalstop_detectors.checkpoint.noise import Noise, NoiseState
+from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, clipped, estimate
 from evalstop_detectors.detectors.detector import Amount, Changes, Count, Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Columns, MetricRole, Observation, select_latest
+from evalstop_detectors.observation import Columns, MetricRole, Observation
 from evalstop_detectors.wording import format_count, format_percent
 
 _BLOCKS = 128
@@ -42,6 +41,7 @@ _MEMORY = 0.98  # of the regression, per eval: some 50 evals
 _LARGEST = 1e6
 
 Floats = tuple[float, ...]
+FourSums = tuple[float, float, float, float]
 
 
 class Holt(Struct, frozen=True):
@@ -50,9 +50,14 @@ class Holt(Struct, frozen=True):
     level: float = 0.0
     trend: float = 0.0
 
+    @property
+    def expected(self) -> float:
+        """The next value."""
+        return self.level + self.trend
+
     def after(self, surprise: float) -> Holt:
-        level = noise.clipped(self.level + self.trend + _LEVEL * surprise)
-        return Holt(level, noise.clipped(self.trend + _LEVEL * _TREND * surprise))
+        level = clipped(self.level + self.trend + _LEVEL * surprise)
+        return Holt(level, clipped(self.trend + _LEVEL * _TREND * surprise))
 
 
 class DivergenceState(Struct, frozen=True):
@@ -71,7 +76,7 @@ class DivergenceState(Struct, frozen=True):
     proxy_noise: NoiseState = NoiseState()
     eval_holt: Holt = Holt()
     proxy_holt: Holt = Holt()
-    sums: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    sums: FourSums = (0.0, 0.0, 0.0, 0.0)
     stride: int = 1
     eval_scores: Floats = ()
     proxies: Floats = ()
@@ -115,7 +120,7 @@ class Divergence(Detector[DivergenceState], frozen=True):
     def step(self, state: DivergenceState, observation: Observation) -> tuple[DivergenceState, Evidence]:
         if observation.finite:
             if observation.role is MetricRole.PROXY:
-                state = _with_proxy(state, observation.value)
+                state = _take_proxies(state, (observation.value,), ())
             elif state.proxy is not None:
                 state = self._add_pair(state, observation, state.proxy)
         return state, state.evidence
@@ -123,115 +128,108 @@ class Divergence(Detector[DivergenceState], frozen=True):
     def fold(
         self, state: DivergenceState, evidence: Evidence | None, columns: Columns
     ) -> tuple[DivergenceState, Changes]:
-        return self.fold_steps(state, evidence, select_latest(columns, MetricRole.PROXY))
+        return self.fold_at_evals(state, evidence, columns, _take_proxies)
 
     def _add_pair(self, state: DivergenceState, observation: Observation, proxy: float) -> DivergenceState:
-        origin = state.eval_origin if state.pairs else noise.clipped(observation.value)
-        raw = noise.clipped(noise.clipped(observation.value) - origin)
-        eval_residual, proxy_residual = raw, proxy
-        if state.pairs:
-            eval_residual -= state.eval_holt.level + state.eval_holt.trend
-            proxy_residual -= state.proxy_holt.level + state.proxy_holt.trend
-        eval_residual, proxy_residual = noise.clipped(eval_residual), noise.clipped(proxy_residual)
-        noisy = self.control_variate and state.noisy
-        coefficient, explained = _fit_regression(state.sums) if noisy else (0.0, 0.0)
-        eval_score = noise.clipped(raw - coefficient * proxy_residual)
-        stderr = observation.stderr
+        pairs, step, stderr = state.pairs + 1, observation.step, observation.stderr
+        value = clipped(observation.value)
+        origin = state.eval_origin if pairs > 1 else value
+        raw = clipped(value - origin)
+        eval_surprise = clipped(raw - state.eval_holt.expected)
+        proxy_surprise = clipped(proxy - state.proxy_holt.expected)
+        coefficient, explained = _fit_regression(state.sums) if state.noisy else (0.0, 0.0)
+        eval_score = clipped(raw - coefficient * proxy_surprise)
         if stderr is not None:
             stderr *= math.sqrt(1 - explained)
-        stride, eval_scores, proxies, steps, block = _store_pair(state, eval_score, proxy, observation.step)
-        eval_noise = noise.advance(state.eval_noise, eval_score, stderr)
-        proxy_noise = noise.advance(state.proxy_noise, proxy)
-        pairs = state.pairs + 1
+        stride, eval_scores, proxies, steps, block = _store_pair(state, eval_score, proxy, step)
+        eval_noise = advance(state.eval_noise, eval_score, stderr)
+        proxy_noise = advance(state.proxy_noise, proxy)
+        noisy, turn_step = False, None
         if pairs < self.least_evals:
             missing = format_count(self.least_evals - pairs, "more eval")
-            value, at, note = 0.0, None, f"needs {missing}, each with a proxy before it"
+            evidence = Evidence(Kind.STATISTIC, 0.0, None, f"needs {missing}, each with a proxy before it")
         else:
-            of_eval = noise.estimate(eval_noise)
-            noisy = of_eval.sd > self.noisy_from * (eval_noise.high - eval_noise.low)
-            largest, at = self._widest(stride, eval_scores, proxies, of_eval, proxy_noise)
-            value = min(max(largest, 0.0), _LARGEST)
+            of_eval = estimate(eval_noise)
+            noisy = self.control_variate and of_eval.sd > self.noisy_from * (eval_noise.high - eval_noise.low)
+            value, at = self._find_widest(stride, eval_scores, proxies, of_eval, proxy_noise)
+            if at is not None and steps[at] < step:
+                turn_step = steps[at]
             note = _describe_divergence(value, at, len(eval_scores), stride, explained)
-        turn_step = steps[at] if at is not None and value > 0 and steps[at] < observation.step else None
+            evidence = Evidence(Kind.STATISTIC, value, turn_step, note)
+        eval_holt = state.eval_holt.after(eval_surprise) if pairs > 1 else Holt(raw)
+        proxy_holt = state.proxy_holt.after(proxy_surprise) if pairs > 1 else Holt(proxy)
+        sums = _add_surprises(state.sums, eval_surprise, proxy_surprise) if pairs > 3 else state.sums
         return DivergenceState(
-            proxy=proxy,
-            proxy_origin=state.proxy_origin,
-            eval_origin=origin,
-            pairs=pairs,
-            noisy=noisy if pairs >= self.least_evals else False,
-            eval_noise=eval_noise,
-            proxy_noise=proxy_noise,
-            eval_holt=state.eval_holt.after(eval_residual) if state.pairs else Holt(raw),
-            proxy_holt=state.proxy_holt.after(proxy_residual) if state.pairs else Holt(proxy),
-            sums=_add_residuals(state.sums, eval_residual, proxy_residual) if state.pairs > 2 else state.sums,
-            stride=stride,
-            eval_scores=eval_scores,
-            proxies=proxies,
-            steps=steps,
-            block=block,
-            evidence=Evidence(Kind.STATISTIC, value, turn_step, note),
+            *(proxy, state.proxy_origin, origin, pairs, noisy, eval_noise, proxy_noise, eval_holt, proxy_holt, sums),
+            *(stride, eval_scores, proxies, steps, block, evidence),
         )
 
-    def _widest(
+    def _find_widest(
         self, stride: int, eval_scores: Floats, proxies: Floats, of_eval: Noise, proxy_noise: NoiseState
     ) -> tuple[float, int | None]:
         """The largest divergence over windows that end now, and the index of the block at which its window starts."""
-        n = len(eval_scores)
-        if of_eval.sd <= 0:
-            return 0.0, None
-        eval_sd = of_eval.sd * of_eval.inflation / math.sqrt(stride)
-        windows = _windows(n)
-        falls = [
-            -slope / spread / eval_sd - penalty
-            for slope, (_, spread, penalty) in zip(_slopes(eval_scores, windows), windows, strict=True)
-        ]
+        windows = _list_windows(len(eval_scores))
         best, start = 0.0, None
-        if max(falls, default=0.0) <= 0:
+        if of_eval.sd <= 0 or not windows:
+            return best, start
+        eval_sd = of_eval.sd * of_eval.inflation / math.sqrt(stride)
+        sums, moments = _sum_up(eval_scores, windows)
+        falls = [
+            (moments[last] - half * sums[last]) / spread / eval_sd - penalty for last, half, spread, penalty in windows
+        ]
+        if max(falls) <= 0:
             return best, start  # most evals: the proxy makes no difference
-        of_proxy = noise.estimate(proxy_noise)
+        of_proxy = estimate(proxy_noise)
         proxy_sd = of_proxy.sd * of_proxy.inflation / math.sqrt(stride)
-        for fall, slope, (w, spread, _) in zip(falls, _slopes(proxies, windows), windows, strict=True):
-            rise = slope / spread / proxy_sd + self.slack if proxy_sd > 0 else self.slack
-            if min(fall, rise) > best:
-                best, start = min(fall, rise), n - w
-        return best, start
+        sums, moments = _sum_up(proxies, windows)
+        for fall, (last, half, spread, _) in zip(falls, windows, strict=True):
+            if fall > best:
+                fallen = (moments[last] - half * sums[last]) / spread / proxy_sd if proxy_sd > 0 else 0.0
+                if self.slack - fallen > best:
+                    best, start = min(fall, self.slack - fallen), len(proxies) - last - 1
+        return min(best, _LARGEST), start
+
+
+Window = tuple[int, float, float, float]
+"""Of a window of last blocks: the index of its oldest one, counted from the newest, half of that, what a slope is
+divided by, and the penalty for the number of places that were searched."""
 
 
 @cache
-def _windows(n: int) -> tuple[tuple[int, float, float], ...]:
-    """Of each window of the last of `n` blocks: its length, what a slope is divided by, and the penalty for looking at
-    n / length places."""
-    lengths = [w for w in _WINDOWS if w <= n]
-    return tuple((w, math.sqrt(w * (w * w - 1) / 12), math.sqrt(2 * math.log(n / w))) for w in lengths)
-
-
-def _slopes(values: Floats, windows: Sequence[tuple[int, float, float]]) -> list[float]:
-    """The least-squares slope over each window of last values, times the spread of its indices."""
-    newest_first = values[::-1]
-    sums = list(accumulate(newest_first))
-    moments = list(accumulate(map(mul, _PLACES, newest_first)))
-    return [-(moments[w - 1] - (w - 1) / 2 * sums[w - 1]) for w, _, _ in windows]
-
-
-def _with_proxy(state: DivergenceState, value: float) -> DivergenceState:
-    if state.proxy is None:
-        return replace(state, proxy=0.0, proxy_origin=noise.clipped(value))
-    return replace(state, proxy=noise.clipped(noise.clipped(value) - state.proxy_origin))
-
-
-def _add_residuals(
-    sums: tuple[float, float, float, float], eval_residual: float, proxy_residual: float
-) -> tuple[float, float, float, float]:
-    count, proxy_squares, products, eval_squares = (_MEMORY * item for item in sums)
-    return (
-        count + 1,
-        proxy_squares + proxy_residual * proxy_residual,
-        products + eval_residual * proxy_residual,
-        eval_squares + eval_residual * eval_residual,
+def _list_windows(blocks: int) -> tuple[Window, ...]:
+    return tuple(
+        (w - 1, (w - 1) / 2, math.sqrt(w * (w * w - 1) / 12), math.sqrt(2 * math.log(blocks / w)))
+        for w in _WINDOWS
+        if w <= blocks
     )
 
 
-def _fit_regression(sums: tuple[float, float, float, float]) -> tuple[float, float]:
+def _sum_up(values: Floats, windows: Sequence[Window]) -> tuple[list[float], list[float]]:
+    """From the newest value back, as far as the longest window reaches: the sums, and those of value times index."""
+    newest_first = values[: -windows[-1][0] - 2 : -1]
+    return list(accumulate(newest_first)), list(accumulate(map(mul, _PLACES, newest_first)))
+
+
+def _take_proxies(state: DivergenceState, proxies: Sequence[float], _: Sequence[float]) -> DivergenceState:
+    """With the latest finite one of these, relative to the first of the run."""
+    finite = list(filter(math.isfinite, proxies))
+    if not finite:
+        return state
+    origin = clipped(finite[0]) if state.proxy is None else state.proxy_origin
+    return replace(state, proxy=clipped(clipped(finite[-1]) - origin), proxy_origin=origin)
+
+
+def _add_surprises(sums: FourSums, eval_surprise: float, proxy_surprise: float) -> FourSums:
+    count, proxy_squares, products, eval_squares = sums
+    return (
+        _MEMORY * count + 1,
+        _MEMORY * proxy_squares + proxy_surprise * proxy_surprise,
+        _MEMORY * products + eval_surprise * proxy_surprise,
+        _MEMORY * eval_squares + eval_surprise * eval_surprise,
+    )
+
+
+def _fit_regression(sums: FourSums) -> tuple[float, float]:
     """The shrunk coefficient of the proxy's surprises, and the share of the eval score's variance that they explain."""
     count, proxy_squares, products, eval_squares = sums
     if count < 8 or proxy_squares <= 0 or eval_squares <= 0:

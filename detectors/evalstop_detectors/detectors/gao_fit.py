@@ -20,6 +20,7 @@ Not done    A plateau is fitted with a peak and passes for one: over-optimizatio
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
@@ -28,7 +29,7 @@ from msgspec.structs import replace
 from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.checkpoint.noise import NoiseState
 from evalstop_detectors.detectors.detector import Changes, Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Columns, MetricRole, Observation, select_latest
+from evalstop_detectors.observation import Columns, MetricRole, Observation
 from evalstop_detectors.summation import LARGEST
 from evalstop_detectors.wording import format_count
 
@@ -60,13 +61,21 @@ class Fit(Struct, frozen=True):
         (x, y, z), (a, b, c, d, e, f) = vector, self.inverse
         return max(x * (a * x + b * y + c * z) + y * (b * x + d * y + e * z) + z * (c * x + e * y + f * z), 0.0)
 
-    def direction(self, d: float) -> Three:
-        """The vector whose product with the coefficients is the slope at `d`."""
-        return (0.0, 1.0, math.log(d) + 1 if self.term == 2 else 2 * d)
+    def own_term(self, d: float) -> float:
+        return d * d if self.term == 3 else d * math.log(d) if d > 0 else 0.0
 
     def vector(self, d: float) -> Three:
         """The vector whose product with the coefficients is the eval score at `d`."""
-        return (1.0, d, d * d if self.term == 3 else d * math.log(d) if d > 0 else 0.0)
+        return (1.0, d, self.own_term(d))
+
+    def error(self, y: float, z: float, variance: float) -> float:
+        """The standard error of y times the second coefficient plus z times the third."""
+        _, _, _, d, e, f = self.inverse
+        return math.sqrt(variance * max(y * (d * y + e * z) + z * (e * y + f * z), 0.0))
+
+    def below_zero(self, y: float, z: float, variance: float, dof: int) -> float:
+        """The posterior probability that y times the second coefficient plus z times the third is negative."""
+        return _below_zero(self.theta[1] * y + self.theta[2] * z, self.error(y, z, variance), dof)
 
     def combined(self, vector: Three) -> float:
         theta = self.theta
@@ -86,7 +95,7 @@ class Fit(Struct, frozen=True):
         else:
             peak = ratio / 2
             by_a, by_b = -0.5 / minus_b, 0.5 * a / (minus_b * minus_b)
-        error = math.sqrt(variance * self.leverage((0.0, by_a, by_b)))
+        error = self.error(by_a, by_b, variance)
         return (peak, error) if 0 < peak < math.inf and error < math.inf else None
 
 
@@ -145,13 +154,13 @@ class GaoFit(Detector[GaoFitState], frozen=True):
     def step(self, state: GaoFitState, observation: Observation) -> tuple[GaoFitState, Evidence]:
         if observation.finite:
             if observation.role is MetricRole.KL:
-                state = replace(state, kl=min(max(observation.value, 0.0), _FARTHEST**2))
+                state = _take_kls(state, (), (observation.value,))
             elif state.kl is not None:
                 state = self._learn_eval(state, observation, math.sqrt(state.kl))
         return state, state.evidence
 
     def fold(self, state: GaoFitState, evidence: Evidence | None, columns: Columns) -> tuple[GaoFitState, Changes]:
-        return self.fold_steps(state, evidence, select_latest(columns, MetricRole.KL))
+        return self.fold_at_evals(state, evidence, columns, _take_kls)
 
     def _learn_eval(self, state: GaoFitState, observation: Observation, d: float) -> GaoFitState:
         before, stderr, pairs = state.noise, observation.stderr, state.pairs + 1
@@ -174,7 +183,11 @@ class GaoFit(Detector[GaoFitState], frozen=True):
             *(c2 + by_log * eval_score, c3 + by_square * eval_score),
         )
         square = state.square + weight * eval_score * eval_score
-        path, stride = _thinned((*state.path, (observation.step, d)), state.stride, state.pairs)
+        path, stride = state.path, state.stride
+        if state.pairs % stride == 0:
+            path = (*path, (observation.step, d))
+            if len(path) > _PATH:
+                path, stride = path[::2], 2 * stride
         recent = (*state.recent[1 - _RECENT :], (observation.step, d))
         fits = _fits(gram, cross, square) if pairs >= 5 else ()
         learned = GaoFitState(
@@ -198,42 +211,49 @@ class GaoFit(Detector[GaoFitState], frozen=True):
         fault = self.find_fault(state, fits, sound)
         if fault is not None:
             return sound.sd, _silent(f"the forms do not fit and are not used: {fault}")
-        dof, inflated = state.pairs - 3, sound.inflation**2
-        variances = [max(fit.misfit / dof, least_variance) * inflated for fit in fits]
-        least = min(fits[0].misfit, fits[1].misfit)
-        first, second = (math.exp(max((least - fit.misfit) / (2 * variances[0]), -700.0)) for fit in fits)
-        peaks = [fit.peak(variance) for fit, variance in zip(fits, variances, strict=True)]
-        falling, also = (self._past(fits[i], peaks[i], d, variances[i], dof) for i in (0, 1))
-        value = min(max((first * falling + second * also) / (first + second), 0.0), 1.0)
-        better = 0 if first >= second else 1
-        turn_step = _find_turn(state, peaks[better], step) if value > 0.5 else None
-        note = f"form of {_FORMS[fits[better].term]}: {_describe_fit(state, peaks[better], d)}"
+        (first, second), dof, inflated = fits, state.pairs - 3, sound.inflation**2
+        variance = max(first.misfit / dof, least_variance) * inflated
+        other_variance = max(second.misfit / dof, least_variance) * inflated
+        least = min(first.misfit, second.misfit)
+        weight = math.exp(max((least - first.misfit) / (2 * variance), -700.0))
+        other_weight = math.exp(max((least - second.misfit) / (2 * variance), -700.0))
+        peak, other_peak = first.peak(variance), second.peak(other_variance)
+        falling = weight * self._past(first, peak, d, variance, dof)
+        falling += other_weight * self._past(second, other_peak, d, other_variance, dof)
+        value = min(max(falling / (weight + other_weight), 0.0), 1.0)
+        better, peak = (first, peak) if weight >= other_weight else (second, other_peak)
+        turn_step = _find_turn(state, peak, step) if value > 0.5 else None
+        note = f"form of {_FORMS[better.term]}: {_describe_fit(state, peak, d)}"
         return sound.sd, Evidence(Kind.POSTERIOR, value, turn_step, note)
 
     def _past(self, fit: Fit, peak: tuple[float, float] | None, d: float, variance: float, dof: int) -> float:
         """The posterior probability that the eval score falls at `d`, and has fallen by the least share from the
         peak."""
-        direction = fit.direction(d)
-        slope = _below_zero(fit.combined(direction), math.sqrt(variance * fit.leverage(direction)), dof)
+        slope = fit.below_zero(1.0, math.log(d) + 1 if fit.term == 2 else 2 * d, variance, dof)
         if peak is None:
             return slope
-        now, then = fit.vector(d), fit.vector(min(peak[0], d))
-        least = self.least_fall
-        fall = (0.0, now[1] - then[1] + least * then[1], now[2] - then[2] + least * then[2])
-        return min(slope, _below_zero(fit.combined(fall), math.sqrt(variance * fit.leverage(fall)), dof))
+        then = min(peak[0], d)
+        term, least = fit.own_term(then), self.least_fall
+        return min(slope, fit.below_zero(d - then + least * then, fit.own_term(d) - term + least * term, variance, dof))
 
     def find_fault(self, state: GaoFitState, fits: tuple[Fit, ...], sound: noise.Noise) -> str | None:
         """Why no form applies; None if one does."""
         allowed = (self.misfit + 6 / math.sqrt(state.pairs)) * sound.inflation**2
         if min(fits[0].misfit, fits[1].misfit) / (state.pairs - 3) > allowed * sound.sd**2:
             return "the residuals are larger than the noise"
-        bound = _ONE_SIDED * sound.inflation * math.sqrt(_LATE / (2 - _LATE))
-        if min(abs(late) for late in state.late) > bound:
+        late, also = state.late
+        if min(abs(late), abs(also)) > _ONE_SIDED * sound.inflation * math.sqrt(_LATE / (2 - _LATE)):
             distances = [d for _, d in state.recent]
             if max(distances) - min(distances) < 0.05 * max(d for _, d in (*state.path, *state.recent)):
                 return "the eval score moves while the KL stands still"
             return "the latest eval scores lie on one side of them"
         return None
+
+
+def _take_kls(state: GaoFitState, _: Sequence[float], kls: Sequence[float]) -> GaoFitState:
+    """With the latest finite one of these."""
+    latest = next(filter(math.isfinite, reversed(kls)), None)
+    return state if latest is None else replace(state, kl=min(max(latest, 0.0), _FARTHEST**2))
 
 
 def _silent(note: str) -> Evidence:
@@ -316,25 +336,17 @@ def _below_zero(mean: float, error: float, dof: int) -> float:
     return 0.5 * math.erfc(math.copysign(z, t) / math.sqrt(2))
 
 
-def _thinned(
-    path: tuple[tuple[int, float], ...], stride: int, before: int
-) -> tuple[tuple[tuple[int, float], ...], int]:
-    """The path without its newest entry if that is not due, and with every other entry if it is too long."""
-    if before % stride:
-        return path[:-1], stride
-    return (path[::2], 2 * stride) if len(path) > _PATH else (path, stride)
-
-
 def _find_turn(state: GaoFitState, peak: tuple[float, float] | None, step: int) -> int | None:
     """The last known step before the distance passed the peak; the first one if no peak was passed."""
     since = state.path[-1][0] if state.path else -1  # the newest ones lie past the thinned path, except its end
-    path = [item for item in (*state.path, *(item for item in state.recent if item[0] > since)) if item[0] < step]
-    if not path:
-        return None
-    if peak is None:
-        return path[0][0]
-    passed = next((index for index, (_, d) in enumerate(path) if d > peak[0]), len(path))
-    return path[max(passed - 1, 0)][0]
+    top, turn = 0.0 if peak is None else peak[0], None
+    for at, d in (*state.path, *(item for item in state.recent if item[0] > since)):
+        if at >= step or (turn is not None and d > top):
+            break
+        turn = at
+        if d > top:
+            break
+    return turn
 
 
 def _describe_fit(state: GaoFitState, peak: tuple[float, float] | None, d: float) -> str:

@@ -34,9 +34,7 @@ Not done    A long deep dip counts as a turn until it recovers. There is no p-va
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import repeat
 from typing import Annotated, ClassVar, NamedTuple
 
 from msgspec import Meta, Struct
@@ -44,7 +42,7 @@ from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, clipped, estimate
 from evalstop_detectors.detectors.detector import Changes, Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import RANK, Column, Columns, MetricRole, Observation
+from evalstop_detectors.observation import Column, Columns, MetricRole, Observation
 from evalstop_detectors.summation import add_up, slopes_up
 from evalstop_detectors.wording import format_count, format_percent
 
@@ -143,43 +141,24 @@ class PlateauDrop(Detector[PlateauDropState], frozen=True):
     def step(self, state: PlateauDropState, observation: Observation) -> tuple[PlateauDropState, Evidence]:
         if observation.role is MetricRole.EVAL:
             if observation.finite:
-                state = self._with_eval(
-                    state, observation.step, observation.value, observation.stderr, observation.progress
-                )
+                state = self._with_eval(state, observation)
         else:
-            state = _with_proxies(state, (observation.value,))
+            state = _take_proxies(state, (observation.value,), ())
         return state, state.evidence
 
     def fold(
         self, state: PlateauDropState, evidence: Evidence | None, columns: Columns
     ) -> tuple[PlateauDropState, Changes]:
-        changes: Changes = []
-        evals, proxies = columns.get(MetricRole.EVAL, _NO_VALUES), columns.get(MetricRole.PROXY, _NO_VALUES)
-        proxies_taken, count = 0, len(proxies.steps)
-        if count and state.evidence is not evidence and (not evals.steps or proxies.steps[0] <= evals.steps[0]):
-            evidence = state.evidence
-            changes.append(((proxies.steps[0], RANK[MetricRole.PROXY]), evidence))
-        stderrs, plan = evals.stderrs or repeat(None), evals.progress or repeat(None)
-        for step, value, stderr, progress in zip(evals.steps, evals.values, stderrs, plan, strict=False):
-            if proxies_taken < count and proxies.steps[proxies_taken] <= step:
-                begin, proxies_taken = proxies_taken, bisect_right(proxies.steps, step, proxies_taken)
-                state = _with_proxies(state, proxies.values[begin:proxies_taken])
-            if math.isfinite(value):
-                state = self._with_eval(state, step, value, stderr, progress)
-            if state.evidence is not evidence:
-                evidence = state.evidence
-                changes.append(((step, RANK[MetricRole.EVAL]), evidence))
-        return _with_proxies(state, proxies.values[proxies_taken:]), changes
+        return self.fold_at_evals(state, evidence, columns, _take_proxies)
 
-    def _with_eval(
-        self, state: PlateauDropState, step: int, value: float, stderr: float | None, progress: float | None
-    ) -> PlateauDropState:
+    def _with_eval(self, state: PlateauDropState, observation: Observation) -> PlateauDropState:
+        progress = observation.progress
         done = min(max(state.progress, progress or 0.0), 1.0)  # NaN is never the larger one
         closes = state.open_evals + 1 >= state.size
         # An eval is compared with what was known before it, or a bad one could excuse itself; and an estimate is
         # cheaper before `advance`.
         estimated = estimate(state.noise) if closes else _UNKNOWN
-        noise = advance(state.noise, value, stderr)
+        noise = advance(state.noise, observation.value, observation.stderr)
         last_three = noise.recent[-3:]
         mean = add_up(last_three) / len(last_three)
         start, top = (mean, mean) if noise.seen <= 3 else (state.start, max(state.top, mean))
@@ -210,7 +189,7 @@ class PlateauDrop(Detector[PlateauDropState], frozen=True):
             size=state.size,
             scores=scores,
             proxy=(*state.proxy, open_proxy / state.size),
-            steps=(*state.steps, step),
+            steps=(*state.steps, observation.step),
             best=best,
             proxy_origin=state.proxy_origin,
             start=start,
@@ -315,15 +294,13 @@ def _relate_to_run(evals: int, planned_from: float, progress: float | None) -> t
     return 1.0, evals + _EVALS_BEFORE
 
 
-def _with_proxies(state: PlateauDropState, values: Sequence[float]) -> PlateauDropState:
+def _take_proxies(state: PlateauDropState, proxies: Sequence[float], _: Sequence[float]) -> PlateauDropState:
     """Add up the proxies since the last eval; their mean counts."""
     origin, pending, total = state.proxy_origin, state.pending, state.pending_proxy
-    for value in values:
-        if math.isfinite(value):
-            value = clipped(value)
-            origin = value if origin is None else origin
-            total += clipped(value - origin)
-            pending += 1
+    for value in map(clipped, filter(math.isfinite, proxies)):
+        origin = value if origin is None else origin
+        total += clipped(value - origin)
+        pending += 1
     if pending == state.pending:
         return state
     return replace(state, proxy_origin=origin, pending=pending, pending_proxy=total)

@@ -56,20 +56,18 @@ def step_observers(policy: Policy, panel: PanelState, observation: Observation) 
     shown = policy.shown_to_observers[observation.role]
     if not shown:
         return panel
-    states, evidence, calls = panel.states, panel.evidence, panel.calls
+    states, evidence, calls = list(panel.states), list(panel.evidence), panel.calls
     for index, detector_step in shown:
         if (before := states[index]) is None:
             continue
         try:
-            after, latest = detector_step(before, observation)
+            states[index], latest = detector_step(before, observation)
         except Exception as error:
-            after, latest = None, _describe_failure(policy.observers[index], error)
-        if after is not before:
-            states = (*states[:index], after, *states[index + 1 :])
+            states[index], latest = None, _describe_failure(policy.observers[index], error)
         if latest is not evidence[index]:
-            evidence = (*evidence[:index], latest, *evidence[index + 1 :])
+            evidence[index] = latest
             calls = add_call(policy, calls, len(policy.members) + index, latest, observation.step)
-    return PanelState(states, evidence, calls)
+    return PanelState(tuple(states), tuple(evidence), calls)
 
 
 def fold_observers(policy: Policy, panel: PanelState, columns: Columns) -> PanelState:
