@@ -21,6 +21,7 @@ import math
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from msgspec import Struct
@@ -55,6 +56,9 @@ class NoiseState(Struct, frozen=True, dict=True):
     stderrs: int = 0
     mean_square: float = 0.0
 
+    def __hash__(self) -> int:
+        return hash((self.seen, self.recent[-1:]))  # all values would take as long as adding one
+
 
 class Noise(Struct, frozen=True):
     """`sd` of one value, 0 while unknown; `inflation`: the factor, 1 or more, by which autocorrelation increases the
@@ -64,10 +68,10 @@ class Noise(Struct, frozen=True):
     inflation: float
 
 
+@lru_cache(maxsize=256)  # several detectors of a run add the same evals; the first one's work serves the others
 def advance(state: NoiseState, value: float, stderr: float | None = None) -> NoiseState:
     """Add one finite value; a standard error that is not a positive finite number is ignored."""
-    if not -LARGEST <= value <= LARGEST:
-        value = clipped(value)
+    value = clipped(value)
     seen, recent, low, high = state.seen, state.recent, state.low, state.high
     origin = state.origin if seen else value
     counted = clipped(value - origin) if seen else 0.0
@@ -167,4 +171,4 @@ def _sort_differences(state: NoiseState) -> _Ordered:
 
 
 def clipped(value: float) -> float:
-    return value if -LARGEST <= value <= LARGEST else min(max(value, -LARGEST), LARGEST)
+    return value if abs(value) <= LARGEST else min(max(value, -LARGEST), LARGEST)

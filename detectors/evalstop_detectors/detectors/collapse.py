@@ -80,14 +80,18 @@ class Course(Struct, frozen=True):
 
     def add_values(self, proxies: Sequence[float], kls: Sequence[float]) -> Course:
         """The course with these, of which those that are not finite are left out."""
-        origin, total, count = self.origin, self.total, self.count
+        origin, total, count, top = self.origin, self.total, self.count, self.kl
         for value in map(clipped, filter(math.isfinite, proxies)):
             origin = value if origin is None else origin
             total, count = clipped(total + clipped(value - origin)), count + 1
-        top = max(map(clipped, filter(math.isfinite, kls)), default=0.0)
-        if count == self.count and top <= self.kl:
-            return self
-        return replace(self, origin=origin, total=total, count=count, kl=max(self.kl, top))
+        for value in kls:
+            if top < value < math.inf:
+                top = clipped(value)
+        return (
+            self
+            if count == self.count and top == self.kl
+            else replace(self, origin=origin, total=total, count=count, kl=top)
+        )
 
     def add_eval(self) -> Course:
         """The course up to an eval, which ends what was waiting for it."""

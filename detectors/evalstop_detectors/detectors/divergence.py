@@ -212,11 +212,12 @@ def _sum_up(values: Floats, windows: Sequence[Window]) -> tuple[list[float], lis
 
 def _take_proxies(state: DivergenceState, proxies: Sequence[float], _: Sequence[float]) -> DivergenceState:
     """With the latest finite one of these, relative to the first of the run."""
-    finite = list(filter(math.isfinite, proxies))
-    if not finite:
-        return state
-    origin = clipped(finite[0]) if state.proxy is None else state.proxy_origin
-    return replace(state, proxy=clipped(clipped(finite[-1]) - origin), proxy_origin=origin)
+    origin, latest = state.proxy_origin, None
+    for value in filter(math.isfinite, proxies):
+        if state.proxy is None and latest is None:
+            origin = clipped(value)
+        latest = value
+    return state if latest is None else replace(state, proxy=clipped(clipped(latest) - origin), proxy_origin=origin)
 
 
 def _add_surprises(sums: FourSums, eval_surprise: float, proxy_surprise: float) -> FourSums:
