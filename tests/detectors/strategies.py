@@ -9,11 +9,9 @@ from typing import Any
 
 import msgspec
 from evalstop_detectors import Detector, EvalRequests, GuardKind, Member, MetricRole, Observation, Policy, Thresholds
-from evalstop_detectors.detectors.bocpd import Bocpd
 from evalstop_detectors.detectors.collapse import Collapse
 from evalstop_detectors.detectors.cusum import Cusum
 from evalstop_detectors.detectors.divergence import Divergence
-from evalstop_detectors.detectors.e_process import EProcess
 from evalstop_detectors.detectors.floor import Floor
 from evalstop_detectors.detectors.focus import Focus
 from evalstop_detectors.detectors.gao_fit import GaoFit
@@ -49,13 +47,6 @@ RIVER_PARAMETERS: list[tuple[str, dict[str, bool | int | float | str]]] = [
 
 
 DETECTOR_STRATEGIES: dict[str, st.SearchStrategy[AnyDetector]] = {
-    "bocpd": st.builds(
-        Bocpd,
-        level_evals=st.sampled_from([1.5, 10.0, 100.0]),
-        least_evals=st.integers(1, 3),
-        margin_sigmas=st.sampled_from([0.0, 1.0]),
-        run_lengths=st.sampled_from([4, 32]),
-    ),
     "cusum": st.builds(
         Cusum,
         reference=st.sampled_from(["best", "mean"]),
@@ -71,7 +62,6 @@ DETECTOR_STRATEGIES: dict[str, st.SearchStrategy[AnyDetector]] = {
         control_variate=st.booleans(),
         noisy_from=st.sampled_from([0.0, 0.05]),
     ),
-    "e_process": st.builds(EProcess, alpha=st.sampled_from([1e-9, 0.01, 0.5]), tolerance=amounts),
     "collapse": st.builds(Collapse, k=st.integers(3, 6), sigmas=st.sampled_from([0.01, 6.0])),
     "floor": st.builds(Floor, k=small_counts, sigmas=st.sampled_from([0.01, 3.0]), share=st.sampled_from([0.0, 0.2])),
     "focus": st.builds(Focus, rise_sigmas=st.none() | st.sampled_from([0.1, 4.0]), candidates=st.sampled_from([4, 32])),

@@ -30,7 +30,7 @@ from tests.detectors.strategies import (
 every_detector = pytest.mark.parametrize("name", sorted(DETECTORS))
 AMOUNTS = ("min_delta", "tolerance")
 # To these detectors one value far below the others is an outlier, not a lower level.
-ROBUST_TO_OUTLIERS = {"bocpd", "divergence", "gao_fit", "posterior", "river_drift"}
+ROBUST_TO_OUTLIERS = {"divergence", "gao_fit", "posterior", "river_drift"}
 # These detectors use KL in nats, whatever the unit of the eval.
 USES_KL_IN_NATS = {"gao_fit", "posterior"}
 

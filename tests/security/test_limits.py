@@ -133,15 +133,6 @@ def test_changes_of_plans_cost_like_late_observations(project: ServedProject) ->
     )
 
 
-def test_policy_with_a_high_cost_is_refused(project: ServedProject) -> None:
-    """A policy whose detectors would take minutes is refused when it is created."""
-    client = project.open_client(name="head")
-    member = {"detector": "bocpd", "params": {"run_lengths": 1000}, "stop_at": 0.9}
-    policy = {"name": "slow", "members": [member | {"id": f"m{index}"} for index in range(32)]}
-    assert "run lengths" in expect_problem(client.post("/policies", json=policy), 422)["detail"]
-    expect_json(client.post("/policies", json=policy | {"members": policy["members"][:2]}), 201)
-
-
 def test_places_are_counted_by_key_by_project_and_in_all() -> None:
     """A key has its share, the keys of a project one together, and a place is free again after an error."""
     refusals: list[str] = []

@@ -22,13 +22,11 @@ Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 class Kind(StrEnum):
     """The meaning of an evidence's number; larger numbers are more alarming.
 
-    `log_e_value` is the natural logarithm of an e-value, `statistic` a number on its detector's own scale, `posterior`
-    a probability.
+    `statistic` is a number on its detector's own scale, `posterior` a probability.
     """
 
     COUNT = "count"
     FRACTION = "fraction"
-    LOG_E_VALUE = "log_e_value"
     STATISTIC = "statistic"
     POSTERIOR = "posterior"
 

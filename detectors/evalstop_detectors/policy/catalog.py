@@ -9,12 +9,10 @@ from typing import Any
 
 from msgspec import inspect
 
-from evalstop_detectors.detectors.bocpd import Bocpd
 from evalstop_detectors.detectors.collapse import Collapse
 from evalstop_detectors.detectors.cusum import Cusum
 from evalstop_detectors.detectors.detector import Detector
 from evalstop_detectors.detectors.divergence import Divergence
-from evalstop_detectors.detectors.e_process import EProcess
 from evalstop_detectors.detectors.floor import Floor
 from evalstop_detectors.detectors.focus import Focus
 from evalstop_detectors.detectors.gao_fit import GaoFit
@@ -61,11 +59,9 @@ class GuardKind(StrEnum):
 
 
 DETECTORS: dict[str, type[Detector[Any]]] = {
-    "bocpd": Bocpd,
     "collapse": Collapse,
     "cusum": Cusum,
     "divergence": Divergence,
-    "e_process": EProcess,
     "floor": Floor,
     "focus": Focus,
     "gao_fit": GaoFit,

@@ -36,7 +36,6 @@ from evalstop_service.domain.fields import doc
 from evalstop_service.domain.outcome import Turn, assess_run, judge_decision, judge_levelled_off, locate_turn
 from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome
 from evalstop_service.errors import Conflict, Invalid
-from evalstop_service.projects.policies import require_bounded_cost
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy, select_evals
 from evalstop_service.store import audit, backtests, observations, projects
 from evalstop_service.store.backtests import Backtest, BacktestFinding, PastRun
@@ -83,7 +82,6 @@ def request_backtest(
     Raises InvalidPolicy, Invalid for a bad number of runs, and Conflict when too many backtests wait.
     """
     policy = policy_from_document(document)
-    require_bounded_cost(policy)
     if not 1 <= most_runs <= MOST_RUNS:
         raise Invalid(f"runs is {most_runs}; it must be from 1 to {MOST_RUNS}")
     with database.transaction() as tx:

@@ -23,9 +23,6 @@ log = logging.getLogger(__name__)
 RESERVED_NAMES = frozenset({"backtests"})
 """Names that no policy may have: their addresses are taken by other routes under `/policies`."""
 
-MOST_RUN_LENGTHS = 2000
-"""Limit on the run lengths of all detectors of a policy, so that an eval takes milliseconds."""
-
 
 @dataclass(frozen=True)
 class ShippedPolicy:
@@ -128,20 +125,9 @@ def create_policy(tx: Transaction, author: Author, policy: Policy) -> StoredPoli
 
 
 def require_storable(policy: Policy) -> None:
-    """Raise Invalid for a reserved name, or when the detectors would delay others."""
+    """Raise Invalid for a reserved name."""
     if policy.name in RESERVED_NAMES:
         raise Invalid(f"name: {policy.name!r} is reserved; choose another name for the policy", "name", "is reserved")
-    require_bounded_cost(policy)
-
-
-def require_bounded_cost(policy: Policy) -> None:
-    """Raise Invalid when the detectors of a policy would delay others: each run length that one follows is a step."""
-    lengths = sum(getattr(member.detector, "run_lengths", 1) for member in policy.panel.values())
-    if lengths > MOST_RUN_LENGTHS:
-        raise Invalid(
-            f"the detectors of policy {policy.name!r} follow {lengths} run lengths at each eval; the limit is "
-            f"{MOST_RUN_LENGTHS} in total; lower run_lengths, or remove members"
-        )
 
 
 def read_policy(tx: Transaction, policy_id: UUID) -> Policy | None:

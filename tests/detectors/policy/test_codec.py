@@ -32,7 +32,7 @@ VALID: dict[str, Any] = {
     "name": "careful",
     "members": [
         {"detector": "k_decline", "params": {"k": 3, "min_delta": 0.5, "role": "eval"}, "stop_at": 4},
-        {"detector": "bocpd", "params": {"run_lengths": 50}, "suspect_at": None},
+        {"detector": "gao_fit", "params": {"least_evals": 50}, "suspect_at": None},
         {**ON_LOSS, "id": "flat", "weight": 2},
     ],
     "at_least": 2,
@@ -102,7 +102,7 @@ def test_document_contains_all_defaults() -> None:
     assert (document["at_least"], document["eval_required"]) == (1, True)
 
 
-@pytest.mark.parametrize("name", ["posterior", "bocpd", "gao_fit"])
+@pytest.mark.parametrize("name", ["posterior", "gao_fit"])
 def test_unreachable_thresholds_are_refused(name: str) -> None:
     """A threshold above 1 for a probability or share is refused, except in a stored policy."""
     member = {"detector": name, "stop_at": 1}
@@ -273,14 +273,14 @@ PARAMS = (*FIRST, "params")
         ((*PARAMS, "min_delta"), float("inf"), ["`$.members[0].params.min_delta`", "number >= 0"]),
         ((*PARAMS, "min_delta"), float("nan"), ["`$.members[0].params.min_delta`", "number >= 0"]),
         ((*PARAMS, "role"), "gold", ["gold", "`$.members[0].params.role`", *MetricRole]),
-        (("members", 1, "params", "run_lengths"), 3, ["`$.members[1].params.run_lengths`", "from 4 to 1000"]),
+        (("members", 1, "params", "least_evals"), 3, ["`$.members[1].params.least_evals`", "from 5 to 1000000"]),
         (("at_least",), 4.5, ["`$.at_least`", "above 0 and at most 4"]),
         (("at_least",), 0, ["`$.at_least`", "number > 0", '"any"', '"all"']),
         (("at_least",), "most", ["`$.at_least`", "number > 0", '"any"', '"all"']),
         (("suspect_at_least",), 4.5, ["`$.suspect_at_least`", "above 0 and at most 4"]),
         (("suspect_at_least",), True, ["`$.suspect_at_least`", "number > 0", '"any"', '"all"']),
         (("gate",), "k_decline", ["`$.gate`", "list of text"]),
-        (("gate",), ["rising"], ["`$.gate[0]`", "'rising'", "k_decline, bocpd, flat"]),
+        (("gate",), ["rising"], ["`$.gate[0]`", "'rising'", "k_decline, gao_fit, flat"]),
         (("members", 1, "weight"), -1, ["`$.members[1].weight`", "number >= 0 and <= 1e+06"]),
         (("members", 1, "id"), "K", ["`$.members[1].id`", "[a-z0-9]"]),
         (("members", 1, "id"), "flat", ["two members have the id flat", "`$.members[2].id`"]),

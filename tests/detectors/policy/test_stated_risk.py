@@ -15,7 +15,7 @@ DROP: dict[str, Any] = {
     "params": {"sigmas": 1.5, "use_proxy": True},
     "stop_at": {"risk": 0.01},
 }
-CAREFUL: dict[str, Any] = {"detector": "e_process", "params": {"alpha": 0.02}}
+COLLAPSE: dict[str, Any] = {"detector": "collapse"}
 COUNT: dict[str, Any] = {"detector": "k_decline", "params": {"k": 3}}
 LEVELS = {level["rate"]: level["threshold"] for level in CALIBRATIONS[0]["thresholds"]}
 
@@ -37,12 +37,12 @@ def test_shipped_policies_state_their_risk(name: str, risk: float | None) -> Non
 @pytest.mark.parametrize(
     ("members", "terms", "risk"),
     [
-        ([DROP, CAREFUL], {}, 0.03),
+        ([DROP, COLLAPSE], {}, 0.011),
         ([DROP, COUNT], {}, None),
         ([DROP, COUNT], {"gate": ["plateau_drop"]}, 0.01),
-        ([DROP, CAREFUL], {"at_least": "all"}, 0.015),
+        ([DROP, COLLAPSE], {"at_least": "all"}, 0.0055),
         ([DROP | {"stop_at": 0.2}], {}, None),
-        ([CAREFUL | {"stop_at": 20.0}], {}, None),
+        ([COLLAPSE | {"stop_at": 20.0}], {}, None),
         ([DROP | {"params": {"sigmas": 2.5}, "stop_at": LEVELS[0.01]}], {}, None),
     ],
     ids=["any", "one without a risk", "gate", "all", "custom threshold", "custom evidence", "custom parameters"],

@@ -31,7 +31,7 @@ class Flood(NamedTuple):
 
 
 _LABELS = {f"label-{index}": "v" * 200 for index in range(100)}
-_MEMBERS = [{"detector": "bocpd", "params": {"run_lengths": 500}, "stop_at": 0.9, "id": f"m{i}"} for i in range(3)]
+_MEMBERS = [{"detector": "posterior", "stop_at": 0.9, "id": f"m{index}"} for index in range(32)]
 _FILTER = " AND ".join(["tags.t NOT LIKE '%" + "a" * 450 + "b'"] * 5)
 _POINTS = [{"key": f"m{index}", "value": 0.5, "timestamp": 1, "step": "@number@"} for index in range(900)]
 _PLAN = [{"name": "total_steps", "value": "@count@"}, {"name": "eval", "value": "0.5"}]
