@@ -39,10 +39,11 @@ _TCP_TIMEOUTS = {
 }
 """When an unresponsive peer is given up, in libpq's terms; TCP alone takes minutes."""
 
-# JIT compilation of a plan over all partitions takes 100 ms and more, which no statement here ever earns back. The
-# server gets the same TCP limits as the client: the locks of a client that vanished block others until it is noticed.
+# JIT compilation of a plan over all partitions takes 100 ms and more, which no statement here ever earns back. A role
+# or database may default to another isolation level, at which concurrent inserts fail instead of waiting. The server
+# gets the same TCP limits as the client: the locks of a client that vanished block others until it is noticed.
 _SET_UP = "; ".join(
-    ["SET jit TO off", "SET timezone TO 'UTC'"]
+    ["SET jit TO off", "SET timezone TO 'UTC'", "SET default_transaction_isolation TO 'read committed'"]
     + [f"SET tcp_{name.removeprefix('tcp_')} TO {value}" for name, value in _TCP_TIMEOUTS.items()]
 )
 
@@ -58,6 +59,9 @@ _BOTH_DRIVERS = {
 
 READ_ONLY = "25006"
 """The SQLSTATE of a server that has become read-only."""
+
+MAY_NOT = "42501"
+"""The SQLSTATE of what the role has no right to."""
 
 Transaction = sa.Connection
 """The first argument of every query."""
@@ -78,7 +82,8 @@ class Database:
             self.url = self.url.set(drivername="postgresql+psycopg")
         self.embedded = self.url.get_backend_name() == "sqlite"
         if not self.embedded:
-            self.url = self.url.set(query={"connect_timeout": str(_CONNECT_SECONDS)} | _TCP_TIMEOUTS | self.url.query)
+            ours = {"connect_timeout": str(_CONNECT_SECONDS), "client_encoding": "utf8"} | _TCP_TIMEOUTS
+            self.url = self.url.set(query=ours | self.url.query)
         self.engine = sa.create_engine(
             self.url,
             pool_size=connections,

@@ -41,7 +41,7 @@ def upgrade_schema(database: Database, phase: Phase = Phase.ALL, folder: Path = 
     """Apply all missing migrations of this phase, if any.
 
     SQLite: all in one transaction. PostgreSQL: one transaction for each migration, or several where the migration says
-    so.
+    so. Raises ServiceError if the database's encoding is not UTF-8, or its schema newer than this code.
     """
     target = needed_revision(folder) if phase is Phase.BEFORE else head_revision(folder)
     with _hold_migration_lock(database) as connection:
@@ -106,6 +106,11 @@ def _hold_migration_lock(database: Database) -> Iterator[sa.Connection]:
             yield tx
         return
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as guard:
+        if (encoding := guard.exec_driver_sql("SHOW server_encoding").scalar_one()) != "UTF8":
+            raise ServiceError(
+                f"the database's encoding is {encoding}; create it anew: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE "
+                "template0"
+            )
         # Polled: a statement that waits inside PostgreSQL holds a snapshot, which others may wait for.
         while not guard.exec_driver_sql(f"SELECT pg_try_advisory_lock({_LOCK})").scalar_one():
             time.sleep(_WAIT_SECONDS)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from evalstop_service.errors import ServiceError
 from evalstop_service.settings import Settings
+from evalstop_service.store import schema
 from evalstop_service.store.database import Database, Transaction, contains_text, insert_if_new, is_transient
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import projects
+from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import problem_of
 from psycopg.pq import Conninfo, TransactionStatus
 
@@ -193,17 +197,52 @@ def test_list_of_servers_is_for_both_drivers(postgres_database: Database) -> Non
     assert read_by_both_drivers(postgres_database.url.update_query_dict(servers).render_as_string(False)) == [1, 1]
 
 
-def read_by_both_drivers(url: str) -> list[object]:
-    """What each driver answers to SELECT 1."""
+def test_isolation_is_the_services_own(empty_postgres_url: str) -> None:
+    """A role or database that defaults to another level changes nothing: concurrent inserts would fail there."""
+    database = Database(empty_postgres_url)
+    with database.transaction() as tx:
+        name = tx.engine.url.database
+        tx.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_isolation TO 'repeatable read'")
+    database.close()
+    assert read_by_both_drivers(empty_postgres_url, "SHOW transaction_isolation") == ["read committed"] * 2
+
+
+def test_other_encoding_is_refused(postgres_database: Database, empty_postgres_url: str) -> None:
+    """Migrations say which encoding the database has, and how to create one that works."""
+    url, name = sa.make_url(empty_postgres_url), f"latin_{uuid.uuid4().hex[:8]}"
+    with postgres_database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'")
+        database = Database(url.set(database=name).render_as_string(False))
+        try:
+            with pytest.raises(ServiceError, match=r"encoding is SQL_ASCII.*ENCODING 'UTF8'"):
+                schema.upgrade_schema(database)
+        finally:
+            database.close()
+            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_refusal_by_the_database_is_named(postgres_database: Database) -> None:
+    """A right that the service's role lacks is no bug and no outage, and the request may be sent again."""
+    with postgres_database.engine.connect() as connection:
+        connection.exec_driver_sql("CREATE ROLE nobody_here")
+        connection.exec_driver_sql("SET LOCAL ROLE nobody_here")
+        with pytest.raises(sa.exc.ProgrammingError) as raised:
+            connection.exec_driver_sql("SELECT 1 FROM runs")
+    answer = problem_of(raised.value)
+    assert (answer.status, answer.kind) == (503, ProblemKind.DATABASE_REFUSES)
+
+
+def read_by_both_drivers(url: str, query: str = "SELECT 1") -> list[object]:
+    """What each driver answers to the query."""
     database = Database(url)
 
     async def read_one() -> object:
         async with database.async_engine().connect() as connection:
-            return (await connection.execute(sa.text("SELECT 1"))).scalar_one()
+            return (await connection.execute(sa.text(query))).scalar_one()
 
     try:
         with database.reading() as tx:
-            return [tx.execute(sa.text("SELECT 1")).scalar_one(), asyncio.run(read_one())]
+            return [tx.execute(sa.text(query)).scalar_one(), asyncio.run(read_one())]
     finally:
         database.close()
 
