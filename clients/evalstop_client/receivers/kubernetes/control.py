@@ -231,7 +231,11 @@ class KubernetesJobControl:
                 raise RequestRefused(f"{above} {owner['name']}, to which it belonged, no longer exists")
             kind, item = above, controller
         if kind is POD:
-            raise RequestRefused(f"pod {item['metadata']['name']} belongs to no workload that can be stopped")
+            controlled_by = f"{owner['kind']} {owner['name']}" if owner is not None else "nothing"
+            raise RequestRefused(
+                f"pod {item['metadata']['name']} is controlled by {controlled_by}, which cannot be suspended; run the "
+                "training as a Job, or have the trainer read should_stop and then wait"
+            )
         return kind, item
 
     def _check_workload(self, job: Job) -> Present | Gone | Unproven:

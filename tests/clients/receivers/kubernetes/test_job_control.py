@@ -171,12 +171,17 @@ def test_runs_of_other_clusters_are_foreign(kubernetes: KubernetesCluster) -> No
     assert isinstance(job_control.find_job(make_stop_request({**labels, "kubernetes_cluster": "lab-1"})), Job)
 
 
-def test_pod_without_owner_is_refused(kubernetes: KubernetesCluster) -> None:
-    """A pod without a workload above it cannot be suspended."""
+@pytest.mark.parametrize("owner", [None, "StatefulSet", "ReplicaSet"])
+def test_pod_of_no_workload_is_refused(kubernetes: KubernetesCluster, owner: str | None) -> None:
+    """A pod of nothing, or of what runs forever, cannot be suspended; the refusal says what to do."""
     spec = {"restartPolicy": "Never", "containers": [{"name": "a", "image": "none", "command": ["sleep", "60"]}]}
-    pod = kubernetes.admin.create(POD, NAMESPACE, {"metadata": {"name": "alone"}, "spec": spec})
+    existing = kubernetes.admin.create(POD, NAMESPACE, {"metadata": {"name": "trainer"}, "spec": spec})
+    uid = existing["metadata"]["uid"]  # of something that exists: pods of what is gone are deleted
+    above = {"apiVersion": "apps/v1", "kind": owner, "name": "trainer", "uid": uid, "controller": True}
+    metadata = {"name": "alone"} | ({"ownerReferences": [above]} if owner else {})
+    pod = kubernetes.admin.create(POD, NAMESPACE, {"metadata": metadata, "spec": spec})
     labels = {"kubernetes_namespace": NAMESPACE, "kubernetes_kind": "Pod", "kubernetes_name": "alone"}
-    with pytest.raises(RequestRefused, match="belongs to no workload"):
+    with pytest.raises(RequestRefused, match=f"controlled by {owner or 'nothing'}.*have the trainer read should_stop"):
         kubernetes.job_control().find_job(make_stop_request({**labels, "kubernetes_uid": pod["metadata"]["uid"]}))
 
 

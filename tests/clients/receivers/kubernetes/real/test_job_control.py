@@ -18,7 +18,7 @@ from tests.clients.receivers.kubernetes.test_job_control import (  # noqa: F401 
     test_externally_resumed_workload_is_present_again,
     test_kill_deletes_pods_that_their_controller_left,
     test_labels_of_another_object_are_refused,
-    test_pod_without_owner_is_refused,
+    test_pod_of_no_workload_is_refused,
     test_pods_are_annotated_by_label_or_option,
     test_pods_of_a_lost_node_are_deleted_after_their_grace,
     test_recreated_workload_is_left_alone,
