@@ -6,13 +6,14 @@ best mean of neighbors against the last. A stop is judged only if enough evals c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from evalstop_detectors import Ground, Policy, Score, select_version
+from evalstop_detectors import Ground, MetricRole, Policy, Score, select_version
 from evalstop_service.domain.outcome import assess_run, judge_decision, judge_levelled_off, locate_turn
 from evalstop_service.domain.run import RunAssessment
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome
@@ -113,16 +114,43 @@ def _judge_chunk(
 
 
 ENOUGH_OF_A_PLAN = 0.9
+LEAST_STOPPED, LEAST_STOPPED_SHARE = 10, 0.3
+"""Early stopping is inferred if so many runs, and such a share, end the same number of evals after their best."""
 
 
 def assess_outcome(run: Run, decided_step: int | None = None) -> RunAssessment:
     """Assess the outcome of the run from all of its evals. One that ended before its plan, by its own early stopping or
     a crash, is not healthy: what would have followed is unknown."""
-    assessment, plan = assess_run(run.scores(), decided_step), run.total_steps or 0
-    if assessment.run_outcome is RunOutcome.HEALTHY and run.last_step < ENOUGH_OF_A_PLAN * plan:
-        reason = f"it ended at step {run.last_step:,} of {plan:,} planned ones"
+    assessment = assess_run(run.scores(), decided_step)
+    if assessment.run_outcome is RunOutcome.HEALTHY and (reason := explain_early_end(run)):
         return replace(assessment, run_outcome=RunOutcome.UNDECIDED, reason=reason)
     return assessment
+
+
+def explain_early_end(run: Run) -> str:
+    """Why the run tells nothing about what would have followed; nothing if it ran to its end."""
+    plan = run.total_steps or 0
+    ended = f"it ended at step {run.last_step:,} of {plan:,} planned ones"
+    return run.stopped_early or (ended if run.last_step < ENOUGH_OF_A_PLAN * plan else "")
+
+
+def infer_early_stopping(runs: Sequence[Run]) -> None:
+    """Note which of these runs seem to have been ended by an early stopping of which their logs say nothing: those of
+    different lengths that end equally many evals, at least two, after their best one."""
+    by_distance: dict[int, list[Run]] = {}
+    for run in runs:
+        series = run.series.get(MetricRole.EVAL)
+        values = run.roles.sign(MetricRole.EVAL) * np.frombuffer(series.values) if series else np.empty(0)
+        if np.isfinite(values).any() and not run.stopped_early:
+            by_distance.setdefault(len(values) - 1 - int(np.nanargmax(values)), []).append(run)
+    for distance, alike in by_distance.items():
+        unplanned = [run for run in alike if not run.total_steps or explain_early_end(run)]
+        lengths = Counter(len(run.series[MetricRole.EVAL].steps) for run in unplanned)
+        enough = len(unplanned) >= max(LEAST_STOPPED, LEAST_STOPPED_SHARE * len(runs))
+        if distance >= 2 and enough and max(lengths.values()) <= len(unplanned) / 2:
+            many = f"{len(unplanned):,} of {len(runs):,} runs"
+            for run in unplanned:
+                run.stopped_early = f"{many} end {distance} evals after their best, as by early stopping"
 
 
 def judge_case(run: Run, assessment: RunAssessment, judged: Judged) -> PolicyOutcome:

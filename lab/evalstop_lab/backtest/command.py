@@ -19,7 +19,16 @@ from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.backtest import page
-from evalstop_lab.backtest.cases import Case, Summary, compare_policies, encode_case, judge_cases, summarize_policy
+from evalstop_lab.backtest.cases import (
+    Case,
+    Summary,
+    compare_policies,
+    encode_case,
+    explain_early_end,
+    infer_early_stopping,
+    judge_cases,
+    summarize_policy,
+)
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import ReadErrors, Run, load_policy
 from evalstop_lab.replay.command import describe_guesses
@@ -100,6 +109,7 @@ def read_history(args: argparse.Namespace) -> tuple[list[Run], ReadErrors]:
         sys.stderr.write(f"evalstop-lab: and {len(errors.collected) - MOST_ERRORS_SHOWN} more like these\n")
     if not runs:
         raise UnreadableInput(args.sources[0], "it has no readable run")
+    infer_early_stopping(runs)
     return runs, errors
 
 
@@ -113,6 +123,9 @@ def build_report(
         "command": command,
         "runs": len(cases),
         "truths": {str(truth): sum(case.assessment.run_outcome is truth for case in cases) for truth in RunOutcome},
+        "ended_early": sum(
+            bool(explain_early_end(case.run)) for case in cases if case.assessment.run_outcome is RunOutcome.UNDECIDED
+        ),
         "without_eval": sum(MetricRole.EVAL not in run.series for run in runs),
         "without_gpu_hours": sum(run.gpu_hours is None for run in runs),
         "gpu_hours": sum(run.gpu_hours or 0.0 for run in runs),
@@ -184,6 +197,7 @@ def _build_table(report: Mapping[str, Any]) -> Table:
     caption = (
         f"{_format_runs(report['runs'])}: {truths['turned']:,} turned, {truths['healthy']:,} healthy,"
         f" {truths['undecided']:,} undecided"
+        + (f", {report['ended_early']:,} of them ended early" if report["ended_early"] else "")
     )
     columns = [item["policy"] for item in report["policies"]] + (["difference"] if report["difference"] else [])
     table = new_table("backtest", "", *columns, caption=caption)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 from evalstop_detectors import find_total_steps
-from evalstop_detectors.roles.params import LENGTH_NAMES
+from evalstop_detectors.roles.params import BEST_METRIC, GREATER_IS_BETTER, LENGTH_NAMES
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.lines import read_lines
@@ -36,8 +36,10 @@ def list_metrics(folder: Path, errors: ReadErrors) -> set[str]:
 
 
 def read_tags(folder: Path) -> dict[str, str]:
+    """The tags, and the params by which transformers says which metric counts."""
     root = folder / "tags"
-    return {str(path.relative_to(root)): _read_text(path) for path in root.rglob("*") if path.is_file()}
+    params = {name: _read_text(folder / "params" / name) for name in (BEST_METRIC, GREATER_IS_BETTER)}
+    return params | {str(path.relative_to(root)): _read_text(path) for path in root.rglob("*") if path.is_file()}
 
 
 def read_runs(folder: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:

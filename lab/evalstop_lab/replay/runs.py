@@ -88,7 +88,8 @@ class Run:
     """One run. `total_steps` is its planned end; None if unknown, like `gpus` and `seconds`.
 
     `seconds`: its duration, from the first recorded time to the last. `eval_versions`: the eval version at a step, if
-    known. `eval_changes`: the steps from which the eval was another one.
+    known. `eval_changes`: the steps from which the eval was another one. `stopped_early`: how it is known that the
+    trainer's own early stopping ended it, if it did.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Run:
     seconds: float | None = None
     eval_versions: dict[int, str] = field(default_factory=dict)
     eval_changes: list[int] = field(default_factory=list)
+    stopped_early: str = ""
 
     @property
     def gpu_hours(self) -> float | None:
@@ -201,8 +203,8 @@ Number = Callable[[Any, str], float | None]
 """Parses a cell of this column; None for an empty one."""
 
 STEPS = (
-    *("step", "train/global_step", "trainer/global_step", "global_step", "time/total_timesteps", "_step", "Step"),
-    "epoch",
+    *("step", "train/global_step", "trainer/global_step", "global_step", "time/total_timesteps", "current_steps"),
+    *("_step", "Step", "epoch"),
 )
 """Columns that count steps, in order of preference; W&B's own `_step` counts calls of its logger. Epochs count where
 nothing else does, as in Ultralytics' results.csv."""

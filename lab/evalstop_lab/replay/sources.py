@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +19,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.replay import mlflow_files, tensorboard_events, wandb_offline
-from evalstop_lab.replay.lines import STANDARD_INPUT
+from evalstop_lab.replay.folders import (
+    Findings,
+    choose_reader,
+    find_plan,
+    leave_out_copies,
+    list_paths,
+    name_kind,
+    name_run,
+)
 from evalstop_lab.replay.runs import NO_METRICS, STEPS, ReadErrors, Roles, Run, Runs
 from evalstop_lab.replay.servers import list_mlflow_runs, list_service_runs
-from evalstop_lab.replay.text_logs import ConsoleLog, CsvTable, JsonLines, TrainerState, read_history
 
 
 def add_role_options(parser: argparse.ArgumentParser) -> None:
@@ -69,32 +73,17 @@ def get_requested_roles(args: argparse.Namespace) -> RequestedRoles:
     return RequestedRoles(named, frozenset(args.minimize), args.step)
 
 
-EVENTS = "events.out.tfevents"
-STATE = "trainer_state.json"
-OFFLINE = ".wandb"
-TABLES = ("results.csv", "progress.csv", "metrics.csv")
-"""The logs of Ultralytics, stable-baselines3 and Lightning; a folder may have others, of other things."""
 MLFLOW, EVALSTOP = "mlflow+", "evalstop+"
 """Prefixes of addresses, before http:// or https://."""
 
 CONNECTIONS = 8
 
-_BY_SUFFIX: Mapping[str, Any] = {
-    ".csv": CsvTable,
-    ".tsv": CsvTable,
-    ".json": TrainerState,
-    ".log": ConsoleLog,
-    ".out": ConsoleLog,
-    ".txt": ConsoleLog,
-    OFFLINE: wandb_offline,
-}
-
 SOURCES = """A source is a file or a folder, or the address of a server:
   runs.jsonl, runs.csv          one row per eval, {"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}; also
                                 exports of W&B, and files of verl's file logger
   trainer_state.json            the log of the Hugging Face Trainer
-  logs/                         a folder with TensorBoard events, trainer states, an MLflow file store, W&B's offline
-                                runs, or the CSV of Lightning, Ultralytics or stable-baselines3
+  logs/                         a folder with any of these, TensorBoard events, an MLflow file store, W&B's offline
+                                runs, or the logs of Lightning, Ultralytics, stable-baselines3 or LLaMA-Factory
   train.log                     the console output of verl, OpenRLHF or NeMo-RL (.log, .out, .txt)
   mlflow+http://host:5000       an MLflow server; append ?experiment=NAME for one experiment
   evalstop+http://host:8787     an EvalStop service, with a key in EVALSTOP_KEY
@@ -115,13 +104,14 @@ class RequestedRoles:
 class Log:
     """A unit of reading, whose metrics keep their roles throughout.
 
-    `roles`: the roles that its runs declare. A `remote` log may be read concurrently with others.
+    `tags`: what its runs tell beside their metrics. `roles`: the roles that they declare. A `remote` log may be read
+    concurrently with others.
     """
 
     place: Path | str
     metrics: Callable[[ReadErrors], set[str]]
     read: Callable[[Runs, Roles, ReadErrors], None]
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Callable[[], Mapping[str, str]] = dict
     roles: Roles | None = None
     remote: bool = False
 
@@ -161,13 +151,15 @@ def read_settled_runs(
     return list(runs.by_name.values())
 
 
-def list_logs(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
-    """The logs of a source, readable until `open_until` closes: a file is one log, a folder or a server has many."""
+def list_logs(source: str | Path, open_until: ExitStack, findings: Findings | None = None) -> Iterator[Log]:
+    """The logs of a source, readable until `open_until` closes: a file is one log, a folder or a server has many.
+    `findings` is told of files that are left out."""
     text = str(source)
     if text.startswith(MLFLOW):
         for item in list_mlflow_runs(text.removeprefix(MLFLOW), open_until):
             place = f"{item.remote.url}, run {item.name}"
-            yield Log(place, partial(_get_metrics, item.metrics), item.read, item.tags, remote=True)
+            told = {**item.params, **item.tags}
+            yield Log(place, partial(_get_metrics, item.metrics), item.read, partial(dict, told), remote=True)
     elif text.startswith(EVALSTOP):
         for listed_run in list_service_runs(text.removeprefix(EVALSTOP), open_until):
             place = f"{listed_run.remote.url}, run {listed_run.name}"
@@ -176,18 +168,29 @@ def list_logs(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
     elif "://" in text:
         raise UnusableArguments(f"{text}: give the kind of server, {MLFLOW}{text} or {EVALSTOP}{text}.")
     else:
-        for path in _list_paths(Path(text)):
+        file = Path(text)
+        paths = list_paths(file, findings or Findings()) if file.is_dir() else [(file, name_run(file))]
+        for path, name in paths:
             module = choose_reader(path)
-            tags = mlflow_files.read_tags(path) if module is mlflow_files else {}
-            yield Log(path, partial(module.list_metrics, path), partial(module.read_runs, path, name_run(path)), tags)
+            read = partial(_read_file, module, path, name)
+            tags: Callable[[], Mapping[str, str]] = dict
+            if hasattr(module, "read_tags"):
+                tags = partial(module.read_tags, path)
+            yield Log(path, partial(module.list_metrics, path), read, tags)
+
+
+def _read_file(module: Any, path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
+    module.read_runs(path, name, runs, roles, errors)
+    if name in runs.by_name and runs.by_name[name].total_steps is None:
+        runs.by_name[name].total_steps = find_plan(path)
 
 
 def choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> tuple[Roles, RecognizedRoles]:
     """The roles of the metrics of a log, as requested, else as declared by its run, else by name, and the roles by
     name. As in the service, a guessed eval that does not change in its first evals gives way to another candidate."""
-    constant: set[str] = set()
+    constant, tags = set[str](), log.tags()
     while True:
-        roles, recognised = _choose_by_names(log, metrics, requested, constant)
+        roles, recognised = _choose_by_names(log, tags, metrics, requested, constant)
         guess = recognised.guessed_eval
         if MetricRole.EVAL not in roles.guessed or guess is None or guess in constant or not _is_constant(log, roles):
             return roles, recognised
@@ -205,10 +208,10 @@ def _is_constant(log: Log, roles: Roles) -> bool:
 
 
 def _choose_by_names(
-    log: Log, metrics: set[str], requested: RequestedRoles, constant: Collection[str]
+    log: Log, tags: Mapping[str, str], metrics: set[str], requested: RequestedRoles, constant: Collection[str]
 ) -> tuple[Roles, RecognizedRoles]:
     names, roles = metrics - NO_METRICS, log.roles
-    recognised = recognize_roles(names, log.tags, constant)
+    recognised = recognize_roles(names, tags, constant)
     columns: dict[MetricRole, str] = {}
     minimized, guessed = set(requested.minimized), set[MetricRole]()
     for role in MetricRole:
@@ -237,10 +240,11 @@ def _choose_by_names(
 
 def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, errors: ReadErrors) -> set[str]:
     everything: set[str] = set()
-    is_known, errors_before = False, len(errors.collected)
+    is_known, errors_before, runs_before = False, len(errors.collected), len(runs.by_name)
     columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn())
     with ExitStack() as stack:
-        logs = list(list_logs(source, stack))
+        findings, alone = Findings(), dict[str, Path]()
+        logs = list(list_logs(source, stack, findings))
         console = Console(stderr=True)
         progress = stack.enter_context(Progress(*columns, console=console, transient=True, disable=len(logs) < 2))
         pool = stack.enter_context(ThreadPoolExecutor(CONNECTIONS))
@@ -256,13 +260,19 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
             return names, fits, log_runs, log_errors
 
         remote = bool(logs) and logs[0].remote
-        for names, fits, log_runs, log_errors in pool.map(read_log, logs) if remote else map(read_log, logs):
+        results = pool.map(read_log, logs) if remote else map(read_log, logs)
+        for log, (names, fits, log_runs, log_errors) in zip(logs, results, strict=True):
             everything |= names
+            if isinstance(log.place, Path):
+                runs_before = _note_log(log.place, fits, log_errors, runs, alone, findings, runs_before)
             is_known = is_known or fits
             errors.collected += log_errors.collected
             if log_runs is not runs:
                 _add_runs(log_runs, runs, source)
             progress.advance(task)
+    if is_known and Path(source).is_dir():
+        leave_out_copies(Path(source), runs, alone, findings)
+        findings.print_table(Path(source))
     if not is_known and (everything or len(errors.collected) == errors_before):
         expected = [requested.named.get(role, role.value) for role in MetricRole]
         error = UnreadableInput(
@@ -272,6 +282,20 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
         )
         errors.add(error)
     return everything
+
+
+def _note_log(
+    path: Path, fits: bool, errors: ReadErrors, runs: Runs, alone: dict[str, Path], findings: Findings, runs_before: int
+) -> int:
+    """Note what became of a file, and which run it alone holds; returns the number of runs."""
+    if fits:
+        findings.read[name_kind(path)] += 1
+        if len(runs.by_name) == runs_before + 1:
+            alone[next(reversed(runs.by_name))] = path
+    else:
+        why = "it is unreadable, see above" if errors.collected else "no metric of it is an eval, proxy, KL or loss"
+        findings.not_read[name_kind(path), why] += 1
+    return len(runs.by_name)
 
 
 def _add_runs(log_runs: Runs, runs: Runs, source: str | Path) -> None:
@@ -307,66 +331,6 @@ def _check_columns(requested: RequestedRoles, everywhere: set[str]) -> None:
 
 def _get_metrics(metrics: frozenset[str], errors: ReadErrors) -> set[str]:
     return set(metrics)
-
-
-def choose_reader(path: Path) -> Any:
-    """The reader of this file or folder, which lists its metrics and reads its runs; by default of JSON lines."""
-    if EVENTS in path.name:
-        return tensorboard_events
-    if path.is_dir():
-        return mlflow_files if mlflow_files.is_run(path) else tensorboard_events
-    return _BY_SUFFIX.get(path.suffix, JsonLines)
-
-
-def _list_paths(path: Path) -> Iterator[Path]:
-    """The file itself; in a folder the files with known names, at any depth."""
-    if not path.is_dir():
-        yield path
-        return
-    states = _leave_out_beginnings(path, sorted(path.rglob(STATE)))
-    tables = sorted(file for name in TABLES for file in path.rglob(name))
-    folders = sorted({file.parent for file in path.rglob(f"{EVENTS}*")})
-    offline = sorted(file for file in path.rglob(f"run-*{OFFLINE}") if file.is_file())
-    stored = sorted(file.parent for file in path.rglob("meta.yaml") if mlflow_files.is_run(file.parent))
-    if not (states or tables or folders or offline or stored):
-        raise UnreadableInput(
-            path,
-            f"the folder has no {STATE}, no {', '.join(TABLES)}, no TensorBoard event files, no MLflow file store and"
-            " no offline run of W&B; name the files",
-        )
-    yield from (*states, *tables, *folders, *offline, *stored)
-
-
-def _leave_out_beginnings(folder: Path, states: Sequence[Path]) -> list[Path]:
-    """The trainer states without those of checkpoints, whose history is the beginning of another's."""
-    histories: dict[Path, list[bytes]] = {}
-    for path in states:
-        digest = hashlib.sha256()
-        histories[path] = []
-        for _, entry in read_history(path, ReadErrors(strict=False)):
-            digest.update(json.dumps(entry, sort_keys=True).encode())
-            histories[path].append(digest.digest())
-    kept: list[Path] = []
-    beginnings: set[bytes] = set()
-    for path in sorted(states, key=lambda path: -len(histories[path])):
-        history = histories[path]
-        if not history or history[-1] not in beginnings:
-            kept.append(path)
-            beginnings.update(history)
-    if left_out := len(states) - len(kept):
-        sys.stderr.write(f"evalstop-lab: {folder}: left out {left_out} {STATE} that another one continues\n")
-    return sorted(kept)
-
-
-def name_run(path: Path) -> str:
-    """The name of the run of a file whose rows name none."""
-    if path == STANDARD_INPUT:
-        return "stdin"
-    if path.name in (STATE, *TABLES) or EVENTS in path.name:
-        path = path.parent
-    elif not path.is_dir():
-        path = path.with_suffix("")
-    return str(path) if str(path) != "." else path.absolute().name
 
 
 def _format_columns(columns: set[str]) -> str:

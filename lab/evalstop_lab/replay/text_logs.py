@@ -13,11 +13,13 @@ from typing import Any
 
 import msgspec
 from evalstop_detectors import MetricRole
+from evalstop_detectors.roles.params import EVAL_TAG
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.lines import NumberedLines, read_lines
 from evalstop_lab.replay.runs import (
     STEPS,
+    TOTAL_STEPS,
     ReadErrors,
     Roles,
     Runs,
@@ -42,7 +44,7 @@ class JsonLines:
 
     @staticmethod
     def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
-        return {key for _, row in _read_json_lines(path, errors) for key in row}
+        return {key for _, row in read_json_lines(path, errors) for key in row}
 
     @staticmethod
     def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
@@ -52,7 +54,7 @@ class JsonLines:
         """
         alone: bool | None = None
         reached: dict[str, int] = {}
-        for number, row in _read_json_lines(path, errors):
+        for number, row in read_json_lines(path, errors):
             try:
                 alone = "run" not in row if alone is None else alone
                 run = name if alone and "run" not in row else parse_run_name(row.get("run"))
@@ -67,7 +69,8 @@ class JsonLines:
                 errors.add(UnreadableInput(path, f"{error}; {ROW}", number))
 
 
-def _read_json_lines(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_json_lines(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows, with the numbers of their lines."""
     for number, line in read_lines(path, errors):
         try:
             row = _parse_row(path, number, line)
@@ -163,6 +166,10 @@ def _read_csv(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]
             return
         if first:
             first, cells = False, [cell.strip() for cell in cells]
+            if cells.count("") > 1:
+                unnamed = ", ".join(str(number) for number, cell in enumerate(cells, 1) if not cell)
+                errors.add(UnreadableInput(path, f"columns {unnamed} of the header have no name; name them", 1))
+                return
             if repeated := {cell for cell in cells if cells.count(cell) > 1}:
                 problem = f"the header has {', '.join(sorted(repeated))} twice; name each column once"
                 errors.add(UnreadableInput(path, problem, 1))
@@ -190,6 +197,31 @@ class TrainerState:
         return {key for _, row in read_history(path, errors) for key in row}
 
     @staticmethod
+    def read_tags(path: Path) -> dict[str, str]:
+        """The eval by which the trainer chose its best model: the one that had the state's `best_metric` at its best
+        step, as its highest or lowest value."""
+        try:
+            state = _load_state(path)
+        except UnreadableInput:
+            return {}
+        best, at = state.get("best_metric"), state.get("best_global_step")
+        if at is None and (saved := re.search(r"checkpoint-(\d+)$", str(state.get("best_model_checkpoint") or ""))):
+            at = int(saved[1])
+        histories: dict[str, list[float]] = {}
+        fitting = set()
+        for row in state["log_history"] if isinstance(best, float) else ():
+            for column, cell in row.items() if isinstance(row, dict) else ():
+                if type(cell) is float and column.startswith("eval_"):
+                    histories.setdefault(column, []).append(cell)
+                    if cell == best and at in (None, row.get("step")):
+                        fitting.add(column)
+        ends = {column: (min(histories[column]), max(histories[column])) for column in fitting}
+        extreme = [column for column, (low, high) in ends.items() if best in (low, high) and low < high]
+        if len(extreme) != 1:
+            return {}
+        return {EVAL_TAG: f"{extreme[0]}:{'maximize' if best == ends[extreme[0]][1] else 'minimize'}"}
+
+    @staticmethod
     def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         run = runs.run(name, roles)
         reached: object = None
@@ -200,6 +232,7 @@ class TrainerState:
             except ValueError as error:
                 errors.add(UnreadableInput(path, f"entry {index} of log_history: {error}"))
         state = _load_state(path)
+        run.stopped_early = _describe_early_stop(state)
         if isinstance(planned := state.get("max_steps"), int) and planned > 0:
             run.total_steps = planned
         evals = run.series[MetricRole.EVAL].values if MetricRole.EVAL in run.series else ()
@@ -209,6 +242,21 @@ class TrainerState:
                 f"evalstop-lab: {path}: the worst {roles.columns[MetricRole.EVAL]} was kept as the best:"
                 f" {state['best_metric']:g}; its greater_is_better contradicts the name of the metric\n"
             )
+
+
+def _describe_early_stop(state: dict[str, Any]) -> str:
+    """What the state of transformers' EarlyStoppingCallback tells: that it ended the run, or nothing."""
+    saved = state.get("stateful_callbacks")
+    stopping = saved.get("EarlyStoppingCallback") if isinstance(saved, dict) else None
+    items: list[Any] = stopping if isinstance(stopping, list) else [stopping]
+    for item in items:
+        try:
+            patience = item["args"]["early_stopping_patience"]
+            if item["attributes"]["early_stopping_patience_counter"] >= patience:
+                return f"EarlyStoppingCallback ended it, after {patience} evals without an improvement"
+        except (KeyError, TypeError):
+            continue
+    return ""
 
 
 def read_history(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -249,6 +297,7 @@ _VERL = re.compile(r"\bstep:(\d+) - (\S.*)$")
 _VERL_CELL = re.compile(rf"(?:np\.float\d+\()?({_NUMBER})\)?$")
 _OPENRLHF = re.compile(r"Global step (\d+)(?: \[replay\])?: \{(.*)\}")
 _OPENRLHF_CELL = re.compile(rf"'([^']+)': (?:np\.float\d+\(|tensor\()?({_NUMBER})\b")
+_VERL_PLAN = re.compile(r"Total training steps: ([1-9]\d{0,14})\b")
 _NEMO_STEP = re.compile(r"=+ Step (\d+)/(\d+) =+")
 _NEMO_VALIDATION = re.compile(r"Starting validation at step (\d+)")
 _NEMO_CELL = re.compile(rf"• (Loss|Avg Reward|Avg Total Reward|Generation KL Error|Accuracy): ({_NUMBER})$")
@@ -269,8 +318,11 @@ class ConsoleLog:
     NeMo-RL     `===== Step 3/100 =====`, then bullets such as `• Avg Reward: 0.41`; `Starting validation at step 3`,
                 then `• Accuracy: 0.38`. Only these are mapped to metric names.
 
-    All else in such a file is ignored, as are Ray's prefixes and colors. verl rounds to three digits.
+    All else in such a file is ignored, as are Ray's prefixes and colors. verl rounds to three digits. verl and NeMo-RL
+    print the planned length.
     """
+
+    MARKS = re.compile(rb"\bstep:\d+ - \S|Global step \d+(?: \[replay\])?: \{|=+ Step \d+/\d+ =+")
 
     @staticmethod
     def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
@@ -289,14 +341,20 @@ class ConsoleLog:
 def _read_console(path: Path, errors: ReadErrors) -> Iterator[tuple[int, str, dict[str, str]]]:
     """Line number, step and cells."""
     step: str | None = None
+    plan: dict[str, str] = {}
     for number, raw in read_lines(path, errors):
         line = _COLORS.sub("", raw).strip()
         if match := _VERL.search(line):
             cells = (cell.rpartition(":") for cell in match[2].split(" - "))
-            yield number, match[1], {key: value[1] for key, _, cell in cells if (value := _VERL_CELL.match(cell))}
+            read = {key: value[1] for key, _, cell in cells if (value := _VERL_CELL.match(cell))}
+            yield number, match[1], plan | read
+        elif match := _VERL_PLAN.search(line):
+            plan = {TOTAL_STEPS: match[1]}
         elif match := _OPENRLHF.search(line):
             yield number, match[1], dict(_OPENRLHF_CELL.findall(match[2]))
-        elif match := _NEMO_STEP.search(line) or _NEMO_VALIDATION.search(line):
+        elif match := _NEMO_STEP.search(line):
+            step, plan = match[1], {TOTAL_STEPS: match[2]}
+        elif match := _NEMO_VALIDATION.search(line):
             step = match[1]
         elif step is not None and (match := _NEMO_CELL.search(line)):
-            yield number, step, {_NEMO_NAMES[match[1]]: match[2]}
+            yield number, step, plan | {_NEMO_NAMES[match[1]]: match[2]}

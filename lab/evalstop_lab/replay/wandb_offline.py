@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 import zlib
 from collections.abc import Iterator
 from functools import lru_cache
@@ -17,7 +18,7 @@ from typing import Any
 
 from evalstop_client.tensorboard import BYTES, VARINT, fields, repeated
 from evalstop_detectors import find_total_steps
-from evalstop_detectors.roles.params import LENGTH_NAMES
+from evalstop_detectors.roles.params import BEST_METRIC, GREATER_IS_BETTER, LENGTH_NAMES
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.runs import MOST_GPUS, TOTAL_STEPS, ReadErrors, Roles, Runs, add_row, parse_number, parse_step
@@ -38,14 +39,22 @@ _UPDATE = 1  # of ConfigRecord
 def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
     _read_history.cache_clear()
     history, error = _read_history(path)
-    if error is not None:
-        errors.add(error)
+    if not history["rows"]:
+        errors.add(error or UnreadableInput(path, "no metrics were logged"))
+    elif error is not None:
+        sys.stderr.write(f"evalstop-lab: {error}\n")
     return {key for row in history["rows"] for key in row}
+
+
+def read_tags(path: Path) -> dict[str, str]:
+    """The settings of its config that tell which metric counts."""
+    params: dict[str, str] = _read_history(path)[0]["params"]
+    return params
 
 
 def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
     """Read the history of one run, which is named by its name and id in W&B."""
-    history, truncation = _read_history(path)
+    history, _ = _read_history(path)
     run = runs.run(history["name"] or name, roles)
     run.gpus = history["gpus"]
     run.total_steps = find_total_steps(history["params"]) or run.total_steps
@@ -57,8 +66,6 @@ def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadError
                 add_row(run, parse_step(reached), {**row, "gpus": None, TOTAL_STEPS: None}, parse_number)
         except ValueError as error:
             errors.add(UnreadableInput(path, f"row {index} of the history: {error}"))
-    if truncation is not None:
-        errors.add(truncation)
 
 
 @lru_cache(maxsize=1)  # a log is read twice: for its metrics and for their values
@@ -139,7 +146,7 @@ def _read_run(record: bytes, history: dict[str, Any]) -> None:
     history["name"] = f"{parts[0]} ({parts[1]})" if len(parts) == 2 else parts[0] if parts else None
     for config in repeated(record, _CONFIG):
         for key, value in map(_parse_item, repeated(config, _UPDATE)):
-            if key in LENGTH_NAMES:
+            if key in (*LENGTH_NAMES, BEST_METRIC, GREATER_IS_BETTER):
                 history["params"][key] = str(value)
             if key == "gpus" and isinstance(value, int | float) and not isinstance(value, bool):
                 history["gpus"] = float(value) if 0 <= value <= MOST_GPUS else None

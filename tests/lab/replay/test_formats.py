@@ -95,9 +95,9 @@ def test_trainer_state_is_read(tmp_path: Path, replay: Replay) -> None:
     file = tmp_path / "checkpoint-70" / "trainer_state.json"
     file.parent.mkdir()
     file.write_text(json.dumps({"max_steps": 140, "log_history": history}))
-    for path, options in ((file, ["--minimize", "eval_loss"]), (tmp_path, [])):  # a known loss needs no option
-        (result,) = replay(path, "--eval", "eval_loss", *options)
-        assert (result["run"], select_verdict(result)) == (str(file.parent), STOPPED)
+    for path, folder in ((file, file.parent), (tmp_path, tmp_path)):
+        (result,) = replay(path, "--eval", "eval_loss", "--minimize", "eval_loss")
+        assert (result["run"], select_verdict(result)) == (str(folder), STOPPED)
 
 
 @pytest.mark.parametrize(("best", "is_worst"), [(0.48, True), (0.35, False), (None, False)])
@@ -123,7 +123,7 @@ def test_output_folder_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     runs = read_runs([tmp_path]).by_name
     assert [Path(name).relative_to(tmp_path).parts[0] for name in runs] == ["seed-1", "seed-2"]
     assert [len(run.series[MetricRole.EVAL].steps) for run in runs.values()] == [8, 8]
-    assert "left out 6 trainer_state.json that another one continues" in capsys.readouterr().err
+    assert "6   not read: another trainer_state.json continues it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,251 @@
+"""Finds the logs in a folder: which files are read and by which reader, and why others are not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from evalstop_detectors import MetricRole
+from rich.console import Console
+from rich.text import Text
+
+from evalstop_lab.errors import UnreadableInput
+from evalstop_lab.replay import evaluations, mlflow_files, tensorboard_events, wandb_offline
+from evalstop_lab.replay.lines import STANDARD_INPUT
+from evalstop_lab.replay.runs import STEPS, ReadErrors, Run, Runs
+from evalstop_lab.replay.text_logs import ConsoleLog, CsvTable, JsonLines, TrainerState, read_history, read_json_lines
+from evalstop_lab.report import new_table
+
+EVENTS = "events.out.tfevents"
+STATE = "trainer_state.json"
+EVALUATIONS = "evaluations.npz"
+OFFLINE = ".wandb"
+TABLES = ("results.csv", "progress.csv", "metrics.csv")
+"""The logs of Ultralytics, stable-baselines3 and Lightning; a folder may have others, of other things."""
+TRAINER_LOG = "trainer_log.jsonl"
+NAMED_BY_FOLDER = (STATE, *TABLES, EVALUATIONS, TRAINER_LOG)
+
+_BY_SUFFIX: Mapping[str, Any] = {
+    ".csv": CsvTable,
+    ".tsv": CsvTable,
+    ".json": TrainerState,
+    ".log": ConsoleLog,
+    ".out": ConsoleLog,
+    ".txt": ConsoleLog,
+    ".npz": evaluations,
+    OFFLINE: wandb_offline,
+}
+
+_PLANS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "results.csv": (("args.yaml",), "epochs"),
+    "metrics.csv": (("hparams.yaml",), "max_steps"),
+    "progress.csv": (("args.yml", "config.yml", "*/args.yml", "*/config.yml"), "n_timesteps"),
+    EVALUATIONS: (("args.yml", "config.yml", "*/args.yml", "*/config.yml"), "n_timesteps"),
+}
+"""By the name of a log: the files beside it, the first that has the key counts, and the key of the planned length."""
+
+LONGEST_START = 16 << 20
+"""Bytes of a console's output in which its trainer must show."""
+
+LONGEST_SETTINGS = 1 << 20
+LEAST_EVALS = 5
+"""Two logs in unrelated folders that begin alike are one run if the shorter has so many evals."""
+
+
+@dataclass
+class Findings:
+    """What was done with the files of a folder: how many of each kind, and why some were not read."""
+
+    read: Counter[str] = field(default_factory=Counter)
+    not_read: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def print_table(self, folder: Path) -> None:
+        """Print one table to standard error."""
+        table = new_table(f"read from {folder}", "files", "number", "what became of them", left=1)
+        table.columns[2].justify = "left"
+        for kind, count in sorted(self.read.items()):
+            table.add_row(Text(kind), f"{count:,}", "read")
+        for (kind, why), count in sorted(self.not_read.items()):
+            table.add_row(Text(kind), f"{count:,}", Text(f"not read: {why}"))
+        Console(stderr=True, width=max(100, Console(stderr=True).width)).print(table)
+
+
+def name_kind(path: Path) -> str:
+    """The kind of a log, for people."""
+    if EVENTS in path.name:
+        return f"{EVENTS}*"
+    if path.is_dir():
+        return "mlruns/" if mlflow_files.is_run(path) else f"{EVENTS}*"
+    return path.name if path.name in NAMED_BY_FOLDER else f"*{path.suffix}"
+
+
+def choose_reader(path: Path) -> Any:
+    """The reader of this file or folder, which lists its metrics and reads its runs; by default of JSON lines."""
+    if EVENTS in path.name:
+        return tensorboard_events
+    if path.is_dir():
+        return mlflow_files if mlflow_files.is_run(path) else tensorboard_events
+    return _BY_SUFFIX.get(path.suffix, JsonLines)
+
+
+def list_paths(folder: Path, findings: Findings) -> list[tuple[Path, str]]:
+    """The logs in this folder, at any depth, with the names of their runs."""
+    found: dict[str, list[Path]] = {}
+    for root, folders, names in os.walk(folder):
+        place = Path(root)
+        if mlflow_files.is_run(place):
+            found.setdefault("stored", []).append(place)
+            folders.clear()
+            continue
+        if offline := [place / name for name in names if name.startswith("run-") and name.endswith(OFFLINE)]:
+            found.setdefault("offline", []).extend(offline)
+            folders[:] = [name for name in folders if name not in ("files", "logs", "tmp")]  # they tell of the same run
+        if any(EVENTS in name for name in names):
+            found.setdefault("events", []).append(place)
+        for name in names:
+            kind = _classify(place / name)
+            if kind == "other":
+                findings.not_read[f"*{Path(name).suffix}", "it is no log that is known by its name or rows"] += 1
+            elif kind is not None:
+                found.setdefault(kind, []).append(place / name)
+    if not found:
+        seen = "; ".join(f"{kind}: {why}" for kind, why in findings.not_read)
+        raise UnreadableInput(
+            folder,
+            f"the folder has no {', '.join(NAMED_BY_FOLDER)}, no console output or JSON lines of a known trainer, no"
+            " TensorBoard event files, no MLflow file store and no offline run of W&B; name the files"
+            + (f" ({seen})" if seen else ""),
+        )
+    states = _leave_out_beginnings(sorted(found.get("state", ())), findings)
+    order = ("table", "npz", "events", "offline", "stored", "lines", "console")
+    others = [path for kind in order for path in sorted(found.get(kind, ()))]
+    return [*states, *((path, name_run(path)) for path in others)]
+
+
+def _classify(path: Path) -> str | None:
+    """The kind of a file in a folder; "other" for what may be a log but is not known as one, None for all else."""
+    if path.name == STATE:
+        return "state"
+    if path.name in TABLES:
+        return "table"
+    if path.name == EVALUATIONS:
+        return "npz"
+    if path.suffix == ".jsonl":
+        return "lines" if _counts_steps(path) else "other"
+    if path.suffix in (".log", ".out", ".txt"):
+        return "console" if _starts_as_console(path) else None if path.suffix == ".txt" else "other"
+    return "other" if path.suffix in (".csv", ".tsv") else None
+
+
+def _counts_steps(path: Path) -> bool:
+    """Whether the first row of JSON lines has a column of steps, and a number beside it."""
+    _, row = next(read_json_lines(path, ReadErrors(strict=False)), (0, {}))
+    return any(name in row for name in STEPS) and any(type(cell) in (int, float) for cell in row.values())
+
+
+def _starts_as_console(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return ConsoleLog.MARKS.search(file.read(LONGEST_START)) is not None
+    except OSError:
+        return False
+
+
+def _leave_out_beginnings(states: Sequence[Path], findings: Findings) -> list[tuple[Path, str]]:
+    """The trainer states without those of checkpoints, whose history is the beginning of another's. If one is left of
+    an output folder, its run has the name of that folder, as has LLaMA-Factory's own log."""
+    histories: dict[Path, list[bytes]] = {}
+    for path in states:
+        digest = hashlib.sha256()
+        histories[path] = []
+        for _, entry in read_history(path, ReadErrors(strict=False)):
+            digest.update(json.dumps(entry, sort_keys=True).encode())
+            histories[path].append(digest.digest())
+    kept: list[Path] = []
+    beginnings: set[bytes] = set()
+    for path in sorted(states, key=lambda path: -len(histories[path])):
+        history = histories[path]
+        if not history or history[-1] not in beginnings:
+            kept.append(path)
+            beginnings.update(history)
+    if left_out := len(states) - len(kept):
+        findings.not_read[STATE, f"another {STATE} continues it"] += left_out
+    of_folder = Counter(map(_find_output_folder, kept))
+    named = (_find_output_folder(path) if of_folder[_find_output_folder(path)] == 1 else path.parent for path in kept)
+    return sorted(zip(kept, map(_to_name, named), strict=True))
+
+
+def _find_output_folder(state: Path) -> Path:
+    """The output folder of a training, of which a trainer state may be in a checkpoint."""
+    folder = state.parent
+    return folder.parent if re.fullmatch(r"checkpoint-\d+", folder.name) else folder
+
+
+def name_run(path: Path) -> str:
+    """The name of the run of a file whose rows name none."""
+    if path == STANDARD_INPUT:
+        return "stdin"
+    if path.name in NAMED_BY_FOLDER or EVENTS in path.name:
+        path = path.parent
+    elif not path.is_dir():
+        path = path.with_suffix("")
+    return _to_name(path)
+
+
+def _to_name(path: Path) -> str:
+    return str(path) if str(path) != "." else path.absolute().name
+
+
+def find_plan(path: Path) -> int | None:
+    """The planned length, in the steps of this log, that its trainer wrote into a file beside it."""
+    patterns, key = _PLANS.get(path.name, ((), ""))
+    # In YAML `epochs: 100`; in that of RL Zoo a list of pairs, of which the second line is the value.
+    planned = re.compile(rf"\b{key}['\"]?\s*:?\s*(?:-\s+)?(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)\b")
+    for file in (file for pattern in patterns for file in sorted(path.parent.glob(pattern))):
+        try:
+            with file.open(encoding="utf-8", errors="replace") as text:
+                match = planned.search(text.read(LONGEST_SETTINGS))
+        except OSError:
+            continue
+        if match and 1 <= (steps := float(match[1])) < 2**53:
+            return int(steps)
+    return None
+
+
+def leave_out_copies(folder: Path, runs: Runs, places: Mapping[str, Path], findings: Findings) -> None:
+    """Remove each run of the folder whose evals are the first of another's: one training is often logged twice, by its
+    trainer and by TensorBoard. `places`: the log of each run that was read from a log of its own."""
+    histories = sorted((_pack_evals(runs.by_name[name]), -number, name) for number, name in enumerate(places))
+    for (shorter, _, name), (longer, _, other) in pairwise(histories):
+        evals = len(shorter) // _EVAL.itemsize
+        folders = (path if path.is_dir() else path.parent for path in (places[name], places[other]))
+        bases = [place.relative_to(folder).parts[:1] for place in folders]
+        if evals and longer.startswith(shorter) and (bases[0] == bases[1] or () in bases or evals >= LEAST_EVALS):
+            run, kept = runs.by_name.pop(name), runs.by_name[other]
+            kept.total_steps = kept.total_steps or run.total_steps
+            kept.stopped_early = kept.stopped_early or run.stopped_early
+            findings.read[name_kind(places[name])] -= 1
+            findings.not_read[name_kind(places[name]), "another log has the same evals"] += 1
+
+
+_EVAL = np.dtype([("step", ">i8"), ("value", ">f4")])
+
+
+def _pack_evals(run: Run) -> bytes:
+    """Steps and evals in the precision of TensorBoard, so that the beginning of a run is that of the text."""
+    series = run.series.get(MetricRole.EVAL)
+    if series is None:
+        return b""
+    evals = np.zeros(len(series.steps), dtype=_EVAL)
+    with np.errstate(over="ignore"):
+        evals["step"], evals["value"] = series.steps, np.frombuffer(series.values)
+    return evals.tobytes()

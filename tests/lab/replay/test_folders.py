@@ -1,0 +1,168 @@
+"""The folder of a trainer is one run, with its plan; a table says what was read, and why the rest was not."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from evalstop_detectors import MetricRole
+from evalstop_lab.backtest.cases import assess_outcome, explain_early_end, infer_early_stopping
+from evalstop_lab.errors import UnreadableInput
+from evalstop_lab.replay import Run, read_runs
+from evalstop_service.domain.statuses import RunOutcome
+
+from tests.lab.replay.conftest import write_jsonl
+
+RISING = [round(0.2 + 0.05 * index - 0.002 * index**2, 6) for index in range(12)]
+STEPS = range(10, 130, 10)
+
+
+def read_only_run(folder: Path) -> Run:
+    runs = read_runs([folder])
+    assert runs.settle() == 0
+    (run,) = runs.by_name.values()
+    return run
+
+
+def list_evals(run: Run) -> list[tuple[int, float]]:
+    return [(score.step, score.value) for score in run.scores()]
+
+
+def write_state(path: Path, history: list[dict[str, Any]], **more: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"log_history": history, **more}))
+
+
+def test_plan_stands_beside_the_results_of_ultralytics(tmp_path: Path) -> None:
+    """`args.yaml` has the number of epochs, which `results.csv` counts."""
+    rows = "".join(f"{epoch},   {value}\n" for epoch, value in enumerate(RISING, start=1))
+    (tmp_path / "results.csv").write_text(f"epoch,   metrics/mAP50-95(B)\n{rows}")
+    (tmp_path / "args.yaml").write_text("task: detect\nepochs: 100\nclose_mosaic: 10\n")
+    run = read_only_run(tmp_path)
+    assert (run.total_steps, list_evals(run)) == (100, list(enumerate(RISING, start=1)))
+
+
+def test_evaluations_of_stable_baselines_are_read(tmp_path: Path) -> None:
+    """The mean return of the episodes and its standard error; RL Zoo's files beside it have the planned length."""
+    episodes = np.array(RISING)[:, None] + np.array([-0.3, 0.0, 0.3])
+    lengths = np.ones((12, 3), dtype=int)
+    np.savez(tmp_path / "evaluations.npz", timesteps=np.array(STEPS), results=episodes, ep_lengths=lengths)
+    settings = tmp_path / "CartPole-v1"
+    settings.mkdir()
+    head = "!!python/object/apply:collections.OrderedDict\n"
+    (settings / "args.yml").write_text(f"{head}- - - n_eval_envs\n    - 1\n  - - n_timesteps\n    - -1\n")
+    (settings / "config.yml").write_text(f"{head}- - - batch_size\n    - 32\n  - - n_timesteps\n    - 100000.0\n")
+    run = read_only_run(tmp_path)
+    assert (run.name, run.total_steps, run.is_guessed) == (str(tmp_path), 100_000, False)
+    assert [score.step for score in run.scores()] == list(STEPS)
+    assert [score.value for score in run.scores()] == pytest.approx(RISING)
+    assert [score.stderr for score in run.scores()] == pytest.approx([0.3 / 3**0.5] * 12)
+
+
+def test_hostile_arrays_are_refused(tmp_path: Path) -> None:
+    """The size that the archive states is checked first, and a pickle in it is not loaded."""
+    file = tmp_path / "evaluations.npz"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("results.npy", "w") as member:
+        for _ in range(257):
+            member.write(bytes(1 << 20))
+    with pytest.raises(UnreadableInput, match="takes more than"):
+        read_runs([file])
+    pickled = io.BytesIO()
+    np.save(pickled, np.array([{}], dtype=object), allow_pickle=True)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("timesteps.npy", pickled.getvalue())
+    with pytest.raises(UnreadableInput, match=r"give an evaluations\.npz"):
+        read_runs([file])
+
+
+def test_log_of_llama_factory_and_its_checkpoint_are_one_run(tmp_path: Path) -> None:
+    """The run has what the log tells after the last checkpoint."""
+    history = [{"step": step, "eval_loss": 1 - value} for step, value in zip(STEPS, RISING, strict=True)]
+    rows = [{"current_steps": row["step"], "total_steps": 300, "eval_loss": row["eval_loss"]} for row in history]
+    rows += [{"current_steps": 130, "total_steps": 300, "loss": 0.4, "percentage": 43.3}]
+    write_jsonl(tmp_path / "trainer_log.jsonl", rows)
+    write_state(tmp_path / "checkpoint-80" / "trainer_state.json", history[:8], max_steps=300)
+    run = read_only_run(tmp_path)
+    assert (run.name, run.total_steps, run.last_step) == (str(tmp_path), 300, 130)
+    assert [score.step for score in run.scores()] == list(STEPS)
+
+
+def test_training_that_was_logged_twice_is_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log whose evals are the first of another's, be it in single precision, is left out; two seeds stay two."""
+    for seed, scores in (("a", RISING), ("b", RISING[::-1])):
+        history = [{"step": step, "eval_f1": value} for step, value in zip(STEPS, scores, strict=True)]
+        write_state(tmp_path / seed / "trainer_state.json", history, max_steps=120)
+        singles = [{"step": row["step"], "eval_f1": float(np.float32(row["eval_f1"]))} for row in history]
+        write_jsonl(tmp_path / seed / "history.jsonl", singles[:3])
+    (tmp_path / "data.csv").write_text("prompt,answer\na,b\n")
+    write_jsonl(tmp_path / "train.jsonl", [{"prompt": "a", "answer": "b"}])
+    write_jsonl(tmp_path / "losses.jsonl", [{"step": 1, "grad_norm": 0.5}])
+    assert list(read_runs([tmp_path]).by_name) == [str(tmp_path / seed) for seed in "ab"]
+    table = [" ".join(line.split()) for line in capsys.readouterr().err.splitlines()]
+    for row in (
+        "trainer_state.json 2 read",
+        "*.jsonl 2 not read: another log has the same evals",
+        "*.jsonl 1 not read: no metric of it is an eval, proxy, KL or loss",
+        "*.jsonl 1 not read: it is no log that is known by its name or rows",
+        "*.csv 1 not read: it is no log that is known by its name or rows",
+    ):
+        assert row in table
+
+
+def test_console_is_found_by_its_lines(tmp_path: Path) -> None:
+    """verl's output is read in a folder, with the length that it prints; other text is not."""
+    lines = [f"(TaskRunner pid=7) step:{step} - val-core/gsm8k/acc/mean@1:{value}" for step, value in enumerate(RISING)]
+    (tmp_path / "train.log").write_text("\n".join(["Ray starts", "Total training steps: 435", *lines]))
+    (tmp_path / "notes.txt").write_text("one step at a time\n")
+    run = read_only_run(tmp_path)
+    assert (run.name, run.total_steps, list_evals(run)) == (str(tmp_path / "train"), 435, list(enumerate(RISING)))
+
+
+@pytest.mark.parametrize(("best", "at", "column"), [(0.9, 30, "eval_odd"), (0.1, 10, "eval_odd"), (0.5, 20, "eval_f1")])
+def test_metric_of_the_best_model_is_the_eval(tmp_path: Path, best: float, at: int, column: str) -> None:
+    """The metric whose highest or lowest value is the state's `best_metric` comes before recognized ones."""
+    odd, f1 = (0.1, 0.5, 0.9, 0.6), (0.3, 0.4, 0.7, 0.8)
+    history = [{"step": 10 + 10 * i, "eval_odd": odd[i], "eval_f1": f1[i]} for i in range(4)]
+    write_state(tmp_path / "trainer_state.json", history, best_metric=best, best_global_step=at)
+    run = read_only_run(tmp_path)
+    assert (run.roles.columns[MetricRole.EVAL], run.is_guessed) == (column, False)
+    assert (column in run.roles.minimized) is (best == 0.1)
+
+
+def test_run_that_its_early_stopping_ended_is_undecided(tmp_path: Path) -> None:
+    """The counter in the trainer's state has reached the patience; below it the run has run to its end."""
+    history = [{"step": step, "eval_f1": value} for step, value in zip(STEPS, RISING, strict=True)]
+    history += [{"step": step, "eval_f1": RISING[-1] - 0.00001 * (step - 120)} for step in (130, 140, 150)]
+    for name, counter in (("stopped", 3), ("whole", 2)):
+        item = {
+            "args": {"early_stopping_patience": 3, "early_stopping_threshold": 0.0},
+            "attributes": {"early_stopping_patience_counter": counter},
+        }
+        callbacks = {"EarlyStoppingCallback": item, "TrainerControl": {"args": {}}}
+        write_state(tmp_path / name / "trainer_state.json", history, stateful_callbacks=callbacks)
+    stopped, whole = (read_only_run(tmp_path / name) for name in ("stopped", "whole"))
+    assert "after 3 evals without an improvement" in explain_early_end(stopped)
+    assert assess_outcome(stopped).run_outcome is RunOutcome.UNDECIDED
+    assert assess_outcome(whole).run_outcome is RunOutcome.HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("lengths", "plan", "is_inferred"),
+    [(range(10, 30), None, True), ([15] * 20, None, False), (range(10, 30), 1, False)],
+)
+def test_early_stopping_is_inferred_from_many_runs(lengths: list[int], plan: int | None, is_inferred: bool) -> None:
+    """Runs of different lengths that end three evals after their best were stopped by a patience, unless they ran as
+    long as planned; runs of one length say nothing."""
+    runs = []
+    for number, length in enumerate(lengths):
+        run = Run(str(number), None if plan is None else length)
+        for step in range(length):
+            run.add(MetricRole.EVAL, step, float(min(step, length - 4)) - 0.1 * (step >= length - 3), None)
+        runs.append(run)
+    infer_early_stopping(runs)
+    assert {bool(run.stopped_early) for run in runs} == {is_inferred}
