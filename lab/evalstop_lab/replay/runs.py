@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
@@ -174,6 +175,13 @@ class ReadErrors:
         if self.strict:
             raise error
         self.collected.append(error)
+
+    def warn(self, error: UnreadableInput) -> None:
+        """Collect the error, or print it: what could be read before it counts."""
+        if self.strict:
+            sys.stderr.write(f"evalstop-lab: {error.detail}\n")
+        else:
+            self.collected.append(error)
 
 
 @dataclass

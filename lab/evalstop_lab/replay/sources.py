@@ -251,7 +251,7 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
         task = progress.add_task(str(source), total=len(logs))
 
         def read_log(log: Log) -> tuple[set[str], bool, Runs, ReadErrors]:
-            log_runs, log_errors = Runs() if log.remote else runs, ReadErrors(errors.strict)
+            log_runs, log_errors = Runs() if log.remote else runs, ReadErrors(errors.strict and len(logs) == 1)
             try:
                 names, fits = _read_log(log, log_runs, requested, log_errors)
             except UnreadableInput as error:
@@ -266,7 +266,8 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
             if isinstance(log.place, Path):
                 runs_before = _note_log(log.place, fits, log_errors, runs, alone, findings, runs_before)
             is_known = is_known or fits
-            errors.collected += log_errors.collected
+            for error in log_errors.collected:
+                errors.warn(error)
             if log_runs is not runs:
                 _add_runs(log_runs, runs, source)
             progress.advance(task)

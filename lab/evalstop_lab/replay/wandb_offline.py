@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 import zlib
 from collections.abc import Iterator
 from functools import lru_cache
@@ -41,8 +40,6 @@ def list_metrics(path: Path, errors: ReadErrors) -> set[str]:
     history, error = _read_history(path)
     if not history["rows"]:
         errors.add(error or UnreadableInput(path, "no metrics were logged"))
-    elif error is not None:
-        sys.stderr.write(f"evalstop-lab: {error}\n")
     return {key for row in history["rows"] for key in row}
 
 
@@ -54,7 +51,7 @@ def read_tags(path: Path) -> dict[str, str]:
 
 def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
     """Read the history of one run, which is named by its name and id in W&B."""
-    history, _ = _read_history(path)
+    history, truncation = _read_history(path)
     run = runs.run(history["name"] or name, roles)
     run.gpus = history["gpus"]
     run.total_steps = find_total_steps(history["params"]) or run.total_steps
@@ -66,6 +63,8 @@ def read_runs(path: Path, name: str, runs: Runs, roles: Roles, errors: ReadError
                 add_row(run, parse_step(reached), {**row, "gpus": None, TOTAL_STEPS: None}, parse_number)
         except ValueError as error:
             errors.add(UnreadableInput(path, f"row {index} of the history: {error}"))
+    if truncation is not None:
+        errors.warn(truncation)
 
 
 @lru_cache(maxsize=1)  # a log is read twice: for its metrics and for their values

@@ -92,7 +92,7 @@ def test_missing_files_and_empty_folders_are_refused(tmp_path: Path, failing_rep
     """The message says that the file does not exist, or which files the folder lacks."""
     assert "No such file" in failing_replay(1, tmp_path / "absent.jsonl")
     assert "No such file" in failing_replay(1, tmp_path / "absent.json")
-    assert "no trainer_state.json, no results.csv, progress.csv" in failing_replay(1, tmp_path)
+    assert "no trainer_state.json, results.csv, progress.csv" in failing_replay(1, tmp_path)
 
 
 def test_corrupt_event_file_is_refused(tmp_path: Path, failing_replay: FailingReplay) -> None:
