@@ -143,6 +143,18 @@ class ChangePoint(Struct, frozen=True):
     drop: Annotated[float, doc("from the peak to the last eval")]
 
 
+class EvalSegment(Struct, frozen=True):
+    """A stretch of the eval in hindsight, between two borders of the line fitted to it."""
+
+    kind: Annotated[Literal["rise", "plateau", "fall"], doc("rise: the eval got better; fall: it got worse")]
+    first_step: Annotated[int, doc("the step of the border where it begins")]
+    last_step: Annotated[int, doc("the step of the border where it ends")]
+    low_step: Annotated[int, doc("the first step at which it may begin, by a 95 % interval")]
+    high_step: Annotated[int, doc("the last such step")]
+    first_score: Annotated[float, doc("the line where it begins, in the unit of the metric")]
+    last_score: Annotated[float, doc("the line where it ends")]
+
+
 class Window(Struct, frozen=True):
     """Adjacent evals: the steps of the first, the middle and the last of them, and their mean."""
 

@@ -1,4 +1,4 @@
-"""The change point in hindsight: where an ended run turned, by all of its eval scores.
+"""The change point in hindsight: where an ended run turned, by all of its eval scores; and the segments of any run.
 
 Source      Dynamic programming (Jackson et al. 2005) over the straight pieces of a continuous line, with a penalty for
             each piece, by `ruptures` (Truong, Oudre & Vayatis 2020). Its PELT takes a ninth of the time, but with this
@@ -21,15 +21,19 @@ import math
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from evalstop_detectors import Score, select_version
 from evalstop_detectors.checkpoint.smoothing import Smoothed, smooth_scores
+from msgspec import structs
 from numpy.typing import NDArray
 
 from evalstop_service.background import PeriodicJob, Wait
-from evalstop_service.domain.run import ChangePoint
+from evalstop_service.domain.run import ChangePoint, EvalSegment
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import observations
 from evalstop_service.store.database import Transaction
@@ -54,6 +58,7 @@ IMPORT_AFTER_SECONDS = 10.0
 _PENALTY = 3.0  # times ln n, per knot, in units of the noise's variance
 _SIGNIFICANT = 3.0  # standard errors; the least fall of the eval score
 _SHARE = 0.1  # of the gain; the least fall
+_LIKELY = 3.84  # variances of the noise by which a 95 % interval of a border may raise the squared misfit
 _NEAR = 3.0  # standard errors; a smoothed score within them is as high as another: covers the peak nine times in ten
 
 Floats = NDArray[np.float64]
@@ -75,10 +80,23 @@ def create_job() -> PeriodicJob:
 
 def load_change_point(tx: Transaction, run: Run) -> ChangePoint | None:
     """The change point of a run; None where the eval shows no drop."""
+    return find_change_point(_load_scores(tx, run))
+
+
+def load_segments(tx: Transaction, run: Run) -> list[EvalSegment]:
+    """The segments of a run's eval, with scores in the metric's own direction."""
+    sign = watched_metrics.find_eval_sign(run)
+    return [
+        structs.replace(item, first_score=sign * item.first_score, last_score=sign * item.last_score)
+        for item in find_segments(_load_scores(tx, run))
+    ]
+
+
+def _load_scores(tx: Transaction, run: Run) -> Sequence[Score]:
     metric = watched_metrics.find_eval_metric(run)
     if metric is None:
-        return None
-    return find_change_point(watched_metrics.select_scores(run, observations.load_series(tx, run.id, [metric])))
+        return []
+    return watched_metrics.select_scores(run, observations.load_series(tx, run.id, [metric]))
 
 
 def find_change_point(scores: Sequence[Score]) -> ChangePoint | None:
@@ -91,24 +109,89 @@ def locate_change_point(scores: Sequence[Score]) -> ChangePoint | None:
 
     A fall counts if it exceeds three standard errors and a tenth of the gain.
     """
+    curve = _read_curve(scores)
+    placed = _placed(curve) if curve is not None else None
+    if curve is None or placed is None:
+        return None
+    at, gain, drop = placed
+    low_step, high_step = (curve.steps[index] for index in _around(at, curve.smoothed, curve.span))
+    return ChangePoint(curve.steps[at], low_step, high_step, curve.restore(gain), curve.restore(drop))
+
+
+_KINDS: dict[float, Literal["rise", "plateau", "fall"]] = {1.0: "rise", 0.0: "plateau", -1.0: "fall"}
+
+
+def find_segments(scores: Sequence[Score]) -> list[EvalSegment]:
+    """The rises, plateaus and falls of scores by ascending step; none if there are too few, or all are equal.
+
+    1. Fit a line. A piece is a plateau unless it changes by more than three standard errors and a tenth of the range.
+    2. Join neighboring pieces of one kind. Put each border where it fits best; its interval is where the line fits
+       about as well, by a likelihood ratio of 95 %.
+    """
+    curve = _read_curve(select_version(scores)) if AVAILABLE else None
+    if curve is None:
+        return []
+    knots = find_knots(curve.smoothed.mean / curve.sd, _PENALTY * math.log(len(curve.values)))
+    _, heights, errors = _line(curve.values, knots)
+    least = np.maximum(_SIGNIFICANT * curve.sd * np.hypot(errors[1:], errors[:-1]), _SHARE * np.ptp(heights))
+    kinds = np.sign(np.diff(heights)) * (np.abs(np.diff(heights)) > least)
+    borders = [0, *(int(index) + 1 for index in np.flatnonzero(np.diff(kinds))), len(knots) - 1]
+    ranges = {0: (0, 0)}
+    for border in borders[1:-1]:
+        between, misfits = _move_knot(curve.values, knots, border)
+        likely = np.flatnonzero(misfits <= misfits.min() + _LIKELY * curve.sd**2)
+        ranges[border] = between[likely[0]], between[likely[-1]]
+        knots[border] = between[int(np.argmin(misfits))]
+    _, heights, _ = _line(curve.values, knots)
+    return [
+        EvalSegment(
+            _KINDS[float(kinds[first])],
+            *(curve.steps[index] for index in (knots[first], knots[last], *ranges[first])),
+            *(curve.restore(curve.origin + heights[knot]) for knot in (first, last)),
+        )
+        for first, last in pairwise(borders)
+    ]
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """Finite scores, thinned, as `values` from the first one on in a unit in which squares neither overflow nor vanish.
+
+    `steps`: of each value. `origin`: the first score in this unit. `sd`: the noise of a value.
+    """
+
+    steps: list[int]
+    values: Floats
+    origin: float
+    exponent: int
+    span: float
+    smoothed: Smoothed
+    sd: float
+
+    def restore(self, width: float) -> float:
+        """A number in the unit of the scores."""
+        try:
+            return math.ldexp(width, self.exponent)
+        except OverflowError:
+            return math.copysign(sys.float_info.max, width)
+
+
+def _read_curve(scores: Sequence[Score]) -> _Curve | None:
+    """The curve of scores; None if there are too few, or all are equal."""
     finite = [score for score in scores if math.isfinite(score.value)]
     if len(finite) < MIN_SCORES:
         return None
     values = np.array([score.value for score in finite])
     exponent = int(np.frexp(np.abs(values).max())[1])
-    values = np.ldexp(values, -exponent)  # the squares below must neither overflow nor vanish
-    values, places = _thinned(values - values[0])
+    values = np.ldexp(values, -exponent)
+    origin = float(values[0])
+    values, places = _thinned(values - origin)
     span = float(np.ptp(values))
     if span <= 1e-12:
         return None
     smoothed = smooth_scores(values)
-    placed = _placed(values, smoothed.mean, max(smoothed.noise, 1e-6 * span))
-    if placed is None:
-        return None
-    at, gain, drop = placed
-    low, high = _around(at, smoothed, span)
-    step, low_step, high_step = (finite[int(places[index])].step for index in (at, low, high))
-    return ChangePoint(step, low_step, high_step, _outward(gain, exponent), _outward(drop, exponent))
+    steps = [finite[int(place)].step for place in places]
+    return _Curve(steps, values, origin, exponent, span, smoothed, max(smoothed.noise, 1e-6 * span))
 
 
 def find_knots(values: Floats, penalty: float) -> Places:
@@ -138,9 +221,10 @@ def _thinned(values: Floats) -> tuple[Floats, Places]:
     return np.add.reduceat(values, starts) / counts, starts + (counts - 1) // 2
 
 
-def _placed(values: Floats, mean: Floats, sd: float) -> tuple[int, float, float] | None:
+def _placed(curve: _Curve) -> tuple[int, float, float] | None:
     """The index of the turn, the gain and the drop; None if no fall counts."""
-    knots = find_knots(mean / sd, _PENALTY * math.log(len(values)))
+    values, sd = curve.values, curve.sd
+    knots = find_knots(curve.smoothed.mean / sd, _PENALTY * math.log(len(values)))
     _, heights, errors = _line(values, knots)
     errors = sd * errors
     highest = heights.max()
@@ -148,7 +232,8 @@ def _placed(values: Floats, mean: Floats, sd: float) -> tuple[int, float, float]
     if turn == len(knots) - 1:
         return None
     if turn > 0:
-        knots[turn] = _refined(values, knots, turn)
+        between, misfits = _move_knot(values, knots, turn)
+        knots[turn] = between[int(np.argmin(misfits))]
     _, heights, errors = _line(values, knots)
     gain, drop = float(heights[turn] - heights[0]), float(heights[turn] - heights[-1])
     if drop <= _SIGNIFICANT * sd * math.hypot(errors[turn], errors[-1]) or drop <= _SHARE * gain:
@@ -156,14 +241,14 @@ def _placed(values: Floats, mean: Floats, sd: float) -> tuple[int, float, float]
     return int(knots[turn]), gain, drop
 
 
-def _refined(values: Floats, knots: Places, turn: int) -> int:
-    """The position between its neighbors where the knot of the turn fits best."""
-    between, misfits = range(knots[turn - 1] + 1, knots[turn + 1]), []
+def _move_knot(values: Floats, knots: Places, index: int) -> tuple[range, Floats]:
+    """The positions of a knot between its neighbors, and the squared misfit of the line at each."""
+    between, misfits = range(knots[index - 1] + 1, knots[index + 1]), []
     for candidate in between:
         moved = knots.copy()
-        moved[turn] = candidate
+        moved[index] = candidate
         misfits.append(_line(values, moved)[0])
-    return between[int(np.argmin(misfits))]
+    return between, np.array(misfits)
 
 
 def _around(at: int, smoothed: Smoothed, span: float) -> tuple[int, int]:
@@ -181,10 +266,3 @@ def _line(values: Floats, knots: Places) -> tuple[float, Floats, Floats]:
     covariance = np.linalg.inv(shares @ shares.T)
     heights = covariance @ (shares @ values)
     return float(np.sum((values - heights @ shares) ** 2)), heights, np.sqrt(np.diag(covariance))
-
-
-def _outward(width: float, exponent: int) -> float:
-    try:
-        return math.ldexp(width, exponent)
-    except OverflowError:
-        return sys.float_info.max

@@ -6,6 +6,7 @@ import math
 import random
 import subprocess
 import sys
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -13,7 +14,14 @@ import pytest
 from evalstop_detectors import Score
 from evalstop_service.domain.run import ChangePoint
 from evalstop_service.evaluation import change_point
-from evalstop_service.evaluation.change_point import MIN_SCORES, Floats, Places, find_knots, locate_change_point
+from evalstop_service.evaluation.change_point import (
+    MIN_SCORES,
+    Floats,
+    Places,
+    find_knots,
+    find_segments,
+    locate_change_point,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,6 +72,31 @@ def test_turn_is_at_the_end_of_a_plateau() -> None:
     turn = locate_change_point(build_scores(create_hill(90, 20, 0.02, plateau=40)))
     assert turn is not None
     assert abs(turn.step - 60) <= 6
+
+
+@pytest.mark.parametrize("sd", [0.0, 0.02])
+def test_segments_of_a_hill_with_a_plateau(sd: float) -> None:
+    """A rise, a plateau and a fall are found, with borders within their intervals and near the true ones."""
+    rise, plateau, fall = find_segments(build_scores(create_hill(90, 20, sd, plateau=40), stride=10))
+    assert [rise.kind, plateau.kind, fall.kind] == ["rise", "plateau", "fall"]
+    assert (rise.first_step, fall.last_step) == (0, 890)
+    for segment, border in ((plateau, 200), (fall, 600)):
+        assert segment.low_step <= segment.first_step <= segment.high_step
+        assert abs(segment.first_step - border) <= 60
+    assert rise.last_step == plateau.first_step
+    assert rise.last_score == plateau.first_score == pytest.approx(1, abs=0.05)
+
+
+@FEW_EXAMPLES
+@given(st.lists(values, max_size=30))
+def test_segments_join_and_alternate(drawn: list[float]) -> None:
+    """For any scores, each segment begins where the last one ends, is of another kind, and has finite scores."""
+    segments = find_segments(build_scores(drawn))
+    for before, after in pairwise(segments):
+        assert before.last_step == after.first_step
+        assert before.kind != after.kind
+    assert all(item.low_step <= item.first_step <= item.high_step for item in segments)
+    assert all(math.isfinite(item.first_score) and math.isfinite(item.last_score) for item in segments)
 
 
 def test_fall_from_the_start_turns_at_the_first_eval() -> None:

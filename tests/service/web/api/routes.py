@@ -47,6 +47,7 @@ ROUTE_SCOPES: dict[tuple[str, str], set[str]] = {
     ("POST", "/runs/{run_id}/finish"): {"ingest"},
     ("GET", "/runs/{run_id}/verdicts"): {"read"},
     ("GET", "/runs/{run_id}/calls"): {"read"},
+    ("GET", "/runs/{run_id}/segments"): {"read"},
     ("POST", "/observations"): {"ingest"},
     ("POST", "/runs/{run_id}/observations"): {"ingest"},
     ("POST", "/kubeflow/{name}"): {"ingest"},

@@ -75,6 +75,7 @@ ROUTE_ROLES: dict[tuple[str, str], int] = {
     ("GET", "/runs/{run_id}/metric-charts"): VIEWER,
     ("GET", "/runs/{run_id}/observations"): VIEWER,
     ("GET", "/runs/{run_id}/export.csv"): VIEWER,
+    ("GET", "/runs/{run_id}/segments.json"): VIEWER,
     ("POST", "/runs/{run_id}/stop"): OPERATOR,
     ("POST", "/runs/{run_id}/outcome"): OPERATOR,
     ("POST", "/decisions/{decision_id}/veto"): OPERATOR,

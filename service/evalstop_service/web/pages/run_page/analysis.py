@@ -33,6 +33,7 @@ from msgspec import structs
 
 from evalstop_service.domain.run import Verdict
 from evalstop_service.errors import Invalid, NotFound
+from evalstop_service.evaluation import change_point
 from evalstop_service.evaluation.backtests import Replay, replay_run
 from evalstop_service.projects import policies
 from evalstop_service.runs import watched_metrics
@@ -78,6 +79,14 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     chart = None if pairs is None else build_chart(pairs, watched_metrics.find_eval_sign(run))
     shown = [track.thin_out() for track in tracks if track.observes or track.covered.steps or any(track.values)]
     return send_json({"evidence": {"note": note, "tracks": shown}, "gao": chart})
+
+
+@router.get("/segments.json")
+def show_segments(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
+    """The rises, plateaus and falls of the eval in hindsight, as in the API."""
+    with site.database.reading() as tx:
+        segments = change_point.load_segments(tx, visitor.load_run(tx, run_id))
+    return send_json({"available": change_point.AVAILABLE, "items": segments})
 
 
 def _load_tracks(tx: Transaction, run: Run, policy: Policy | None, long: set[str]) -> tuple[list[Track], str]:

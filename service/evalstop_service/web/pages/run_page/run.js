@@ -7,7 +7,7 @@ import { fetchSameOrigin, onChange } from "./live.js";
 import { onTried, tried } from "./what_if.js";
 
 const main = document.querySelector("main");
-const shown = { eval: true, proxy: true, kl: true, turned: true, covered: true, lanes: true, best: true, raw: true };
+const shown = { eval: true, proxy: true, kl: true, turned: true, covered: true, lanes: true, best: true, raw: true, segments: false };
 const NONE = { steps: [], values: [], stderrs: [] };
 const PANELS = [
   { name: "eval", title: "eval", px: 260 },
@@ -28,6 +28,8 @@ let series = null;
 let posterior = null; // the evidence of the detector of this name, if the policy has it
 let hasProbability = false;
 let lanes = []; // the other detectors
+let segments = null; // loaded when they are first shown
+const SEGMENTS = { rise: "best", plateau: "muted", fall: "stop" };
 
 async function load() {
   const response = await fetchSameOrigin(main.dataset.series);
@@ -39,7 +41,24 @@ async function load() {
   for (const mark of [series.best_checkpoint, series.raw_maximum]) {
     if (mark) [mark.score] = drawable([mark.score]);
   }
+  if (segments) await loadSegments();
   await drawChart();
+}
+
+async function loadSegments() {
+  segments = await (await fetchSameOrigin(`${location.pathname}/segments.json`)).json();
+}
+
+async function showOrHide() {
+  if (shown.segments && !segments) await loadSegments();
+  return redraw();
+}
+
+function describeSegments() {
+  if (!segments.available) return "Segments in hindsight need ruptures, which is not installed here.";
+  if (!segments.items.length) return "No segments: fewer than 6 evals, or all of them equal.";
+  const pieces = segments.items.map((one) => `${one.kind} from ${one.first_step.toLocaleString("en")}`);
+  return `Segments in hindsight, fitted by ruptures to all evals: ${pieces.join(", ")}. Darker strips: where a border may be, 95 %.`;
 }
 
 function drawChart() {
@@ -50,8 +69,11 @@ function drawChart() {
   document.querySelector(".chart-empty").hidden = !empty;
   for (const key of document.querySelectorAll("[data-toggle]")) {
     const name = key.dataset.toggle;
-    key.hidden = name === "lanes" ? lanes.length === 0 : name === "best" ? !series.best_checkpoint : name === "raw" ? !series.raw_maximum : !data(name).steps.length;
+    key.hidden = name === "lanes" ? lanes.length === 0 : name === "best" ? !series.best_checkpoint : name === "raw" ? !series.raw_maximum : name === "segments" ? !data("eval").steps.length : !data(name).steps.length;
   }
+  const note = document.querySelector("[data-note=segments]");
+  note.hidden = !(shown.segments && segments);
+  if (!note.hidden) note.textContent = describeSegments();
   document.getElementById("covered-note").hidden = !data("covered").steps.length;
   document.querySelector("[data-note=lanes]").hidden = lanes.length === 0;
   if (empty) return undefined;
@@ -107,9 +129,18 @@ function addPanel(drawing, panel, color) {
   const call = panel.name === "turned" && posterior.call_step !== null ? `, called at step ${posterior.call_step.toLocaleString("en")}` : "";
   const title = hasValues ? panel.title + call : `${panel.title}: no finite value yet`;
   if (panel.axis !== "y" || !hasValues) drawing.annotations.push(label(0, panel.domain[1], title, color(paint(panel.name)), { xref: "paper", xanchor: "left", yshift: 4 }));
+  if (panel.name === "eval" && shown.segments && segments) drawing.shapes.push(...segments.items.flatMap((one, i) => segmentShapes(color, one, i, panel.domain)));
   if (panel.name === "turned") drawing.shapes.push(...thresholds(color, panel.axis));
   drawing.traces.push(...traces(panel.name, color, panel.axis));
   return drawing;
+}
+
+// A band behind the eval, the strip in which its beginning may be, and the fitted line.
+function segmentShapes(color, one, index, [y0, y1]) {
+  const fill = { type: "rect", xref: "x", yref: "paper", y0, y1, layer: "below", line: { width: 0 }, fillcolor: color(SEGMENTS[one.kind]) };
+  const line = { type: "line", xref: "x", yref: "y", x0: one.first_step, x1: one.last_step, y0: one.first_score, y1: one.last_score, line: { color: color("text"), width: 1.2, dash: "dot" } };
+  const strip = { ...fill, x0: one.low_step, x1: one.high_step, opacity: 0.22, fillcolor: color("muted") };
+  return [{ ...fill, x0: one.first_step, x1: one.last_step, opacity: 0.1 }, line, ...(index ? [strip] : [])];
 }
 
 // A detector's evidence as a share of its threshold, which is the dashed line, and its first call.
@@ -254,7 +285,7 @@ function redraw() {
 
 onChange(load);
 redrawn(redraw);
-toggles(document.querySelector(".legend"), shown, redraw);
+toggles(document.querySelector(".legend"), shown, showOrHide);
 onTried(redraw);
 onAnalysis((analysis) => {
   posterior = analysis.evidence.tracks.find((track) => track.detector === "posterior") ?? null;
