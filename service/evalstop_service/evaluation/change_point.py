@@ -100,14 +100,9 @@ def _load_scores(tx: Transaction, run: Run) -> Sequence[Score]:
 
 
 def find_change_point(scores: Sequence[Score]) -> ChangePoint | None:
-    """The change point among scores by ascending step, using only those measured like the last one."""
-    return locate_change_point(select_version(scores)) if AVAILABLE else None
+    """Where scores by ascending step turned, higher being better, by those measured like the last one.
 
-
-def locate_change_point(scores: Sequence[Score]) -> ChangePoint | None:
-    """Where the scores (by ascending step, higher is better) turned; None if no fall exceeds the noise.
-
-    A fall counts if it exceeds three standard errors and a tenth of the gain.
+    A fall counts if it exceeds three standard errors and a tenth of the gain; None: none does.
     """
     curve = _read_curve(scores)
     placed = _placed(curve) if curve is not None else None
@@ -128,7 +123,7 @@ def find_segments(scores: Sequence[Score]) -> list[EvalSegment]:
     2. Join neighboring pieces of one kind. Put each border where it fits best; its interval is where the line fits
        about as well, by a likelihood ratio of 95 %.
     """
-    curve = _read_curve(select_version(scores)) if AVAILABLE else None
+    curve = _read_curve(scores)
     if curve is None:
         return []
     knots = find_knots(curve.smoothed.mean / curve.sd, _PENALTY * math.log(len(curve.values)))
@@ -177,9 +172,9 @@ class _Curve:
 
 
 def _read_curve(scores: Sequence[Score]) -> _Curve | None:
-    """The curve of scores; None if there are too few, or all are equal."""
-    finite = [score for score in scores if math.isfinite(score.value)]
-    if len(finite) < MIN_SCORES:
+    """The curve of scores measured like the last one; None without ruptures, if they are too few, or all equal."""
+    finite = [score for score in select_version(scores) if math.isfinite(score.value)]
+    if len(finite) < MIN_SCORES or not AVAILABLE:
         return None
     values = np.array([score.value for score in finite])
     exponent = int(np.frexp(np.abs(values).max())[1])

@@ -160,25 +160,18 @@ def load_figures(
 ) -> list[GroupFigures]:
     """The figures of a project's cases by group, in the order of their keys; without `by` one group, possibly empty.
 
-    By detector, or of one, they are those of `load_detector_figures`.
+    By detector, or of one, as if its first call had stopped the run: of each on the panel of the cases' policies.
     """
     if case_filter.detector is not None or "detector" in by:
-        return load_detector_figures(tx, project_id, case_filter, by)
+        called, delays, panels = _count_by_detector(tx, project_id, case_filter, by)
+        return [
+            replace(group, observes=_observes(name_key_parts(group.key, by), panels, case_filter.detector))
+            for group in compute_figures(called, delays, of_calls=True)
+        ]
     counts = cases.count_cases(tx, project_id, case_filter, by)
     if not counts and not by:
         return [_compute_group((), _Totals(), ())]
     return compute_figures(counts, cases.count_delays(tx, project_id, case_filter, by))
-
-
-def load_detector_figures(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]
-) -> list[GroupFigures]:
-    """The figures of each detector on the panel of the cases' policies, as if its first call had stopped the run."""
-    counts, delays, panels = _count_by_detector(tx, project_id, case_filter, by)
-    return [
-        replace(group, observes=_observes(name_key_parts(group.key, by), panels, case_filter.detector))
-        for group in compute_figures(counts, delays, of_calls=True)
-    ]
 
 
 def load_detectors_by_week(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> dict[str, list[GroupFigures]]:

@@ -18,9 +18,9 @@ from evalstop_service.evaluation.change_point import (
     MIN_SCORES,
     Floats,
     Places,
+    find_change_point,
     find_knots,
     find_segments,
-    locate_change_point,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,7 +49,7 @@ def create_hill(length: int, peak: int, sd: float = 0.0, seed: int = 0, plateau:
 def test_turn_without_noise_is_found(length: int, share: float) -> None:
     """For two straight lines, the turn is within a block of their intersection."""
     peak = round(share * (length - 1))
-    turn = locate_change_point(build_scores(create_hill(length, peak)))
+    turn = find_change_point(build_scores(create_hill(length, peak)))
     assert turn is not None
     assert abs(turn.step - peak) <= 2 + length // 100
     assert turn.low_step <= turn.step <= turn.high_step
@@ -60,7 +60,7 @@ def test_turn_without_noise_is_found(length: int, share: float) -> None:
 def test_noisy_turn_is_found(length: int) -> None:
     """With noise of a tenth of the gain, 11 of 12 turns are within a tenth of the run, and 10 intervals cover it."""
     peak = length // 2
-    turns = [locate_change_point(build_scores(create_hill(length, peak, 0.1, seed))) for seed in range(12)]
+    turns = [find_change_point(build_scores(create_hill(length, peak, 0.1, seed))) for seed in range(12)]
     near = [item for item in turns if item is not None and abs(item.step - peak) <= 0.1 * length]
     covering = [item for item in turns if item is not None and item.low_step <= peak <= item.high_step]
     assert len(near) >= 11
@@ -69,7 +69,7 @@ def test_noisy_turn_is_found(length: int) -> None:
 
 def test_turn_is_at_the_end_of_a_plateau() -> None:
     """After a rise and a plateau, the turn is where the fall starts."""
-    turn = locate_change_point(build_scores(create_hill(90, 20, 0.02, plateau=40)))
+    turn = find_change_point(build_scores(create_hill(90, 20, 0.02, plateau=40)))
     assert turn is not None
     assert abs(turn.step - 60) <= 6
 
@@ -101,7 +101,7 @@ def test_segments_join_and_alternate(drawn: list[float]) -> None:
 
 def test_fall_from_the_start_turns_at_the_first_eval() -> None:
     """A run that never rose has its turn at the first eval and a gain of 0."""
-    turn = locate_change_point(build_scores([-0.1 * index for index in range(30)]))
+    turn = find_change_point(build_scores([-0.1 * index for index in range(30)]))
     assert turn is not None
     assert (turn.step, turn.gain) == (0, 0.0)
     assert turn.drop == pytest.approx(2.9)
@@ -113,21 +113,21 @@ def test_rise_has_no_turn(length: int, sd: float, seed: int) -> None:
     """A run that rises to the end has no turn, with or without noise."""
     rng = random.Random(seed)
     values = [index + length * rng.gauss(0, sd) / 10 for index in range(length)]
-    assert locate_change_point(build_scores(values)) is None
+    assert find_change_point(build_scores(values)) is None
 
 
 @FEW_EXAMPLES
 @given(value=st.sampled_from([0.0, 1.0, -3.5, 1e300, 5e-324]), length=st.integers(0, 40))
 def test_constant_run_has_no_turn(value: float, length: int) -> None:
     """Equal scores have no turn, whatever their value and number."""
-    assert locate_change_point(build_scores([value] * length)) is None
+    assert find_change_point(build_scores([value] * length)) is None
 
 
 @FEW_EXAMPLES
 @given(st.lists(values, max_size=30), st.integers(1, 10**6))
 def test_turn_is_an_observed_step(drawn: list[float], stride: int) -> None:
     """For any scores, the steps of a turn are steps of finite scores, and gain and drop are finite."""
-    turn = locate_change_point(build_scores(drawn, stride))
+    turn = find_change_point(build_scores(drawn, stride))
     if turn is not None:
         finite_steps = {stride * index for index, value in enumerate(drawn) if math.isfinite(value)}
         assert {turn.step, turn.low_step, turn.high_step} <= finite_steps
@@ -145,8 +145,8 @@ def test_turn_is_an_observed_step(drawn: list[float], stride: int) -> None:
 )
 def test_turn_is_invariant_to_units(drawn: list[float], exponent: int, stride: int) -> None:
     """Scores in another unit have their turn at the same eval, with gain and drop in that unit."""
-    plain = locate_change_point(build_scores(drawn))
-    scaled = locate_change_point(build_scores([math.ldexp(value, exponent) for value in drawn], stride))
+    plain = find_change_point(build_scores(drawn))
+    scaled = find_change_point(build_scores([math.ldexp(value, exponent) for value in drawn], stride))
     if plain is None:
         assert scaled is None
     else:
@@ -165,7 +165,7 @@ def test_nan_is_ignored(drawn: list[float], indices: set[int]) -> None:
     """NaN between the scores does not change the turn."""
     clean = [Score(2 * index, value) for index, value in enumerate(drawn)]
     mixed = sorted([*clean, *(Score(2 * index + 1, math.nan) for index in indices)], key=lambda score: score.step)
-    assert locate_change_point(mixed) == locate_change_point(clean)
+    assert find_change_point(mixed) == find_change_point(clean)
 
 
 def search_all_lines(values: Floats, penalty: float) -> Places:
@@ -212,7 +212,7 @@ def measure_cost(values: Floats, knots: Places, penalty: float) -> float:
 
 def test_turn_in_a_long_run_is_found() -> None:
     """In a run of 20,000 evals, which is averaged in blocks, the turn is found within 1,000 evals."""
-    turn = locate_change_point(build_scores(create_hill(20_000, 9_000, 0.2)))
+    turn = find_change_point(build_scores(create_hill(20_000, 9_000, 0.2)))
     assert turn is not None
     assert abs(turn.step - 9_000) < 1_000
 

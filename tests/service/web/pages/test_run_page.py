@@ -8,12 +8,12 @@ from html import unescape
 
 import httpx
 import pytest
-from evalstop_detectors import POLICIES, advance, policy_to_document, start
+from evalstop_detectors import POLICIES, advance, start
 from evalstop_service.decisions import stale_runs
 from evalstop_service.domain.decision_lifecycle import Mode, Undone, Vetoed
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.runs.watched_metrics import WatchedMetrics
-from evalstop_service.store import observations, policies, runs
+from evalstop_service.store import observations, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
@@ -61,41 +61,10 @@ def test_what_if_replays_each_shipped_policy(visitor: httpx.Client, database: Da
     assert re.search(r"; the best checkpoint would be that of step \d+\.", answer["sentence"])
 
 
-@pytest.mark.slow
-@SQLITE_ONLY
-def test_what_if_replays_another_threshold(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
-    """A higher threshold stops later; the replayed policy is not stored."""
-    run = tenant.open_run("ppo", total_steps=600)
-    tenant.post_evals(run, HACKING)
-
-    def replay_with(stop_at: float) -> dict[str, object]:
-        params: dict[str, str | float] = {"policy": "early@1", "stop_at": stop_at}
-        answer: dict[str, object] = visitor.get(f"/runs/{run.id}/what-if.json", params=params).json()
-        return answer
-
-    answers = [replay_with(stop_at) for stop_at in (0.5, 0.9, 0.99)]
-    steps = [answer["step"] for answer in answers]
-    assert steps == sorted(set(map(int, map(str, steps))))
-    assert [answer["threshold"]["stop_at"] for answer in answers] == [0.5, 0.9, 0.99]  # type: ignore[index]
-    assert "early, with posterior at 0.9, would have stopped" in str(answers[1]["sentence"])
-    with database.reading() as tx:
-        stored = policies.find_policy(tx, tenant.id, "early", None)
-    assert stored is None or stored.document == policy_to_document(POLICIES["early"])
-    assert "is from 0 to 1" in str(replay_with(1.7)["sentence"])
-    never_stops = visitor.get(f"/runs/{run.id}/what-if.json", params={"policy": "paper", "stop_at": "1000"}).json()
-    assert never_stops["step"] is None
-    assert "would not have stopped this run up to step 600" in never_stops["sentence"]
-
-
 @SQLITE_ONLY
 @pytest.mark.parametrize(
     ("query", "status"),
-    [
-        ("policy=oracle", 404),
-        ("policy=early@9", 404),
-        ("policy=early&stop_at=0", 422),
-        ("policy=early&stop_at=nan", 422),
-    ],
+    [("policy=oracle", 404), ("policy=early@9", 404), ("", 422)],
 )
 def test_invalid_what_if_is_refused(visitor: httpx.Client, tenant: Tenant, query: str, status: int) -> None:
     """An unknown policy gives 404, and an invalid parameter 422, as in the API."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -100,7 +99,6 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         panel=next((panel for panel in panels if panel.rows), None),
         link_calls=partial(precision.link_calls, visitor, case_filter),
         says_enough=says_enough,
-        estimate_needed=estimate_needed,
         stopped_cases=visitor.link(f"/cases?{urlencode(figures.filter_to_query(stopped))}"),
         name_state=formatting.name_state,
         unfinished=(*run_lists.TO_DECIDE, *run_lists.AWAITED),
@@ -120,12 +118,6 @@ def follow_overview(site: SiteOf, visitor: SignedIn, follow: Follow) -> Response
 def says_enough(estimate: Estimate) -> bool:
     """Whether an estimate is narrow enough to be shown as a figure."""
     return estimate.value is not None and estimate.high - estimate.low <= WIDEST_INTERVAL
-
-
-def estimate_needed(estimate: Estimate) -> int:
-    """About how many decided cases the estimate needs to be narrow enough: intervals shrink with the square root."""
-    width = estimate.high - estimate.low
-    return math.ceil(max(estimate.decided, 10) * (width / WIDEST_INTERVAL) ** 2)
 
 
 def _load_overview(tx: Transaction, project_id: UUID, now: datetime) -> Overview:

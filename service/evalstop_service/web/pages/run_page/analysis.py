@@ -1,5 +1,5 @@
 """Replays of a run for its page: the evidence of each detector by step, the eval over the distance from the initial
-policy, and what another policy or threshold would have done. Nothing is stored.
+policy, and what another policy would have done. Nothing is stored.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ from evalstop_detectors import (
     advance,
     choose_best,
     policy_from_document,
-    policy_to_document,
     start,
 )
 from evalstop_detectors.checkpoint import noise
-from evalstop_detectors.detectors.detector import Kind, Thresholds
 from evalstop_detectors.detectors.gao_fit import GaoFit, GaoFitState
 from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_detectors.policy.catalog import Action
 from fastapi import APIRouter, Query, Response
-from msgspec import structs
 
 from evalstop_service.domain.run import Verdict
 from evalstop_service.errors import Invalid, NotFound
@@ -42,7 +39,7 @@ from evalstop_service.store import decisions, observations, run_details, series
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import MAX_STEP, PostedObservation
 from evalstop_service.store.runs import Run
-from evalstop_service.web.pages.formatting import format_number, format_step
+from evalstop_service.web.pages.formatting import format_step
 from evalstop_service.web.pages.responses import PageRoute, send_json
 from evalstop_service.web.pages.visitor import SignedIn, SiteOf
 
@@ -305,14 +302,9 @@ def _quantile(dof: int) -> float:
 
 @router.get("/what-if.json")
 def replay_policy(
-    run_id: UUID,
-    site: SiteOf,
-    visitor: SignedIn,
-    policy: Annotated[str, Query(max_length=100)],
-    stop_at: Annotated[float | None, Query(gt=0, allow_inf_nan=False)] = None,
+    run_id: UUID, site: SiteOf, visitor: SignedIn, policy: Annotated[str, Query(max_length=100)]
 ) -> Response:
-    """Where a policy would have stopped the run; `stop_at`: another threshold of its first detector that can stop
-    runs."""
+    """Where a policy would have stopped the run."""
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
         try:
@@ -323,58 +315,22 @@ def replay_policy(
             return _create_answer(TOO_LONG_TO_TRY)
         try:
             tried = policy_from_document(reference.document, stored=True)
-            index = _find_main_member(tried)
-            if stop_at is not None and index is not None:
-                tried = _change_threshold(tried, index, stop_at)
             replay = replay_run(tx, run, tried)
         except DetectorError as error:
             return _create_answer(f"{reference.name} cannot be replayed: {error}.")
-        tried_at = "" if stop_at is None or index is None else f", with {tried.ids[index]} at {format_number(stop_at)},"
-        sentence, step = _describe_stop(tx, run, tried, replay, tried_at)
+        sentence, step = _describe_stop(tx, run, tried, replay)
     final = replay.verdicts[-1]
     reason = next((verdict.reason for verdict in replay.verdicts if verdict.stops), final.reason)
-    threshold = None if index is None else _describe_threshold(tried, index, replay.evidence[index])
-    return _create_answer(sentence, step=step, reason=reason, threshold=threshold)
+    return _create_answer(sentence, step=step, reason=reason)
 
 
-def _create_answer(
-    sentence: str, *, step: int | None = None, reason: str = "", threshold: dict[str, Any] | None = None
-) -> Response:
-    return send_json({"sentence": sentence, "step": step, "reason": reason, "threshold": threshold})
+def _create_answer(sentence: str, *, step: int | None = None, reason: str = "") -> Response:
+    return send_json({"sentence": sentence, "step": step, "reason": reason})
 
 
-def _find_main_member(policy: Policy) -> int | None:
-    """The first member that can stop a run."""
-    calling = (
-        index for index, item in enumerate(policy.members) if item.weight and item.thresholds.stop_at is not None
-    )
-    return next(calling, None)
-
-
-def _change_threshold(policy: Policy, index: int, stop_at: float) -> Policy:
-    """The policy with another threshold of a member; raises InvalidPolicy when that cannot be reached."""
-    members = list(policy.members)
-    thresholds = Thresholds(members[index].thresholds.suspect_at, stop_at)
-    members[index] = structs.replace(members[index], thresholds=thresholds)
-    return policy_from_document(policy_to_document(structs.replace(policy, members=tuple(members))))
-
-
-_RANGES = {Kind.POSTERIOR: (0.5, 0.99, 0.01), Kind.FRACTION: (0.5, 0.99, 0.01), Kind.COUNT: (1.0, 20.0, 1.0)}
-
-
-def _describe_threshold(policy: Policy, index: int, evidence: Evidence | None) -> dict[str, Any] | None:
-    """The adjustable threshold of a member and its range; None without evidence."""
-    if evidence is None:
-        return None
-    lowest, highest, increment = _RANGES.get(evidence.kind, (0.5, 20.0, 0.5))
-    stop_at = policy.members[index].thresholds.stop_at
-    limits = {"lowest": lowest, "highest": highest, "increment": increment}
-    return {"member": policy.ids[index], "kind": evidence.kind, "stop_at": stop_at} | limits
-
-
-def _describe_stop(tx: Transaction, run: Run, policy: Policy, replay: Replay, threshold: str) -> tuple[str, int | None]:
+def _describe_stop(tx: Transaction, run: Run, policy: Policy, replay: Replay) -> tuple[str, int | None]:
     """What the policy would have done, in one sentence, and the step of its stop."""
-    name, verb = f"{policy.name}{threshold}", "parked" if policy.action is Action.PARK else "stopped"
+    name, verb = policy.name, "parked" if policy.action is Action.PARK else "stopped"
     step = next((verdict.step for verdict in replay.verdicts if verdict.stops), None)
     if step is None:
         until = "" if run.last_step is None else f" up to step {format_step(run.last_step)}, its last"

@@ -235,7 +235,7 @@ function evalBand(evals) {
 }
 
 function thresholds(color, yref) {
-  const lines = [[posterior.suspect_at, "suspect", "dot"], [posterior.stop_at, "stop", "dash"], [tried.probability, "accent", "dash"]];
+  const lines = [[posterior.suspect_at, "suspect", "dot"], [posterior.stop_at, "stop", "dash"]];
   return lines.filter(([at]) => at !== null).map(([at, name, dash]) => ({
     type: "line", xref: "paper", x0: 0, x1: 1, yref, y0: at, y1: at, line: { color: color(name), width: 1.3, dash },
   }));
