@@ -245,7 +245,7 @@ def receipt_json(receipt: Receipt, should_stop: bool, now: datetime) -> bytes:
     return _encode(_describe_receipt(receipt, should_stop, now))
 
 
-_DECISION_FIELDS = ("id", "state", "state_reason", "guard_kinds")
+_DECISION_FIELDS = ("id", "action", "state", "state_reason", "guard_kinds")
 
 
 def _describe_receipt(receipt: Receipt, should_stop: bool, now: datetime) -> dict[str, Any]:

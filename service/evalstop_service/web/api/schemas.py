@@ -167,7 +167,7 @@ class VerdictOut(Answer):
 class DecisionStateOut(Answer):
     """The state of the decision to stop a run."""
 
-    guard_kinds: list[GuardKind] = Field(description="the guards that hold it")
+    guard_kinds: list[str] = Field(description=f"the guards that hold it: {', '.join(GuardKind)}")
 
 
 @answers(BestCheckpoint)

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 from evalstop_service.web.problem_kinds import ProblemKind
 
+from tests.service.web.api.answers import check_answer
 from tests.service.web.api.routes import BODIES, ENDPOINT
 
 FALLING = [{"metric": "eval", "step": step, "value": value} for step, value in enumerate([0.5, 0.9, 0.8, 0.7, 0.6])]
@@ -95,8 +96,9 @@ def call_route(client: httpx.Client, route: tuple[str, str], resources: Resource
 
 
 def expect_json(response: httpx.Response, status: int) -> dict[str, Any]:
-    """The response's JSON; fails unless the response has this status."""
+    """The response's JSON; fails unless the response has this status and is as the OpenAPI document says."""
     assert response.status_code == status, response.text[:2000]
+    check_answer(response)
     document: dict[str, Any] = response.json()
     return document
 
