@@ -101,6 +101,7 @@ def test_checksum_is_masked_crc32c() -> None:
     assert masked_crc32c(bytes(32)) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_pytorch_files_are_read(tmp_path: Path) -> None:
     """Scalars of PyTorch's SummaryWriter, old and new style, are read; other data is not."""

@@ -55,7 +55,7 @@ def rise_and_fall(size: int = 100, peak: float = 0.4, depth: float = 0.6) -> Flo
     return np.interp(t, [0, peak, 1], [0, 1, 1 - depth])
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 6))])
 def test_rise_and_fall_equals_slow_reference(seed: int) -> None:
     """With blocks of 1, 2 and 4 evals, a rise and fall gives the same bits as the slow reference."""
     rng = np.random.default_rng(seed)

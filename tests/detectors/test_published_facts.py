@@ -37,7 +37,7 @@ def share_of_orders_with_k_declines(n: int, k: int) -> float:
     return float(1 - inverse[n])
 
 
-@pytest.mark.parametrize(("k", "published"), [(3, 0.83), (5, 0.053)])
+@pytest.mark.parametrize(("k", "published"), [(3, 0.83), pytest.param(5, 0.053, marks=pytest.mark.nightly)])
 def test_share_of_flat_runs_stopped_by_k_decline(k: int, published: float) -> None:
     """Of flat noisy runs of 50 evals, k = 3 stops 83 % and k = 5 stops 5 %, by counting orders and by simulation."""
     exact = share_of_orders_with_k_declines(FLAT_EVALS, k)

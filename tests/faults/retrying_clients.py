@@ -84,6 +84,11 @@ class RetryingClient:
                 if response.status_code in accepted:
                     document: dict[str, Any] = response.json()
                     return document
+                if (
+                    response.status_code == 429
+                ):  # late observations are charged by time, of which a slow machine takes more
+                    time.sleep(int(response.headers["retry-after"]))
+                    continue
                 self.refusals.append(check_retryable_refusal(response))
             assert time.monotonic() < deadline, f"not acknowledged: {self.refusals[-1:]}"
             time.sleep(0.05)

@@ -33,7 +33,7 @@ from tests.faults.run_records import (
 from tests.faults.servers import start_replica
 from tests.service.project_fixture import NOW, set_up_project
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 SOURCE = """
 #define _GNU_SOURCE

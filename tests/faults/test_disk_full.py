@@ -11,7 +11,7 @@ from tests.acceptance.programs import Program
 from tests.faults.retrying_clients import RetryingClient, build_batch, check_retryable_refusal, create_observations
 from tests.fixtures.paging import read_pages
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 DISK = "4m"
 

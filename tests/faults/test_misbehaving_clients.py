@@ -151,6 +151,7 @@ def test_connections_that_never_read_are_closed(short_timeout_service: Installat
         assert raw_sockets.read_resident_mb(program.pid, peak=True) - before < MAX_EXTRA_MB
 
 
+@pytest.mark.nightly
 def test_endless_headers_are_refused(tmp_path: Path, migrated_file: Path) -> None:
     """Endless request headers are refused before they fill the memory, even with a timeout of 600 s."""
     with ExitStack() as stack:
@@ -254,11 +255,11 @@ def test_expensive_bodies_are_refused_within_bounded_memory(short_timeout_servic
             )
             statuses.setdefault(name, []).append(response.status_code)
 
-        posts = list(bodies) * 3
+        posts = list(bodies)
         for known_key in (True, False):
             with ThreadPoolExecutor(len(posts)) as threads:
                 list(threads.map(partial(post_body, known_key=known_key), posts))
-        assert all(len(statuses[name]) == 6 for name in bodies)
+        assert all(len(statuses[name]) == 2 for name in bodies)
         assert all(status in (400, 401, 413, 422, 429, 503) for group in statuses.values() for status in group)
         assert raw_sockets.read_resident_mb(program.pid, peak=True) - before < MAX_EXTRA_MB
 
@@ -309,7 +310,10 @@ def test_compressed_body_is_refused(short_timeout_service: Installation) -> None
         assert raw_sockets.read_resident_mb(program.pid, peak=True) - before < MAX_EXTRA_MB
 
 
-@pytest.mark.parametrize("connection_count", [500, pytest.param(10_000, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize(
+    "connection_count",
+    [pytest.param(500, marks=pytest.mark.nightly), pytest.param(10_000, marks=pytest.mark.chaos)],
+)
 def test_new_clients_are_served_beside_thousands_of_idle_ones(
     tmp_path: Path, migrated_file: Path, connection_count: int
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -18,6 +19,9 @@ FRAMEWORKS = {"keras", "lightning", "ray", "torch", "transformers"}
 """Imported by their callbacks in the client, for trainers that use them."""
 
 STANDARD = sys.stdlib_module_names | {"compression"}  # of Python 3.14
+
+
+find_owners = cache(packages_distributions)
 
 
 def list_imports(folder: Path) -> dict[str, Path]:
@@ -42,7 +46,7 @@ def test_imports_are_declared(distribution: str) -> None:
     project = tomllib.loads((ROOT / distribution / "pyproject.toml").read_text())["project"]
     parts = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
     declared = {canonicalize_name(Requirement(text).name) for part in parts for text in part}
-    installed = packages_distributions()
+    installed = find_owners()
     undeclared = {
         name: str(file.relative_to(ROOT))
         for name, file in list_imports(ROOT / distribution).items()

@@ -25,7 +25,7 @@ from evalstop_client.receivers.stop.state_machine import Phase, StopTimeouts
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
 from tests.clients.webhooks import SECRET, make_event, make_stop_event, sign_event
 
-STOPS, FOREIGN_STOPS, STARTS, SEED = 150, 30, 4, 20260101
+STOPS, FOREIGN_STOPS, STARTS, SEED = 60, 12, 4, 20260101
 FAILURE_SHARE = 0.15
 BOUNDS = StopTimeouts(checkpoint_seconds=0.5, cancel_seconds=0.5, give_up_seconds=60, poll_seconds=0.1)
 

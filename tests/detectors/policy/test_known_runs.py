@@ -70,7 +70,7 @@ def test_dip_in_the_warmup_is_no_turn(policy: str, seed: int) -> None:
     assert judge(policy, vary(scores, seed) if seed else scores, 10).verdict is not Call.STOP
 
 
-@pytest.mark.parametrize("evals", [8, 10, 12, 15])
+@pytest.mark.parametrize("evals", [8, 12, *(pytest.param(evals, marks=pytest.mark.nightly) for evals in (10, 15))])
 @pytest.mark.parametrize("policy", ["default", "early"])
 def test_three_declines_at_the_start_stop_at_most_one_run_in_fifty(policy: str, evals: int) -> None:
     """The eval falls by 1 in three evals, then rises to +3."""

@@ -95,7 +95,7 @@ def judge(policy: Policy, evidence: EvidenceList) -> Call:
     return policy.judge(evidence, step=100, evals=10).verdict
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(judgment=judgments())
 def test_verdict_equals_slow_reading_of_the_keys(judgment: tuple[Policy, EvidenceList]) -> None:
     """The verdict equals that of a slow evaluation of each key, and has the earliest turn of those that call for it."""

@@ -13,6 +13,8 @@ from evalstop_lab.worlds import World, draw_world, plan_worlds
 
 from tests.lab.replay.conftest import Replay, write_jsonl
 
+IN_MAKE_TEST = ("default", "paper", "reversible")
+
 
 def compute_expected_verdict(policy: Policy, world: World) -> dict[str, Any]:
     """The verdict of evalstop_detectors on the world's observations, up to the first stop.
@@ -47,10 +49,13 @@ def choose_best_step(world: World, stop_step: int | None) -> int | None:
     return None if best is None else best.step
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in IN_MAKE_TEST else pytest.mark.nightly) for name in sorted(POLICIES)],
+)
 def test_replay_equals_the_monitor(tmp_path: Path, replay: Replay, name: str) -> None:
     """Drawn runs in a file with shuffled rows get verdict, evidence and best step of the monitor at its first stop."""
-    worlds = [draw_world(*recipe, length=60) for recipe in plan_worlds(30, 7)]
+    worlds = [draw_world(*recipe, length=60) for recipe in plan_worlds(15, 7)]
     rows = [row for world in worlds for row in world.rows()]
     random.Random(1).shuffle(rows)
     log = write_jsonl(tmp_path / "worlds.jsonl", rows)

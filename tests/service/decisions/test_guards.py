@@ -8,7 +8,7 @@ from functools import partial
 
 from evalstop_service.decisions import guards
 from evalstop_service.domain.decision_lifecycle import Guard
-from evalstop_service.ingest import CheckpointSaved, Message, Observations
+from evalstop_service.ingest import CheckpointSaved, Message, Observations, open_run
 from evalstop_service.store import projects, run_health, runs, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
@@ -150,10 +150,12 @@ def test_share_of_stopped_runs_is_limited(database: Database) -> None:
         project = set_up_project(database)
         project.change_settings(stops_share=share, stops_per_hour=None)
         run = project.open_run()
-        for number in range(others):
-            other = project.open_run()
-            if number < stopping:
-                insert_decision(project, other, "requested")
+        with database.transaction() as tx:
+            stored = projects.get_project(tx, project.id)
+            for number in range(others):
+                other = open_run.create_run(tx, stored, open_run.OpenRequest(f"other {number}"), NOW)
+                if number < stopping:
+                    insert_decision_in(tx, other, "requested", NOW)
         for _ in range(ended):
             gone = project.open_run()
             insert_decision(project, gone, "confirmed")

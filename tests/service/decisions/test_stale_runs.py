@@ -285,9 +285,9 @@ def test_unreadable_policy_does_not_stop_the_checks(project: ProjectFixture) -> 
 
 @pytest.mark.slow
 def test_concurrent_checks_announce_once(postgres_database: Database) -> None:
-    """Four threads that check 80 silent runs send one event for each."""
+    """Four threads that check 40 silent runs send one event for each."""
     project = set_up_project(postgres_database)
-    requests = [open_run.OpenRequest(f"run {number}") for number in range(80)]
+    requests = [open_run.OpenRequest(f"run {number}") for number in range(40)]
     with postgres_database.transaction() as tx:
         stored = projects.get_project(tx, project.id)
         opened = [open_run.create_run(tx, stored, request, NOW).id for request in requests]

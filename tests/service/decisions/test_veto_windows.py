@@ -24,7 +24,7 @@ from evalstop_service.store.runs import Run
 from tests.service.concurrency import run_concurrently
 from tests.service.project_fixture import ProjectFixture, set_up_project
 
-ROUNDS = 15
+ROUNDS = 8
 
 
 class FakeClock:

@@ -349,4 +349,4 @@ class LifecycleMachine(RuleBasedStateMachine):
 
 
 TestLifecycle = LifecycleMachine.TestCase
-TestLifecycle.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestLifecycle.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

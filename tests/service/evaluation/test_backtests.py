@@ -123,6 +123,7 @@ def test_stop_for_a_critical_eval_is_judged_by_it(database: Database, now: datet
     assert (finding.step, finding.run_outcome, finding.outcome) == (7, "healthy", "right")
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_backtest_of_a_killed_process_is_continued(database: Database, tenant: Tenant, now: datetime) -> None:
     """After a kill another process continues once the lease has ended, and no run is judged twice."""

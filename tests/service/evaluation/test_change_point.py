@@ -226,7 +226,7 @@ print(find_change_point([Score(step, -abs(step - 20)) for step in range(40)]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_ruptures_there_is_no_change_point() -> None:
     """Where ruptures is not installed, the service works and finds no change point in hindsight."""
     completed = subprocess.run([sys.executable, "-c", WITHOUT_RUPTURES], capture_output=True, text=True, timeout=120)

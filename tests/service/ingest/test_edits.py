@@ -68,7 +68,7 @@ def test_run_that_changes_during_an_edit_is_judged_again(project: ProjectFixture
     assert summarize_run(project.load_run(run)) == summarize_run(ingest_in_order(project, points, []))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))])
 def test_edits_and_appends_of_two_processes_agree(project: ProjectFixture, seed: int) -> None:
     """Late observations and checkpoints in one process, new observations in another, at the same time."""
     run, other = project.open_run(), replace(project, cache=RunCache())

@@ -42,7 +42,7 @@ POLICIES = ("paper", "default", "watch-all-roles")
 LAST_STEP = 12
 
 HYPOTHESIS_SETTINGS = settings(
-    max_examples=min(8, settings().max_examples),
+    max_examples=min(5, settings().max_examples),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 MULTI_RUN_SETTINGS = settings(HYPOTHESIS_SETTINGS, max_examples=HYPOTHESIS_SETTINGS.max_examples // 2)

@@ -80,7 +80,7 @@ def test_run_is_restored_when_the_past_changed(project: ProjectFixture) -> None:
 
 def test_new_process_restores_the_saved_state(project: ProjectFixture) -> None:
     """A long run is replayed from its last saved state, not from the beginning."""
-    run = project.open_run(policy="default")
+    run = project.open_run()
     for start_step in range(0, 3 * SAVE_EVERY, 64):
         project.post_observations(run, evals(*(step % 7 / 7 for step in range(64)), start=start_step))
     with project.database.reading() as tx:

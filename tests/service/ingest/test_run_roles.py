@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.service.project_fixture import DECLINING_EVALS, NOW, ProjectFixture
 
 HYPOTHESIS_SETTINGS = settings(
-    max_examples=min(8, settings().max_examples),
+    max_examples=min(5, settings().max_examples),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -10,6 +10,7 @@ import sys
 
 import evalstop_service
 import msgspec
+import pytest
 from evalstop_service.store.tables.columns import iterate_structs, prepare_structs
 
 PRINT_UNPREPARED = """
@@ -37,6 +38,7 @@ def import_all_modules() -> None:
             importlib.import_module(module.name)
 
 
+@pytest.mark.nightly
 def test_the_application_prepares_each_struct_that_can_be_decoded() -> None:
     """Two threads that decode an unprepared struct at the same time can end the process with a segmentation fault."""
     result = subprocess.run([sys.executable, "-c", PRINT_UNPREPARED], capture_output=True, text=True, check=True)

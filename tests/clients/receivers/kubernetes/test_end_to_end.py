@@ -25,7 +25,7 @@ from tests.clients.receivers.kubernetes.cluster import NAMESPACE, KubernetesClus
 from tests.clients.receivers.receiver_program import RECEIVER
 from tests.fixtures.forked_service import running_service
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 STOP_SECONDS = 120.0
 TRAIN = ["-m", "evalstop_lab.cli", "train", "--json", "--stop-by", "signal", "--policy", "paper", "--mode", "enforce"]

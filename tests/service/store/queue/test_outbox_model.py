@@ -238,7 +238,7 @@ class OutboxMachine(RuleBasedStateMachine):
 def test_outbox_matches_its_model(database: Database) -> None:
     """After any sequence of claims, settlements, retries, cancellations and clock changes, rows and model agree."""
     hypothesis_settings = settings(
-        max_examples=8,
+        max_examples=4,
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -73,7 +73,7 @@ observation_lists = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     observations=st.lists(observation_lists, min_size=1, max_size=3),
     data=st.data(),

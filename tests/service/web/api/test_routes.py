@@ -12,6 +12,7 @@ from evalstop_service.web.api.policies import POLICY_DOCUMENT
 from tests.service.web.api.api_calls import Resources, call_route, expect_problem
 from tests.service.web.api.conftest import Service
 from tests.service.web.api.routes import INSTALLATION_ROUTES, ROUTES
+from tests.service.web.api.test_unusual_values import ON_POSTGRESQL
 
 
 def test_health_checks_need_no_key(service: Service) -> None:
@@ -32,6 +33,7 @@ CREATING_ROUTES = {("POST", "/kubeflow/{name}")}
 """Routes that create what an unknown name stands for."""
 
 
+@ON_POSTGRESQL
 @pytest.mark.parametrize(
     "route",
     [route for route in ROUTES if "{" in route[1] and route not in CREATING_ROUTES | INSTALLATION_ROUTES],

@@ -110,7 +110,7 @@ LISTS = ("/runs", "/decisions", "/deliveries", "/runs/{run_id}/verdicts", "/runs
 
 @ON_POSTGRESQL
 @pytest.mark.parametrize("template", LISTS)
-@pytest.mark.parametrize("value", ["", "x", "-1", "0", "1.5", "1e3", "9" * 30, "9" * 5000, "NaN", "\x00", "é", "0.0"])
+@pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "9" * 5000, "\x00"])
 def test_invalid_query_parameters_are_named(
     admin_and_resources: tuple[httpx.Client, Resources], template: str, value: str
 ) -> None:

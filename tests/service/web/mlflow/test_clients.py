@@ -16,7 +16,7 @@ from tests.clients.webhooks import SECRET, make_stop_event, post_event
 from tests.service.web.api.conftest import ON_SQLITE, Service
 from tests.service.web.mlflow.rest_client import expect_json
 
-pytestmark = [pytest.mark.real, *ON_SQLITE]
+pytestmark = [pytest.mark.real, pytest.mark.nightly, *ON_SQLITE]
 
 TRAINER_UNDER_A_RECEIVER = """
 import mlflow, time
@@ -63,9 +63,7 @@ for way in sys.argv[1:]:
 """
 
 
-@pytest.mark.parametrize(
-    "ways", [["folder", "file"], pytest.param(["named model", "model at a step"], marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("ways", [["folder", "file"], ["named model", "model at a step"]])
 def test_unchanged_job_that_logs_its_checkpoints_is_stopped(service: Service, tmp_path: Path, ways: list[str]) -> None:
     """Folders, files, models by name and at a step are checkpoints: one is the best, and the job is to be stopped."""
     key = service.create_key(service.create_project())
@@ -83,7 +81,6 @@ def test_unchanged_job_that_logs_its_checkpoints_is_stopped(service: Service, tm
         assert weights == f"weights-{expect_json(api.get(f'/runs/{run_id}'))['best_checkpoint']['step']}"
 
 
-@pytest.mark.nightly
 def test_stop_reaches_an_mlflow_job_under_a_receiver(service: Service, tmp_path: Path) -> None:
     """A stop finds the job that `evalstop-receiver process` started by the tag that it set."""
     key = service.create_key(service.create_project())

@@ -205,6 +205,7 @@ def read_background_red(window: Window) -> int:
     return int(window.page.evaluate("getComputedStyle(document.body).backgroundColor").split("(")[1].split(",")[0])
 
 
+@pytest.mark.nightly
 def test_hostile_names_are_shown_as_text(window: Window, tenant: Tenant) -> None:
     """No name from a trainer runs as script, is fetched, or breaks a page or its chart."""
     page = window.page

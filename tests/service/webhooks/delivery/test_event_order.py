@@ -121,7 +121,7 @@ def test_pull_endpoint_gets_events_in_order(database: Database, project: SeededP
         assert [delivery.event_id for delivery in leases.pull_deliveries(tx, endpoint, EPOCH, 60, 10)] == [second]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(answers=st.lists(st.sampled_from([200, 200, 500, 503, 400, 401]), max_size=25), runs=st.integers(1, 3))
 def test_order_holds_whatever_the_endpoint_answers(migrated: Database, answers: Sequence[int], runs: int) -> None:
     """Whatever an endpoint answers, each run's events are first tried, and delivered, in their order."""
