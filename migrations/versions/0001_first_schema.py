@@ -36,7 +36,6 @@ TABLES = (
     "endpoints",
     "backtests",
     "sessions",
-    "series_buckets",
     "run_health",
     "run_deletions",
     "projects",
@@ -301,20 +300,6 @@ def _create_runs() -> None:
         unique=False,
         sqlite_where=sa.text("next_check_at IS NOT NULL"),
         postgresql_where=sa.text("next_check_at IS NOT NULL"),
-    )
-    op.create_table(
-        "series_buckets",
-        sa.Column("run_id", sa.Uuid(), nullable=False),
-        sa.Column("metric", sa.Text(), nullable=False),
-        sa.Column("last_step", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("first_step", sa.BigInteger(), nullable=False),
-        sa.Column("count", sa.Integer(), nullable=False),
-        sa.Column("lowest", sa.Double(), nullable=True),
-        sa.Column("highest", sa.Double(), nullable=True),
-        sa.Column("last", sa.Double(), nullable=True),
-        sa.Column("nan_count", sa.Integer(), nullable=False),
-        sa.Column("infinite_count", sa.Integer(), nullable=False),
-        sa.PrimaryKeyConstraint("run_id", "metric", "last_step", name=op.f("pk_series_buckets")),
     )
     op.create_table(
         "experiments",

@@ -38,7 +38,7 @@ CHOICE_FAILED = "the choice of the best checkpoint failed"
 class Changes(msgspec.Struct):
     """Messages applied to a run: what to save, and the answers to give once it is saved.
 
-    `points`: new ones, of which `late` are not past the last step of their metric. `reached`: the verdicts at which the
+    `points`: new ones. `reached`: the verdicts at which the
     call changed. `request`: the paired evaluation that awaits its answer. `follows`: other rows than the run's and its
     observations' change too, see `ingest.consequences`. Of edits only: `content`, whose own rows are written;
     `scores`, of several combined evals, where stored scores are replaced; `kept`: a monitor to store; `settles_case`:
@@ -52,7 +52,6 @@ class Changes(msgspec.Struct):
     reached: list[Verdict] = []
     request: EvalRequest | None = None
     follows: bool = False
-    late: list[PostedObservation] = []
     content: Content | None = None
     scores: NewScores = NO_SCORES
     kept: MonitorState | None = None

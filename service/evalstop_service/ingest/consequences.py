@@ -35,7 +35,6 @@ from evalstop_service.store import (
     run_details,
     run_health,
     runs,
-    series,
 )
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
@@ -129,13 +128,10 @@ def _save_content(tx: Transaction, changes: Changes, now: datetime) -> None:
 
 
 def _save_scores(tx: Transaction, changes: Changes, now: datetime) -> None:
-    """Replace stored scores of several combined evals, and drop the summaries of series that changed in the past."""
+    """Replace stored scores of several combined evals."""
     run, first_step = changes.state.run, changes.scores.first_step
-    changed = [(run.id, point.metric, point.step) for point in changes.late]
     if first_step is not None:
-        changed.append((run.id, COMBINED_METRIC, first_step))
         observations.replace_series(tx, run, COMBINED_METRIC, first_step, changes.scores.points, now)
-    series.forget_summaries(tx, changed)
 
 
 def _keep_monitor(tx: Transaction, kept: MonitorState | None, state: RunState) -> RunState:

@@ -101,7 +101,7 @@ class Edit:
         3. Judge the run from the first observation that the detectors have not seen.
         """
         before = self._before
-        new, late, conflicts = self._compare_with_stored(points)
+        new, conflicts = self._compare_with_stored(points)
         state = self._assign_roles(points, new)
         last_steps = dict(state.last_steps)
         for point in new:
@@ -133,7 +133,7 @@ class Edit:
             point.step <= before.last_steps.get(point.metric, -1) for point in evals
         )
         self._changes.points = new if scores.first_step is not None else added
-        self._changes.late, self._changes.scores = late, scores
+        self._changes.scores = scores
         self._settle(state, changes, is_rewritten=is_rewritten, is_rescored=recast or bool(evals), added=new)
         self._changes.answers = [
             write_receipt(self._changes.state, self._changes.request, len(new), duplicates, conflicts)
@@ -227,8 +227,8 @@ class Edit:
 
     def _compare_with_stored(
         self, points: Sequence[PostedObservation]
-    ) -> tuple[list[PostedObservation], list[PostedObservation], tuple[ValueConflict, ...]]:
-        """The observations that are new, those of them that are late, and those that contradict stored ones."""
+    ) -> tuple[list[PostedObservation], tuple[ValueConflict, ...]]:
+        """The observations that are new, and those that contradict stored ones."""
         last_steps = dict(self._before.last_steps)
         new: list[PostedObservation] = []
         doubtful: list[PostedObservation] = []
@@ -247,7 +247,7 @@ class Edit:
                 late.append(point)
             elif value != point.value and not (value != value and point.value != point.value):  # NaN repeats NaN
                 conflicts.append(ValueConflict(point, value))
-        return [*new, *late], late, tuple(conflicts)
+        return [*new, *late], tuple(conflicts)
 
     def _assign_roles(self, points: Sequence[PostedObservation], new: Sequence[PostedObservation]) -> RunState:
         """The state with the roles of its metrics, whose names may be new, as the first values of a guessed eval.

@@ -19,7 +19,6 @@ from sqlalchemy.dialects import postgresql
 from evalstop_service.clock import in_utc
 from evalstop_service.domain.fields import doc
 from evalstop_service.store import runs
-from evalstop_service.store import series as summaries
 from evalstop_service.store.database import Transaction, match_given
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import LIVE, observations
@@ -214,7 +213,6 @@ def count_finite(tx: Transaction, run_id: UUID, metric: str, attempt: int) -> in
 
 def supersede_observations(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> int:
     """Mark the live observations after a step as superseded; returns their number."""
-    summaries.forget_summaries_after(tx, run_id, after_step)
     query = observations.update().where(
         observations.c.run_id == run_id, observations.c.step > after_step, observations.c.superseded_by == LIVE
     )
@@ -327,17 +325,10 @@ WITH RECURSIVE found (run_id, last_step, metric) AS (
 
 _STEPS = "SELECT run_id, metric, step FROM ended WHERE step IS NOT NULL"
 
-# Summarized observations are already counted.
 _LATEST_OBSERVATIONS = f"""
 SELECT ended.metric, (
-    SELECT coalesce(sum(b.count), 0) FROM series_buckets AS b
-    WHERE b.run_id = ended.run_id AND b.metric = ended.metric
-) + (
     SELECT count(*) FROM observations AS o
-    WHERE o.run_id = ended.run_id AND o.metric = ended.metric AND o.superseded_by = {LIVE} AND o.step > (
-        SELECT coalesce(max(b.last_step), -1) FROM series_buckets AS b
-        WHERE b.run_id = ended.run_id AND b.metric = ended.metric
-    )
+    WHERE o.run_id = ended.run_id AND o.metric = ended.metric AND o.superseded_by = {LIVE}
 ), ended.step, o.value, o.stderr
 FROM ended JOIN observations AS o ON o.run_id = ended.run_id AND o.metric = ended.metric
     AND o.step = ended.step AND o.superseded_by = {LIVE}

@@ -24,7 +24,6 @@ REMOVED = (
     tables.eval_requests,
     tables.monitor_states,
     tables.observations,
-    tables.series_buckets,
     tables.run_health,
 )
 """The tables with the details of a run, ordered so that no row outlives the row that it refers to.

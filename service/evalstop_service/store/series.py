@@ -1,184 +1,66 @@
-"""One metric of a run at a chosen resolution: the lowest, the highest and the last value of each bucket.
-
-Observations well behind the newest are summarized once, 128 live observations a row, when they are first read: a
-million of them are then read from 8,000 rows. The summaries of a series cover its beginning without a gap: every live
-observation up to the last one summarized. A transaction that adds or supersedes an observation in that range deletes
-the summaries from there on, with the run locked; so reads are always exact.
-
-Sparklines are the outlines of many series at once, in a few segments each.
-"""
+"""A metric of a run as charts draw it: a long one in buckets, and the outlines of many at once, as sparklines."""
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.domain.fields import doc
-from evalstop_service.store import runs
-from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.tables import LIVE, series_buckets
-
-OBSERVATIONS_A_ROW = 128
-OBSERVATIONS_AT_A_TIME = 8192
-"""How many observations are summarized at a time; fewer are left, so that slightly late observations undo nothing."""
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.tables import LIVE, observations
 
 FEW = 10_000
 """Up to this many observations are read individually."""
 
 
-@dataclass(slots=True)
-class Bucket:
-    """Adjacent live observations: `lowest` and `highest` of the finite ones, None when there are none."""
+class Bucket(NamedTuple):
+    """The live observations of a stretch of steps: `lowest` and `highest` of the finite ones, None when there are none;
+    `gaps`: the number of others; `last`: the last value, which may be one of them."""
 
-    first_step: Annotated[int, doc("step of its first observation")]
-    last_step: Annotated[int, doc("step of its last observation")]
-    count: Annotated[int, doc("number of observations, including those that are not finite")]
-    lowest: Annotated[float | None, doc("the lowest finite value; null: none")]
-    highest: Annotated[float | None, doc("the highest finite value; null: none")]
+    first_step: int
+    last_step: int
+    lowest: float | None
+    highest: float | None
+    gaps: int
     last: float
-    nan_count: Annotated[int, doc("number of NaN values")]
-    infinite_count: Annotated[int, doc("number of infinite values")]
 
 
-def load_buckets(
-    tx: Transaction, run_id: UUID, metric: str, first_step: int, last_step: int, buckets: int
-) -> list[Bucket]:
-    """The live observations between two steps, both included, in at most `buckets` buckets of about equal count."""
-    bounds = {"run_id": run_id, "metric": metric}
-    inside = {**bounds, "first_step": first_step, "last_step": last_step}
-    count, covered_from, covered_to = tx.execute(_COVERED, inside).one()
-    if count <= FEW:
-        return _merge_buckets(tx.execute(_ONE_BY_ONE, inside).all(), buckets)
-    # Partially covered ends and observations not yet summarized are read individually.
-    before = tx.execute(_ONE_BY_ONE, {**bounds, "first_step": first_step, "last_step": covered_from - 1}).all()
-    covered = tx.execute(_SUMMARIES, inside).all()
-    after = tx.execute(_ONE_BY_ONE, {**bounds, "first_step": covered_to + 1, "last_step": last_step}).all()
-    return _merge_buckets([*before, *covered, *after], buckets)
-
-
-def catch_up_summaries(database: Database, run_id: UUID, metric: str) -> None:
-    """Summarize new observations, with the run locked for some ten milliseconds at a time."""
-    with database.reading() as tx:
-        behind = tx.execute(_IS_BEHIND, {"run_id": run_id, "metric": metric}).first() is not None
-    while behind:
-        with database.transaction() as tx:
-            runs.lock_runs(tx, [run_id])
-            behind = summarize_series(tx, run_id, metric)
+def load_buckets(tx: Transaction, run_id: UUID, metric: str, most: int) -> list[Bucket]:
+    """The live observations of a series in at most so many buckets, each of as many steps; empty ones are left out."""
+    table, live = observations.c, _select_live(run_id, metric)
+    first, last = (live.with_only_columns(end(table.step)).scalar_subquery() for end in (sa.func.min, sa.func.max))
+    first_step, last_step = tx.execute(sa.select(first, last)).one()  # each from an end of the index
+    if first_step is None:
+        return []
+    steps = -((first_step - last_step - 1) // most)
+    value = sa.type_coerce(table.value, sa.Double)
+    finite = sa.case((value.between(-sys.float_info.max, sys.float_info.max), value))
+    grouped = live.with_only_columns(
+        sa.func.min(table.step).label("first_step"),
+        sa.func.max(table.step).label("last_step"),
+        sa.func.min(finite).label("lowest"),
+        sa.func.max(finite).label("highest"),
+        (sa.func.count() - sa.func.count(finite)).label("gaps"),
+    )
+    buckets = grouped.group_by((table.step - first_step) // steps).subquery()
+    query = live.with_only_columns(*buckets.c, table.value).join(buckets, buckets.c.last_step == table.step)
+    return [Bucket._make(row) for row in tx.execute(query.order_by(table.step))]
 
 
 def is_long_series(tx: Transaction, run_id: UUID, metric: str) -> bool:
     """Whether a series has too many live observations to be read individually."""
-    return tx.execute(_IS_LONG, {"run_id": run_id, "metric": metric}).first() is not None
+    query = _select_live(run_id, metric).with_only_columns(observations.c.step)
+    return tx.execute(query.order_by(observations.c.step).offset(FEW).limit(1)).first() is not None
 
 
-def summarize_series(tx: Transaction, run_id: UUID, metric: str) -> bool:
-    """Summarize some of the remaining observations of a locked run; False when there are too few."""
-    return tx.execute(_SUMMARIZE, {"run_id": run_id, "metric": metric}).first() is not None
-
-
-def forget_summaries(tx: Transaction, changes: Iterable[tuple[UUID, str, int]]) -> None:
-    """Delete the summaries invalidated by changes at (run, metric, step); the runs are locked."""
-    lowest: dict[tuple[UUID, str], int] = {}
-    for run_id, metric, step in changes:
-        lowest[run_id, metric] = min(step, lowest.get((run_id, metric), step))
-    if lowest:
-        tx.execute(_FORGET, [{"run": run_id, "name": name, "step": step} for (run_id, name), step in lowest.items()])
-
-
-def forget_summaries_after(tx: Transaction, run_id: UUID, step: int) -> None:
-    """Delete the summaries of all that a run observed after a step."""
-    tx.execute(sa.delete(series_buckets).where(series_buckets.c.run_id == run_id, series_buckets.c.last_step > step))
-
-
-def _merge_buckets(parts: Sequence[Sequence[Any]], buckets: int) -> list[Bucket]:
-    """Merge parts in step order into at most this many buckets."""
-    total = sum(part[2] for part in parts)
-    merged: list[Bucket] = []
-    reached = index = 0
-    for part in parts:
-        first, last, count, lowest, highest, value, nans, infinities = part
-        value = math.nan if value is None else value
-        index, before = reached * buckets // total, index
-        reached += count
-        if not merged or index != before:
-            merged.append(Bucket(first, last, count, lowest, highest, value, nans, infinities))
-            continue
-        bucket = merged[-1]
-        bucket.last_step = last
-        bucket.last = value
-        bucket.count += count
-        bucket.nan_count += nans
-        bucket.infinite_count += infinities
-        if lowest is not None:
-            bucket.lowest = lowest if bucket.lowest is None or lowest < bucket.lowest else bucket.lowest
-            bucket.highest = highest if bucket.highest is None or highest > bucket.highest else bucket.highest
-    return merged
-
-
-def _text(statement: str) -> sa.TextClause:
-    return sa.text(statement).bindparams(sa.bindparam("run_id", type_=sa.Uuid()))
-
-
-_FORGET = sa.delete(series_buckets).where(
-    series_buckets.c.run_id == sa.bindparam("run"),
-    series_buckets.c.metric == sa.bindparam("name"),
-    series_buckets.c.last_step >= sa.bindparam("step"),
-)
-
-_IN_SIGHT = """
-FROM series_buckets WHERE run_id = :run_id AND metric = :metric AND last_step >= :first_step
-    AND first_step >= :first_step AND last_step <= :last_step
-"""
-
-_COVERED = _text(f"SELECT coalesce(sum(count), 0), min(first_step), max(last_step) {_IN_SIGHT}")
-
-_COLUMNS = "first_step, last_step, count, lowest, highest, last, nan_count, infinite_count"
-
-_SUMMARIES = _text(f"SELECT {_COLUMNS} {_IN_SIGHT} ORDER BY last_step")
-
-_FINITE = f"CASE WHEN value BETWEEN {-sys.float_info.max!r} AND {sys.float_info.max!r} THEN value END"
-
-_SERIES = "FROM observations WHERE run_id = :run_id AND metric = :metric AND superseded_by = 0"
-
-_OBSERVATIONS = f"""
-SELECT step AS first_step, step AS last_step, 1 AS count, {_FINITE} AS lowest, {_FINITE} AS highest, value AS last,
-    CASE WHEN value IS NULL THEN 1 ELSE 0 END AS nan_count,
-    CASE WHEN value IS NOT NULL AND {_FINITE} IS NULL THEN 1 ELSE 0 END AS infinite_count
-{_SERIES}
-"""
-
-_ONE_BY_ONE = _text(f"{_OBSERVATIONS} AND step >= :first_step AND step <= :last_step ORDER BY step")
-
-_NOT_COVERED = """
-step > (SELECT coalesce(max(last_step), -1) FROM series_buckets WHERE run_id = :run_id AND metric = :metric)
-"""
-
-_BEHIND = f"SELECT 1 {_SERIES} AND {_NOT_COVERED} ORDER BY step LIMIT 1 OFFSET {OBSERVATIONS_AT_A_TIME - 1}"
-
-_IS_BEHIND = _text(_BEHIND)
-
-_IS_LONG = _text(f"SELECT 1 {_SERIES} ORDER BY step LIMIT 1 OFFSET {FEW}")
-
-_SUMMARIZE = _text(f"""
-INSERT INTO series_buckets (run_id, metric, {_COLUMNS})
-SELECT :run_id, :metric, min(step), max(step), count(*), min(finite), max(finite),
-    max(CASE WHEN place % {OBSERVATIONS_A_ROW} = {OBSERVATIONS_A_ROW - 1} THEN value END),
-    count(*) - count(value), count(value) - count(finite)
-FROM (
-    SELECT step, value, {_FINITE} AS finite, row_number() OVER (ORDER BY step) - 1 AS place
-    {_SERIES} AND {_NOT_COVERED} ORDER BY step LIMIT {OBSERVATIONS_AT_A_TIME}
-) AS numbered
-WHERE EXISTS ({_BEHIND}) GROUP BY place / {OBSERVATIONS_A_ROW}
-RETURNING 1
-""")  # noqa: S608
+def _select_live(run_id: UUID, metric: str) -> sa.Select[tuple[()]]:
+    table = observations.c
+    return sa.select().where(table.run_id == run_id, table.metric == metric, table.superseded_by == LIVE)
 
 
 OUTLINED = 1_000

@@ -63,7 +63,6 @@ COSTLIEST: dict[str, Any] = {
 """Bodies: JSON, or a text as it is."""
 
 QUERIES = {
-    f"GET {API}/runs/{{run_id}}/series": "metric=eval&max_points=10000",
     "GET /runs/compare": "run={run_id}&run={run_id}",
     "GET /runs/compare/series.json": "run={run_id}&run={run_id}&metric=eval",
     "GET /runs/{run_id}/what-if.json": "policy=default",

@@ -34,6 +34,5 @@ from evalstop_service.store.tables.runs import run_deletions as run_deletions
 from evalstop_service.store.tables.runs import run_descriptions as run_descriptions
 from evalstop_service.store.tables.runs import run_health as run_health
 from evalstop_service.store.tables.runs import runs as runs
-from evalstop_service.store.tables.runs import series_buckets as series_buckets
 from evalstop_service.store.tables.runs import verdicts as verdicts
 from evalstop_service.store.tables.runs import veto_listeners as veto_listeners

@@ -180,22 +180,6 @@ monitor_states = sa.Table(
     sa.Column("state", sa.Text, nullable=False),
 )
 
-# Summaries for `store.series`: adjacent live observations, a fixed number in a row.
-series_buckets = sa.Table(
-    "series_buckets",
-    metadata,
-    sa.Column("run_id", sa.Uuid, primary_key=True),
-    sa.Column("metric", sa.Text, primary_key=True),
-    sa.Column("last_step", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("first_step", sa.BigInteger, nullable=False),
-    sa.Column("count", sa.Integer, nullable=False),
-    sa.Column("lowest", sa.Double),
-    sa.Column("highest", sa.Double),
-    sa.Column("last", Real),
-    sa.Column("nan_count", sa.Integer, nullable=False),
-    sa.Column("infinite_count", sa.Integer, nullable=False),
-)
-
 # Run health, from posts and heartbeats; ingestion writes here only to record a step past its budget.
 run_health = sa.Table(
     "run_health",

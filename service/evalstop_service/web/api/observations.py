@@ -1,4 +1,4 @@
-"""Routes of observations: post those of one run or of many, list those of a metric, or read it downsampled.
+"""Routes of observations: post those of one run or of many, list those of a metric.
 
 An observation that is posted is declared by `ObservationIn`; every way to post some answers with the same receipt.
 """
@@ -19,14 +19,12 @@ from evalstop_service.domain.fields import Body, Name
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Closed, Overloaded, ServiceError
 from evalstop_service.ingest import MOST_UNWATCHED, Message, Observations, Receipt, ValueConflict
-from evalstop_service.store import observations, runs, series
+from evalstop_service.store import observations, runs
 from evalstop_service.store.observations import PostedObservation, StoredObservation
 from evalstop_service.store.run_details import Checkpoint, EvalRequest
-from evalstop_service.store.series import Bucket
 from evalstop_service.web import problems
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.api.schemas import (
-    MAX_STEP,
     Answer,
     BestCheckpointOut,
     DecisionStateOut,
@@ -317,39 +315,3 @@ def list_observations(
         ],
         next_cursor=items[-1].cursor if len(items) == limit else None,
     )
-
-
-MOST_BUCKETS = 2000
-
-
-@answers(Bucket)
-class BucketOut(Answer):
-    """Adjacent observations of a metric, without superseded ones."""
-
-    last: Stored = Field(description="the value at `last_step`")
-
-
-class SeriesOut(Answer):
-    """One metric of a run by step."""
-
-    metric: str = Field(description="the name of the series")
-    buckets: list[BucketOut] = Field(description="by ascending step")
-
-
-@router.get("/runs/{run_id}/series")
-def get_series(
-    run_id: RunId,
-    metric: Annotated[Name, Query(description="the name of the series")],
-    caller: Read,
-    database: Db,
-    buckets: Annotated[int, Query(ge=1, le=MOST_BUCKETS, description="maximum number of buckets")] = 500,
-    first_step: Annotated[int, Query(alias="from", ge=0, le=MAX_STEP, description="the first step")] = 0,
-    last_step: Annotated[int, Query(alias="to", ge=0, le=MAX_STEP, description="the last step")] = MAX_STEP,
-) -> SeriesOut:
-    """The lowest, highest and last value of each bucket; all buckets have about the same number of observations."""
-    with database.reading() as tx:
-        runs.load_run(tx, caller.project_id, run_id)
-    series.catch_up_summaries(database, run_id, metric)
-    with database.reading() as tx:
-        items = series.load_buckets(tx, run_id, metric, first_step, last_step, buckets)
-    return SeriesOut(metric=metric, buckets=[BucketOut.model_validate(item) for item in items])

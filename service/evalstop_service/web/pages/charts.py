@@ -15,7 +15,7 @@ from evalstop_service.runs import watched_metrics
 from evalstop_service.store import observations, series
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.observations import MAX_STEP, PostedObservation
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.store.series import Bucket, Segment
 
@@ -106,17 +106,14 @@ class ChartedSeries:
 
 
 def load_charted(database: Database, runs: Sequence[Run], most: int) -> dict[UUID, list[ChartedSeries]]:
-    """The charted series of these runs, at most `most` observations per metric; first updates their summaries."""
+    """The charted series of these runs, at most `most` observations per metric."""
     charted = [(run.id, metric, role) for run in runs for metric, role in list_charted(run).items()]
     with database.reading() as tx:
         long = {(run_id, metric) for run_id, metric, _ in charted if series.is_long_series(tx, run_id, metric)}
-    for run_id, metric in long:
-        series.catch_up_summaries(database, run_id, metric)
-    charted_by_run: dict[UUID, list[ChartedSeries]] = {run.id: [] for run in runs}
-    with database.reading() as tx:
+        charted_by_run: dict[UUID, list[ChartedSeries]] = {run.id: [] for run in runs}
         for run_id, metric, role in charted:
             if (run_id, metric) in long:
-                buckets = series.load_buckets(tx, run_id, metric, 0, MAX_STEP, most // 3)
+                buckets = series.load_buckets(tx, run_id, metric, most // 3)
                 values = [PostedObservation(metric, bucket.last_step, bucket.last) for bucket in buckets]
                 points = outline_buckets(buckets, metric)
             else:
@@ -173,7 +170,7 @@ def outline_buckets(buckets: Sequence[Bucket], metric: str) -> list[PostedObserv
         if bucket.lowest is not None and bucket.highest is not None:
             points.append(PostedObservation(metric, bucket.first_step, bucket.lowest))
             points.append(PostedObservation(metric, bucket.last_step, bucket.highest))
-        if bucket.nan_count or bucket.infinite_count:
+        if bucket.gaps:
             points.append(PostedObservation(metric, bucket.last_step, math.nan))
     return points
 

@@ -30,7 +30,7 @@ class Resources:
         if "{request_id}" in template:
             ids = ids | {"run_id": ids.get("suspect_run_id", ids["run_id"])}
         path = template.format(**ids)
-        return f"{path}?metric=eval" if template.endswith(("}/observations", "/series")) else path
+        return f"{path}?metric=eval" if template.endswith("}/observations") else path
 
 
 def create_resources(admin: httpx.Client) -> Resources:

@@ -52,7 +52,6 @@ ROUTE_SCOPES: dict[tuple[str, str], set[str]] = {
     ("POST", "/runs/{run_id}/observations"): {"ingest"},
     ("POST", "/kubeflow/{name}"): {"ingest"},
     ("GET", "/runs/{run_id}/observations"): {"read"},
-    ("GET", "/runs/{run_id}/series"): {"read"},
     ("POST", "/runs/{run_id}/checkpoints"): {"ingest"},
     ("GET", "/runs/{run_id}/checkpoints"): {"read", "report"},
     ("GET", "/eval-requests"): {"read", "ingest", "report", "operate"},

@@ -37,7 +37,7 @@ from evalstop_service.runs import watched_metrics
 from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
 from evalstop_service.store import decisions, observations, run_details, series
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.observations import MAX_STEP, PostedObservation
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.pages.formatting import format_step
 from evalstop_service.web.pages.responses import PageRoute, send_json
@@ -68,9 +68,6 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         kl = [metric for metric, role in run.metrics.items() if role["role"] == MetricRole.KL]
         paired = [metric for metric in (watched_metrics.find_eval_metric(run), *kl) if metric is not None]
         long = {metric for metric in {*run.metrics, *paired} if series.is_long_series(tx, run.id, metric)}
-    for metric in long & set(paired):
-        series.catch_up_summaries(site.database, run.id, metric)
-    with site.database.reading() as tx:
         tracks, note = _load_tracks(tx, run, policy, long)
         pairs = _load_pairs(tx, run, paired, long) if len(paired) == 2 else None
     chart = None if pairs is None else build_chart(pairs, watched_metrics.find_eval_sign(run))
@@ -106,7 +103,7 @@ def _load_pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str
     points = observations.load_series(tx, run.id, [metric for metric in metrics if metric not in long])
     for metric in metrics:
         if metric in long:
-            buckets = series.load_buckets(tx, run.id, metric, 0, MAX_STEP, MOST_PAIRS)
+            buckets = series.load_buckets(tx, run.id, metric, MOST_PAIRS)
             points += [PostedObservation(metric, bucket.last_step, bucket.last) for bucket in buckets]
     eval_metric = watched_metrics.find_eval_metric(run)
     evals = [point for point in points if point.metric == eval_metric]
