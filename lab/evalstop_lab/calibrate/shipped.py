@@ -1,7 +1,7 @@
 """`python -m evalstop_lab.calibrate.shipped`: calibrates the shipped policies and writes the results.
 
-The module that it writes is a list of outputs of `evalstop-lab calibrate`: one calibration per detector and parameters,
-with its seeds, families, versions and the command that reproduces it. What was stopped by family is left to that.
+The module that it writes holds one calibration per detector and parameters: thresholds, the highest evidence of the
+first runs, which shows whether the detector has changed since, and the command that prints everything else again.
 """
 
 from __future__ import annotations
@@ -53,8 +53,23 @@ def collect_risks(documents: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str,
 
 def format_module(calibrations: Iterable[dict[str, Any]]) -> str:
     """The source of evalstop_detectors.policy.shipped_calibrations with these calibrations."""
-    literal = pprint.pformat(list(calibrations), width=_WIDTH, compact=True, sort_dicts=False)
+    literal = pprint.pformat(
+        [_select_kept(item) for item in calibrations], width=_WIDTH, compact=True, sort_dicts=False
+    )
     return _HEAD.format(docstring=f'"""{(shipped_calibrations.__doc__ or "").strip()}"""', literal=literal)
+
+
+def _select_kept(calibration: Mapping[str, Any]) -> dict[str, Any]:
+    levels = [{"rate": level["rate"], "threshold": level["threshold"]} for level in calibration["thresholds"]]
+    data = {key: calibration["data"][key] for key in ("source", "runs", "first_seed")}
+    return {
+        "detector": calibration["detector"],
+        "params": calibration["params"],
+        "thresholds": levels,
+        "highest_of_first": calibration["highest_of_first"],
+        "data": data,
+        "command": calibration["command"],
+    }
 
 
 def run_calibration(detector: str, params: str, rates: Sequence[float], runs: int) -> dict[str, Any]:
@@ -65,7 +80,6 @@ def run_calibration(detector: str, params: str, rates: Sequence[float], runs: in
         if code := cli.main([*command, "--output", str(output)]):
             sys.exit(code)
         calibration: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-    del calibration["stopped_by_family"]  # the command prints it again
     return calibration | {"command": "evalstop-lab " + shlex.join(command)}
 
 
