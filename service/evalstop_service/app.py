@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, FastAPI
 from fastapi.telemetry import TelemetryConfig
@@ -67,7 +68,7 @@ from evalstop_service.web.context import Context
 from evalstop_service.web.limits import Entrance, Limits
 from evalstop_service.web.mlflow import ArtifactFolder
 from evalstop_service.web.pull_waiters import PullWaiters
-from evalstop_service.web.request_log import HeadRequests, RequestLog, SecurityHeaders
+from evalstop_service.web.request_log import HeadRequests, RequestLog, SecurityHeaders, SubPath
 from evalstop_service.web.route_index import RouteIndex
 from evalstop_service.web.senders import create_identify
 from evalstop_service.webhooks.delivery.send import Sender
@@ -208,6 +209,8 @@ def _put_in_front(app: _App, settings: Settings, listener: VetoListener, service
         addressed = ProxyHeadersMiddleware(entrance, settings.trusted_proxies)  # type: ignore[arg-type, assignment]
     logged = RequestLog(addressed, service_metrics, settings.access_log)
     app.front = HearVetoes(logged, listener.hearing, context.clock)
+    if path := urlsplit(settings.public_url or "").path.rstrip("/"):
+        app.front = SubPath(app.front, path)
 
 
 @cache

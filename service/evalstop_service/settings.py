@@ -90,7 +90,8 @@ class HttpSettings(_Group):
 
     public_url: Annotated[str, AfterValidator(_check_public_url)] | None = None
     """Address at which people reach the dashboard, such as `https://evalstop.example.org`; events and messages link to
-    it. None adds no links; `evalstop up` uses the address it listens on."""
+    it. With a path, such as `https://tools.example.org/evalstop`, all is served below it, whether a proxy passes the
+    path on or strips it. None adds no links; `evalstop up` uses the address it listens on."""
 
     trusted_proxies: str = ""
     """Addresses and networks of proxies, separated by commas, whose `X-Forwarded-For` and `X-Forwarded-Proto` are

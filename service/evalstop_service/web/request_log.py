@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from typing import Any
 
@@ -166,6 +167,47 @@ class SecurityHeaders:
             await send(message)
 
         await self._app(scope, receive, protected)
+
+
+class SubPath:
+    """ASGI middleware: serves the app below the path of its public URL, such as https://host/evalstop.
+
+    The proxy in front may pass this path on or strip it. Redirects and links of pages get it.
+    """
+
+    # No text can hold one of these: in what people or trainers wrote, quotes are escaped.
+    _LINK = re.compile(rb'(\s(?:href|src|action|formaction|data-[a-z-]+)="|content="0;url=)/(?!/)')
+
+    def __init__(self, app: ASGIApp, path: str) -> None:
+        self._app, self._path = app, path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(f"{self._path}/"):
+            raw_path = scope.get("raw_path", b"").removeprefix(self._path.encode())
+            scope = {**scope, "path": scope["path"].removeprefix(self._path), "raw_path": raw_path}
+        page: Message | None = None
+        parts: list[bytes] = []
+
+        async def add_path(message: Message) -> None:
+            nonlocal page
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if (target := headers.get("location", "")).startswith("/"):
+                    headers["location"] = f"{self._path}{target}"
+                if scope["method"] == "GET" and headers.get("content-type", "").startswith("text/html"):
+                    page = message  # its length is known with its links
+                    return
+            elif page is not None:
+                parts.append(message.get("body", b""))
+                if not message.get("more_body", False):
+                    body = self._LINK.sub(rb"\g<1>" + self._path.encode() + rb"/", b"".join(parts))
+                    MutableHeaders(scope=page)["content-length"] = str(len(body))
+                    await send(page)
+                    await send({"type": "http.response.body", "body": body})
+                return
+            await send(message)
+
+        await self._app(scope, receive, add_path)
 
 
 class HeadRequests:

@@ -2,5 +2,5 @@
 
 import { fetchSameOrigin } from "./live.js";
 
-const session = await (await fetchSameOrigin("/session")).json();
+const session = await (await fetchSameOrigin(new URL("../../session", import.meta.url))).json();
 if (session.signed_in) location.replace(document.querySelector("main").dataset.next);

@@ -5,7 +5,7 @@ import { showTimes } from "./times.js";
 
 // MLflow's clients print links such as /mlflow/#/experiments/0/runs/ID, which keep their end when they are redirected.
 const printed = /^#\/experiments\/.*\/runs\/([0-9a-f]{32})/.exec(location.hash);
-if (printed) location.replace(`/runs/${printed[1]}`);
+if (printed) location.replace(new URL(`../../runs/${printed[1]}`, import.meta.url));
 
 showTimes(document);
 setInterval(() => showTimes(document), 10_000);

@@ -97,7 +97,7 @@ search.addEventListener("input", () => {
 
 // Searches runs by name and takes the links from the HTML of the list.
 async function findRuns(text) {
-  const response = await fetch(`/runs?name=${encodeURIComponent(text)}`, { redirect: "manual" });
+  const response = await fetch(new URL(`../../runs?name=${encodeURIComponent(text)}`, import.meta.url), { redirect: "manual" });
   if (!response.ok || search.value.trim() !== text) return;
   const page = new DOMParser().parseFromString(await response.text(), "text/html");
   if (search.value.trim() !== text) return;
