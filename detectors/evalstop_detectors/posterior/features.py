@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +43,7 @@ class Arithmetic(NamedTuple):
     sqrt: Callable[[Number], Number]
     log2: Callable[[Number], Number]
     absolute: Callable[[Number], Number]
+    asinh: Callable[[Number], Number]
 
 
 class FeatureState(Struct, frozen=True, array_like=True):
@@ -172,7 +172,7 @@ def _describe(ops: Arithmetic, before: FeatureState, s: FeatureState, given: Giv
     planned = given.has_progress * where(given.progress < 1.0, 1.0, 0.0) * where(given.progress > 0.0, 1.0, 0.0)
     share = where(planned > 0.5, given.progress, 1.0)
     remaining_evals = ops.minimum(n * (1.0 - share) / share, 1e9)
-    asinh = partial(inverse_sinh, ops)
+    asinh = ops.asinh
 
     return [
         (s.last - s.best) / unit,
@@ -215,13 +215,6 @@ def _to_scale(ops: Arithmetic, s: FeatureState, sd: Number) -> tuple[Number, Num
     return ops.where(sd > 0.0, sd, 1.0), ops.where(moved > 0.0, moved, 1.0)
 
 
-def inverse_sinh(ops: Arithmetic, x: Number) -> Number:
-    """asinh of any finite number."""
-    size = ops.minimum(ops.absolute(x), _LARGEST)
-    result = ops.log2(size + ops.sqrt(size * size + 1.0)) * LN2
-    return ops.where(x < 0.0, -result, result)
-
-
 def _estimate_noise(ops: Arithmetic, s: FeatureState) -> Number:
     """The standard deviation of an eval."""
     n, (by_first, by_second) = s.evals, _estimate_by_differences(s)
@@ -247,7 +240,7 @@ def _ratio(ops: Arithmetic, first: Number, second: Number) -> Number:
 
 _ROOT_HALF = 0.7071067811865476
 # log2(m) = 2/ln 2 (z + z^3/3 + ...) with z = (m - 1)/(m + 1): to 1e-8 for m in [sqrt(1/2), sqrt(2)].
-_SERIES = tuple(2.8853900817779268 / power for power in (1, 3, 5, 7, 9))
+_A, _B, _C, _D, _E = (2.8853900817779268 / power for power in (1, 3, 5, 7, 9))
 
 
 def _log2_of_one(x: float) -> float:
@@ -256,8 +249,7 @@ def _log2_of_one(x: float) -> float:
         mantissa, exponent = mantissa * 2.0, exponent - 1
     z = (mantissa - 1.0) / (mantissa + 1.0)
     q = z * z
-    a, b, c, d, e = _SERIES
-    return exponent + z * (a + q * (b + q * (c + q * (d + q * e))))
+    return exponent + z * (_A + q * (_B + q * (_C + q * (_D + q * _E))))
 
 
 def _log2_of_many(x: Any) -> Any:
@@ -266,8 +258,17 @@ def _log2_of_many(x: Any) -> Any:
     mantissa = np.where(small, mantissa * 2.0, mantissa)
     z = (mantissa - 1.0) / (mantissa + 1.0)
     q = z * z
-    a, b, c, d, e = _SERIES
-    return (exponent - small) + z * (a + q * (b + q * (c + q * (d + q * e))))
+    return (exponent - small) + z * (_A + q * (_B + q * (_C + q * (_D + q * _E))))
+
+
+def _asinh_of_one(x: float) -> float:
+    size = min(_LARGEST, abs(x))
+    return math.copysign(_log2_of_one(size + math.sqrt(size * size + 1.0)) * LN2, x)
+
+
+def _asinh_of_many(x: Any) -> Any:
+    size = np.minimum(np.abs(x), _LARGEST)
+    return np.copysign(_log2_of_many(size + np.sqrt(size * size + 1.0)) * LN2, x)
 
 
 ONE = Arithmetic(
@@ -277,5 +278,6 @@ ONE = Arithmetic(
     math.sqrt,
     _log2_of_one,
     abs,
+    _asinh_of_one,
 )
-MANY = Arithmetic(np.where, np.minimum, np.maximum, np.sqrt, _log2_of_many, np.abs)
+MANY = Arithmetic(np.where, np.minimum, np.maximum, np.sqrt, _log2_of_many, np.abs, _asinh_of_many)

@@ -27,7 +27,6 @@ from evalstop_detectors.posterior.features import (
     Arithmetic,
     FeatureState,
     Number,
-    inverse_sinh,
     measure_scale,
 )
 from evalstop_detectors.posterior.network import FEATURE_ONE, STATE_ONE, SUM_ONE, UnknownModel, Whole, look_up_tanh
@@ -60,9 +59,7 @@ class Answer(Struct, frozen=True, array_like=True):
 def describe_answer(ops: Arithmetic, s: FeatureState, answer: Answer) -> list[Number]:
     """The features of the latest answer at the current eval; the run is below its best."""
     noise, unit = measure_scale(ops, s)
-
-    def asinh(x: Number) -> Number:
-        return inverse_sinh(ops, x)
+    asinh = ops.asinh
 
     def cut(x: Number) -> Number:
         return ops.minimum(ops.maximum(x, -LIMIT), LIMIT)
