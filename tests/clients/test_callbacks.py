@@ -257,6 +257,23 @@ def test_restarted_job_that_starts_from_scratch_supersedes(
     assert service.find_run("fit").observations == {(1, "score", 1): 0.25, (2, "score", 1): 0.5}
 
 
+def test_fit_in_a_loop_is_one_run(make_keras_callback: MakeCallback, service: FakeService) -> None:
+    """Each `fit` of the same model goes on where the last one ended; one of another model is a run of its own."""
+    import keras
+
+    callback = make_keras_callback()
+    callback.set_params({"epochs": 1})
+    callback.set_model(keras.Sequential())
+    for _ in range(3):
+        train_epochs(callback)
+        callback.on_train_end()
+    callback.set_model(keras.Sequential())
+    train_epochs(callback)
+    callback.on_train_end()
+    stored = [(run.name, [step for _, _, step in run.observations]) for run in service.runs.values()]
+    assert stored == [("fit", [1, 2, 3]), ("fit-2", [1])]
+
+
 def test_training_after_a_failed_one_is_another_run(make_keras_callback: MakeCallback, service: FakeService) -> None:
     """A training that raised, of which no callback hears, is reported as failed once the next one begins."""
     for _ in range(2):  # as in a notebook, where a cell fails and is run again
