@@ -32,7 +32,7 @@ from tests.fixtures.recorded_runs import build_observations, load_run_records
 
 pytestmark = pytest.mark.slow
 
-RUN_COUNT = 4
+RUN_COUNT = 6
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def check_others_are_served(installation: Installation, name: str) -> Iterator[N
     wait_until(lambda: raw_sockets.count_open_sockets(program.pid) <= before + 3, "all connections are closed")
 
 
-@pytest.mark.parametrize("part", ["head", "body"])
+@pytest.mark.parametrize("part", [pytest.param("head", marks=pytest.mark.nightly), "body"])
 def test_request_sent_byte_by_byte_times_out(short_timeout_service: Installation, part: str) -> None:
     """A request that is not complete after the timeout is answered 408, even if the client keeps sending."""
     path = "/api/v1/runs/0198c0de-0000-7000-8000-000000000000/observations"
@@ -264,7 +264,9 @@ def test_expensive_bodies_are_refused_within_bounded_memory(short_timeout_servic
         assert raw_sockets.read_resident_mb(program.pid, peak=True) - before < MAX_EXTRA_MB
 
 
-@pytest.mark.parametrize("known_key", [True, False], ids=["known-key", "unknown-key"])
+@pytest.mark.parametrize(
+    "known_key", [pytest.param(True, marks=pytest.mark.nightly), False], ids=["known-key", "unknown-key"]
+)
 def test_large_bodies_beyond_the_memory_limit_are_refused(short_timeout_service: Installation, known_key: bool) -> None:
     """Of many large bodies that arrive together, those that exceed the memory limit are refused."""
     (program,) = short_timeout_service.service.programs

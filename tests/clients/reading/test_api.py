@@ -94,6 +94,7 @@ def test_pending_stop_is_vetoed_and_labeled(project: Project) -> None:
         assert run.flush()
 
 
+@pytest.mark.nightly
 def test_lists_become_data_frames(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists convert to pandas; a missing library is named, with the command to install it."""
     with project.report_run("falls"):

@@ -47,6 +47,7 @@ def test_job_is_ended_by_sigterm_and_confirmed(tmp_path: Path, server: FakeServe
         assert not is_alive(job.ready["job_pid"])
 
 
+@pytest.mark.nightly
 def test_job_that_cleans_up_keeps_its_own_exit_code(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A job that handles SIGTERM and exits with 7 is reported with 7, which is the receiver's exit code too."""
     with start_job(tmp_path, server, EXITS_WITH_7) as job:
@@ -120,6 +121,7 @@ def test_stop_of_another_run_is_ignored(tmp_path: Path, server: FakeServer, serv
         wait_for_report(service)
 
 
+@pytest.mark.nightly
 def test_job_that_ended_by_itself_is_confirmed(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A stop that arrives after the job has ended is confirmed, with the job's exit status."""
     with start_receiver(tmp_path, server, "raise SystemExit(3)", "--linger-seconds", "60") as job:

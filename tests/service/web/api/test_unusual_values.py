@@ -19,53 +19,24 @@ from tests.service.web.api.routes import BODIES
 ON_POSTGRESQL = pytest.mark.parametrize("service", ["postgresql"], indirect=True)
 """PostgreSQL refuses every value that SQLite refuses, and more."""
 
-VALUES_FOR_ALL: list[Any] = [None, True, [], {}, "", "NaN", -1, 10**399]
-
-STRINGS: list[Any] = [
-    "x" * 100_000,
-    "a\x00b",
-    "a\udfffb",
-    "' OR 1=1 --",
-    "paper@" + "9" * 90,
-    "http://[",
-    "http://x:99999/",
-    "0000-00-00T00:00:00Z",
-    "0001-01-01T00:00:00+14:00",
-    "9999-12-31T23:59:59-14:00",
-    {"a": 1},
-]
-"""What replaces a string, beside the values for all; an object, because a policy may be one."""
-
-NUMBERS: list[Any] = [2**31, 2**53, 2**63, 1e308, 0.5, 5e-324, "12"]
-
-CONTAINERS: list[Any] = [[None], ["\ud800"], {"a": 1}, {"\ud800": "\ud800"}]
-
-
-WORST: list[Any] = [None, 10**399, "x" * 100_000, "a\x00b", "a\udfffb", 2**63, 1e308, *CONTAINERS[1:]]
-"""What is valid JSON of the expected type, and what a database refuses."""
-
-
-def list_unusual_values(valid: Any) -> list[Any]:
-    """The values that replace a valid one; its type says which of them get past the check of types."""
-    if isinstance(valid, str):
-        return VALUES_FOR_ALL + STRINGS
-    return VALUES_FOR_ALL + (CONTAINERS if isinstance(valid, (dict, list)) else NUMBERS)
+STRINGS: list[Any] = [None, 10**399, "x" * 100_000, "a\x00b", "a\udfffb", {"a": 1}]
+NUMBERS: list[Any] = [None, 10**399, 2**63, 1e308]
+CONTAINERS: list[Any] = [None, 10**399, ["\ud800"], {"a": 1}, {"\ud800": "\ud800"}]
+"""What replaces a value of each kind: what is valid JSON of the expected type, and what a database refuses."""
 
 
 @ON_POSTGRESQL
-@pytest.mark.parametrize("values", ["worst", pytest.param("all", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("route", BODIES, ids=" ".join)
 def test_unusual_values_in_bodies_cause_no_internal_error(
-    service: Service, admin_and_resources: tuple[httpx.Client, Resources], route: tuple[str, str], values: str
+    service: Service, admin_and_resources: tuple[httpx.Client, Resources], route: tuple[str, str]
 ) -> None:
     """Each value of a valid body is replaced by unusual ones; the response is a success or a problem."""
     client, path = client_for_route(service, admin_and_resources, route), admin_and_resources[1].path(route[1])
     request = client.build_request(route[0], path)
     with closing(HTTPConnection(client.base_url.host, client.base_url.port)) as connection:
         for value_path, valid in iterate_values(BODIES[route]):
-            for value in list_unusual_values(valid):
-                if values == "worst" and value not in WORST:
-                    continue
+            kind = CONTAINERS if isinstance(valid, (dict, list)) else NUMBERS
+            for value in STRINGS if isinstance(valid, str) else kind:
                 body = json.dumps(replace_value(BODIES[route], value_path, value))
                 response = send(connection, request, body)
                 if response.status_code == 429:  # the next project may send as many costly requests again
