@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import getpass
-from uuid import UUID
 
 from evalstop_service import configuration
-from evalstop_service.cli.entry import FAILED, OK, Add, Subcommands, parse_days, tell
+from evalstop_service.cli.entry import FAILED, OK, Add, Subcommands, tell
 from evalstop_service.cli.execution import open_database
 from evalstop_service.clock import rfc3339, utc_now
 from evalstop_service.decisions import pause as pausing
@@ -16,7 +15,7 @@ from evalstop_service.projects import api_keys, audit_trail, project_settings
 from evalstop_service.projects.api_keys import COMMAND_LINE
 from evalstop_service.settings import Settings
 from evalstop_service.store import endpoints, schema
-from evalstop_service.store.keys import SCOPES, KeyLimits
+from evalstop_service.store.keys import SCOPES
 from evalstop_service.store.schema import Phase
 
 
@@ -45,22 +44,6 @@ def add_to(commands: Subcommands, add: Add) -> None:
     create.add_argument("--name", required=True, help="what the key is for")
     create.add_argument(
         "--scopes", nargs="+", choices=SCOPES, default=["ingest"], help="what it may do (default ingest)"
-    )
-    create.add_argument("--expires-in-days", type=parse_days, metavar="DAYS", help="days until the key expires")
-    create.add_argument(
-        "--network",
-        action="append",
-        default=[],
-        metavar="CIDR",
-        help="network from which the key is accepted (default any)",
-    )
-    create.add_argument(
-        "--endpoint",
-        action="append",
-        default=[],
-        type=UUID,
-        metavar="ID",
-        help="bind a key with the scope report to this endpoint",
     )
     bound = create.add_mutually_exclusive_group()
     bound.add_argument(
@@ -149,11 +132,9 @@ def key_create(settings: Settings, options: argparse.Namespace) -> int:
     """Create a key and print it; it cannot be shown again."""
     database = open_database(settings)
     now = utc_now()
-    expires_at = None if options.expires_in_days is None else now + options.expires_in_days
-    limits = KeyLimits(expires_at, tuple(options.network), tuple(options.endpoint))
     project = None if options.installation else options.project
     if project is not None:
         project_settings.require_project(database, configuration.describe_project(settings, project), COMMAND_LINE, now)
-    key, secret = api_keys.create_named_key(database, project, options.name, options.scopes, now, limits)
+    key, secret = api_keys.create_named_key(database, project, options.name, options.scopes, now)
     tell(options, {"id": str(key.id), "key": secret, "scopes": list(key.scopes)}, secret)
     return OK

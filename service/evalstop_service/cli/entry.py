@@ -8,11 +8,9 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from evalstop_service.settings import Settings
 
 OK, FAILED, USAGE = 0, 1, 2
-
-MOST_DAYS = 36_500
 
 COMMANDS = {
     "up": "Migrate the schema, serve HTTP and deliver webhooks, in one process.",
@@ -103,17 +99,6 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         module: Any = import_module(f"evalstop_service.cli.{MODULES.get(command, 'administration')}")
         module.add_to(commands, _add)
     return root
-
-
-def parse_days(text: str) -> timedelta:
-    """A number of days, for an option; raises ArgumentTypeError outside 0 to 36,500."""
-    try:
-        days = float(text)
-    except ValueError:
-        days = math.nan
-    if not 0 <= days <= MOST_DAYS:
-        raise argparse.ArgumentTypeError(f"{text}: it must be from 0 to {MOST_DAYS} days")
-    return timedelta(days=days)
 
 
 def tell(options: argparse.Namespace, document: dict[str, Any], text: str) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -118,12 +117,8 @@ def claim_deliveries(
     if limit <= 0:
         return []
     lease_until = now + timedelta(seconds=lease_seconds)
-    if tx.dialect.name == "postgresql":
-        parameters = _limit_claims(now, limit, per_endpoint, room or {}) | {"lease_until": lease_until}
-        claimed = sorted(tx.execute(_CLAIM, parameters), key=attrgetter("due_at", "id"))
-    else:
-        claimed = list(find_due_deliveries(tx, now, limit, per_endpoint, room))
-        _lease(tx, claimed, lease_until)
+    claimed = find_due_deliveries(tx, now, limit, per_endpoint, room)
+    _lease(tx, claimed, lease_until)
     turns = {delivery.endpoint_id: delivery.open_until for delivery in claimed if delivery.open_until is not None}
     without_trial = turns.keys() - (attempts.claim_trials(tx, turns, lease_until) if turns else set())
     for delivery in claimed:
@@ -345,15 +340,6 @@ _FIND_WITH_DUE = sa.select(targets.c.id).where(
 
 _LEASED = {"due_at": sa.bindparam("lease_until", type_=UtcTime), "attempts": _TABLE.attempts + 1}
 _LEASE = deliveries.update().where(_IS_ONE_OF).values(_LEASED)
-
-# One statement: as two, a claim takes 1.3 to 1.6 times as long. SQLite returns columns of the updated table only.
-_CLAIMED = _DUE_ON_POSTGRESQL.cte("claimed")
-_CLAIM = (
-    deliveries.update()
-    .where(_TABLE.run_id == _CLAIMED.c.run_id, _TABLE.id == _CLAIMED.c.id)
-    .values(_LEASED)
-    .returning(*_CLAIMED.c)
-)
 
 _FIND = sa.select(_TABLE.run_id, _TABLE.id, _TABLE.event_id, _TABLE.endpoint_id, _TABLE.due_at).where(
     _TABLE.id == sa.bindparam("of_id"), _TABLE.endpoint_id == sa.bindparam("of_endpoint")
