@@ -12,29 +12,35 @@ from evalstop_detectors.combined_eval import CombinedState, EvalValue, combine_v
 from evalstop_detectors.detectors.detector import Detector, EvalRequest, EvalRequests, Evidence, Kind, Thresholds
 from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, StaleState
 from evalstop_detectors.observation import ROLES, Column, Columns, MetricRole, Observation, to_columns
-from evalstop_detectors.policy.catalog import DETECTORS, Action, Call, Ground, GuardKind
+from evalstop_detectors.policy.catalog import (
+    DETECTORS,
+    NOTHING_SEEN,
+    Action,
+    Call,
+    Finding,
+    Ground,
+    GuardKind,
+    Verdict,
+)
 from evalstop_detectors.policy.codec import (
     describe_document,
     policy_from_document,
     policy_to_document,
-    state_from_json,
-    state_to_json,
     verdict_to_document,
 )
-from evalstop_detectors.policy.monitor import (
+from evalstop_detectors.policy.monitor import advance, advance_parts, replay, step
+from evalstop_detectors.policy.past_runs import PastRun, find_calls, replay_runs
+from evalstop_detectors.policy.policy import Member, Policy
+from evalstop_detectors.policy.shipped import POLICIES
+from evalstop_detectors.policy.state import (
     MonitorState,
-    advance,
-    advance_parts,
     find_request,
     is_late,
     name_calls,
-    replay,
     start,
-    step,
+    state_from_json,
+    state_to_json,
 )
-from evalstop_detectors.policy.past_runs import PastRun, find_calls, replay_runs
-from evalstop_detectors.policy.policy import NOTHING_SEEN, Finding, Member, Policy, Verdict
-from evalstop_detectors.policy.shipped import POLICIES
 from evalstop_detectors.roles.meanings import RoleOrigin
 from evalstop_detectors.roles.params import derive_total_steps, find_total_steps
 from evalstop_detectors.roles.recognition import RecognizedRoles, Role, choose_direction, recognize_roles

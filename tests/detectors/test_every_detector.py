@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 from evalstop_detectors import DETECTORS, Evidence, MetricRole, Observation, replay, start, step
-from evalstop_detectors.policy.codec import state_from_json, state_to_json, verdict_to_document
+from evalstop_detectors.policy.codec import verdict_to_document
+from evalstop_detectors.policy.state import state_from_json, state_to_json
 from hypothesis import given
 from hypothesis import strategies as st
 

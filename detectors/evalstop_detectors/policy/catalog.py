@@ -1,4 +1,5 @@
-"""What policies are made of: calls, grounds, actions and guards, all detectors by name, and what a type allows."""
+"""What policies are made of and what they reach: calls, grounds, actions, guards, verdicts, all detectors by name, and
+what a type allows."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from msgspec import inspect
+from msgspec import Struct, inspect
 
 from evalstop_detectors.detectors.collapse import Collapse
 from evalstop_detectors.detectors.cusum import Cusum
-from evalstop_detectors.detectors.detector import Detector
+from evalstop_detectors.detectors.detector import Detector, Evidence, Kind
 from evalstop_detectors.detectors.divergence import Divergence
 from evalstop_detectors.detectors.floor import Floor
 from evalstop_detectors.detectors.focus import Focus
@@ -22,6 +23,7 @@ from evalstop_detectors.detectors.non_finite import NonFinite
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_detectors.detectors.river_drift import RiverDrift
+from evalstop_detectors.observation import MetricRole
 
 
 class Call(StrEnum):
@@ -56,6 +58,54 @@ class GuardKind(StrEnum):
     STALE = "stale"
     METRIC_FAULT = "metric_fault"
     NO_CHECKPOINT = "no_checkpoint"
+
+
+class Finding(Struct, frozen=True):
+    """The evidence of one detector, with the thresholds that it was compared with."""
+
+    detector: str
+    roles: tuple[MetricRole, ...]
+    kind: Kind
+    value: float
+    suspect_at: float | None
+    stop_at: float | None
+    turn_step: int | None
+    note: str
+
+    @property
+    def alarms(self) -> bool:
+        """Whether it is grounds to suspect or to stop."""
+        evidence = Evidence(self.kind, self.value)
+        return evidence.reaches(self.suspect_at) or evidence.reaches(self.stop_at)
+
+
+class Verdict(Struct, frozen=True):
+    """`continue`, `suspect` or `stop`, with its reason and the numbers behind it.
+
+    `step`: of the observation on which it was reached, None before the first. `turn_step`: where the
+    detectors that called for it place the turn (the earliest). `ground`: why it stops.
+    `critical`: the critical eval that called for it, None: the watched score.
+    """
+
+    verdict: Call
+    step: int | None
+    turn_step: int | None
+    reason: str
+    evidence: tuple[Finding, ...] = ()
+    ground: Ground | None = None
+    critical: str | None = None
+
+    @property
+    def stops(self) -> bool:
+        return self.verdict is Call.STOP
+
+    @property
+    def rests_on_eval(self) -> bool:
+        """Whether any alarmed detector sees the eval role."""
+        return any(finding.alarms and MetricRole.EVAL in finding.roles for finding in self.evidence)
+
+
+NOTHING_SEEN = Verdict(Call.CONTINUE, None, None, "nothing observed yet")
 
 
 DETECTORS: dict[str, type[Detector[Any]]] = {

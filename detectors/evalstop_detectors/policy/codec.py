@@ -1,8 +1,7 @@
-"""Policies and states as versioned JSON, read strictly: unknown content is refused, never guessed."""
+"""Policies as JSON, read strictly: unknown content is refused, never guessed."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 import sys
@@ -12,8 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from evalstop_detectors.detectors.detector import CountOrZero, Detector, EvalRequests, Evidence, Thresholds
-from evalstop_detectors.errors import InvalidPolicy, StaleState
+from evalstop_detectors.detectors.detector import CountOrZero, Detector, EvalRequests, Thresholds
+from evalstop_detectors.errors import InvalidPolicy
 from evalstop_detectors.policy.calibration import (
     Calibration,
     CalibrationDocument,
@@ -22,12 +21,8 @@ from evalstop_detectors.policy.calibration import (
     find_threshold,
     read_calibration,
 )
-from evalstop_detectors.policy.catalog import DETECTORS, Action, Ground, GuardKind, allowed_at, explain_unknown
-from evalstop_detectors.policy.monitor import MonitorState
-from evalstop_detectors.policy.panel import PanelState
-from evalstop_detectors.policy.policy import LEVELLED_OFF_AT, Member, Policy, Verdict, member_ids
-
-STATE_VERSION = 3
+from evalstop_detectors.policy.catalog import DETECTORS, Action, Ground, GuardKind, Verdict, allowed_at, explain_unknown
+from evalstop_detectors.policy.policy import LEVELLED_OFF_AT, Member, Policy, member_ids
 
 _Threshold = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 _Weight = Annotated[float, Meta(ge=0, le=1_000_000)]
@@ -107,23 +102,6 @@ class PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
         list[CalibrationDocument],
         Meta(max_length=256, description="thresholds by risk that come before those shipped with EvalStop"),
     ] = []
-
-
-class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
-    version: int
-    policy: str
-    states: list[msgspec.Raw]
-    evidence: list[Evidence | None]
-    last: tuple[int, int] | None
-    evals: int
-    verdict: Verdict
-    suspect_step: int | None
-    eval_version: int
-    guarded: list[msgspec.Raw] = []
-    observer_states: list[msgspec.Raw] = []
-    observer_evidence: list[Evidence | None] = []
-    calls: list[int | None] = []
-    opening: tuple[float, ...] = ()
 
 
 def policy_from_document(document: object, *, stored: bool = False) -> Policy:
@@ -218,72 +196,6 @@ def policy_to_document(policy: Policy) -> dict[str, Any]:
         | (levelling if policy.stop_on != (Ground.TURNED,) else {})
         | ({"evaluate_now": msgspec.to_builtins(policy.evaluate_now)} if policy.evaluate_now is not None else {})
         | ({"action": str(policy.action)} if policy.action is not Action.STOP else {})
-    )
-
-
-def state_to_json(policy: Policy, state: MonitorState) -> bytes:
-    """The state as JSON, to be read by `state_from_json` with the same policy."""
-    return msgspec.json.encode(
-        _StateDocument(
-            version=STATE_VERSION,
-            policy=_fingerprint(policy),
-            states=[msgspec.Raw(msgspec.json.encode(item)) for item in state.states],
-            evidence=list(state.evidence),
-            last=state.last,
-            evals=state.evals,
-            verdict=state.verdict,
-            suspect_step=state.suspect_step,
-            eval_version=state.eval_version,
-            guarded=[
-                msgspec.Raw(state_to_json(policy.guarding if index else policy.unguarded, item))
-                for index, item in enumerate(state.guarded)
-            ],
-            observer_states=[msgspec.Raw(msgspec.json.encode(item)) for item in state.panel.states],
-            observer_evidence=list(state.panel.evidence),
-            calls=list(state.panel.calls),
-            opening=state.opening,
-        )
-    )
-
-
-def state_from_json(policy: Policy, data: bytes | str) -> MonitorState:
-    """Read a state; raises StaleState if it was written for another policy or by another version."""
-    try:
-        document = msgspec.json.decode(data, type=_StateDocument)
-        if document.version != STATE_VERSION or document.policy != _fingerprint(policy):
-            raise StaleState
-        if len(document.evidence) != len(policy.members):
-            raise StaleState
-        if policy.critical and len(document.guarded) != len(policy.critical) + 1:
-            raise StaleState
-        if len(document.observer_evidence) != len(policy.observers) or len(document.calls) != len(policy.panel):
-            raise StaleState
-        states = _read_states(policy.members, document.states)
-        observer_states = _read_states(policy.observers, document.observer_states)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise StaleState from error
-    return MonitorState(
-        states,
-        tuple(document.evidence),
-        document.last,
-        document.evals,
-        document.verdict,
-        document.suspect_step,
-        document.eval_version,
-        tuple(
-            state_from_json(policy.guarding if index else policy.unguarded, item)
-            for index, item in enumerate(document.guarded)
-        ),
-        PanelState(observer_states, tuple(document.observer_evidence), tuple(document.calls)),
-        document.opening,
-    )
-
-
-def _read_states(members: Sequence[Member], states: Sequence[msgspec.Raw]) -> tuple[Any, ...]:
-    """The states of these members; None for an observer that has failed."""
-    return tuple(
-        msgspec.json.decode(item, type=member.detector.state_type | None)
-        for member, item in zip(members, states, strict=True)
     )
 
 
@@ -411,13 +323,3 @@ def _describe_refusal(error: Exception, where: Path, struct: type[Any]) -> Inval
 
 def _written(path: Path) -> str:
     return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
-
-
-def _fingerprint(policy: Policy) -> str:
-    """Equal only for policies that judge alike: a state is valid only for the parameters with which it was computed."""
-    cached: str | None = policy.__dict__.get("fingerprint")
-    if cached is None:
-        judging = msgspec.structs.replace(policy, stops_despite=(), evaluate_now=None)
-        cached = hashlib.sha256(msgspec.json.encode(policy_to_document(judging))).hexdigest()[:16]
-        policy.__dict__["fingerprint"] = cached
-    return cached

@@ -15,13 +15,12 @@ from itertools import groupby, islice, pairwise
 from operator import attrgetter, itemgetter, lt
 from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.detectors.detector import EvalRequest, Evidence
+from evalstop_detectors.detectors.detector import Evidence
 from evalstop_detectors.errors import OutOfOrder
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_columns, to_observations
-from evalstop_detectors.policy.catalog import Call
+from evalstop_detectors.policy.catalog import Call, Verdict
 from evalstop_detectors.policy.opening import Opening, add_eval
 from evalstop_detectors.policy.panel import (
     Change,
@@ -30,66 +29,12 @@ from evalstop_detectors.policy.panel import (
     add_call,
     add_calls,
     fold_observers,
-    restart_observers,
-    start_panel,
     step_observers,
 )
-from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
+from evalstop_detectors.policy.policy import Policy
+from evalstop_detectors.policy.state import MonitorState, start, start_anew
 
 _FEW = 4  # observations; up to this many it is faster to take them one by one
-
-
-class MonitorState(Struct, frozen=True):
-    """The state of a run on which its future verdicts depend.
-
-    `states` and `evidence` hold one entry for each member of the policy. `last` is the `order` of the latest
-    observation. `evals` counts finite evals. `suspect_step` is the first step at which the verdict was more than
-    `continue`. Once the verdict is `stop` it stays as it was reached, while the detectors continue to add evidence: for
-    good or, with a policy that parks, until the policy judges that the run may continue. `eval_version` is that of the
-    latest observation. At the first of another version, the detectors that see the eval restart, and so does `evals`:
-    levels are compared only within a version. `guarded`: for a policy with critical evals, the states of the
-    watched score and of each critical eval; the other fields but the verdict copy the first. `panel`: what verdicts do
-    not depend on. `opening`: the first finite evals, see `policy.opening`.
-    """
-
-    states: tuple[Any, ...]
-    evidence: tuple[Evidence | None, ...]
-    last: tuple[int, int] | None = None
-    evals: int = 0
-    verdict: Verdict = NOTHING_SEEN
-    suspect_step: int | None = None
-    eval_version: int = 0
-    guarded: tuple[MonitorState, ...] = ()
-    panel: PanelState = PanelState((), (), ())
-    opening: Opening = ()
-
-
-def start(policy: Policy) -> MonitorState:
-    """The initial state of a run."""
-    if policy.critical:
-        first = start(policy.unguarded)
-        return replace(first, guarded=(first, *(start(policy.guarding) for _ in policy.critical)))
-    states = tuple(member.detector.start() for member in policy.members)
-    return MonitorState(states, (None,) * len(policy.members), panel=start_panel(policy))
-
-
-def is_late(state: MonitorState, observation: Observation) -> bool:
-    """Whether the observation belongs at or before the last one that the monitor has seen."""
-    return state.last is not None and observation.order <= state.last
-
-
-def name_calls(policy: Policy, state: MonitorState) -> dict[str, int | None]:
-    """The first step at which each member of the panel called for a stop, by name; None: it has not."""
-    return dict(zip(policy.panel, state.panel.calls, strict=True))
-
-
-def find_request(policy: Policy, state: MonitorState) -> EvalRequest | None:
-    """The paired evaluation that is awaited, the latest if several detectors ask; none for a run to be stopped."""
-    if not policy.asking or state.verdict.stops:
-        return None
-    open_requests = [policy.members[index].detector.find_open_request(state.states[index]) for index in policy.asking]
-    requests = [request for request in open_requests if request is not None]
-    return max(requests, key=lambda request: request.step, default=None)
 
 
 def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple[MonitorState, Verdict]:
@@ -107,7 +52,7 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
         raise _out_of_order(role, order[0])
     changed = observation.eval_version != state.eval_version
     if changed:
-        state = _start_anew(policy, state, observation.eval_version)
+        state = start_anew(policy, state, observation.eval_version)
     panel = step_observers(policy, state.panel, observation) if policy.observers else state.panel
     if role not in policy.deciding_roles:
         return replace(state, last=order, panel=panel), state.verdict
@@ -175,17 +120,6 @@ def _name_critical(policy: Policy, guarded: Sequence[MonitorState], index: int) 
         return verdict
     name = policy.critical[index - 1]
     return replace(verdict, critical=name, reason=f"critical eval {name}: {verdict.reason}")
-
-
-def _start_anew(policy: Policy, state: MonitorState, eval_version: int) -> MonitorState:
-    """The state at a change of the eval's measurement; its verdict is unchanged."""
-    restarted = [
-        (member.detector.start_anew(member_state), None) if member.sees_eval else (member_state, evidence)
-        for member, member_state, evidence in zip(policy.members, state.states, state.evidence, strict=True)
-    ]
-    states, evidence = zip(*restarted, strict=True)
-    panel = restart_observers(policy, state.panel)
-    return replace(state, states=states, evidence=evidence, evals=0, eval_version=eval_version, panel=panel, opening=())
 
 
 def advance(
@@ -411,7 +345,7 @@ def judge_changes(
 def _is_settled(policy: Policy, judged: int | None, evals: int, opening: Opening) -> bool:
     """Whether from here on a verdict depends only on evidence, not on the step or the number of evals.
 
-    `judged`: the step of the verdict. Without an eval the detectors may just have restarted: see `_start_anew`.
+    `judged`: the step of the verdict. Without an eval the detectors may just have restarted: see `start_anew`.
     """
     return judged is not None and judged >= policy.warmup_steps and evals >= max(policy.min_evals, 1) and not opening
 

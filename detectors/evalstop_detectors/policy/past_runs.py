@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from evalstop_detectors.detectors.detector import Evidence, Trace
 from evalstop_detectors.observation import Columns
-from evalstop_detectors.policy.catalog import Call
-from evalstop_detectors.policy.monitor import ORDER, judge_changes, list_finite_evals, start
+from evalstop_detectors.policy.catalog import NOTHING_SEEN, Call, Verdict
+from evalstop_detectors.policy.monitor import ORDER, judge_changes, list_finite_evals
 from evalstop_detectors.policy.panel import Change
-from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
+from evalstop_detectors.policy.policy import Policy
+from evalstop_detectors.policy.state import start
 
 
 class PastRun(NamedTuple):

@@ -10,63 +10,15 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.detectors.detector import Detector, EvalRequests, Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import Detector, EvalRequests, Evidence, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
-from evalstop_detectors.policy.catalog import Action, Call, Ground, GuardKind
+from evalstop_detectors.policy.catalog import Action, Call, Finding, Ground, GuardKind, Verdict
 from evalstop_detectors.policy.opening import Opening, explain_wait
 from evalstop_detectors.wording import format_count
 
 LEVELLED_OFF_AT = 0.97
 """The covered share of its range from which a run has levelled off. On calibration seeds, of 0.83 to 0.99 the value
 that saves the most evals for each gain lost."""
-
-
-class Finding(Struct, frozen=True):
-    """The evidence of one detector, with the thresholds that it was compared with."""
-
-    detector: str
-    roles: tuple[MetricRole, ...]
-    kind: Kind
-    value: float
-    suspect_at: float | None
-    stop_at: float | None
-    turn_step: int | None
-    note: str
-
-    @property
-    def alarms(self) -> bool:
-        """Whether it is grounds to suspect or to stop."""
-        evidence = Evidence(self.kind, self.value)
-        return evidence.reaches(self.suspect_at) or evidence.reaches(self.stop_at)
-
-
-class Verdict(Struct, frozen=True):
-    """`continue`, `suspect` or `stop`, with its reason and the numbers behind it.
-
-    `step`: of the observation on which it was reached, None before the first. `turn_step`: where the
-    detectors that called for it place the turn (the earliest). `ground`: why it stops.
-    `critical`: the critical eval that called for it, None: the watched score.
-    """
-
-    verdict: Call
-    step: int | None
-    turn_step: int | None
-    reason: str
-    evidence: tuple[Finding, ...] = ()
-    ground: Ground | None = None
-    critical: str | None = None
-
-    @property
-    def stops(self) -> bool:
-        return self.verdict is Call.STOP
-
-    @property
-    def rests_on_eval(self) -> bool:
-        """Whether any alarmed detector sees the eval role."""
-        return any(finding.alarms and MetricRole.EVAL in finding.roles for finding in self.evidence)
-
-
-NOTHING_SEEN = Verdict(Call.CONTINUE, None, None, "nothing observed yet")
 
 
 class Member(Struct, frozen=True, dict=True):
@@ -123,6 +75,7 @@ class Policy(Struct, frozen=True, dict=True):
 
     A detector that never sees the eval score may only raise a suspicion:
 
+    >>> from evalstop_detectors import Kind
     >>> from evalstop_detectors.detectors.k_decline import KDecline
     >>> eval_member = Member(KDecline(k=3), Thresholds(suspect_at=2.0, stop_at=3.0))
     >>> proxy_member = Member(KDecline(k=3, role=MetricRole.PROXY), Thresholds(suspect_at=2.0, stop_at=3.0))
@@ -159,11 +112,11 @@ class Policy(Struct, frozen=True, dict=True):
         if eval_share is None or self.evaluate_now is None:
             return self
         share = min(2.0 ** math.ceil(math.log2(eval_share)), 1.0) if eval_share > 1e-6 else 0.0
-        if share not in self._by_share:
+        if share not in self._variants:
             asking = replace(self.evaluate_now, eval_share=share)
             members = tuple(replace(m, detector=m.detector.with_requests(asking)) for m in self.members)
-            self._by_share[share] = self if members == self.members else replace(self, members=members)
-        return self._by_share[share]
+            self._variants[share] = self if members == self.members else replace(self, members=members)
+        return self._variants[share]
 
     @cached_property
     def asking(self) -> tuple[int, ...]:
@@ -172,14 +125,10 @@ class Policy(Struct, frozen=True, dict=True):
             index for index, member in enumerate(self.members) if getattr(member.detector, "requests", None) is not None
         )
 
-    @cached_property
-    def _by_share(self) -> dict[float, Policy]:
-        return {}
-
     def with_guessed(self, guessed: Iterable[MetricRole]) -> Policy:
         """The policy for a run whose metrics of these roles are guesses; itself if nothing changes.
 
-        >>> from evalstop_detectors import POLICIES
+        >>> from evalstop_detectors import POLICIES, Kind
         >>> alarm = [Evidence(Kind.COUNT, 3.0, note="3 declines")]
         >>> POLICIES["paper"].with_guessed([MetricRole.EVAL]).judge(alarm, step=10, evals=10).reason
         'k_decline: 3 declines; no stop: the eval, or its direction, is guessed; confirm it to let it stop'
@@ -187,13 +136,13 @@ class Policy(Struct, frozen=True, dict=True):
         roles = frozenset(guessed)
         if roles == self.guessed:
             return self
-        if roles not in self._by_guess:
-            self._by_guess[roles] = replace(self, guessed=roles)
-        return self._by_guess[roles]
+        if roles not in self._variants:
+            self._variants[roles] = replace(self, guessed=roles)
+        return self._variants[roles]
 
     @cached_property
-    def _by_guess(self) -> dict[frozenset[MetricRole], Policy]:
-        """Shared by all runs with the same guesses, so that values derived from the policy are shared too."""
+    def _variants(self) -> dict[float | frozenset[MetricRole], Policy]:
+        """By share of an eval, or by guesses; shared by all such runs, so that what is derived from them is too."""
         return {}
 
     def with_critical(self, names: Sequence[str]) -> Policy:

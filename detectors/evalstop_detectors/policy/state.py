@@ -1,0 +1,179 @@
+"""The state of a run: what its future verdicts depend on, and its JSON, which is read strictly."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from evalstop_detectors.detectors.detector import EvalRequest, Evidence
+from evalstop_detectors.errors import StaleState
+from evalstop_detectors.observation import Observation
+from evalstop_detectors.policy.catalog import NOTHING_SEEN, Verdict
+from evalstop_detectors.policy.codec import policy_to_document
+from evalstop_detectors.policy.opening import Opening
+from evalstop_detectors.policy.panel import PanelState, restart_observers, start_panel
+from evalstop_detectors.policy.policy import Member, Policy
+
+STATE_VERSION = 3
+
+
+class MonitorState(Struct, frozen=True):
+    """The state of a run on which its future verdicts depend.
+
+    `states` and `evidence` hold one entry for each member of the policy. `last` is the `order` of the latest
+    observation. `evals` counts finite evals. `suspect_step` is the first step at which the verdict was more than
+    `continue`. Once the verdict is `stop` it stays as it was reached, while the detectors continue to add evidence: for
+    good or, with a policy that parks, until the policy judges that the run may continue. `eval_version` is that of the
+    latest observation. At the first of another version, the detectors that see the eval restart, and so does `evals`:
+    levels are compared only within a version. `guarded`: for a policy with critical evals, the states of the
+    watched score and of each critical eval; the other fields but the verdict copy the first. `panel`: what verdicts do
+    not depend on. `opening`: the first finite evals, see `policy.opening`.
+    """
+
+    states: tuple[Any, ...]
+    evidence: tuple[Evidence | None, ...]
+    last: tuple[int, int] | None = None
+    evals: int = 0
+    verdict: Verdict = NOTHING_SEEN
+    suspect_step: int | None = None
+    eval_version: int = 0
+    guarded: tuple[MonitorState, ...] = ()
+    panel: PanelState = PanelState((), (), ())
+    opening: Opening = ()
+
+
+def start(policy: Policy) -> MonitorState:
+    """The initial state of a run."""
+    if policy.critical:
+        first = start(policy.unguarded)
+        return replace(first, guarded=(first, *(start(policy.guarding) for _ in policy.critical)))
+    states = tuple(member.detector.start() for member in policy.members)
+    return MonitorState(states, (None,) * len(policy.members), panel=start_panel(policy))
+
+
+def is_late(state: MonitorState, observation: Observation) -> bool:
+    """Whether the observation belongs at or before the last one that the monitor has seen."""
+    return state.last is not None and observation.order <= state.last
+
+
+def name_calls(policy: Policy, state: MonitorState) -> dict[str, int | None]:
+    """The first step at which each member of the panel called for a stop, by name; None: it has not."""
+    return dict(zip(policy.panel, state.panel.calls, strict=True))
+
+
+def find_request(policy: Policy, state: MonitorState) -> EvalRequest | None:
+    """The paired evaluation that is awaited, the latest if several detectors ask; none for a run to be stopped."""
+    if not policy.asking or state.verdict.stops:
+        return None
+    open_requests = [policy.members[index].detector.find_open_request(state.states[index]) for index in policy.asking]
+    requests = [request for request in open_requests if request is not None]
+    return max(requests, key=lambda request: request.step, default=None)
+
+
+def start_anew(policy: Policy, state: MonitorState, eval_version: int) -> MonitorState:
+    """The state at a change of the eval's measurement; its verdict is unchanged."""
+    restarted = [
+        (member.detector.start_anew(member_state), None) if member.sees_eval else (member_state, evidence)
+        for member, member_state, evidence in zip(policy.members, state.states, state.evidence, strict=True)
+    ]
+    states, evidence = zip(*restarted, strict=True)
+    panel = restart_observers(policy, state.panel)
+    return replace(state, states=states, evidence=evidence, evals=0, eval_version=eval_version, panel=panel, opening=())
+
+
+class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    policy: str
+    states: list[msgspec.Raw]
+    evidence: list[Evidence | None]
+    last: tuple[int, int] | None
+    evals: int
+    verdict: Verdict
+    suspect_step: int | None
+    eval_version: int
+    guarded: list[msgspec.Raw] = []
+    observer_states: list[msgspec.Raw] = []
+    observer_evidence: list[Evidence | None] = []
+    calls: list[int | None] = []
+    opening: tuple[float, ...] = ()
+
+
+def state_to_json(policy: Policy, state: MonitorState) -> bytes:
+    """The state as JSON, to be read by `state_from_json` with the same policy."""
+    return msgspec.json.encode(
+        _StateDocument(
+            version=STATE_VERSION,
+            policy=_fingerprint(policy),
+            states=[msgspec.Raw(msgspec.json.encode(item)) for item in state.states],
+            evidence=list(state.evidence),
+            last=state.last,
+            evals=state.evals,
+            verdict=state.verdict,
+            suspect_step=state.suspect_step,
+            eval_version=state.eval_version,
+            guarded=[
+                msgspec.Raw(state_to_json(policy.guarding if index else policy.unguarded, item))
+                for index, item in enumerate(state.guarded)
+            ],
+            observer_states=[msgspec.Raw(msgspec.json.encode(item)) for item in state.panel.states],
+            observer_evidence=list(state.panel.evidence),
+            calls=list(state.panel.calls),
+            opening=state.opening,
+        )
+    )
+
+
+def state_from_json(policy: Policy, data: bytes | str) -> MonitorState:
+    """Read a state; raises StaleState if it was written for another policy or by another version."""
+    try:
+        document = msgspec.json.decode(data, type=_StateDocument)
+        if document.version != STATE_VERSION or document.policy != _fingerprint(policy):
+            raise StaleState
+        if len(document.evidence) != len(policy.members):
+            raise StaleState
+        if policy.critical and len(document.guarded) != len(policy.critical) + 1:
+            raise StaleState
+        if len(document.observer_evidence) != len(policy.observers) or len(document.calls) != len(policy.panel):
+            raise StaleState
+        states = _read_states(policy.members, document.states)
+        observer_states = _read_states(policy.observers, document.observer_states)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise StaleState from error
+    return MonitorState(
+        states,
+        tuple(document.evidence),
+        document.last,
+        document.evals,
+        document.verdict,
+        document.suspect_step,
+        document.eval_version,
+        tuple(
+            state_from_json(policy.guarding if index else policy.unguarded, item)
+            for index, item in enumerate(document.guarded)
+        ),
+        PanelState(observer_states, tuple(document.observer_evidence), tuple(document.calls)),
+        document.opening,
+    )
+
+
+def _read_states(members: Sequence[Member], states: Sequence[msgspec.Raw]) -> tuple[Any, ...]:
+    """The states of these members; None for an observer that has failed."""
+    return tuple(
+        msgspec.json.decode(item, type=member.detector.state_type | None)
+        for member, item in zip(members, states, strict=True)
+    )
+
+
+def _fingerprint(policy: Policy) -> str:
+    """Equal only for policies that judge alike: a state is valid only for the parameters with which it was computed."""
+    cached: str | None = policy.__dict__.get("fingerprint")
+    if cached is None:
+        judging = replace(policy, stops_despite=(), evaluate_now=None)
+        cached = hashlib.sha256(msgspec.json.encode(policy_to_document(judging))).hexdigest()[:16]
+        policy.__dict__["fingerprint"] = cached
+    return cached
