@@ -155,10 +155,11 @@ def infer_early_stopping(runs: Sequence[Run]) -> None:
 
 def judge_case(run: Run, assessment: RunAssessment, judged: Judged) -> PolicyOutcome:
     """Compare a policy's verdict on the run with the run's outcome."""
-    stop, scores = judged.stop_step, run.scores()
+    stop = judged.stop_step
     if stop is None:
         outcome = judge_decision(assessment.run_outcome, None, None)
         return PolicyOutcome(judged, outcome, 0.0, 0.0 if run.gpu_hours is not None else None, None)
+    scores = run.scores()
     if judged.ground == Ground.LEVELLED_OFF:
         outcome = judge_levelled_off(scores, stop)
     else:

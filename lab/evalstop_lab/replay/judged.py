@@ -11,7 +11,6 @@ from evalstop_detectors import (
     Evidence,
     PastRun,
     Policy,
-    Scores,
     choose_best,
     name_calls,
     replay,
@@ -20,7 +19,7 @@ from evalstop_detectors import (
     step,
 )
 
-from evalstop_lab.replay.runs import Run
+from evalstop_lab.replay.runs import MAX_STEP, Run
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,7 @@ def _replay_steps(policy: Policy, run: Run) -> PastRun:
 def _judge_run(policy: Policy, run: Run, past: PastRun) -> Judged:
     verdict = past.verdict
     stop_step = verdict.step if verdict.stops else None
-    scores = run.scores(stop_step)
-    best = choose_best(Scores().add_scores(scores).add_checkpoints(dict.fromkeys((score.step for score in scores), "")))
+    best = choose_best(run.score_columns(MAX_STEP if stop_step is None else stop_step))
     return Judged(
         run=run.name,
         verdict=str(verdict.verdict),

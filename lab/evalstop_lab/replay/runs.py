@@ -12,7 +12,7 @@ from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
-from evalstop_detectors import ROLES, Column, Columns, MetricRole, Observation, Score
+from evalstop_detectors import ROLES, Column, Columns, MetricRole, Observation, Score, Scores
 
 from evalstop_lab.errors import UnreadableInput
 
@@ -133,13 +133,21 @@ class Run:
         """The same by role; None if the eval was measured in several ways."""
         return None if self._list_changes() else {role: self._column(role) for role in self.series}
 
-    def scores(self, until: int | None = None) -> list[Score]:
-        """The finite eval scores of the settled run, up to the step at which it was stopped."""
-        return [
-            Score(item.step, item.value, item.stderr, item.eval_version)
-            for item in self._list_observations(MetricRole.EVAL)
-            if item.finite and (until is None or item.step <= until)
-        ]
+    def scores(self) -> list[Score]:
+        """The finite eval scores of the settled run."""
+        return self.score_columns().list_scores()
+
+    def score_columns(self, until: int = MAX_STEP) -> Scores:
+        """The same up to this step as arrays, with a checkpoint of each."""
+        series = self.series.get(MetricRole.EVAL)
+        if series is None:
+            return Scores()
+        values = self.roles.sign(MetricRole.EVAL) * np.frombuffer(series.values)
+        steps = np.frombuffer(series.steps, dtype=np.int64)
+        kept = np.isfinite(values) & (steps <= until)
+        versions = np.searchsorted(self._list_changes(), steps, side="right")
+        columns = (item[kept] for item in (steps, values, np.frombuffer(series.stderrs), versions))
+        return Scores(*columns, saved=steps[kept])
 
     def _list_observations(self, role: MetricRole) -> Iterator[Observation]:
         if role not in self.series:
