@@ -153,10 +153,6 @@ bench-stop: $(READY)  ## Measure how soon SIGTERM reaches a trainer after the ev
 bench-veto: $(READY)  ## Repeat vetoes that faults refused (BENCH="cycles --help"), or send them during floods (BENCH=floods)
 	@$(BIN)/python -m evalstop_lab.benchmarks.veto $(BENCH)
 
-.PHONY: bench-client
-bench-client: $(READY)  ## Measure what the client costs a trainer: its import and log(), beside httpx, MLflow and a list
-	@$(BIN)/python -m evalstop_lab.benchmarks.client $(BENCH)
-
 .PHONY: bench-pages
 bench-pages: $(READY)  ## Measure how long each page takes with 100,000 runs and 10,000 decisions on PostgreSQL
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.pages $(BENCH)

@@ -63,7 +63,7 @@ calibrated on half of the healthy runs and evaluated on the others. --output wri
 
 A history has healthy runs in any format that `evalstop-lab replay` reads, such as JSON lines:
   {"run": "a", "step": 10, "eval": 0.61, "proxy": 1.2, "kl": 3.4}
-Runs of JSON lines with a "label" other than "healthy" are ignored.
+Runs that ended early are left out.
 
 """
 

@@ -7,13 +7,11 @@ threshold at the same step, so one pass over a run is enough for all thresholds.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from evalstop_detectors import Detector, Kind, MetricRole, Observation
@@ -21,37 +19,21 @@ from evalstop_detectors import Detector, Kind, MetricRole, Observation
 from evalstop_lab.backtest.cases import explain_early_end, infer_early_stopping
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay import Run
-from evalstop_lab.replay.folders import choose_reader, name_run
-from evalstop_lab.replay.lines import read_lines
 from evalstop_lab.replay.sources import read_settled_runs
-from evalstop_lab.replay.text_logs import JsonLines
 from evalstop_lab.worlds.scoring import Share, clopper_pearson, find_quantile_ranks
-
-HEALTHY = "healthy"
 
 
 def read_healthy_runs(args: argparse.Namespace) -> list[Run]:
     """The settled runs of the files of `--history`; raises UnreadableInput with file and line.
 
-    A run of JSON lines with a `label` other than "healthy" on any of its lines is left out, as is one that ended early:
-    evidence that it might still have shown would be missing.
+    A run that ended early is left out: evidence that it might still have shown would be missing.
     """
     runs = read_settled_runs(args, args.history)
     infer_early_stopping(runs)
-    left_out = {run for path in args.history if choose_reader(path) is JsonLines for run in _list_unhealthy(path)}
-    labeled = [run for run in runs if run.name not in left_out]
-    complete = [run for run in labeled if not explain_early_end(run)]
-    if ended_early := len(labeled) - len(complete):
+    complete = [run for run in runs if not explain_early_end(run)]
+    if ended_early := len(runs) - len(complete):
         sys.stderr.write(f"evalstop-lab: left out {ended_early:,} runs that ended early\n")
     return complete
-
-
-def _list_unhealthy(path: Path) -> Iterator[str]:
-    for _, line in read_lines(path):
-        if '"label"' in line:
-            row = json.loads(line)
-            if row.get("label", HEALTHY) != HEALTHY:
-                yield str(row.get("run", name_run(path)))
 
 
 @dataclass(frozen=True)

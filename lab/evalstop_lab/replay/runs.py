@@ -146,8 +146,8 @@ class Run:
         steps = np.frombuffer(series.steps, dtype=np.int64)
         kept = np.isfinite(values) & (steps <= until)
         versions = np.searchsorted(self._list_changes(), steps, side="right")
-        columns = (item[kept] for item in (steps, values, np.frombuffer(series.stderrs), versions))
-        return Scores(*columns, saved=steps[kept])
+        stderrs = np.frombuffer(series.stderrs)
+        return Scores(steps[kept], values[kept], stderrs[kept], versions[kept], saved=steps[kept])
 
     def _list_observations(self, role: MetricRole) -> Iterator[Observation]:
         if role not in self.series:

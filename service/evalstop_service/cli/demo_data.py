@@ -1,6 +1,6 @@
 """Fills a project with example runs as if it had been in use for two months.
 
-The runs are in a file of this package that `evalstop_lab.worlds.example_runs` writes. They go through the same
+The runs are in a file of this package: drawn ones of the lab and recorded ones. They go through the same
 functions as real runs, with a simulated clock, so that decisions, hold-outs, outcomes and cases arise as usual. A small
 script plays people and receivers; one seed determines its random choices.
 

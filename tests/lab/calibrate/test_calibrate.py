@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +157,10 @@ def read_history(path: Path, total_steps: int | None = None) -> list[Run]:
 
 
 def test_thresholds_are_calibrated_on_a_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Thresholds are calibrated on the runs of a file, without those with another label."""
+    """Thresholds are calibrated on the runs of a file, without those that ended early."""
     file = tmp_path / "history.jsonl"
     rows = [row for seed in range(20) for row in draw_world("plateau", seed, length=30, level=0.1).rows()]
-    bad = [{"run": "bad", "step": step, "eval": -step, "label": "hacking"} for step in range(30)]
+    bad = [{"run": "bad", "step": step, "eval": -step, "total_steps": 90} for step in range(30)]
     file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *bad]))
     assert {run.name for run in read_history(file)} == {f"plateau-{seed}" for seed in range(20)}
     other_name = tmp_path / "history.ndjson"
@@ -174,15 +172,6 @@ def test_thresholds_are_calibrated_on_a_history(tmp_path: Path, capsys: pytest.C
     highest = [record_run(KDecline(), run).highest for run in read_history(file)]
     stop_at = document["thresholds"][0]["threshold"]
     assert sum(value >= stop_at for value in highest) == document["thresholds"][0]["stopped"]["hits"] <= 2
-
-
-def test_labels_of_standard_input_are_observed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its run, which no row names, is left out if it is not healthy, as that of a file is."""
-    rows = [{"step": step, "eval": -step, "label": label} for step, label in enumerate(["healthy", "hacking"])]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    for read, names in ((text, set()), (text.replace("hacking", "healthy"), {"stdin"})):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(read.encode())))
-        assert {run.name for run in read_history(Path("-"))} == names
 
 
 def test_runs_without_evidence_are_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +190,7 @@ def test_runs_without_evidence_are_null_in_json(tmp_path: Path, capsys: pytest.C
 def test_planned_length_of_a_history_is_used(tmp_path: Path) -> None:
     """Runs that do not report their length have the one that is given."""
     file = tmp_path / "history.jsonl"
-    rows: list[dict[str, Any]] = [{"run": f"run-{run}", "step": 1, "proxy": 1.0} for run in range(2)]
+    rows: list[dict[str, Any]] = [{"run": f"run-{run}", "step": 7 + 93 * run, "proxy": 1.0} for run in range(2)]
     rows[0]["total_steps"] = 7
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [run.total_steps for run in read_history(file, total_steps=100)] == [7, 100]

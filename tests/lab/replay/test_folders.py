@@ -166,3 +166,85 @@ def test_early_stopping_is_inferred_from_many_runs(lengths: list[int], plan: int
         runs.append(run)
     infer_early_stopping(runs)
     assert {bool(run.stopped_early) for run in runs} == {is_inferred}
+
+
+@pytest.mark.real
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")  # advice on workers
+def test_folder_that_lightning_writes_is_read(tmp_path: Path) -> None:
+    """Its CSVLogger's `metrics.csv` lies in `lightning_logs/version_0`, with `max_steps` in `hparams.yaml`."""
+    import torch
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.loggers import CSVLogger
+
+    class Scored(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+            return torch.sum(self.layer(batch[0]))
+
+        def validation_step(self, batch: list[torch.Tensor]) -> None:
+            self.log("val_acc", RISING[self.current_epoch])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters())
+
+    logger = CSVLogger(str(tmp_path))
+    logger.log_hyperparams({"max_steps": 40})
+    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    trainer = Trainer(accelerator="cpu", max_epochs=12, logger=logger, enable_checkpointing=False, **quiet)
+    batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(2, 1)))
+    trainer.fit(Scored(), batches, batches)
+    run = read_only_run(tmp_path)
+    assert (run.name, run.total_steps) == (str(tmp_path / "lightning_logs" / "version_0"), 40)
+    assert [score.step for score in run.scores()] == list(range(1, 24, 2))
+    assert [score.value for score in run.scores()] == pytest.approx(RISING)
+
+
+@pytest.mark.real
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")
+def test_folder_that_transformers_writes_is_read(tmp_path: Path) -> None:
+    """The states of its checkpoints are one run, whose eval chose the best model and ended the training early."""
+    import torch
+    from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            scores = self.layer(x)
+            return {"loss": ((scores - labels) ** 2).mean(), "logits": scores}
+
+    qualities = iter([0.1, 0.3, 0.5, 0.4, 0.3, 0.2])
+    arguments = TrainingArguments(
+        str(tmp_path),
+        eval_strategy="steps",
+        eval_steps=2,
+        save_steps=2,
+        max_steps=100,
+        metric_for_best_model="quality",
+        load_best_model_at_end=True,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    rows = [{"x": torch.ones(1), "labels": torch.ones(1)} for _ in range(8)]
+    trainer = Trainer(
+        Model(),
+        arguments,
+        train_dataset=rows,
+        eval_dataset=rows,
+        compute_metrics=lambda _: {"quality": next(qualities)},
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=3)],
+    )
+    trainer.train()
+    run = read_only_run(tmp_path)
+    assert (run.name, run.total_steps, run.roles.columns[MetricRole.EVAL]) == (str(tmp_path), 100, "eval_quality")
+    assert list_evals(run) == [(2, 0.1), (4, 0.3), (6, 0.5), (8, 0.4), (10, 0.3), (12, 0.2)]
+    assert not run.is_guessed
+    assert "after 3 evals without an improvement" in explain_early_end(run)
