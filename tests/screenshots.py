@@ -197,8 +197,9 @@ def wait_until_drawn(page: Page) -> None:
     """Return once the page follows its events and its chart stands."""
     if page.locator("[data-events]").count():
         page.wait_for_selector('.live[data-live="on"]')
-    if page.locator("#chart").count():
-        page.wait_for_selector("#chart .scatterlayer, .chart-empty:not([hidden])", state="attached")
+    for chart in ("#chart", "#detectors-chart", "#over-time-chart"):
+        if page.locator(chart).count():
+            page.wait_for_selector(f"{chart} .scatterlayer, .chart-empty:not([hidden])", state="attached")
     for note in page.locator("[data-note=gao]:visible").all():
         expect(note).not_to_have_text("Fitting…")
 

@@ -86,12 +86,18 @@ def load_panels(
     panels = []
     for group in by_policy:
         name, version = group.key
-        document = require(policies.find_policy(tx, project_id, name, version), "such policy").document
-        able = [item for item, member in name_members(document) if member.get("stop_at", 0.0) is not None]
+        able = _list_callers(tx, project_id, name, version)
         shown = [rows[name, version, item] for item in able if (name, version, item) in rows]
         shown.sort(key=_count_calls, reverse=True)
         panels.append(Panel(name, version, is_enforced(group, stages), shown))
     return panels
+
+
+def _list_callers(tx: Transaction, project_id: UUID, name: str, version: int) -> dict[str, bool]:
+    """The detectors of a version of a policy that can call for a stop, and whether each only observes."""
+    document = require(policies.find_policy(tx, project_id, name, version), "such policy").document
+    members = name_members(document)
+    return {item: bool(member.get("observe")) for item, member in members if member.get("stop_at", 0.0) is not None}
 
 
 def _count_calls(row: GroupFigures) -> float:
@@ -180,13 +186,15 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Respo
         first = rank_policies(by_policy, _load_stages(tx, project_id))[:1]
         version = figures.select_group(chosen, ("policy",), first[0].key) if first else chosen
         detectors = figures.load_detectors_by_week(tx, project_id, version)
+        callers = _list_callers(tx, project_id, *first[0].key) if first else {}
     return send_json(
         {
             "running": [_encode_week(group) for group in figures.compute_running_figures(by_week)],
             "weeks": [_encode_week(group) for group in figures.compute_figures(by_week, ())],
             "detectors": [
-                {"name": name, "running": [_encode_week(group) for group in groups]}
-                for name, groups in detectors.items()
+                {"name": name, "observes": observes, "running": [_encode_week(group) for group in detectors[name]]}
+                for name, observes in callers.items()
+                if name in detectors
             ],
         }
     )

@@ -9,6 +9,7 @@ const NAMES = { precision: "precision", recall: "recall", false_stops: "false st
 const main = document.querySelector("main");
 const DASHES = { precision: "solid", recall: "dash", false_stops: "dot" };
 const HUES = 5;
+const MARKS = ["circle", "square", "diamond"];
 const shown = { precision: true, recall: false, false_stops: false };
 const ofDetectors = { ...shown };
 let figures = null;
@@ -39,13 +40,14 @@ const decided = (points, name) => points.filter((one) => one[name] && one[name].
 const summarize = (points, name) => points.map((one) => `${percent(one[name].value)}<br>${one[name].decided} cases, ${percent(one[name].low)} to ${percent(one[name].high)}`);
 
 // Names of detectors are from the policy and consist of letters, digits, dots and dashes.
-function ofDetector(color, name, { name: detector, running }, index) {
+function ofDetector(color, name, { name: detector, observes, running }, place) {
   const known = decided(running, name);
-  const paint = color(`hue-${(index % HUES) + 1}`);
+  const index = place - figures.detectors.filter((one) => !one.observes).length; // among observers
+  const paint = color(observes ? `hue-${(index % HUES) + 1}` : "text");
   return {
     type: "scatter", mode: "lines+markers", name: detector, showlegend: name === Object.keys(ofDetectors).find((one) => ofDetectors[one]),
     x: known.map((one) => one.week), y: known.map((one) => one[name].value), text: summarize(known, name),
-    line: { color: paint, width: 2, dash: DASHES[name] }, marker: { size: 5, color: paint, symbol: index < HUES ? "circle" : "square" },
+    line: { color: paint, width: observes ? 1.8 : 3, dash: DASHES[name] }, marker: { size: 5, color: paint, symbol: MARKS[observes && index < HUES ? 0 : 1 + (place % 2)] },
     hovertemplate: `${detector}: ${NAMES[name]} so far %{text}<extra></extra>`,
   };
 }
