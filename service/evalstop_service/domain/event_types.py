@@ -28,6 +28,7 @@ class EventType(StrEnum):
     STALE = "run.stale"
     LOST = "run.lost"
     METRIC_FAULT = "run.metric_fault"
+    OBSERVER_CALLED = "run.observer_called"
     ROLLOUT_STAGE_PROPOSED = "policy.rollout_stage_proposed"
     ROLLOUT_STAGE_CHANGED = "policy.rollout_stage_changed"
     ENDPOINT_TEST = "endpoint.test"
@@ -46,6 +47,9 @@ PENDING_EVENTS = (EventType.STOP_PENDING, EventType.PARK_PENDING)
 
 URGENT_EVENTS = frozenset({*REQUEST_EVENTS, EventType.RESUME_REQUESTED})
 """Events that ask a receiver to act: they do not wait behind other events of their run."""
+
+NAMED_EVENTS = frozenset({EventType.OBSERVER_CALLED})
+"""Events for those who subscribe to them by name: `*` leaves them out, and without a subscriber none is written."""
 
 
 @dataclass(frozen=True)

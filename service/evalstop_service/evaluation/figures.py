@@ -211,11 +211,10 @@ def _count_by_detector(
         treatment, right = call.treatment or Treatment.OBSERVED, call.outcome == DecisionOutcome.RIGHT
         if case_filter.detector not in (None, detector):
             continue
-        hours = call.hours / probability if treatment is Treatment.OBSERVED and right else 0.0
-        counts.append(
-            CaseCount(key, treatment, probability, call.outcome, call.cases, hours, without_gpus=call.without_gpus)
-        )
+        hours = call.gpu_hours_saved / probability if treatment is Treatment.OBSERVED and right else 0.0
+        counts.append(replace(call, key=key, treatment=treatment, probability=probability, gpu_hours_saved=hours))
         if treatment is Treatment.OBSERVED:
+            assert call.run_outcome is not None, "the row of a call has it"
             kind = (detector, parts, probability, call.run_outcome)
             if kind in silent:  # else this release cannot read the policy
                 silent[kind] -= call.cases

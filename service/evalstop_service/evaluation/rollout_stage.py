@@ -18,8 +18,6 @@ that fell back needs new cases to move up: stages do not oscillate.
 from __future__ import annotations
 
 import logging
-import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -32,8 +30,7 @@ from evalstop_detectors.wording import format_percent
 
 from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
-from evalstop_service.domain import confidence_sequences
-from evalstop_service.domain.confidence_sequences import Estimate, StageNumbers, Stratum
+from evalstop_service.domain.confidence_sequences import Estimate, StageNumbers
 from evalstop_service.domain.decision_lifecycle import SERVICE
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.project_settings import Shortfall
@@ -53,9 +50,6 @@ from evalstop_service.webhooks import events
 log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 60.0
-
-MOST_CASES = 100_000
-"""No larger estimate of the cases needed is shown."""
 
 
 @dataclass(frozen=True)
@@ -116,33 +110,6 @@ def choose_move(stage: Stage, required: float, of_version: Estimate, since: Esti
     if stage in _NEXT and least >= required:
         return Move(_NEXT[stage], f"at least {format_percent(least, 1)} of its stops were right, and {needed}")
     return None
-
-
-def estimate_cases_needed(estimate: Estimate, required: float) -> int | None:
-    """About how many cases it takes until the lower bound reaches the requirement, at the current share of right ones.
-
-    Undecided cases count as wrong, as in the bound. None: at this share it takes more than `MOST_CASES`, or never.
-
-    1. With cases of weight 1, find the number that reaches the requirement, and the number with the same lower bound as
-       the current cases: cases of unequal weight carry less information.
-    2. Multiply the current number of cases by the ratio of the two.
-    """
-    cases = estimate.decided + estimate.undecided
-    if cases and estimate.bounds.low >= required:
-        return cases
-    right = (estimate.value or 0.0) * estimate.decided / cases if cases else 1.0
-
-    def count_cases(bound: float) -> int:
-        def reaches(number: int) -> bool:
-            projected = Stratum(right * number, (1 - right) * number)
-            return confidence_sequences.estimate_precision([projected]).low >= bound
-
-        return bisect_left(range(MOST_CASES), True, key=reaches)
-
-    needed = count_cases(required) if right > required else MOST_CASES
-    if needed < MOST_CASES and estimate.bounds.low > 0:
-        needed = max(cases + 1, math.ceil(cases * needed / count_cases(estimate.bounds.low)))
-    return needed if needed < MOST_CASES else None
 
 
 def load_stage_cases(tx: Transaction, stage: RolloutStage) -> StageCases:

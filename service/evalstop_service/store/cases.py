@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -134,6 +134,8 @@ class CaseCount:
     which the outcome could be observed; None when not known. `gpu_hours_...`: sums over cases with GPUs;
     `without_gpus`: the number of other cases. `parked`: cases whose job was parked, `parked_seconds` their total;
     `parked_gpu_hours`: of those with GPUs. `stated_risk`: the highest. `first_ended_at`: of the flagged cases.
+
+    Of a detector's calls, `outcome` and `delay` are those of the call, and `gpu_hours_saved` the hours after it.
     """
 
     key: Key
@@ -149,6 +151,8 @@ class CaseCount:
     parked_gpu_hours: float = 0.0
     stated_risk: float | None = None
     first_ended_at: datetime | None = None
+    run_outcome: RunOutcome | None = None
+    delay: int | None = None
 
 
 @dataclass(frozen=True)
@@ -370,36 +374,24 @@ def _load_key_names(tx: Transaction, project_id: UUID, by: Sequence[Grouping]) -
     return lambda row: tuple(part for split, value in zip(by, row, strict=False) for part in parts(split, value))
 
 
-@dataclass(frozen=True)
-class CallCount:
-    """The number of cases of one kind in which a detector called, as a part of `key`; `hours`: GPU-hours after."""
-
-    key: Key
-    treatment: Treatment | None
-    probability: float | None
-    run_outcome: RunOutcome
-    outcome: DecisionOutcome
-    delay: int | None
-    cases: int
-    hours: float
-    without_gpus: int
-
-
-def count_calls(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]) -> list[CallCount]:
+def count_calls(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]) -> list[CaseCount]:
     """Count the calls of detectors, with `detector` among the groupings, by group, treatment, outcome and delay.
 
     Of the filter it obeys policy, job kind and end. An index has all that is read.
     """
     calls = case_calls.c
-    kinds = [
-        *(key_column(tx, grouping, case_calls) for grouping in by),
-        *(calls.treatment, calls.observed_probability, calls.run_outcome, calls.outcome, calls.delay_steps),
-    ]
+    keys = [key_column(tx, grouping, case_calls) for grouping in by]
+    kinds = [calls.treatment, calls.observed_probability, calls.outcome, calls.run_outcome, calls.delay_steps]
     hours = calls.gpu_hours_after
     counted = [sa.func.count(), sa.func.coalesce(sa.func.sum(hours), 0.0), sa.func.count().filter(hours.is_(None))]
-    query = sa.select(*kinds, *counted).where(*_match_origin(case_calls, project_id, case_filter)).group_by(*kinds)
+    query = sa.select(*keys, *kinds[:3], *counted, *kinds[3:]).group_by(*keys, *kinds)
     name_key = _load_key_names(tx, project_id, by)
-    return [CallCount(name_key(row), *row[len(by) :]) for row in tx.execute(query)]
+    rows = tx.execute(query.where(*_match_origin(case_calls, project_id, case_filter)))
+    counts = ((CaseCount(name_key(row), *row[len(by) : -3]), row[-3:]) for row in rows)
+    return [
+        replace(count, without_gpus=without_gpus, run_outcome=run_outcome, delay=delay)
+        for count, (without_gpus, run_outcome, delay) in counts
+    ]
 
 
 def count_seen(

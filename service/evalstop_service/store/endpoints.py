@@ -13,7 +13,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from evalstop_service.domain.event_types import URGENT_EVENTS
+from evalstop_service.domain.event_types import NAMED_EVENTS, URGENT_EVENTS
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import NotFound, require
@@ -36,8 +36,8 @@ SIGNING_PREFIX, PUBLIC_PREFIX = "whsk_", "whpk_"
 class Endpoint:
     """One URL with its subscription; secrets are as stored.
 
-    `*` in `event_types` covers every informational event. Events that request an action are for receivers that name
-    them explicitly; a chat, whose messages nobody obeys, gets them by `*` too.
+    `*` in `event_types` covers every informational event but `NAMED_EVENTS`. Events that request an action are for
+    receivers that name them explicitly; a chat, whose messages nobody obeys, gets them by `*` too.
 
     `signing_key` adds a signature for receivers that have only `public_key` and so cannot forge events.
 
@@ -62,7 +62,7 @@ class Endpoint:
 
     def wants(self, event_type: str) -> bool:
         """Whether an event of this type is to be sent here."""
-        tells = event_type not in URGENT_EVENTS or self.format != "standard"
+        tells = event_type not in NAMED_EVENTS and (event_type not in URGENT_EVENTS or self.format != "standard")
         return event_type in self.event_types or ("*" in self.event_types and tells)
 
 

@@ -120,6 +120,19 @@ class RunEvent(_AboutRun, kw_only=True):
     decision: None
 
 
+class ObserverCall(Struct):
+    """The first call of a detector that observes the run."""
+
+    detector: Annotated[str, Meta(description="its name in the policy")]
+    step: int
+
+
+class ObserverCalled(RunEvent, kw_only=True):
+    """An observer called for a stop."""
+
+    call: ObserverCall
+
+
 class EvalRequest(Struct):
     """A paired evaluation: of the best checkpoint and of the current one, on the same prompts."""
 

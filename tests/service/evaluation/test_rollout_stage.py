@@ -23,8 +23,6 @@ from evalstop_service.store.audit import Author
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.store.tables import events
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.service.case_rows import insert_cases
 from tests.service.project_fixture import ALL_ROLES_POLICY, NOW, ProjectFixture
@@ -87,39 +85,6 @@ def test_policy_moves_back_below_the_required_precision() -> None:
     assert find_target(choose_move(Stage.CANARY, MIN_PRECISION, estimate(79, 21), estimate(30, 15))) is Stage.SHADOW
     assert estimate(50, 5).low < MIN_PRECISION
     assert choose_move(Stage.CANARY, MIN_PRECISION, estimate(50, 5), estimate(5, 1)) is None
-
-
-def test_cases_needed_bring_the_bound_to_the_line() -> None:
-    """The estimate assumes that the share of right cases stays; undecided ones count as wrong."""
-    for precision in (estimate(0, 0), estimate(7, 0), estimate(39, 0)):
-        assert rollout_stage.estimate_cases_needed(precision, 0.9) == 69
-    assert estimate(68, 0).low < 0.9 <= estimate(69, 0).low
-    needed = rollout_stage.estimate_cases_needed(estimate(18, 1, 1), MIN_PRECISION)
-    assert needed is not None
-    assert estimate(round(0.9 * needed), needed - round(0.9 * needed)).low == pytest.approx(MIN_PRECISION, abs=0.005)
-    assert rollout_stage.estimate_cases_needed(estimate(79, 21), MIN_PRECISION) is None
-    assert rollout_stage.estimate_cases_needed(estimate(9, 0, 3), MIN_PRECISION) is None
-
-
-@given(
-    st.lists(
-        st.builds(
-            Stratum,
-            right=st.integers(0, 60),
-            wrong=st.integers(0, 6),
-            unknown=st.integers(0, 6),
-            probability=st.sampled_from((0.1, 0.5, 1.0)),
-        ),
-        max_size=3,
-    )
-)
-def test_cases_are_needed_while_the_bound_is_below(strata: list[Stratum]) -> None:
-    """Whatever the weights, more cases are needed exactly while the lower bound is below the required precision."""
-    precision = estimate_precision(strata)
-    needed = rollout_stage.estimate_cases_needed(precision, MIN_PRECISION)
-    assert (needed is not None and needed <= precision.decided + precision.undecided) == (
-        precision.bounds.low >= MIN_PRECISION
-    )
 
 
 def test_enforced_share_follows_stage_and_version() -> None:

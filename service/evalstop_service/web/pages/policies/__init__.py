@@ -15,7 +15,6 @@ from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import second_person
 from evalstop_service.domain.proposals import ProposalKind
-from evalstop_service.domain.statuses import Stage
 from evalstop_service.errors import Conflict, Invalid, NotFound, QuotaReached, require
 from evalstop_service.evaluation import backtests, figures, rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageCases, StageTerms
@@ -161,22 +160,16 @@ _OF_STAGE = (ProposalKind.RAISE_STAGE, ProposalKind.REMOVE_STAGE, ProposalKind.C
 
 @dataclass(frozen=True)
 class Ladder:
-    """The stage of a policy, the cases behind it, and the open proposal.
-
-    `have`: the cases that count for the next stage, by the stricter of its two conditions. `needed`: about how many it
-    takes; None if there is no next stage, or if it is unknown.
-    """
+    """The stage of a policy, the cases behind it, and the open proposal."""
 
     current: RolloutStage
     cases: StageCases
-    have: int
-    needed: int | None
     proposed: Sequence[Proposal]
 
     @property
-    def suffices(self) -> bool:
-        """Whether its cases allow the next stage."""
-        return self.needed is not None and self.have >= self.needed
+    def reached(self) -> float:
+        """The lower bound that has to reach the required precision: the smaller one of its two conditions."""
+        return min(self.cases.of_version.bounds.low, self.cases.since.bounds.low)
 
 
 def load_ladder(tx: Transaction, visitor: Visitor, site: SiteOf, name: str) -> Ladder | None:
@@ -184,18 +177,9 @@ def load_ladder(tx: Transaction, visitor: Visitor, site: SiteOf, name: str) -> L
     current = rollout_stages.find_stage(tx, visitor.project.id, name)
     if current is None:
         return None
-    cases = rollout_stage.load_stage_cases(tx, current)
-    narrower = min(cases.of_version, cases.since, key=lambda estimate: estimate.bounds.low)
-    have = narrower.decided + narrower.undecided
-    needed = None
-    if current.stage is not Stage.ENFORCE:
-        needed = rollout_stage.estimate_cases_needed(narrower, current.required_precision)
-    proposed = [
-        proposal
-        for proposal in proposals.list_open(tx, visitor.project.id, site.clock(), [name])
-        if proposal.kind in _OF_STAGE
-    ]
-    return Ladder(current, cases, have, needed, proposed)
+    listed = proposals.list_open(tx, visitor.project.id, site.clock(), [name])
+    proposed = [proposal for proposal in listed if proposal.kind in _OF_STAGE]
+    return Ladder(current, rollout_stage.load_stage_cases(tx, current), proposed)
 
 
 @router.post("/{name}/stage")
