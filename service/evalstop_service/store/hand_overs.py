@@ -226,9 +226,8 @@ def read_heard_until(tx: Transaction) -> datetime | None:
 
 def list_windows_over(tx: Transaction, heard_until: datetime, limit: int) -> list[UnsentStop]:
     """Up to `limit` pending decisions whose windows ended until then, oldest first."""
-    query = _UNSENT.where(PENDING, decisions.c.due_at <= heard_until)
-    rows = tx.execute(query.order_by(decisions.c.due_at, decisions.c.id).limit(limit)).all()
-    return [UnsentStop(*row) for row in rows]
+    query = _UNSENT.where(PENDING, decisions.c.due_at <= heard_until).order_by(decisions.c.due_at, decisions.c.id)
+    return [UnsentStop(*row) for row in tx.execute(query.limit(limit))]
 
 
 def extend_windows(
@@ -244,7 +243,8 @@ def extend_windows(
     runs.lock_runs(tx, [decision.run_id for decision in ending])
     extended = 0
     for decision in ending:
-        until = now + timedelta(seconds=min(longest_seconds, decision.window_seconds))
+        # In a project without a window a stop may be pending too: it had one when it began, or waits for the hours.
+        until = now + timedelta(seconds=min(longest_seconds, decision.window_seconds or longest_seconds))
         row = {"of_run": decision.run_id, "of_id": decision.id, "until": until}
         if tx.execute(_EXTEND, row).rowcount:
             extended += 1

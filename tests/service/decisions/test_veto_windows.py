@@ -130,6 +130,19 @@ def test_refused_veto_extends_the_windows_of_its_project(database: Database) -> 
     assert remaining_seconds(other, other_run) < 11
 
 
+def test_refused_veto_extends_a_window_of_a_project_that_has_none_any_more(database: Database) -> None:
+    """A stop that is still pending can be vetoed, so it waits though the project's window was set to 0 meanwhile."""
+    project, run = open_pending(database, 10)
+    project.change_settings(veto_window_seconds=0.0)
+    listener = VetoListener(database, utc_now)
+    listen(listener)
+    end_window(project, utc_now())
+    listener.report_failure(project.id)
+    listen(listener)
+    assert load_state(project, run) == DecisionState.PENDING
+    assert remaining_seconds(project, run) > 30
+
+
 @pytest.mark.parametrize("gap_seconds", [GAP_SECONDS + 1, -3600.0])
 def test_process_that_was_stopped_extends_windows(embedded_database: Database, gap_seconds: float) -> None:
     """A process that did not look at the database for some seconds, or whose clock was set, may have heard nothing."""
