@@ -124,6 +124,7 @@ def test_worker_survives_cut_connections(postgres_database: Database, postgres_u
         assert len(set(fake.webhook_ids())) == 60
 
 
+@pytest.mark.nightly
 def test_randomly_killed_workers_lose_nothing(database: Database, database_url: str) -> None:
     """When workers are killed at random, every event arrives and none is claimed while its lease holds."""
     project = seed_project(database)
