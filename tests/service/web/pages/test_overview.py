@@ -131,7 +131,7 @@ def test_only_enforced_policies_are_listed(
     measured = read_section(visitor, "policies")
     assert "level" in measured
     assert "100.0 %" in measured
-    assert "too few cases: 0" in measured, "no healthy run has ended"
+    assert "0 cases: too few for a figure" in measured, "no healthy run has ended"
     assert "60 <small>GPU-hours</small>" in read_section(visitor, "saved")
     assert "Would have been saved" in read_section(visitor, "saved", "/?days=30")
     assert "No policy stops runs" in read_section(visitor, "policies", "/?days=30")
