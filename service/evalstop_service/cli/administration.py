@@ -74,11 +74,13 @@ def migrate(settings: Settings, options: argparse.Namespace) -> int:
 def pause(settings: Settings, options: argparse.Namespace) -> int:
     """Pause all stops in a project until it is resumed; returns when no stop remains to be sent."""
     database = open_database(settings)
-    project = project_settings.find_project(database, options.project)
+    before = project_settings.find_project(database, options.project)
     until, actor = pausing.read_end(options.until, utc_now()), options.actor or _find_user()
-    project = pausing.pause_project(database, project.id, actor, options.reason, utc_now(), until=until)
-    ends_at = None if project.paused_until is None else rfc3339(project.paused_until)
+    project = pausing.pause_project(database, before.id, actor, options.reason, utc_now(), until=until)
+    ends_at = project.paused_until and rfc3339(project.paused_until)
     end = f" until {ends_at}" if ends_at else ""
+    if before.paused_at is not None:
+        end += f" (it was paused already, since {rfc3339(before.paused_at)}; the later end holds)"
     document = {"project": project.name, "paused": True, "paused_until": ends_at}
     tell(options, document, f"project {project.name} is paused{end}: no stop is sent")
     return OK

@@ -148,6 +148,8 @@ def test_installation_is_set_up_by_commands(environment: dict[str, str]) -> None
         assert request_runs(read_first_line(process)["url"], key["key"]) == 200
     paused = run_evalstop(environment, "pause", "alignment", "--actor", "dana", "--reason", "broken evals", "--json")
     assert json.loads(paused.stdout) == {"project": "alignment", "paused": True, "paused_until": None}
+    again = run_evalstop(environment, "pause", "alignment", "--until", "1h")
+    assert again.stdout.startswith("project alignment is paused (it was paused already, since ")
     assert "resumed" in run_evalstop(environment, "resume", "alignment").stdout
     unknown_project = run_evalstop(environment, "pause", "nosuch")
     assert (unknown_project.returncode, "nosuch" in unknown_project.stderr) == (1, True)
