@@ -68,7 +68,7 @@ class Noise(Struct, frozen=True):
     inflation: float
 
 
-@lru_cache(maxsize=256)  # several detectors of a run add the same evals; the first one's work serves the others
+@lru_cache(maxsize=16)  # several detectors of a run add the same evals; the first one's work serves the others
 def advance(state: NoiseState, value: float, stderr: float | None = None) -> NoiseState:
     """Add one finite value; a standard error that is not a positive finite number is ignored."""
     value = clipped(value)
