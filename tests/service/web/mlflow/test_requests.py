@@ -99,8 +99,8 @@ def test_items_over_the_limit_are_dropped_and_counted() -> None:
     assert merge_params({}, too_many).dropped == 0
     assert merge_tags(merged, [("p0", "w")]).labels["p0"] == "w"
     assert merge_tags({}, [("x" * 257, "v")]).dropped == 1
-    service_tags = [("evalstop.should_stop", "true"), ("evalstop.preset", "verl")]
-    assert merge_tags({}, service_tags).labels == {"evalstop.preset": "verl"}
+    told = {"evalstop.preset": "verl", "evalstop.eval": "eval_wer:minimize"}
+    assert merge_tags({}, [("evalstop.should_stop", "true"), *told.items()]).labels == told
 
 
 def test_filter_is_read_as_in_mlflow() -> None:
