@@ -74,9 +74,6 @@ WORLDS: Mapping[str, Setting] = MappingProxyType(
     {
         "paper": PAPER,
         "gao": replace(PAPER, curve="gao_rl"),
-        "spread peaks": replace(PAPER, peaks=(0.3, 0.8)),
-        "20 evals": replace(PAPER, evals=20),
-        "50 evals": replace(PAPER, evals=50),
         "noise 0.1": replace(PAPER, noise_sd=0.1, evals=50),
         "dips": replace(PAPER, healthy_dip_prob=0.4, evals=50),
         "hard": replace(PAPER, curve="gao_rl", peaks=(0.3, 0.8), evals=50, noise_sd=0.05, healthy_dip_prob=0.2),
