@@ -176,7 +176,7 @@ def load_figures(
 
 def load_detectors_by_week(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> dict[str, list[GroupFigures]]:
     """The cumulative figures of each detector, up to the end of each week."""
-    counts, _, _ = _count_by_detector(tx, project_id, case_filter, ["detector", "week"])
+    counts, _, _ = _count_by_detector(tx, project_id, case_filter, ["detector", "week"], delays=False)
     counts_of = defaultdict[str, list[CaseCount]](list)
     for count in counts:
         counts_of[count.key[0]].append(replace(count, key=count.key[1:]))
@@ -188,7 +188,7 @@ _Panels = dict[Key, dict[str, bool]]
 
 
 def _count_by_detector(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping], *, delays: bool = True
 ) -> tuple[list[CaseCount], list[Delay], _Panels]:
     """The cases of each detector, called or silent.
 
@@ -204,8 +204,8 @@ def _count_by_detector(
     silent: dict[tuple[str, Key, float, RunOutcome], int] = {
         (detector, *kind): number for kind, number in seen.items() for detector in panels[kind[0][:2]]
     }
-    counts, delays = list[CaseCount](), list[Delay]()
-    for call in cases.count_calls(tx, project_id, of_all, [*split, "detector"]):
+    counts, late = list[CaseCount](), list[Delay]()
+    for call in cases.count_calls(tx, project_id, of_all, [*split, "detector"], delays=delays):
         parts, detector = call.key[:-1], call.key[-1]
         key, probability = _arrange_key(by, split, parts, detector), call.probability or 1.0
         treatment, right = call.treatment or Treatment.OBSERVED, call.outcome == DecisionOutcome.RIGHT
@@ -219,12 +219,12 @@ def _count_by_detector(
             if kind in silent:  # else this release cannot read the policy
                 silent[kind] -= call.cases
             if call.delay is not None:
-                delays.append(Delay(key, call.delay, probability, call.cases))
+                late.append(Delay(key, call.delay, probability, call.cases))
     for (detector, parts, probability, run_outcome), number in silent.items():
         if case_filter.detector in (None, detector):
             key, judged = _arrange_key(by, split, parts, detector), judge_decision(run_outcome, None, None)
             counts.append(CaseCount(key, None, probability, judged, number))
-    return counts, delays, panels
+    return counts, late, panels
 
 
 def _observes(parts: Mapping[str, Any], panels: Mapping[Key, Mapping[str, bool]], detector: str | None) -> bool:

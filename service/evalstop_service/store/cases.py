@@ -374,17 +374,20 @@ def _load_key_names(tx: Transaction, project_id: UUID, by: Sequence[Grouping]) -
     return lambda row: tuple(part for split, value in zip(by, row, strict=False) for part in parts(split, value))
 
 
-def count_calls(tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]) -> list[CaseCount]:
+def count_calls(
+    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping], *, delays: bool = True
+) -> list[CaseCount]:
     """Count the calls of detectors, with `detector` among the groupings, by group, treatment, outcome and delay.
 
     Of the filter it obeys policy, job kind and end. An index has all that is read.
     """
     calls = case_calls.c
     keys = [key_column(tx, grouping, case_calls) for grouping in by]
-    kinds = [calls.treatment, calls.observed_probability, calls.outcome, calls.run_outcome, calls.delay_steps]
+    kinds = [calls.treatment, calls.observed_probability, calls.outcome, calls.run_outcome]
+    delay: list[Any] = [calls.delay_steps] if delays else []
     hours = calls.gpu_hours_after
     counted = [sa.func.count(), sa.func.coalesce(sa.func.sum(hours), 0.0), sa.func.count().filter(hours.is_(None))]
-    query = sa.select(*keys, *kinds[:3], *counted, *kinds[3:]).group_by(*keys, *kinds)
+    query = sa.select(*keys, *kinds[:3], *counted, kinds[3], *(delay or [sa.null()])).group_by(*keys, *kinds, *delay)
     name_key = _load_key_names(tx, project_id, by)
     rows = tx.execute(query.where(*_match_origin(case_calls, project_id, case_filter)))
     counts = ((CaseCount(name_key(row), *row[len(by) : -3]), row[-3:]) for row in rows)
