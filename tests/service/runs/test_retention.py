@@ -44,6 +44,7 @@ KEPT = (
     tables.decision_changes,
     tables.outcomes,
     tables.cases,
+    tables.case_calls,
 )
 """Tables whose rows pruning keeps."""
 
