@@ -182,9 +182,9 @@ class SubPath:
         self._app, self._path = app, path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(f"{self._path}/"):
-            raw_path = scope.get("raw_path", b"").removeprefix(self._path.encode())
-            scope = {**scope, "path": scope["path"].removeprefix(self._path), "raw_path": raw_path}
+        if scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self._path}/"):
+            raw_path = scope.get("raw_path", b"").removeprefix(self._path.encode()) or b"/"
+            scope = {**scope, "path": scope["path"].removeprefix(self._path) or "/", "raw_path": raw_path}
         page: Message | None = None
         parts: list[bytes] = []
 

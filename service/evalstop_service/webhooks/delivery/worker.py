@@ -234,6 +234,9 @@ class DeliveryWorker:
     async def _run_attempt(self, claimed: ClaimedDelivery) -> None:
         try:
             with logs.log_context(run_id=claimed.run_id, delivery_id=claimed.id):
+                if self._now() >= claimed.lease_until:  # this process was frozen: a stop may have been undone meanwhile
+                    log.warning("delivery %s: not sent, its lease ended before", claimed.id)
+                    return
                 finished = await self._attempt_delivery(claimed)
             self._finished.append(finished)  # found only now: the list is another one since the attempt began
         except Exception:
