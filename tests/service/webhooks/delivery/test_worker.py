@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,10 +20,11 @@ from evalstop_service.store.queue import deliveries
 from evalstop_service.store.tables import endpoints as endpoint_rows
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
-from evalstop_service.webhooks.retry import Backoff
+from evalstop_service.webhooks.retry import Answer, Backoff
 
 from tests.fixtures.postgres_server import open_connection
 from tests.service.webhooks.delivery.fakes import (
+    LOOPBACK,
     FakeEndpoint,
     Reply,
     SeededProject,
@@ -84,6 +86,43 @@ def test_status_410_disables_the_endpoint(database: Database, project: SeededPro
     with database.reading() as tx:
         loaded = endpoints.load_endpoint(tx, project.id, endpoint.id)
     assert not loaded.enabled
+
+
+class FreezingSender(Sender):
+    """Holds up its process at the first attempt for longer than a lease, as SIGSTOP does."""
+
+    frozen = False
+
+    async def send(self, url: str, headers: dict[str, str], body: bytes, event: str = "{}") -> Answer:
+        if not self.frozen:
+            self.frozen = True
+            time.sleep(2.2)
+        return await super().send(url, headers, body, event)
+
+
+def test_nothing_is_sent_after_its_lease(embedded_database: Database) -> None:
+    """What a frozen worker has claimed may be another's, or undone, when it goes on: it is claimed anew first."""
+    project = seed_project(embedded_database)
+
+    async def deliver() -> None:
+        async with FreezingSender(timeout_seconds=1.0, address_policy=LOOPBACK) as sender:
+            limits, stop = WorkerLimits(poll_seconds=0.02, lease_seconds=2.0), asyncio.Event()
+            worker = DeliveryWorker(embedded_database, sender, clock=utc_now, chance=random.Random(1), limits=limits)
+            running = asyncio.create_task(worker.run(stop))
+            await wait_until(all_settled(embedded_database, project), running)
+            stop.set()
+            await running
+
+    with FakeEndpoint(Reply(200)) as fake:
+        project.add_endpoint(embedded_database, fake.url)
+        announce_events(embedded_database, project, 2)
+        asyncio.run(deliver())
+    with embedded_database.reading() as tx:
+        logged = [
+            [attempt.number for attempt in deliveries.list_attempts(tx, delivery)]
+            for delivery in project.list_deliveries(tx)
+        ]
+    assert sorted(numbers[0] for numbers in logged)[-1] == 2
 
 
 def test_rejected_event_stays_dead_until_retried(database: Database, project: SeededProject) -> None:
