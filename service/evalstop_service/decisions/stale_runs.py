@@ -55,7 +55,7 @@ RETRY_SECONDS = 60.0
 AWAY_SECONDS = 60.0
 """A pause between two checks from which on the service counts as having been away, and runs unable to report."""
 
-ALWAYS = datetime.min.replace(tzinfo=UTC)
+EVER_SINCE = datetime.min.replace(tzinfo=UTC)
 
 Policies = dict[UUID, Policy | None]
 """Policies by id; None for one that cannot be read."""
@@ -88,7 +88,7 @@ def check_due_runs(
     database: Database,
     now: datetime,
     known_policies: Policies | None = None,
-    available_since: datetime = ALWAYS,
+    available_since: datetime = EVER_SINCE,
 ) -> int:
     """Check some of the due runs, and record changes; returns the number checked, 0 when none was due.
 

@@ -38,11 +38,11 @@ CHOICE_FAILED = "the choice of the best checkpoint failed"
 class Changes(msgspec.Struct):
     """Messages applied to a run: what to save, and the answers to give once it is saved.
 
-    `points`: new ones. `reached`: the verdicts at which the
-    call changed. `request`: the paired evaluation that awaits its answer. `follows`: other rows than the run's and its
-    observations' change too, see `ingest.consequences`. Of edits only: `content`, whose own rows are written;
-    `scores`, of several combined evals, where stored scores are replaced; `kept`: a monitor to store; `settles_case`:
-    evals or checkpoints arrived after the run's end; `seconds`: the processor time of the judgment.
+    `points`: new ones. `reached`: the verdicts at which the call changed. `request`: the paired evaluation that awaits
+    its answer. `follows`: other rows than the run's and its observations' change too, see `ingest.consequences`. Of
+    edits only: `content`, whose own rows are written; `scores`, of several combined evals, where stored scores are
+    replaced; `kept`: a monitor to store; `settles_case`: evals or checkpoints arrived after the run's end; `seconds`:
+    the processor time of the judgment.
     """
 
     before: RunState

@@ -60,7 +60,7 @@ _BOTH_DRIVERS = {
 READ_ONLY = "25006"
 """The SQLSTATE of a server that has become read-only."""
 
-MAY_NOT = "42501"
+INSUFFICIENT_PRIVILEGE = "42501"
 """The SQLSTATE of what the role has no right to."""
 
 Transaction = sa.Connection

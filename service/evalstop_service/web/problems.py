@@ -35,7 +35,7 @@ from evalstop_service.errors import (
 from evalstop_service.observability import logs
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.security.encryption import UnreadableSecret
-from evalstop_service.store.database import MAY_NOT, is_disk_full, lacks_schema
+from evalstop_service.store.database import INSUFFICIENT_PRIVILEGE, is_disk_full, lacks_schema
 from evalstop_service.web.problem_kinds import PATH, ProblemKind, render_page
 
 MEDIA_TYPE = "application/problem+json"
@@ -247,7 +247,7 @@ def _explain_database_error(error: Exception) -> Problem:
     if isinstance(error, sa.exc.DBAPIError) and lacks_schema(error):
         _log.error("the schema is missing or too old; run `evalstop migrate`", exc_info=error)
         return Problem(503, ProblemKind.SCHEMA_TOO_OLD, "nothing was stored; run `evalstop migrate`")
-    if getattr(getattr(error, "orig", None), "sqlstate", None) == MAY_NOT:
+    if getattr(getattr(error, "orig", None), "sqlstate", None) == INSUFFICIENT_PRIVILEGE:
         _log.error("the database refuses this to the service's role: %s", error)
         return Problem(503, ProblemKind.DATABASE_REFUSES, "nothing was stored; the service's log has the reason")
     is_away = not isinstance(error, sa.exc.InternalError) or error.connection_invalidated

@@ -55,8 +55,8 @@ def add_event(
 ) -> UUID:
     """Write an event and one delivery for each endpoint that subscribed to it; returns the event's id (`webhook-id`).
 
-    `data` must be plain JSON without NaN. A stop replaces earlier stops of its decision
-    that still wait for the same endpoint, so that the endpoint does not get all of them at once.
+    `data` must be plain JSON without NaN. A stop replaces earlier stops of its decision that still wait for the
+    same endpoint, so that the endpoint does not get all of them at once.
     """
     event_id = new_id()
     event = {"type": event_type, "timestamp": rfc3339(now), "data": data}
