@@ -60,7 +60,9 @@ def test_commit_without_an_answer_counts_observations_once(
     run_id = proxied.client.post("/runs", TERMS | {"name": "answer-lost"})["id"]
     cuts_before = proxied.proxy.cut_count
     for step in range(STEPS):
-        answer_lost = step % 10 == 3
+        # Before the stop at step 32: what follows a stop changes the run too, and a save that finds it changed stores
+        # nothing. Losing the answer to that one is no fault.
+        answer_lost = step in range(3, 32, 6)
         if answer_lost:
             proxied.proxy.arm()
         receipt = proxied.client.post(f"/runs/{run_id}/observations", build_batch(create_observations(step)))

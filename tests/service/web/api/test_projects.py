@@ -125,7 +125,8 @@ def test_key_works_until_revoked_and_is_shown_once(service: Service, admin: http
     first, second = (expect_json(admin.get("/keys", params=query), 200) for query in ({"limit": 1}, {"limit": 2}))
     assert [item["id"] for item in second["items"]] == [item["id"] for item in items[:2]]
     rest = expect_json(admin.get("/keys", params={"cursor": first["next_cursor"]}), 200)
-    assert rest == {"items": items[1:], "next_cursor": None}
+    assert [item["id"] for item in rest["items"]] == [item["id"] for item in items[1:]]
+    assert rest["next_cursor"] is None
     assert admin.delete(f"/keys/{key['id']}").status_code == 204
     expect_problem(trainer.get("/runs"), 401)
     expect_problem(admin.delete(f"/keys/{key['id']}"), 404)
