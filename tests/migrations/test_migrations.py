@@ -64,15 +64,15 @@ def test_migrated_database_matches_the_code(empty_database: Database) -> None:
 
 
 def read_schema(database: Database) -> dict[str, object]:
-    """Columns, keys and indexes of each table, without partitions and the index that needs pg_trgm."""
+    """Columns by name, keys and indexes of each table, without partitions and the index that needs pg_trgm."""
     tables: dict[str, object] = {}
     with database.reading() as tx:
         inspector = sa.inspect(tx)
         for table in sorted(metadata.tables):
-            columns = [
-                (column["name"], str(column["type"]), column["nullable"], column["default"])
+            columns = sorted(
+                (column["name"], str(column["type"]), column["nullable"], str(column["default"]))
                 for column in inspector.get_columns(table)
-            ]
+            )
             indexes = [
                 (index["name"], index["column_names"], index["unique"], *map(str, index["dialect_options"].values()))
                 for index in inspector.get_indexes(table)

@@ -16,36 +16,17 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.domain.fields import doc
 from evalstop_service.store.database import Transaction, contains_text, find_all, find_page, insert_if_new
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import audit_chains, audit_log
-
-
-@dataclass(frozen=True)
-class AuditEntry:
-    """One change, and its place in the project's chain, None until it is chained."""
-
-    id: Annotated[UUID, doc("id of the entry; ids ascend with time")]
-    actor: Annotated[str, doc("the authenticated actor: `key NAME`, or `user NAME` who signed in")]
-    action: str
-    subject: str
-    details: Annotated[dict[str, Any], doc("the reason, or the values before and after")]
-    at: Annotated[datetime, doc("time of the change")]
-    position: Annotated[int | None, doc("position in the project's hash chain; null for a moment after the change")] = (
-        None
-    )
-    previous_hash: str | None = None
-    hash: Annotated[str | None, doc("hash of this entry and of the previous one: note it to verify the log later")] = (
-        None
-    )
-
+from evalstop_service.store.tables.columns import columns_of
+from evalstop_service.store.tables.projects import AuditEntry as AuditEntry
 
 INSTALLATION = UUID(int=0)
 """The project of entries about the whole installation."""
@@ -118,10 +99,6 @@ def list_entries(
 
 
 _ADD_ENTRY = audit_log.insert()
-
-COLUMNS = [column for column in audit_log.c if column.name != "project_id"]
-"""The columns of an entry, in the order of its fields."""
-
 
 _ENTRIES_AT_A_TIME = 1000
 
@@ -240,7 +217,7 @@ def _find_fault(project_id: UUID, entry: AuditEntry, last: _End) -> str | None:
 
 
 def _select_entries(project_id: UUID) -> sa.Select[Any]:
-    return sa.select(*COLUMNS).where(audit_log.c.project_id == project_id)
+    return sa.select(*columns_of(audit_log, AuditEntry)).where(audit_log.c.project_id == project_id)
 
 
 _WAITING = audit_log.c.position.is_(None)

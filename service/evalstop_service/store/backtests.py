@@ -6,69 +6,21 @@ waiting ──> running ──> done       each saved step extends the worker's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
-import msgspec
 import sqlalchemy as sa
-from msgspec import Struct
 
 from evalstop_service.domain.decision_lifecycle import DecisionState
-from evalstop_service.domain.fields import doc
-from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome, RunStatus
+from evalstop_service.domain.statuses import BacktestState, RunOutcome
 from evalstop_service.errors import require
-from evalstop_service.store.database import Transaction, find_page
+from evalstop_service.store.database import Transaction, find_one, find_page
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import attempts, backtests, cases, decisions, policies, runs
-
-
-class BacktestFinding(Struct, frozen=True):
-    """What a backtested policy would have done to one run, what was decided at the time, and the run's outcome."""
-
-    run_id: Annotated[UUID, doc("the replayed run")]
-    run_name: Annotated[str, doc("the run's name")]
-    status: RunStatus
-    last_step: Annotated[int | None, doc("the highest step with an observation; null: no observation")]
-    policy: Annotated[str, doc("the policy of the run, as NAME@VERSION")]
-    decision_id: Annotated[UUID | None, doc("the recorded decision; null: none")]
-    decided_step: Annotated[int | None, doc("the step of the recorded decision")]
-    state: DecisionState | None
-    run_outcome: Annotated[RunOutcome | None, doc("whether its eval had turned by its end; null: not assessed")]
-    turn_step: Annotated[int | None, doc("the step where its eval turned; null: it did not, or is unknown")]
-    verdict: str = "continue"
-    step: Annotated[int | None, doc("the step where the policy would have stopped the run; null: never")] = None
-    reason: Annotated[str, doc("the reason of that verdict")] = ""
-    outcome: Annotated[DecisionOutcome, doc("whether the policy would have been right")] = DecisionOutcome.UNKNOWN
-    hours_after: Annotated[float | None, doc("GPU-hours that the run spent after `step`; null: unknown")] = None
-    error: Annotated[str | None, doc("why the run could not be replayed")] = None
-    calls: Annotated[
-        dict[str, int | None], doc("by detector of the policy, the step at which it first called for a stop")
-    ] = {}
-
-    @property
-    def differs(self) -> bool:
-        """Whether the policy and the decision disagree: one stops the run, the other does not."""
-        return (self.step is not None) != (self.decided_step is not None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Backtest:
-    """A row: `done` of `total` runs were replayed; `findings` has one entry for each of them, newest run first."""
-
-    id: Annotated[UUID, doc("id of the backtest")]
-    project_id: UUID
-    document: dict[str, Any]
-    most_runs: Annotated[int, doc("the requested number of runs")]
-    state: Annotated[BacktestState, doc("waiting, running, done or failed")] = BacktestState.WAITING
-    total: Annotated[int, doc("number of runs to replay; 0 until it has started")] = 0
-    done: Annotated[int, doc("runs replayed so far")] = 0
-    findings: list[BacktestFinding] = field(default_factory=list)
-    actor: Annotated[str, doc("who requested it")]
-    lease_until: datetime | None = None
-    created_at: Annotated[datetime, doc("when it was requested")]
-    ended_at: Annotated[datetime | None, doc("when its last run was replayed; null: not yet")] = None
+from evalstop_service.store.tables.decisions import Backtest as Backtest
+from evalstop_service.store.tables.decisions import BacktestFinding as BacktestFinding
 
 
 @dataclass(frozen=True)
@@ -87,14 +39,13 @@ class PastRun:
 
 def add_backtest(tx: Transaction, backtest: Backtest) -> None:
     """Store a new one."""
-    tx.execute(backtests.insert().values(_to_columns(backtest)))
+    tx.execute(backtests.insert().values(vars(backtest)))
 
 
 def load_backtest(tx: Transaction, project_id: UUID, backtest_id: UUID) -> Backtest:
     """The project's backtest with this id; raises NotFound."""
     query = sa.select(backtests).where(backtests.c.project_id == project_id, backtests.c.id == backtest_id)
-    row = tx.execute(query).mappings().one_or_none()
-    return _to_backtest(require(row, f"backtest {backtest_id} in this project"))
+    return require(find_one(tx, Backtest, query), f"backtest {backtest_id} in this project")
 
 
 def read_revision(tx: Transaction, project_id: UUID, backtest_id: UUID) -> str | None:
@@ -121,12 +72,12 @@ def claim_backtest(tx: Transaction, now: datetime, lease_until: datetime) -> Bac
     """Lease the oldest backtest without a lease until `lease_until`; None when there is none."""
     free = backtests.c.lease_until.is_(None) | (backtests.c.lease_until <= now)
     query = sa.select(backtests).where(_UNFINISHED, free).order_by(backtests.c.id).limit(1)
-    row = tx.execute(query.with_for_update(skip_locked=True)).mappings().one_or_none()
-    if row is None:
+    backtest = find_one(tx, Backtest, query.with_for_update(skip_locked=True))
+    if backtest is None:
         return None
-    lease = {"state": BacktestState.RUNNING, "lease_until": lease_until}
-    tx.execute(backtests.update().where(backtests.c.id == row["id"]).values(lease))
-    return _to_backtest(dict(row) | lease)
+    leased = replace(backtest, state=BacktestState.RUNNING, lease_until=lease_until)
+    tx.execute(backtests.update().where(backtests.c.id == leased.id).values(vars(leased)))
+    return leased
 
 
 def save_progress(tx: Transaction, leased: Backtest, changed: Backtest) -> bool:
@@ -138,7 +89,7 @@ def save_progress(tx: Transaction, leased: Backtest, changed: Backtest) -> bool:
     query = backtests.update().where(
         backtests.c.id == leased.id, backtests.c.state == BacktestState.RUNNING, backtests.c.done == leased.done
     )
-    return tx.execute(query.values(_to_columns(changed))).rowcount == 1
+    return tx.execute(query.values(vars(changed))).rowcount == 1
 
 
 def count_past_runs(tx: Transaction, project_id: UUID, before: UUID, most: int) -> int:
@@ -177,14 +128,6 @@ def _select_ended(query: sa.Select[Any], project_id: UUID, before: UUID) -> sa.S
     return query.where(
         runs.c.project_id == project_id, runs.c.id < before, runs.c.ended_at.is_not(None), runs.c.pruned_at.is_(None)
     )
-
-
-def _to_backtest(row: sa.RowMapping | dict[str, Any]) -> Backtest:
-    return Backtest(**(dict(row) | {"findings": msgspec.convert(row["findings"], list[BacktestFinding])}))
-
-
-def _to_columns(backtest: Backtest) -> dict[str, Any]:
-    return vars(backtest) | {"findings": msgspec.to_builtins(backtest.findings)}
 
 
 _UNFINISHED = backtests.c.state.in_((BacktestState.WAITING, BacktestState.RUNNING))

@@ -8,65 +8,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
 from msgspec import structs
 
-from evalstop_service.domain.fields import doc
-from evalstop_service.domain.run import JudgedCall
 from evalstop_service.domain.statuses import LEFT_ALONE, DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid
 from evalstop_service.store.database import Transaction, find_all, find_one, match_given
 from evalstop_service.store.runs import POLICY_COLUMNS
 from evalstop_service.store.tables import case_calls, cases, policies, runs
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """An attempt that has ended: what was decided about it, its outcome, and its cost.
-
-    Fields that follow from a decision are None where there was none. `key_id`: the key that opened its run.
-    """
-
-    run_id: Annotated[UUID, doc("the run of the attempt")]
-    attempt: Annotated[int, doc("the attempt of the run")]
-    project_id: UUID
-    policy_id: UUID
-    job_kind: Annotated[str | None, doc("the label job_kind of the run; null: none")]
-    gpus: Annotated[float | None, doc("the label gpus of the run; null: none")]
-    run_outcome: Annotated[RunOutcome, doc("turned: the eval fell for good; healthy: it did not; undecided: unknown")]
-    derived: Annotated[bool, doc("true: from its evals; false: by a person")]
-    turn_step: Annotated[int | None, doc("the step where it turned; null: it did not, or is unknown")]
-    decision_id: Annotated[UUID | None, doc("the decision; null: never flagged")] = None
-    treatment: Annotated[
-        Treatment | None,
-        doc("the stop was observed (held out or in shadow mode), carried out or prevented; null: no stop"),
-    ] = None
-    observed_probability: Annotated[float | None, doc("probability of being observed after the decision")] = None
-    decided_step: Annotated[int | None, doc("the step at which the policy wanted a stop; null: never flagged")] = None
-    detectors: Annotated[list[str] | None, doc("the detectors that wanted the stop")] = None
-    calls: Annotated[
-        dict[str, JudgedCall] | None,
-        doc("the detectors of its policy that called for a stop, observers included; null: not known"),
-    ]
-    stated_risk: Annotated[float | None, doc("the share of healthy runs that the policy states it stops")] = None
-    outcome: Annotated[DecisionOutcome, doc("outcome of the decision to stop it or, without one, of letting it run")]
-    delay_steps: Annotated[int | None, doc("from the turn to the decision")] = None
-    gpu_hours: Annotated[float | None, doc("null: the run has no label gpus")]
-    gpu_hours_saved: Annotated[
-        float | None, doc("GPU-hours that a right stop saved, or that the run spent after the decision; null: unknown")
-    ] = None
-    gpu_hours_lost: Annotated[
-        float | None,
-        doc("GPU-hours since the best checkpoint, which a wrong stop causes to be repeated; null: unknown"),
-    ] = None
-    parked_seconds: Annotated[float | None, doc("how long its job was parked; null: never")]
-    seconds: Annotated[float, doc("how long it lasted")]
-    evals: Annotated[int, doc("finite ones")]
-    key_id: UUID | None
-    ended_at: Annotated[datetime, doc("when the attempt ended")]
+from evalstop_service.store.tables.columns import columns_of
+from evalstop_service.store.tables.decisions import COUNTED_BY
+from evalstop_service.store.tables.decisions import Case as Case
 
 
 def save_case(tx: Transaction, case: Case) -> None:
@@ -85,14 +40,14 @@ def delete_case(tx: Transaction, run_id: UUID, attempt: int) -> None:
 
 def list_call_rows(case: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows of the calls in a case, which repeat what they are counted by."""
-    shared = {name: case[name] for name in _COUNTED_BY}
+    shared = {name: case[name] for name in COUNTED_BY}
     return [shared | {"detector": name} | structs.asdict(call) for name, call in (case["calls"] or {}).items()]
 
 
 def find_case(tx: Transaction, run_id: UUID, attempt: int) -> Case | None:
     """The case of an attempt; None while the attempt has not ended."""
-    columns = (cases.c[name] for name in Case.__dataclass_fields__)
-    return find_one(tx, Case, sa.select(*columns).where(cases.c.run_id == run_id, cases.c.attempt == attempt))
+    query = sa.select(*columns_of(cases, Case)).where(cases.c.run_id == run_id, cases.c.attempt == attempt)
+    return find_one(tx, Case, query)
 
 
 Grouping = Literal["policy", "detector", "job_kind", "day", "week", "month"]
@@ -273,7 +228,7 @@ def list_cases(
     tx: Transaction, project_id: UUID, case_filter: CaseFilter, *, before: Place | None = None, limit: int
 ) -> list[ListedCase]:
     """The cases behind a count, those that ended last first, after the position `before`."""
-    columns = [*(cases.c[name] for name in Case.__dataclass_fields__), runs.c.name.label("run_name"), *POLICY_COLUMNS]
+    columns = [*columns_of(cases, Case), runs.c.name.label("run_name"), *POLICY_COLUMNS]
     order = (cases.c.ended_at, cases.c.run_id, cases.c.attempt)
     query = filter_cases(sa.select(*columns), project_id, case_filter)
     query = query.join(runs, runs.c.id == cases.c.run_id).join(policies, policies.c.id == cases.c.policy_id)
@@ -289,11 +244,6 @@ def list_job_kinds(tx: Transaction, project_id: UUID) -> list[str]:
 
 
 _NEWEST = 50
-
-_COUNTED_BY = (
-    *("run_id", "attempt", "project_id", "policy_id", "job_kind"),
-    *("treatment", "observed_probability", "run_outcome", "ended_at"),
-)
 
 IS_FLAGGED = cases.c.decision_id.is_not(None)
 

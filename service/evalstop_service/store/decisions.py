@@ -3,126 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from evalstop_service.domain.decision_lifecycle import (
-    AWAITING_CONFIRMATION,
-    RETURNING,
-    STOPPING,
-    Action,
     DecisionState,
-    Lifecycle,
     Record,
 )
-from evalstop_service.domain.fields import doc
-from evalstop_service.domain.run import BestCheckpoint, Call, Verdict
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import require
 from evalstop_service.store.database import Transaction, find_all, find_one, find_page, match_given, read_columns
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
 from evalstop_service.store.tables import UtcTime, decision_changes, decisions, policies, projects, runs
-from evalstop_service.store.tables.runs import IS_UNSENT
-
-
-@dataclass(frozen=True)
-class DecisionChange:
-    """One transition of a decision: its new state, when, by whom and why."""
-
-    sequence: int
-    state: DecisionState
-    actor: Annotated[str, doc("a person, a key, a receiver, or evalstop")]
-    reason: Annotated[str, doc("why it changed")]
-    details: Annotated[dict[str, Any], doc("the receiver's report, or the guards that held it")]
-    at: Annotated[datetime, doc("when it changed")]
-
-
-_LIFE = ("state", "due_at", "deadline_at", "escalations", "action", "handed_over_at", "handed_over_to")
-"""The fields that a decision shares with its life cycle."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """A stop verdict on record.
-
-    `observed_probability`: the probability with which the run was held out so that its outcome is observed.
-    `guard_kinds`: the guards that put it on hold.
-    """
-
-    id: Annotated[UUID, doc("id of the decision")]
-    run_id: Annotated[UUID, doc("the run to be stopped")]
-    project_id: UUID
-    attempt: Annotated[int, doc("the run's attempt")]
-    state: Annotated[DecisionState, doc("its state in the life cycle")]
-    step: Annotated[int, doc("the step at which the policy wanted the stop")]
-    verdict: Annotated[Verdict, doc("the verdict at that time, with its evidence")]
-    best_checkpoint: Annotated[BestCheckpoint | None, doc("at the time of the decision")]
-    policy_id: UUID
-    due_at: Annotated[datetime, doc("the end of the veto window; it can be vetoed until it is handed over")]
-    created_at: Annotated[datetime, doc("when the policy wanted the stop")]
-    run_name: Annotated[str, doc("the run's name")]
-    policy_name: str
-    policy_version: int
-    observed_probability: float
-    deadline_at: Annotated[
-        datetime | None, doc("next check: a stop on hold is tried again, an unconfirmed one is escalated")
-    ] = None
-    escalations: Annotated[int, doc("how often it was not confirmed in time")] = 0
-    state_reason: Annotated[str, doc("why it is in this state; for a stop on hold, the guards' reasons")] = ""
-    guard_kinds: list[str] = field(default_factory=list)
-    action: Annotated[Action, doc("stop the job, or park it so that it can resume")] = Action.STOP
-    handed_over_at: Annotated[datetime | None, doc("when the stop first went out; null: it can still be vetoed")] = None
-    handed_over_to: Annotated[str | None, doc("to whom it went out first, a receiver or the trainer")] = None
-
-    @property
-    def stops(self) -> bool:
-        """Whether the job is meant to end. Its trainer must not hear of it before the stop is handed over."""
-        return self.action is Action.STOP and self.is_requested
-
-    @property
-    def is_requested(self) -> bool:
-        """Whether receivers are or were asked to carry it out."""
-        return self.state in STOPPING
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether the trainer may be told to stop."""
-        return self.stops and self.handed_over_at is not None
-
-    @property
-    def follows_run(self) -> bool:
-        """Whether it applies to the run's next attempt too: a parked job that resumes on idle GPUs is still parked, and
-        one that a person resumed is not parked again."""
-        staying = AWAITING_CONFIRMATION | {DecisionState.PARKED, DecisionState.UNDONE}
-        return self.action is Action.PARK and self.state in staying
-
-    def is_recovered(self, verdict: Verdict) -> bool:
-        """Whether a verdict ends it: past the decision's step the policy no longer suspects the run."""
-        returning = self.action is Action.PARK and self.state in RETURNING
-        return returning and verdict.verdict is Call.CONTINUE and verdict.step is not None and verdict.step > self.step
-
-    @property
-    def ordered(self) -> bool:
-        """Whether a person ordered the stop without a call from the policy: there is no evidence behind it."""
-        return not self.verdict.evidence
-
-    @property
-    def life(self) -> Lifecycle:
-        """Its state for the state machine, as far as its row holds it."""
-        fields = {name: getattr(self, name) for name in _LIFE}
-        return Lifecycle(guard_kinds=frozenset(self.guard_kinds), reason=self.state_reason, **fields)
-
-    def moved(self, life: Lifecycle, records: Sequence[Record]) -> Decision:
-        """The decision in another state, with the reason of the last change; the reason stays if the state does."""
-        fields = {name: getattr(life, name) for name in _LIFE}
-        guard_kinds = sorted(life.guard_kinds) if life.state is DecisionState.ON_HOLD else []
-        reason = records[-1].state_reason if records else self.state_reason
-        return replace(self, state_reason=reason, guard_kinds=guard_kinds, **fields)
+from evalstop_service.store.tables.columns import columns_of
+from evalstop_service.store.tables.decisions import IS_UNSENT, LIFE
+from evalstop_service.store.tables.decisions import Decision as Decision
+from evalstop_service.store.tables.decisions import DecisionChange as DecisionChange
 
 
 class LockedDecision(NamedTuple):
@@ -165,7 +66,7 @@ def update_decision(tx: Transaction, decision: Decision, moved: Decision) -> boo
     """Store a transition from the state in which the decision was read; False if another transaction was faster."""
     row = {"of_run": decision.run_id, "of_id": decision.id, "from_state": decision.state}
     row["as_handed_over"] = decision.handed_over_at
-    values = {name: getattr(moved, name) for name in (*_LIFE, "state_reason", "guard_kinds")} | {
+    values = {name: getattr(moved, name) for name in (*LIFE, "state_reason", "guard_kinds")} | {
         "asked_at": None,
         "asked_by": None,
     }
@@ -268,8 +169,7 @@ def load_changes(tx: Transaction, of_decisions: Sequence[Decision]) -> dict[UUID
     return changes
 
 
-_COLUMNS = [column for column in decisions.c if column.name not in ("asked_at", "asked_by")]
-"""What a `Decision` holds; who asked for a stop concerns its hand-over alone (`hand_overs`)."""
+_COLUMNS = columns_of(decisions, Decision)
 
 SELECT = (
     sa.select(*_COLUMNS, runs.c.name.label("run_name"), *POLICY_COLUMNS)
@@ -317,10 +217,7 @@ _LAST_SEQUENCE = (
 _ADD_CHANGE = decision_changes.insert().values(sequence=_LAST_SEQUENCE + 1).inline()
 
 _LOAD_CHANGES = (
-    sa.select(
-        *(_CHANGES.decision_id, _CHANGES.sequence, _CHANGES.state, _CHANGES.actor, _CHANGES.reason, _CHANGES.details),
-        _CHANGES.at,
-    )
+    sa.select(_CHANGES.decision_id, *columns_of(decision_changes, DecisionChange))
     .where(
         _CHANGES.run_id.in_(sa.bindparam("of_runs", expanding=True)),
         _CHANGES.decision_id.in_(sa.bindparam("of_ids", expanding=True)),

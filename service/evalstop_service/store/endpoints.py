@@ -5,22 +5,21 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from evalstop_service.domain.event_types import NAMED_EVENTS, URGENT_EVENTS
-from evalstop_service.domain.fields import doc
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import NotFound, require
 from evalstop_service.security.encryption import SETTING, Encryption, UnreadableSecret
 from evalstop_service.store.database import Transaction, find_all, find_one
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints
+from evalstop_service.store.tables.columns import columns_of
+from evalstop_service.store.tables.webhooks import Endpoint as Endpoint
 
 UNENCRYPTED = Encryption()
 """Stores secrets as plain text."""
@@ -30,40 +29,6 @@ PULL_PREFIX = "pull:"
 """Begins the URL of a pull endpoint, which is the name of its receiver."""
 
 SIGNING_PREFIX, PUBLIC_PREFIX = "whsk_", "whpk_"
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """One URL with its subscription; secrets are as stored.
-
-    `*` in `event_types` covers every informational event but `NAMED_EVENTS`. Events that request an action are for
-    receivers that name them explicitly; a chat, whose messages nobody obeys, gets them by `*` too.
-
-    `signing_key` adds a signature for receivers that have only `public_key` and so cannot forge events.
-
-    `format` is `standard`, or one for people to read. `failures`: consecutive, up to now. Nothing is sent before
-    `open_until`.
-    """
-
-    id: Annotated[UUID, doc("id of the endpoint")]
-    project_id: UUID
-    url: Annotated[str, doc("where events are posted; `pull:NAME`: a receiver fetches them")]
-    event_types: Annotated[tuple[str, ...], doc("the types of events that it gets; `*`: all that require no action")]
-    secret: str
-    previous_secret: str | None
-    previous_secret_until: Annotated[datetime | None, doc("the previous secret also signs until then")]
-    signing_key: str
-    public_key: str
-    enabled: Annotated[bool, doc("false: nothing is sent there")]
-    created_at: Annotated[datetime, doc("when it was created")]
-    format: str = "standard"
-    failures: Annotated[int, doc("consecutive failures")] = 0
-    open_until: Annotated[datetime | None, doc("paused after repeated failures until this time")] = None
-
-    def wants(self, event_type: str) -> bool:
-        """Whether an event of this type is to be sent here."""
-        tells = event_type not in NAMED_EVENTS and (event_type not in URGENT_EVENTS or self.format != "standard")
-        return event_type in self.event_types or ("*" in self.event_types and tells)
 
 
 def generate_secret() -> str:
@@ -237,7 +202,7 @@ def _is_endpoint(project_id: UUID, endpoint_id: UUID) -> sa.ColumnElement[bool]:
     )
 
 
-_ALL = sa.select(*(endpoints.c[name] for name in Endpoint.__dataclass_fields__)).where(
+_ALL = sa.select(*columns_of(endpoints, Endpoint)).where(
     endpoints.c.project_id == sa.bindparam("of_project"), endpoints.c.deleted_at.is_(None)
 )
 _LIST = _ALL.order_by(endpoints.c.id)

@@ -25,7 +25,7 @@ from evalstop_service.store.decisions import PENDING, Decision, add_change, list
 from evalstop_service.store.runs import JobRun, Run
 from evalstop_service.store.tables import UtcTime, decisions, deliveries, endpoints, events, projects, veto_listeners
 from evalstop_service.store.tables import runs as run_table
-from evalstop_service.store.tables.runs import IS_UNSENT
+from evalstop_service.store.tables.decisions import IS_UNSENT
 
 TRAINER = "the trainer"
 """To whom an answer with `should_stop` hands a stop over."""

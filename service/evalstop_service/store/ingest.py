@@ -27,6 +27,7 @@ from evalstop_service.store.database import READ_ONLY, Database, Transaction, sa
 from evalstop_service.store.observations import PostedObservation, add_observations
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import moment_text, monitor_states, runs
+from evalstop_service.store.tables.runs import StoredMonitorState as StoredMonitorState
 
 T = TypeVar("T")
 
@@ -327,13 +328,6 @@ def _translate_error(error: Exception) -> sa.exc.DBAPIError:
     elif sqlstate.startswith("42"):
         kind = sa.exc.ProgrammingError
     return kind("the statement that saves observations", None, error, connection_invalidated=lost)
-
-
-class StoredMonitorState(NamedTuple):
-    """The opaque state of a monitor, and the run's version that it belongs to."""
-
-    version: int
-    state: str
 
 
 def load_states(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, StoredMonitorState]:

@@ -6,19 +6,21 @@ import hashlib
 import secrets
 import string
 import zlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.domain.fields import doc
 from evalstop_service.security.scopes import EVERY
 from evalstop_service.store.database import Transaction, find_all, find_one, find_page, read_columns
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import keys, projects, retired_key_hashes, sessions
+from evalstop_service.store.tables.columns import columns_of
+from evalstop_service.store.tables.projects import Key as Key
+from evalstop_service.store.tables.projects import Session as Session
 
 SCOPES = ("ingest", "read", "report", "operate", "admin")
 
@@ -46,25 +48,6 @@ class KeyLimits:
 
 
 UNLIMITED = KeyLimits()
-
-
-@dataclass(frozen=True)
-class Key:
-    """A key and what it may do. `project_id` is None for a key to the whole installation."""
-
-    id: Annotated[UUID, doc("id of the key")]
-    project_id: UUID | None
-    name: Annotated[str, doc("for people; shown in the audit log")]
-    scopes: tuple[str, ...]
-    created_at: Annotated[datetime, doc("when it was created")]
-    revoked_at: Annotated[datetime | None, doc("when it was revoked; null: it is valid")]
-    expires_at: Annotated[datetime | None, doc("when it expires; null: never")] = None
-    networks: Annotated[tuple[str, ...], doc("CIDRs of the networks from which it is accepted; empty: any")] = ()
-    endpoint_ids: Annotated[
-        tuple[UUID, ...], doc("the endpoints whose stops it may fetch and report on; empty: all")
-    ] = ()
-    last_used_at: Annotated[datetime | None, doc("when it was last used, to the hour")] = None
-    previous_until: Annotated[datetime | None, doc("the secret before the rotation stays valid until then")] = None
 
 
 def create_key(
@@ -168,7 +151,7 @@ def revoke_key(tx: Transaction, project_id: UUID, key_id: UUID, now: datetime) -
     return find_one(tx, Key, keys.update().where(condition).values(revoked_at=now).returning(*COLUMNS))
 
 
-COLUMNS = [column for column in keys.c if column.name not in ("hash", "previous_hash")]
+COLUMNS = columns_of(keys, Key)
 
 
 def is_in_use(now: datetime | sa.BindParameter[Any]) -> sa.ColumnElement[bool]:
@@ -190,23 +173,6 @@ def _hash_secret(secret: str) -> str:
 
 
 SESSION_PREFIX = "ess_"
-
-
-@dataclass(frozen=True)
-class Session:
-    """A signed-in user, identified by the key `key_id` or by an OpenID issuer.
-
-    `grants`: the roles that the issuer's claims give, by project name, `*` for all projects.
-    """
-
-    issuer: str
-    subject: str
-    name: str
-    grants: dict[str, str]
-    created_at: Annotated[datetime, doc("when they signed in")]
-    expires_at: Annotated[datetime, doc("when the session expires")]
-    key_id: Annotated[UUID | None, doc("the key that signed in; null: OpenID Connect")] = None
-    id: Annotated[UUID, doc("id of the session")] = field(default_factory=new_id)
 
 
 def create_session(tx: Transaction, session: Session) -> str:
@@ -252,7 +218,7 @@ def delete_session(tx: Transaction, session_id: UUID) -> None:
     tx.execute(sessions.delete().where(sessions.c.id == session_id))
 
 
-_SESSION_COLUMNS = [column for column in sessions.c if column.name != "hash"]
+_SESSION_COLUMNS = columns_of(sessions, Session)
 
 # Every page executes it; building it each time would take longer than that.
 _FIND_SIGN_IN = (

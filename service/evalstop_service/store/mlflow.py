@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -16,7 +15,10 @@ from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Invalid
 from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, save_row
 from evalstop_service.store.tables import experiments, mlflow_runs, observations, runs
+from evalstop_service.store.tables.projects import DEFAULT_NUMBER as DEFAULT_NUMBER
+from evalstop_service.store.tables.projects import Experiment as Experiment
 from evalstop_service.store.tables.runs import LIVE
+from evalstop_service.store.tables.runs import MlflowRun as MlflowRun
 
 MAX_SEARCHED = 5000
 """The number of newest runs that a search covers."""
@@ -35,20 +37,6 @@ STATUSES = {
 """MLflow's term for each status of a run."""
 
 RUN_NAME, USER, NO_USER = "mlflow.runName", "mlflow.user", "unknown"
-
-
-class MlflowRun(msgspec.Struct, frozen=True):
-    """A row of mlflow_runs, or the defaults for a run that has none.
-
-    `experiment_id`: None is the default experiment. `start_time`, `end_time`: milliseconds since 1970, as the client
-    sent them.
-    """
-
-    run_id: UUID
-    experiment_id: UUID | None = None
-    start_time: int | None = None
-    end_time: int | None = None
-    params: dict[str, str] = {}
 
 
 def add_mlflow_run(tx: Transaction, run: MlflowRun) -> None:
@@ -223,29 +211,8 @@ def _match_pattern(
     return field.op("GLOB", is_comparison=True)("".join(wildcards.get(letter, letter) for letter in pattern))
 
 
-DEFAULT_NUMBER, DEFAULT_NAME = 0, "Default"
-"""The experiment of runs that have none, including those that do not use MLflow."""
-
-
-class Experiment(msgspec.Struct, frozen=True):
-    """A row of experiments.
-
-    `number`: the id that clients see, unique in the project; 0 is the default experiment, which is not stored.
-    `artifact_location`: the folder that holds one folder of artifacts for each run.
-    """
-
-    id: UUID
-    project_id: UUID
-    number: int
-    name: str
-    artifact_location: str
-    tags: dict[str, str]
-    created_at: datetime
-
-    @property
-    def reference(self) -> UUID | None:
-        """The value that rows refer to it by: None for the default experiment."""
-        return None if self.number == DEFAULT_NUMBER else self.id
+DEFAULT_NAME = "Default"
+"""The name of the experiment of runs that have none."""
 
 
 def add_experiment(tx: Transaction, experiment: Experiment) -> bool:

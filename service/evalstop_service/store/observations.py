@@ -22,7 +22,8 @@ from evalstop_service.store import runs
 from evalstop_service.store.database import Transaction, match_given
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import LIVE, observations
-from evalstop_service.store.tables.columns import Real
+from evalstop_service.store.tables.columns import Real, columns_of
+from evalstop_service.store.tables.runs import StoredObservation as StoredObservation
 
 _CHUNK = 500  # SQLite accepts some thousands of variables in a statement; a plan for each length is not worth having
 
@@ -60,25 +61,6 @@ class PostedObservation(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fi
     @property
     def identity(self) -> tuple[str, int]:
         return self.metric, self.step
-
-
-@dataclass(frozen=True)
-class StoredObservation:
-    """An observation as stored, and whether it was superseded."""
-
-    metric: Annotated[str, doc("the name of the series")]
-    step: Annotated[int, doc("the training step at which it was measured")]
-    value: float
-    stderr: Annotated[float | None, doc("the standard error of the value; null: not reported")]
-    observed_at: datetime | None
-    attempt: Annotated[int, doc("the attempt that reported it")]
-    superseded_by: int
-    received_at: Annotated[datetime, doc("when it was stored")]
-
-    @property
-    def cursor(self) -> str:
-        """The cursor of the page after this observation."""
-        return f"{self.step}.{self.superseded_by}"
 
 
 @dataclass(frozen=True)
@@ -271,7 +253,7 @@ def list_observations(
     """Observations including superseded ones, by key, after the key `after`: by (step, superseded_by) of one metric, by
     (metric, step, superseded_by) of all."""
     key = [observations.c[name] for name in ("metric", "step", "superseded_by")[metric is not None :]]
-    stored = sa.select(*(observations.c[name] for name in StoredObservation.__dataclass_fields__))
+    stored = sa.select(*columns_of(observations, StoredObservation))
     query = stored.where(observations.c.run_id == run_id, *match_given({observations.c.metric: metric}))
     if after is not None:
         query = query.where(sa.tuple_(*key) > sa.tuple_(*map(sa.literal, after)))

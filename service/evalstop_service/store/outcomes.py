@@ -4,33 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated
 from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.domain.fields import doc
-from evalstop_service.domain.run import RunAssessment
-from evalstop_service.domain.statuses import DecisionOutcome
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import outcomes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """Whether the decision on an attempt, to stop it or to let it continue, was right; `sequence` is given by the store
-    when it is added."""
-
-    sequence: int = 0
-    outcome: Annotated[DecisionOutcome, doc("right, wrong or unknown")]
-    turn_step: Annotated[int | None, doc("the step where the eval turned; null: it did not, or is unknown")]
-    derived: Annotated[bool, doc("true: from later evals; false: by a person")] = False
-    actor: Annotated[str, doc("who labeled it, or evalstop")]
-    note: Annotated[str, doc("for people")]
-    assessment: Annotated[RunAssessment | None, doc("the numbers behind a derived outcome; null: by a person")] = None
-    at: Annotated[datetime, doc("when it was recorded")]
+from evalstop_service.store.tables.decisions import Outcome as Outcome
 
 
 def add_outcome(tx: Transaction, run_id: UUID, attempt: int, outcome: Outcome) -> None:

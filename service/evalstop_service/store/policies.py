@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -14,23 +13,7 @@ from evalstop_service.store.database import Transaction, find_all, find_one
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import policies, runs
-
-
-@dataclass(frozen=True)
-class StoredPolicy:
-    """One version of a policy."""
-
-    id: UUID
-    project_id: UUID
-    name: str
-    version: int
-    document: dict[str, Any]
-    created_at: datetime
-
-    @property
-    def reference(self) -> str:
-        """The reference by which a run asks for it."""
-        return f"{self.name}@{self.version}"
+from evalstop_service.store.tables.projects import StoredPolicy as StoredPolicy
 
 
 def add_policy(tx: Transaction, project: Project, name: str, document: dict[str, Any], now: datetime) -> StoredPolicy:

@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.domain.project_settings import CaseRequirements, ProjectSettings
-from evalstop_service.domain.quotas import Quotas
 from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new
 from evalstop_service.store.tables import projects
-
-
-@dataclass(frozen=True)
-class Project(ProjectSettings):
-    """A tenant, with its settings.
-
-    `paused_at`: since then nothing is stopped, until `paused_until` (None: until somebody resumes it). `seed`: of all
-    random choices in the project.
-    """
-
-    id: UUID
-    name: str
-    created_at: datetime
-    paused_at: datetime | None = None
-    paused_by: str | None = None
-    paused_reason: str | None = None
-    paused_until: datetime | None = None
-    seed: str = ""
-    quotas: Quotas = field(default_factory=Quotas)
-
-    @property
-    def case_requirements(self) -> CaseRequirements:
-        """The requirements for a case to count towards a rollout stage."""
-        return CaseRequirements(self.case_seconds, self.case_evals, self.case_gpu_hours, self.cases_per_key_and_day)
+from evalstop_service.store.tables.projects import Project as Project
 
 
 def add_project(tx: Transaction, project: Project) -> bool:

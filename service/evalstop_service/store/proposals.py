@@ -3,61 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any
 from uuid import UUID
 
-import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.domain.fields import doc
 from evalstop_service.domain.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
 from evalstop_service.errors import require
 from evalstop_service.store.database import Transaction, find_all, find_one, find_page, insert_if_new
 from evalstop_service.store.tables import proposals
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What is proposed, by whom and why.
-
-    `subject`: see `ProposalKind`. `argument`: what carrying it out needs beyond the subject. The service gives no
-    approval.
-    """
-
-    id: Annotated[UUID, doc("id of the proposal")]
-    project_id: UUID
-    kind: Annotated[ProposalKind, doc("kind of change")]
-    subject: Annotated[str, doc("the name of the policy, or the id of the run or the decision")]
-    summary: str
-    argument: str
-    reason: Annotated[str, doc("the proposer's reason")]
-    proposed_by: Annotated[str, doc("`evalstop` for the service, else `key NAME` or `user NAME`")]
-    approvals: Annotated[tuple[Approval, ...], doc("those given so far, beginning with the proposer's")]
-    state: Annotated[ProposalState, doc("withdrawn: its numbers no longer hold")]
-    created_at: Annotated[datetime, doc("when it was proposed")]
-    closed_at: Annotated[datetime | None, doc("when it was confirmed, refused or withdrawn; null: open")] = None
-
-    @property
-    def document(self) -> dict[str, Any] | None:
-        """The policy that it would store, if it is about one."""
-        is_policy = self.kind is ProposalKind.ADD_POLICY_VERSION
-        return msgspec.json.decode(self.argument, type=dict[str, Any]) if is_policy else None
-
-    @property
-    def open_until(self) -> datetime | None:
-        """When it expires; None: the service withdraws it."""
-        return None if self.kind is ProposalKind.RAISE_STAGE else self.created_at + OPEN_FOR
-
-    def is_open(self, now: datetime) -> bool:
-        """Whether it can still be confirmed."""
-        return self.state_at(now) is ProposalState.OPEN
-
-    def state_at(self, now: datetime) -> ProposalState:
-        """Its state, which is `expired` once nobody can confirm it any more."""
-        over = self.open_until is not None and now >= self.open_until
-        return ProposalState.EXPIRED if self.state is ProposalState.OPEN and over else self.state
+from evalstop_service.store.tables.projects import Proposal as Proposal
 
 
 def add_proposal(tx: Transaction, proposal: Proposal) -> bool:

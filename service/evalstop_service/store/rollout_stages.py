@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from dataclasses import replace
+from datetime import UTC, timedelta
 from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.domain.confidence_sequences import StageNumbers
-from evalstop_service.domain.fields import doc
 from evalstop_service.domain.project_settings import CaseRequirements, Shortfall
-from evalstop_service.domain.statuses import Stage, Treatment
+from evalstop_service.domain.statuses import Treatment
 from evalstop_service.store.cases import IS_FLAGGED, Case, CaseCount, CaseFilter, filter_cases, key_column
 from evalstop_service.store.database import Transaction, find_all, find_one, save_row
 from evalstop_service.store.tables import cases, policies, rollout_stages, runs
-
-
-@dataclass(frozen=True)
-class RolloutStage:
-    """The stage of a policy, since when, and the numbers behind it."""
-
-    project_id: UUID
-    policy_name: Annotated[str, doc("name of the policy that earns it")]
-    stage: Annotated[Stage, doc("shadow: no stop is carried out; canary: a share; enforce: all")]
-    required_precision: Annotated[float, doc("what the lower bound of its precision must reach")]
-    canary_share: Annotated[float, doc("the share of its stops carried out while it is a canary")]
-    since: Annotated[datetime, doc("when it reached this stage")]
-    numbers: Annotated[StageNumbers, doc("the numbers behind the last change")]
-    version: Annotated[int, doc("the version that has this stage; other versions are in shadow")]
+from evalstop_service.store.tables.projects import RolloutStage as RolloutStage
 
 
 def find_stage(tx: Transaction, project_id: UUID, policy_name: str) -> RolloutStage | None:

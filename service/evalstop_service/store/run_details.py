@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.domain.fields import doc
 from evalstop_service.domain.run import NOTHING_SAID, Call, RunDescription, Verdict
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.store.database import Transaction, find_page, insert_if_new, read_columns, save_row
@@ -30,6 +28,10 @@ from evalstop_service.store.tables import (
     runs,
     verdicts,
 )
+from evalstop_service.store.tables.columns import columns_of
+from evalstop_service.store.tables.runs import Checkpoint as Checkpoint
+from evalstop_service.store.tables.runs import EvalRequest as EvalRequest
+from evalstop_service.store.tables.runs import VerdictChange as VerdictChange
 
 
 class RunDetails(NamedTuple):
@@ -62,7 +64,7 @@ def find_run_details(tx: Transaction, project_id: UUID, run_id: UUID) -> RunDeta
 
 
 _RUN = (*runs.c, *POLICY_COLUMNS)
-_DESCRIPTION = tuple(run_descriptions.c[name] for name in RunDescription.__struct_fields__)
+_DESCRIPTION = columns_of(run_descriptions, RunDescription)
 _FIND = (
     sa.select(*_RUN, *run_health.c, *_DESCRIPTION, attempts.c.resumed_from_step, mlflow_runs.c.params)
     .select_from(runs)
@@ -79,7 +81,7 @@ def load_descriptions(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, 
     """The descriptions of these runs."""
     descriptions = dict.fromkeys(run_ids, NOTHING_SAID)
     table = run_descriptions.c
-    query = sa.select(table.run_id, table.owner, table.group, table.tags, table.notes)
+    query = sa.select(table.run_id, *_DESCRIPTION)
     for run_id, *columns in tx.execute(query.where(table.run_id.in_(run_ids))):
         descriptions[run_id] = RunDescription(*columns)
     return descriptions
@@ -91,16 +93,6 @@ def save_description(
     """Store the description of a run."""
     key = {"run_id": run_id, "project_id": project_id, "changed_at": now}
     save_row(tx, run_descriptions, key | msgspec.structs.asdict(description))
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """The step of a saved model and where it was saved."""
-
-    step: Annotated[int, doc("the training step that it holds")]
-    uri: Annotated[str, doc("the URI that the trainer reported")]
-    attempt: Annotated[int, doc("the attempt that saved it")]
-    created_at: Annotated[datetime, doc("when it was registered")]
 
 
 def add_checkpoint(tx: Transaction, run_id: UUID, checkpoint: Checkpoint) -> None:
@@ -116,7 +108,7 @@ def list_checkpoints(tx: Transaction, run_id: UUID) -> list[Checkpoint]:
 def load_checkpoints(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, list[Checkpoint]]:
     """The live checkpoints of each of these runs that has any, by ascending step."""
     table = checkpoints.c
-    query = sa.select(table.run_id, table.step, table.uri, table.attempt, table.created_at)
+    query = sa.select(table.run_id, *columns_of(checkpoints, Checkpoint))
     query = query.where(table.run_id.in_(run_ids), table.superseded_by == LIVE).order_by(table.run_id, table.step)
     by_run: dict[UUID, list[Checkpoint]] = defaultdict(list)
     for run_id, *columns in tx.execute(query):
@@ -130,16 +122,6 @@ def supersede_checkpoints(tx: Transaction, run_id: UUID, after_step: int, by_att
         checkpoints.c.run_id == run_id, checkpoints.c.step > after_step, checkpoints.c.superseded_by == LIVE
     )
     tx.execute(query.values(superseded_by=by_attempt))
-
-
-@dataclass(frozen=True)
-class VerdictChange:
-    """A verdict, and when it was reached."""
-
-    sequence: Annotated[int, doc("number of the change in this run")]
-    attempt: Annotated[int, doc("the attempt of the run")]
-    verdict: Annotated[Verdict, doc("with its evidence")]
-    at: Annotated[datetime, doc("when it was reached")]
 
 
 def add_verdict(tx: Transaction, run_id: UUID, attempt: int, verdict: Verdict, now: datetime) -> None:
@@ -159,42 +141,8 @@ def has_reached(tx: Transaction, run_id: UUID, attempt: int, call: Call) -> bool
 
 def list_verdicts(tx: Transaction, run_id: UUID, before: int | None = None, limit: int = 100) -> list[VerdictChange]:
     """A run's verdict changes, newest first, before the sequence number `before`."""
-    query = sa.select(verdicts.c.sequence, verdicts.c.attempt, verdicts.c.verdict, verdicts.c.at)
+    query = sa.select(*columns_of(verdicts, VerdictChange))
     return find_page(tx, VerdictChange, query.where(verdicts.c.run_id == run_id), verdicts.c.sequence, before, limit)
-
-
-class EvalRequest(msgspec.Struct, frozen=True):
-    """A request for a paired evaluation at a step, and its answer."""
-
-    id: Annotated[UUID, doc("id of the request")]
-    run_id: Annotated[UUID, doc("the run that is suspected to have turned")]
-    project_id: UUID
-    attempt: Annotated[int, doc("the attempt of the run")]
-    step: Annotated[int, doc("evaluate the first checkpoint registered at or after this step")]
-    number: Annotated[int, doc("1 for the run's first request")]
-    multiplier: Annotated[int, doc("number of prompts, as a multiple of a usual eval")]
-    best_step: int
-    best_uri: str
-    probability: Annotated[float | None, doc("probability that the run had turned, at the time of the request")]
-    created_at: Annotated[datetime, doc("when it was requested")]
-    deadline_at: Annotated[datetime, doc("it can be answered until then")]
-    answered_at: Annotated[datetime | None, doc("null: not answered")] = None
-    actor: Annotated[str | None, doc("who answered")] = None
-    difference: Annotated[float | None, doc("the current score minus the best one, in the unit of the eval metric")] = (
-        None
-    )
-    stderr: Annotated[float | None, doc("the standard error of the difference")] = None
-    prompts: Annotated[int | None, doc("number of prompts on which both were scored")] = None
-    probability_after: Annotated[float | None, doc("probability that the run had turned, including the answer")] = None
-
-    @property
-    def seed(self) -> int:
-        """The seed from which both evaluations draw their prompts."""
-        return self.id.int & 0x7FFF_FFFF
-
-    def is_open(self, now: datetime) -> bool:
-        """Whether it can still be answered."""
-        return self.answered_at is None and now < self.deadline_at
 
 
 def add_request(tx: Transaction, request: EvalRequest) -> bool:
@@ -247,4 +195,4 @@ def list_open_requests(
     return [EvalRequest(*row) for row in tx.execute(query.order_by(eval_requests.c.deadline_at).limit(limit))]
 
 
-_ALL = sa.select(*(eval_requests.c[name] for name in EvalRequest.__struct_fields__))
+_ALL = sa.select(*columns_of(eval_requests, EvalRequest))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -16,34 +15,14 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from evalstop_service.domain.health import NEWEST, Liveness, MetricFault, Reading
+from evalstop_service.domain.health import NEWEST, Liveness, Reading
 from evalstop_service.store.database import Transaction, find_all, insert_if_new
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import LIVE, observations, run_health
+from evalstop_service.store.tables.runs import RunHealth as RunHealth
 
 NEWEST_POSTS = 2000
 """How many of the newest values of each metric are used for the times of posts."""
-
-
-@dataclass(frozen=True)
-class RunHealth:
-    """The health of a run at its last check.
-
-    `next_check_at`: None once the run has ended. `heartbeat_at`: the last heartbeat. `cadence_seconds`: see
-    `liveness.measure_cadence`; None while it is not known. `metric_faults`: the watched metrics without data.
-    `changed_at`: when `state` last changed. `costly_step_seconds`: the time that its detectors took in the last commit
-    that exceeded the budget.
-    """
-
-    run_id: UUID
-    project_id: UUID
-    state: Liveness
-    next_check_at: datetime | None
-    changed_at: datetime
-    heartbeat_at: datetime | None = None
-    cadence_seconds: float | None = None
-    metric_faults: tuple[MetricFault, ...] = ()
-    costly_step_seconds: float | None = None
 
 
 def start_checks(

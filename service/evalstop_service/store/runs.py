@@ -5,103 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 from uuid import UUID
 
-import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.domain.decision_lifecycle import STOPPING, Action, DecisionState, GuardKind, Mode
-from evalstop_service.domain.fields import doc
+from evalstop_service.domain.decision_lifecycle import STOPPING, Action, DecisionState, GuardKind
 from evalstop_service.domain.run import (
     BestCheckpoint,
     ChangePoint,
-    EvalChange,
     FirstCall,
     JobPart,
-    MetricFields,
     RawMaximum,
-    Recognition,
     Verdict,
     find_job_part,
-    find_version,
 )
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.errors import require
 from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new
 from evalstop_service.store.tables import LIVE, attempts, checkpoints, decisions, policies, runs
-
-
-class Run(msgspec.Struct, frozen=True):
-    """A row of runs, with the name of its policy.
-
-    `turn` is None until the run has ended. `recognition`: how the roles in `metrics` were found; None when the trainer
-    gave them, see `runs.metric_roles`. `pruned_at`: since then its details are being or have been removed, and nothing
-    can be added to it. `opened_as`: the name that its trainer asked for, where that was taken. `job`: where it runs, as
-    given by its trainer. `job_key`: the job that a stop would end, see `find_job_key`. `opening`: the id of the
-    request that opened it. `opened_by`: the key that did. `eval_share`: the share of its time that one eval takes, 0 if
-    unknown; None: checkpoints are not evaluated on request. `detector_failure`: why its policy no longer judges it.
-    `calls`: by the name of a member of its policy, of those that called for a stop in this attempt.
-    """
-
-    id: Annotated[UUID, doc("id of the run; ids ascend with time")]
-    project_id: UUID
-    name: Annotated[str, doc("unique in the project")]
-    status: Annotated[RunStatus, doc("running, or how it ended: completed, failed, stopped or lost")]
-    attempt: Annotated[int, doc("counts from 1, plus 1 for each resume")]
-    metrics: dict[str, MetricFields]
-    labels: Annotated[dict[str, str], doc("receivers find the job by these")]
-    policy_id: UUID
-    policy_name: str
-    policy_version: int
-    mode: Annotated[Mode, doc("shadow: decisions are only recorded; enforce: the run is stopped")]
-    total_steps: Annotated[int | None, doc("the planned length; null: not reported")]
-    last_step: Annotated[int | None, doc("the highest step with an observation; null: none")]
-    version: int
-    verdict: Annotated[Verdict, doc("the policy's current verdict")]
-    best_checkpoint: Annotated[BestCheckpoint | None, doc("the one to ship; null: no checkpoint has an eval")]
-    raw_maximum: Annotated[RawMaximum | None, doc("the highest eval, with or without a checkpoint; null: no eval")]
-    created_at: Annotated[datetime, doc("when it was opened")]
-    updated_at: Annotated[datetime, doc("when it last got observations or changed")]
-    ended_at: Annotated[datetime | None, doc("when it ended; null: running")]
-    turn: Annotated[ChangePoint | None, doc("null until the run has ended, and when the eval shows no fall")] = None
-    rewritten_version: int = 0
-    recognition: Recognition | None = None
-    pruned_at: Annotated[datetime | None, doc("when its observations and checkpoints were deleted")] = None
-    opened_as: str | None = None
-    job: str | None = None
-    job_key: str | None = None
-    opening: UUID | None = None
-    opened_by: UUID | None = None
-    eval_share: Annotated[
-        float | None, doc("share of its time that one eval takes, 0 if unknown; null: no evaluation on request")
-    ] = None
-    eval_changes: Annotated[tuple[EvalChange, ...], doc("the steps from which the eval is measured differently")] = ()
-    detector_failure: str | None = None
-    calls: dict[str, FirstCall] = {}
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the run has ended; a lost one may return."""
-        return self.ended_at is not None and self.status != RunStatus.LOST
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether it was ever observed: then its terms are fixed. After a resume at its start no observation counts."""
-        return self.last_step is not None or self.attempt > 1
-
-    @property
-    def best_is_outdated(self) -> bool:
-        """Whether no checkpoint has been measured since the eval changed."""
-        if self.best_checkpoint is None or self.last_step is None:
-            return False
-        newest = find_version(self.eval_changes, self.last_step)
-        return find_version(self.eval_changes, self.best_checkpoint.step) != newest
-
-    @property
-    def length_known(self) -> bool:
-        """Whether the planned length is known and not exceeded: decisions are then faster."""
-        return self.total_steps is not None and (self.last_step or 0) <= self.total_steps
+from evalstop_service.store.tables.runs import Run as Run
 
 
 class RunChanges(TypedDict, total=False):

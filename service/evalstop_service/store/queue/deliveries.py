@@ -15,6 +15,8 @@ from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import require
 from evalstop_service.store.database import Transaction, find_one, find_page, match_given
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints, events
+from evalstop_service.store.tables.columns import columns_of
+from evalstop_service.store.tables.webhooks import DeliveryAttempt as DeliveryAttempt
 
 
 @dataclass(frozen=True)
@@ -34,19 +36,6 @@ class Delivery:
     last_error: Annotated[str | None, doc("why the last attempt failed, or why it was cancelled; null: neither")]
     created_at: Annotated[datetime, doc("when the event was created")]
     settled_at: Annotated[datetime | None, doc("when it was delivered, given up or cancelled; null: not yet")]
-
-
-@dataclass(frozen=True)
-class DeliveryAttempt:
-    """One settled attempt; a missing number belongs to a worker that died."""
-
-    number: Annotated[int, doc("counted from 1")]
-    at: Annotated[datetime, doc("when it ended")]
-    duration_ms: Annotated[float, doc("from connecting to the answer, in milliseconds")]
-    status_code: Annotated[int | None, doc("HTTP status of the answer; null: no answer")]
-    error: Annotated[str | None, doc("why it failed; null: it succeeded")]
-    url: Annotated[str | None, doc("where it was sent")]
-    answer: Annotated[str | None, doc("the start of the response")]
 
 
 @dataclass(frozen=True)
@@ -115,9 +104,7 @@ def list_deliveries(
 def list_attempts(tx: Transaction, delivery: Delivery) -> list[DeliveryAttempt]:
     """All settled attempts of a delivery, oldest first."""
     table = delivery_attempts.c
-    query = sa.select(
-        table.number, table.at, table.duration_ms, table.status_code, table.error, table.url, table.answer
-    )
+    query = sa.select(*columns_of(delivery_attempts, DeliveryAttempt))
     query = query.where(table.run_id == delivery.run_id, table.delivery_id == delivery.id)
     return [DeliveryAttempt(*row) for row in tx.execute(query.order_by(table.number))]
 
@@ -149,7 +136,12 @@ def retry_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID, now: da
 
 
 def _of(project_id: UUID) -> sa.Select[Any]:
-    columns = (*_SHOWN, events.c.type.label("event_type"), events.c.decision_id, endpoints.c.url)
+    columns = (
+        *columns_of(deliveries, Delivery),
+        events.c.type.label("event_type"),
+        events.c.decision_id,
+        endpoints.c.url,
+    )
     return _of_delivery(sa.select(*columns)).where(endpoints.c.project_id == project_id)
 
 
@@ -159,6 +151,3 @@ def _of_delivery(query: sa.Select[Any]) -> sa.Select[Any]:
     return (
         query.select_from(deliveries).join(events, of_event).join(endpoints, endpoints.c.id == deliveries.c.endpoint_id)
     )
-
-
-_SHOWN = [column for column in deliveries.c if column.name != "urgent"]

@@ -1,13 +1,15 @@
-"""Building blocks of the tables: column types, and the keys of rows that belong to a run."""
+"""Builds the tables from the records that their rows are read as: a column is declared once, as a field."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
@@ -105,23 +107,78 @@ def partial_index(name: str, *columns: str, where: str, unique: bool = False) ->
     return sa.Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
 
 
-def own_id(**options: Any) -> sa.Column[Any]:
-    """The primary key of the row itself."""
-    return sa.Column("id", sa.Uuid, **options)
-
-
 def of_run() -> sa.Column[Any]:
-    """The first part of the key of a row that belongs to a run."""
-    return sa.Column("run_id", sa.Uuid, sa.ForeignKey("runs.id"), primary_key=True)
+    """The id of the run that a row belongs to."""
+    return sa.Column("run_id", sa.Uuid, sa.ForeignKey("runs.id"))
 
 
-def part_of(parent: str, column: str, **options: Any) -> tuple[sa.schema.SchemaItem, ...]:
-    """The key of a row that belongs to a row of `parent`: the run's id and the parent's id, the latter as `column`."""
+def part_of(parent: str, column: str) -> tuple[sa.schema.SchemaItem, ...]:
+    """The ids of the run and of the row of `parent` that a row belongs to, the latter as `column`."""
     return (
-        sa.Column("run_id", sa.Uuid, primary_key=True),
-        sa.Column(column, sa.Uuid, **options),
+        sa.Column("run_id", sa.Uuid),
+        sa.Column(column, sa.Uuid, nullable=False),
         sa.ForeignKeyConstraint(["run_id", column], [f"{parent}.run_id", f"{parent}.id"]),
     )
+
+
+def make_table(
+    name: str,
+    record: type,
+    *more: sa.schema.SchemaItem,
+    key: str = "id",
+    without: str = "",
+    refers: str = "",
+    defaults: Mapping[str, str] | None = None,
+    **options: Any,
+) -> sa.Table:
+    """A table with a column for each field of the record that its rows are read as.
+
+    `more`: indexes, constraints, columns that the record does not have, and those of another type than its field.
+    `key`: the columns of the primary key, in order. `without`: fields that are read from other tables. `refers`: the
+    columns with ids of rows elsewhere, such as `project_id`. `defaults`: those of the database.
+    """
+    own = {item.name for item in more if isinstance(item, sa.Column)}
+    columns = [
+        sa.Column(
+            field,
+            _find_type(field, hint),
+            *([sa.ForeignKey(_PARENTS[field])] if field in refers.split() else []),
+            nullable=NoneType in get_args(hint),
+            server_default=(defaults or {}).get(field),
+        )
+        for field, hint in get_type_hints(record).items()
+        if field not in own and field not in without.split()
+    ]
+    return sa.Table(name, metadata, *columns, *more, sa.PrimaryKeyConstraint(*key.split()), **options)
+
+
+def columns_of(table: sa.Table, record: type) -> list[sa.Column[Any]]:
+    """The columns of a table that a record has as fields, in the order of these."""
+    return [table.c[field] for field in get_type_hints(record) if field in table.c]
+
+
+_PARENTS = {
+    "project_id": "projects.id",
+    "policy_id": "policies.id",
+    "run_id": "runs.id",
+    "experiment_id": "experiments.id",
+}
+
+_TYPES: dict[Any, Any] = {
+    **{UUID: sa.Uuid, str: sa.Text, bool: sa.Boolean, float: sa.Double, datetime: UtcTime},
+    **{dict[str, Any]: sa.JSON(none_as_null=True)},
+}
+
+
+def _find_type(field: str, hint: Any) -> Any:
+    """The type of the column for a field."""
+    if get_origin(hint) in (Union, UnionType):
+        (hint,) = (part for part in get_args(hint) if part is not NoneType)
+    if hint is int:  # a trainer's steps may be any number; what the service counts is small
+        return sa.BigInteger if field.endswith(("step", "steps")) else sa.Integer
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return EnumText(hint)
+    return _TYPES.get(hint) or StructJson(hint)
 
 
 def prepare_structs() -> None:

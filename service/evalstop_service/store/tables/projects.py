@@ -1,79 +1,78 @@
-"""Projects, rows that belong to a project rather than to one of its runs, and webhooks."""
+"""Projects, and rows that belong to a project rather than to one of its runs."""
 
 from __future__ import annotations
 
-from types import NoneType
-from typing import Any, get_args, get_origin
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Any
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.domain.confidence_sequences import StageNumbers
-from evalstop_service.domain.decision_lifecycle import Mode
-from evalstop_service.domain.project_settings import Declared, list_settings
-from evalstop_service.domain.proposals import Approval, ProposalKind, ProposalState
+from evalstop_service.domain.fields import doc
+from evalstop_service.domain.project_settings import CaseRequirements, ProjectSettings
+from evalstop_service.domain.proposals import OPEN_FOR, Approval, ProposalKind, ProposalState
 from evalstop_service.domain.quotas import Quotas
-from evalstop_service.domain.statuses import DeliveryState, Stage
-from evalstop_service.domain.times import StopHours
-from evalstop_service.store.tables.columns import (
-    EnumText,
-    StructJson,
-    UtcTime,
-    metadata,
-    of_run,
-    own_id,
-    part_of,
-    partial_index,
-)
-
-_TYPES: dict[Any, sa.types.TypeEngine[Any]] = {
-    str: sa.Text(),
-    Mode: EnumText(Mode),
-    bool: sa.Boolean(),
-    int: sa.Integer(),
-    float: sa.Double(),
-    list[str]: sa.JSON(none_as_null=True),
-    StopHours: StructJson(StopHours),
-}
+from evalstop_service.domain.statuses import Stage
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.tables.columns import make_table, metadata, partial_index
 
 
-def _make_column(declared: Declared) -> sa.Column[Any]:
-    (kind,) = (kind for kind in (get_args(declared.bare) or (declared.bare,)) if kind is not NoneType)
-    kind = declared.bare if get_origin(declared.bare) is list else kind
-    return sa.Column(declared.name, _TYPES[kind], nullable=declared.is_nullable)
+@dataclass(frozen=True)
+class Project(ProjectSettings):
+    """A tenant, with its settings.
+
+    `paused_at`: since then nothing is stopped, until `paused_until` (None: until somebody resumes it). `seed`: of all
+    random choices in the project.
+    """
+
+    id: UUID
+    name: str
+    created_at: datetime
+    paused_at: datetime | None = None
+    paused_by: str | None = None
+    paused_reason: str | None = None
+    paused_until: datetime | None = None
+    seed: str = ""
+    quotas: Quotas = field(default_factory=Quotas)
+
+    @property
+    def case_requirements(self) -> CaseRequirements:
+        """The requirements for a case to count towards a rollout stage."""
+        return CaseRequirements(self.case_seconds, self.case_evals, self.case_gpu_hours, self.cases_per_key_and_day)
 
 
-projects = sa.Table(
-    "projects",
-    metadata,
-    own_id(primary_key=True),
-    sa.Column("name", sa.Text, nullable=False, unique=True),
-    *map(_make_column, list_settings()),
-    sa.Column("created_at", UtcTime, nullable=False),
-    sa.Column("paused_at", UtcTime),  # not NULL: nothing is stopped until it is resumed
-    sa.Column("paused_by", sa.Text),
-    sa.Column("paused_reason", sa.Text),
-    sa.Column("paused_until", UtcTime),  # when it resumes by itself; NULL: when a person resumes it
-    sa.Column("seed", sa.Text, nullable=False, server_default=""),  # of all random choices in the project
-    sa.Column("quotas", StructJson(Quotas), nullable=False, server_default="{}"),  # missing quotas have their defaults
-)
+projects = make_table("projects", Project, sa.UniqueConstraint("name"), defaults={"seed": "", "quotas": "{}"})
 
-keys = sa.Table(
+
+@dataclass(frozen=True)
+class Key:
+    """A key and what it may do. `project_id` is None for a key to the whole installation."""
+
+    id: Annotated[UUID, doc("id of the key")]
+    project_id: UUID | None
+    name: Annotated[str, doc("for people; shown in the audit log")]
+    scopes: tuple[str, ...]
+    created_at: Annotated[datetime, doc("when it was created")]
+    revoked_at: Annotated[datetime | None, doc("when it was revoked; null: it is valid")]
+    expires_at: Annotated[datetime | None, doc("when it expires; null: never")] = None
+    networks: Annotated[tuple[str, ...], doc("CIDRs of the networks from which it is accepted; empty: any")] = ()
+    endpoint_ids: Annotated[
+        tuple[UUID, ...], doc("the endpoints whose stops it may fetch and report on; empty: all")
+    ] = ()
+    last_used_at: Annotated[datetime | None, doc("when it was last used, to the hour")] = None
+    previous_until: Annotated[datetime | None, doc("the secret before the rotation stays valid until then")] = None
+
+
+keys = make_table(
     "keys",
-    metadata,
-    own_id(primary_key=True),
-    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), index=True),  # NULL: the whole installation
-    sa.Column("name", sa.Text, nullable=False),
+    Key,
     sa.Column("hash", sa.Text, nullable=False, unique=True),
-    sa.Column("scopes", StructJson(tuple[str, ...]), nullable=False),
-    sa.Column("created_at", UtcTime, nullable=False),
-    sa.Column("revoked_at", UtcTime),
-    sa.Column("expires_at", UtcTime),  # NULL: never
-    sa.Column("last_used_at", UtcTime),  # to the hour
-    sa.Column("networks", StructJson(tuple[str, ...]), nullable=False),  # from which it is accepted; empty: any
-    sa.Column("endpoint_ids", StructJson(tuple[UUID, ...]), nullable=False),  # whose stops it reports on; empty: all
     sa.Column("previous_hash", sa.Text, unique=True),  # of the secret before it was rotated
-    sa.Column("previous_until", UtcTime),
+    sa.Index("ix_keys_project_id", "project_id"),
+    refers="project_id",
 )
 
 # Hashes of earlier secrets of rotated keys, which the spools of clients may name.
@@ -84,83 +83,152 @@ retired_key_hashes = sa.Table(
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
 )
 
-# Users signed in to the dashboard: by a key, or by an OpenID Connect issuer, whose grants map project names to
-# roles.
-sessions = sa.Table(
+
+@dataclass(frozen=True)
+class Session:
+    """A signed-in user, identified by the key `key_id` or by an OpenID issuer.
+
+    `grants`: the roles that the issuer's claims give, by project name, `*` for all projects.
+    """
+
+    issuer: str
+    subject: str
+    name: str
+    grants: dict[str, str]
+    created_at: Annotated[datetime, doc("when they signed in")]
+    expires_at: Annotated[datetime, doc("when the session expires")]
+    key_id: Annotated[UUID | None, doc("the key that signed in; null: OpenID Connect")] = None
+    id: Annotated[UUID, doc("id of the session")] = field(default_factory=new_id)
+
+
+sessions = make_table(
     "sessions",
-    metadata,
-    sa.Column("hash", sa.Text, primary_key=True),
-    own_id(unique=True, nullable=False),
-    sa.Column("key_id", sa.Uuid),  # NULL: signed in by OpenID Connect
-    sa.Column("issuer", sa.Text, nullable=False),
-    sa.Column("subject", sa.Text, nullable=False),
-    sa.Column("name", sa.Text, nullable=False),
-    sa.Column("grants", sa.JSON, nullable=False),
-    sa.Column("created_at", UtcTime, nullable=False),
-    sa.Column("expires_at", UtcTime, nullable=False, index=True),
-)
-
-policies = sa.Table(
-    "policies",
-    metadata,
-    own_id(primary_key=True),
-    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
-    sa.Column("name", sa.Text, nullable=False),
-    sa.Column("version", sa.Integer, nullable=False),
-    sa.Column("document", sa.JSON, nullable=False),
-    sa.Column("created_at", UtcTime, nullable=False),
-    sa.UniqueConstraint("project_id", "name", "version"),
-)
-
-# How much a policy may do by itself in a project, by its measured precision; no row: only its runs' mode counts.
-rollout_stages = sa.Table(
-    "rollout_stages",
-    metadata,
-    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), primary_key=True),
-    sa.Column("policy_name", sa.Text, primary_key=True),
-    sa.Column("stage", EnumText(Stage), nullable=False),
-    sa.Column("required_precision", sa.Double, nullable=False),  # which the lower confidence bound has to pass
-    sa.Column("canary_share", sa.Double, nullable=False),  # share of its stops that a canary carries out
-    sa.Column("since", UtcTime, nullable=False),
-    sa.Column("numbers", StructJson(StageNumbers), nullable=False),  # behind its stage
-    sa.Column("version", sa.Integer, nullable=False),  # of the policy that earned it
-)
-
-# Proposals that wait for confirmation, and what became of them.
-proposals = sa.Table(
-    "proposals",
-    metadata,
-    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), primary_key=True),
-    own_id(primary_key=True),
-    sa.Column("kind", EnumText(ProposalKind), nullable=False),
-    sa.Column("subject", sa.Text, nullable=False),
-    sa.Column("summary", sa.Text, nullable=False),
-    sa.Column("argument", sa.Text, nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("proposed_by", sa.Text, nullable=False),
-    sa.Column("approvals", StructJson(tuple[Approval, ...]), nullable=False),
-    sa.Column("state", EnumText(ProposalState), nullable=False),
-    sa.Column("created_at", UtcTime, nullable=False),
-    sa.Column("closed_at", UtcTime),
-    partial_index("uq_proposals_open", "project_id", "kind", "subject", where="state = 'open'", unique=True),
-)
-
-# What people and keys did, written in the same transaction. Chained a moment later: until then the last three are NULL.
-audit_log = sa.Table(
-    "audit_log",
-    metadata,
-    sa.Column("project_id", sa.Uuid, primary_key=True),
-    own_id(primary_key=True),
-    sa.Column("actor", sa.Text, nullable=False),
-    sa.Column("action", sa.Text, nullable=False),
-    sa.Column("subject", sa.Text, nullable=False),
-    sa.Column("details", sa.JSON, nullable=False),
-    sa.Column("at", UtcTime, nullable=False),
-    sa.Column("position", sa.BigInteger),  # in its project's chain, from 1 on
-    sa.Column("previous_hash", sa.Text),
+    Session,
     sa.Column("hash", sa.Text),
+    sa.UniqueConstraint("id"),
+    sa.Index("ix_sessions_expires_at", "expires_at"),
+    key="hash",
+)
+
+
+@dataclass(frozen=True)
+class StoredPolicy:
+    """One version of a policy."""
+
+    id: UUID
+    project_id: UUID
+    name: str
+    version: int
+    document: dict[str, Any]
+    created_at: datetime
+
+    @property
+    def reference(self) -> str:
+        """The reference by which a run asks for it."""
+        return f"{self.name}@{self.version}"
+
+
+policies = make_table(
+    "policies", StoredPolicy, sa.UniqueConstraint("project_id", "name", "version"), refers="project_id"
+)
+
+
+@dataclass(frozen=True)
+class RolloutStage:
+    """The stage of a policy, since when, and the numbers behind it."""
+
+    project_id: UUID
+    policy_name: Annotated[str, doc("name of the policy that earns it")]
+    stage: Annotated[Stage, doc("shadow: no stop is carried out; canary: a share; enforce: all")]
+    required_precision: Annotated[float, doc("what the lower bound of its precision must reach")]
+    canary_share: Annotated[float, doc("the share of its stops carried out while it is a canary")]
+    since: Annotated[datetime, doc("when it reached this stage")]
+    numbers: Annotated[StageNumbers, doc("the numbers behind the last change")]
+    version: Annotated[int, doc("the version that has this stage; other versions are in shadow")]
+
+
+rollout_stages = make_table("rollout_stages", RolloutStage, key="project_id policy_name", refers="project_id")
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What is proposed, by whom and why.
+
+    `subject`: see `ProposalKind`. `argument`: what carrying it out needs beyond the subject. The service gives no
+    approval.
+    """
+
+    id: Annotated[UUID, doc("id of the proposal")]
+    project_id: UUID
+    kind: Annotated[ProposalKind, doc("kind of change")]
+    subject: Annotated[str, doc("the name of the policy, or the id of the run or the decision")]
+    summary: str
+    argument: str
+    reason: Annotated[str, doc("the proposer's reason")]
+    proposed_by: Annotated[str, doc("`evalstop` for the service, else `key NAME` or `user NAME`")]
+    approvals: Annotated[tuple[Approval, ...], doc("those given so far, beginning with the proposer's")]
+    state: Annotated[ProposalState, doc("withdrawn: its numbers no longer hold")]
+    created_at: Annotated[datetime, doc("when it was proposed")]
+    closed_at: Annotated[datetime | None, doc("when it was confirmed, refused or withdrawn; null: open")] = None
+
+    @property
+    def document(self) -> dict[str, Any] | None:
+        """The policy that it would store, if it is about one."""
+        is_policy = self.kind is ProposalKind.ADD_POLICY_VERSION
+        return msgspec.json.decode(self.argument, type=dict[str, Any]) if is_policy else None
+
+    @property
+    def open_until(self) -> datetime | None:
+        """When it expires; None: the service withdraws it."""
+        return None if self.kind is ProposalKind.RAISE_STAGE else self.created_at + OPEN_FOR
+
+    def is_open(self, now: datetime) -> bool:
+        """Whether it can still be confirmed."""
+        return self.state_at(now) is ProposalState.OPEN
+
+    def state_at(self, now: datetime) -> ProposalState:
+        """Its state, which is `expired` once nobody can confirm it any more."""
+        over = self.open_until is not None and now >= self.open_until
+        return ProposalState.EXPIRED if self.state is ProposalState.OPEN and over else self.state
+
+
+proposals = make_table(
+    "proposals",
+    Proposal,
+    partial_index("uq_proposals_open", "project_id", "kind", "subject", where="state = 'open'", unique=True),
+    key="project_id id",
+    refers="project_id",
+)
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """One change, and its place in the project's chain, None until it is chained."""
+
+    id: Annotated[UUID, doc("id of the entry; ids ascend with time")]
+    actor: Annotated[str, doc("the authenticated actor: `key NAME`, or `user NAME` who signed in")]
+    action: str
+    subject: str
+    details: Annotated[dict[str, Any], doc("the reason, or the values before and after")]
+    at: Annotated[datetime, doc("time of the change")]
+    position: Annotated[int | None, doc("position in the project's hash chain; null for a moment after the change")] = (
+        None
+    )
+    previous_hash: str | None = None
+    hash: Annotated[str | None, doc("hash of this entry and of the previous one: note it to verify the log later")] = (
+        None
+    )
+
+
+# Written in the transaction of the change. Chained a moment later: until then the place in the chain is NULL.
+audit_log = make_table(
+    "audit_log",
+    AuditEntry,
+    sa.Column("project_id", sa.Uuid),
+    sa.Column("position", sa.BigInteger),
     sa.UniqueConstraint("project_id", "position"),
     partial_index("ix_audit_log_waiting", "project_id", "id", where="position IS NULL"),
+    key="project_id id",
 )
 
 # The end of each project's chain. A transaction that appends to the chain locks this row.
@@ -173,68 +241,35 @@ audit_chains = sa.Table(
 )
 
 
-endpoints = sa.Table(
-    "endpoints",
-    metadata,
-    own_id(primary_key=True),
-    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False, index=True),
-    sa.Column("url", sa.Text, nullable=False),
-    sa.Column("event_types", StructJson(tuple[str, ...]), nullable=False),
-    sa.Column("secret", sa.Text, nullable=False),
-    sa.Column("previous_secret", sa.Text),
-    sa.Column("previous_secret_until", UtcTime),
-    sa.Column("signing_key", sa.Text, nullable=False),  # private; receivers have the public key
-    sa.Column("public_key", sa.Text, nullable=False),
-    sa.Column("enabled", sa.Boolean, nullable=False),
-    sa.Column("created_at", UtcTime, nullable=False),
-    sa.Column("deleted_at", UtcTime),
-    sa.Column("format", sa.Text, nullable=False, server_default="standard"),
-    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # consecutive, up to now
-    sa.Column("open_until", UtcTime),  # circuit breaker: nothing is sent before
-)
+DEFAULT_NUMBER = 0
+"""The number of the experiment of runs that have none, including those that do not use MLflow."""
 
-events = sa.Table(
-    "events",
-    metadata,
-    of_run(),
-    own_id(primary_key=True),
-    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
-    sa.Column("decision_id", sa.Uuid),
-    sa.Column("type", sa.Text, nullable=False),
-    sa.Column("body", sa.Text, nullable=False),  # the signed bytes, so that every attempt sends the same
-    sa.Column("created_at", UtcTime, nullable=False),
-    sa.Index("ix_events_project_id_id", "project_id", "id"),
-)
 
-deliveries = sa.Table(
-    "deliveries",
-    metadata,
-    *part_of("events", "event_id", nullable=False),
-    own_id(primary_key=True),
-    sa.Column("endpoint_id", sa.Uuid, sa.ForeignKey("endpoints.id"), nullable=False),
-    sa.Column("state", EnumText(DeliveryState), nullable=False),
-    sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("due_at", UtcTime, nullable=False),  # while leased: the end of the lease
-    sa.Column("urgent", sa.Boolean, nullable=False, server_default=sa.false()),  # overtakes others of its run
-    sa.Column("last_error", sa.Text),
-    sa.Column("created_at", UtcTime, nullable=False),
-    sa.Column("settled_at", UtcTime),
-    sa.Index("ix_deliveries_id", "id"),
-    sa.Index("ix_deliveries_event_id", "event_id"),
-    # The queue of each endpoint, and the urgent deliveries of a run to an endpoint.
-    partial_index("ix_deliveries_endpoint_id", "endpoint_id", "due_at", "id", where="state = 'waiting'"),
-    partial_index("ix_deliveries_endpoint_id_run_id", "endpoint_id", "run_id", "id", where="state = 'waiting'"),
-)
+class Experiment(msgspec.Struct, frozen=True):
+    """A row of experiments.
 
-delivery_attempts = sa.Table(
-    "delivery_attempts",
-    metadata,
-    *part_of("deliveries", "delivery_id", primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("at", UtcTime, nullable=False),
-    sa.Column("duration_ms", sa.Double, nullable=False),
-    sa.Column("status_code", sa.Integer),
-    sa.Column("error", sa.Text),
-    sa.Column("url", sa.Text),  # where it was sent; the endpoint may have changed since
-    sa.Column("answer", sa.Text),  # the start of the response body
+    `number`: the id that clients see, unique in the project; 0 is the default experiment, which is not stored.
+    `artifact_location`: the folder that holds one folder of artifacts for each run.
+    """
+
+    id: UUID
+    project_id: UUID
+    number: int
+    name: str
+    artifact_location: str
+    tags: dict[str, str]
+    created_at: datetime
+
+    @property
+    def reference(self) -> UUID | None:
+        """The value that rows refer to it by: None for the default experiment."""
+        return None if self.number == DEFAULT_NUMBER else self.id
+
+
+experiments = make_table(
+    "experiments",
+    Experiment,
+    sa.UniqueConstraint("project_id", "name"),
+    sa.UniqueConstraint("project_id", "number", name="uq_experiments_number"),
+    refers="project_id",
 )

@@ -1,75 +1,109 @@
-"""Runs, everything recorded while they run, decisions on them, and whether these were right."""
+"""Runs, and everything recorded while they run."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, NamedTuple
+from uuid import UUID
+
+import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Mode
+from evalstop_service.domain.decision_lifecycle import Mode
+from evalstop_service.domain.fields import doc
 from evalstop_service.domain.health import Liveness, MetricFault
 from evalstop_service.domain.run import (
     BestCheckpoint,
     ChangePoint,
     EvalChange,
     FirstCall,
-    JudgedCall,
     MetricFields,
     RawMaximum,
     Recognition,
-    RunAssessment,
+    RunDescription,
     Verdict,
+    find_version,
 )
-from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome, RunStatus, Treatment
-from evalstop_service.store.ids import new_id
-from evalstop_service.store.tables.columns import (
-    EnumText,
-    Real,
-    StructJson,
-    UtcTime,
-    metadata,
-    of_run,
-    own_id,
-    part_of,
-    partial_index,
-)
+from evalstop_service.domain.statuses import RunStatus
+from evalstop_service.store.tables.columns import Real, UtcTime, make_table, metadata, of_run, partial_index
 
-runs = sa.Table(
+
+class Run(msgspec.Struct, frozen=True):
+    """A row of runs, with the name of its policy.
+
+    `turn` is None until the run has ended. `recognition`: how the roles in `metrics` were found; None when the trainer
+    gave them, see `runs.metric_roles`. `pruned_at`: since then its details are being or have been removed, and nothing
+    can be added to it. `opened_as`: the name that its trainer asked for, where that was taken. `job`: where it runs, as
+    given by its trainer. `job_key`: the job that a stop would end, see `find_job_key`. `opening`: the id of the
+    request that opened it. `opened_by`: the key that did. `eval_share`: the share of its time that one eval takes, 0 if
+    unknown; None: checkpoints are not evaluated on request. `detector_failure`: why its policy no longer judges it.
+    `calls`: by the name of a member of its policy, of those that called for a stop in this attempt.
+    """
+
+    id: Annotated[UUID, doc("id of the run; ids ascend with time")]
+    project_id: UUID
+    name: Annotated[str, doc("unique in the project")]
+    status: Annotated[RunStatus, doc("running, or how it ended: completed, failed, stopped or lost")]
+    attempt: Annotated[int, doc("counts from 1, plus 1 for each resume")]
+    metrics: dict[str, MetricFields]
+    labels: Annotated[dict[str, str], doc("receivers find the job by these")]
+    policy_id: UUID
+    policy_name: str
+    policy_version: int
+    mode: Annotated[Mode, doc("shadow: decisions are only recorded; enforce: the run is stopped")]
+    total_steps: Annotated[int | None, doc("the planned length; null: not reported")]
+    last_step: Annotated[int | None, doc("the highest step with an observation; null: none")]
+    version: int
+    verdict: Annotated[Verdict, doc("the policy's current verdict")]
+    best_checkpoint: Annotated[BestCheckpoint | None, doc("the one to ship; null: no checkpoint has an eval")]
+    raw_maximum: Annotated[RawMaximum | None, doc("the highest eval, with or without a checkpoint; null: no eval")]
+    created_at: Annotated[datetime, doc("when it was opened")]
+    updated_at: Annotated[datetime, doc("when it last got observations or changed")]
+    ended_at: Annotated[datetime | None, doc("when it ended; null: running")]
+    turn: Annotated[ChangePoint | None, doc("null until the run has ended, and when the eval shows no fall")] = None
+    rewritten_version: int = 0
+    recognition: Recognition | None = None
+    pruned_at: Annotated[datetime | None, doc("when its observations and checkpoints were deleted")] = None
+    opened_as: str | None = None
+    job: str | None = None
+    job_key: str | None = None
+    opening: UUID | None = None
+    opened_by: UUID | None = None
+    eval_share: Annotated[
+        float | None, doc("share of its time that one eval takes, 0 if unknown; null: no evaluation on request")
+    ] = None
+    eval_changes: Annotated[tuple[EvalChange, ...], doc("the steps from which the eval is measured differently")] = ()
+    detector_failure: str | None = None
+    calls: dict[str, FirstCall] = {}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has ended; a lost one may return."""
+        return self.ended_at is not None and self.status != RunStatus.LOST
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was ever observed: then its terms are fixed. After a resume at its start no observation counts."""
+        return self.last_step is not None or self.attempt > 1
+
+    @property
+    def best_is_outdated(self) -> bool:
+        """Whether no checkpoint has been measured since the eval changed."""
+        if self.best_checkpoint is None or self.last_step is None:
+            return False
+        newest = find_version(self.eval_changes, self.last_step)
+        return find_version(self.eval_changes, self.best_checkpoint.step) != newest
+
+    @property
+    def length_known(self) -> bool:
+        """Whether the planned length is known and not exceeded: decisions are then faster."""
+        return self.total_steps is not None and (self.last_step or 0) <= self.total_steps
+
+
+runs = make_table(
     "runs",
-    metadata,
-    own_id(primary_key=True),
-    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
-    sa.Column("name", sa.Text, nullable=False),
-    sa.Column("status", EnumText(RunStatus), nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("metrics", StructJson(dict[str, MetricFields]), nullable=False),
-    sa.Column("labels", StructJson(dict[str, str]), nullable=False),
-    sa.Column("policy_id", sa.Uuid, sa.ForeignKey("policies.id"), nullable=False),
-    sa.Column("mode", EnumText(Mode), nullable=False),
-    sa.Column("total_steps", sa.BigInteger),
-    # Share of the run's time that one eval takes, 0 if unknown; NULL: checkpoints are not evaluated on request.
-    sa.Column("eval_share", sa.Double),
-    sa.Column("last_step", sa.BigInteger),
-    sa.Column("version", sa.Integer, nullable=False),  # counts the changes of the row
-    # The version of the last change to past data: a monitor stored at an earlier version has to be rebuilt.
-    sa.Column("rewritten_version", sa.Integer, nullable=False, server_default="0"),
-    sa.Column("verdict", StructJson(Verdict), nullable=False),
-    sa.Column(
-        "calls", StructJson(dict[str, FirstCall]), nullable=False, server_default="{}"
-    ),  # by member of the policy
-    sa.Column("best_checkpoint", StructJson(BestCheckpoint)),
-    sa.Column("raw_maximum", StructJson(RawMaximum)),
-    sa.Column("turn", StructJson(ChangePoint)),  # found once the run has ended
-    sa.Column("recognition", StructJson(Recognition)),  # how its metrics got their roles; NULL: given by the trainer
-    sa.Column("eval_changes", StructJson(tuple[EvalChange, ...]), nullable=False, server_default="[]"),
-    sa.Column("detector_failure", sa.Text),  # why its policy no longer judges it
-    sa.Column("created_at", UtcTime, nullable=False),
-    sa.Column("updated_at", UtcTime, nullable=False),
-    sa.Column("ended_at", UtcTime),
-    sa.Column("pruned_at", UtcTime),  # since then its details are being or have been removed
-    sa.Column("opened_as", sa.Text),  # the name that its trainer asked for, if it was taken
-    sa.Column("job", sa.Text),  # where it runs, as given by its trainer; a trainer that gives the same attaches to it
-    sa.Column("job_key", sa.Text),  # the job that a stop would end, from its labels: see `find_job_key`
-    sa.Column("opening", sa.Uuid),  # the id of the request that opened it, which may be retried
-    sa.Column("opened_by", sa.Uuid),  # the key whose labels identify the job; NULL: any key of the project
+    Run,
     sa.UniqueConstraint("project_id", "name"),
     partial_index("ix_runs_project_id_opened_as", "project_id", "opened_as", where="opened_as IS NOT NULL"),
     partial_index("ix_runs_project_id_job_key", "project_id", "job_key", where="job_key IS NOT NULL"),
@@ -77,123 +111,182 @@ runs = sa.Table(
     sa.Index("ix_runs_project_id_id", "project_id", "id"),
     sa.Index("ix_runs_project_id_status_id", "project_id", "status", "id"),
     partial_index("ix_runs_project_id_ended_at", "project_id", "ended_at", where="pruned_at IS NULL"),
+    without="policy_name policy_version",
+    refers="project_id policy_id",
+    defaults={"rewritten_version": "0", "calls": "{}", "eval_changes": "[]"},
 )
 
-# What people say of a run. In its own table, so that a change does not create a new version that replicas reload.
-run_descriptions = sa.Table(
+# In its own table, so that a change does not create a new version of the run that replicas reload.
+run_descriptions = make_table(
     "run_descriptions",
-    metadata,
+    RunDescription,
     of_run(),
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
-    sa.Column("owner", sa.Text),
-    sa.Column("group", sa.Text),
-    sa.Column("tags", StructJson(tuple[str, ...]), nullable=False),
-    sa.Column("notes", sa.Text, nullable=False),
     sa.Column("changed_at", UtcTime, nullable=False),
     sa.Index("ix_run_descriptions_project_id_owner", "project_id", "owner", "run_id"),
     sa.Index("ix_run_descriptions_project_id_group", "project_id", "group", "run_id"),
+    key="run_id",
 )
 
 attempts = sa.Table(
     "attempts",
     metadata,
     of_run(),
-    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer),
     sa.Column("resumed_from_step", sa.BigInteger),
     sa.Column("started_at", UtcTime, nullable=False),
+    sa.PrimaryKeyConstraint("run_id", "attempt"),
 )
 
 LIVE = 0
 """`superseded_by` of live observations and checkpoints."""
 
-# The key of an observation is (run, metric, step, superseded_by). `superseded_by` is 0 for the live one and otherwise
-# the attempt that replaced it, so the key itself keeps an observation from being counted twice.
-observations = sa.Table(
+
+@dataclass(frozen=True)
+class StoredObservation:
+    """An observation as stored, and whether it was superseded."""
+
+    metric: Annotated[str, doc("the name of the series")]
+    step: Annotated[int, doc("the training step at which it was measured")]
+    value: float
+    stderr: Annotated[float | None, doc("the standard error of the value; null: not reported")]
+    observed_at: datetime | None
+    attempt: Annotated[int, doc("the attempt that reported it")]
+    superseded_by: int
+    received_at: Annotated[datetime, doc("when it was stored")]
+
+    @property
+    def cursor(self) -> str:
+        """The cursor of the page after this observation."""
+        return f"{self.step}.{self.superseded_by}"
+
+
+# `superseded_by` is 0 for the live observation and otherwise the attempt that replaced it, so the key itself keeps an
+# observation from being counted twice.
+observations = make_table(
     "observations",
-    metadata,
-    sa.Column("run_id", sa.Uuid, primary_key=True),
-    sa.Column("metric", sa.Text().with_variant(sa.Text(collation="C"), "postgresql"), primary_key=True),
-    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("superseded_by", sa.Integer, primary_key=True, autoincrement=False),
+    StoredObservation,
+    sa.Column("run_id", sa.Uuid),
+    sa.Column("metric", sa.Text().with_variant(sa.Text(collation="C"), "postgresql")),
     sa.Column("value", Real),
-    sa.Column("stderr", sa.Double),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("observed_at", UtcTime),
-    sa.Column("received_at", UtcTime, nullable=False),
+    key="run_id metric step superseded_by",
     postgresql_partition_by="HASH (run_id)",
 )
 
-checkpoints = sa.Table(
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The step of a saved model and where it was saved."""
+
+    step: Annotated[int, doc("the training step that it holds")]
+    uri: Annotated[str, doc("the URI that the trainer reported")]
+    attempt: Annotated[int, doc("the attempt that saved it")]
+    created_at: Annotated[datetime, doc("when it was registered")]
+
+
+checkpoints = make_table(
     "checkpoints",
-    metadata,
+    Checkpoint,
     of_run(),
-    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("superseded_by", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("uri", sa.Text, nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("superseded_by", sa.Integer),
+    key="run_id step superseded_by",
 )
 
-# Requests for paired evaluations, and their answers. `difference`: the current score less the best one's, in the
-# unit and direction of the eval metric; it is stored as an observation, which counts for the verdict.
-eval_requests = sa.Table(
+
+class EvalRequest(msgspec.Struct, frozen=True):
+    """A request for a paired evaluation at a step, and its answer."""
+
+    id: Annotated[UUID, doc("id of the request")]
+    run_id: Annotated[UUID, doc("the run that is suspected to have turned")]
+    project_id: UUID
+    attempt: Annotated[int, doc("the attempt of the run")]
+    step: Annotated[int, doc("evaluate the first checkpoint registered at or after this step")]
+    number: Annotated[int, doc("1 for the run's first request")]
+    multiplier: Annotated[int, doc("number of prompts, as a multiple of a usual eval")]
+    best_step: int
+    best_uri: str
+    probability: Annotated[float | None, doc("probability that the run had turned, at the time of the request")]
+    created_at: Annotated[datetime, doc("when it was requested")]
+    deadline_at: Annotated[datetime, doc("it can be answered until then")]
+    answered_at: Annotated[datetime | None, doc("null: not answered")] = None
+    actor: Annotated[str | None, doc("who answered")] = None
+    difference: Annotated[float | None, doc("the current score minus the best one, in the unit of the eval metric")] = (
+        None
+    )
+    stderr: Annotated[float | None, doc("the standard error of the difference")] = None
+    prompts: Annotated[int | None, doc("number of prompts on which both were scored")] = None
+    probability_after: Annotated[float | None, doc("probability that the run had turned, including the answer")] = None
+
+    @property
+    def seed(self) -> int:
+        """The seed from which both evaluations draw their prompts."""
+        return self.id.int & 0x7FFF_FFFF
+
+    def is_open(self, now: datetime) -> bool:
+        """Whether it can still be answered."""
+        return self.answered_at is None and now < self.deadline_at
+
+
+eval_requests = make_table(
     "eval_requests",
-    metadata,
-    of_run(),
-    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
-    own_id(nullable=False),
-    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
-    sa.Column("number", sa.Integer, nullable=False),
-    sa.Column("multiplier", sa.Integer, nullable=False),
-    sa.Column("best_step", sa.BigInteger, nullable=False),
-    sa.Column("best_uri", sa.Text, nullable=False),
-    sa.Column("probability", sa.Double),
-    sa.Column("created_at", UtcTime, nullable=False),
-    sa.Column("deadline_at", UtcTime, nullable=False),
-    sa.Column("answered_at", UtcTime),
-    sa.Column("actor", sa.Text),
-    sa.Column("difference", sa.Double),
-    sa.Column("stderr", sa.Double),
-    sa.Column("prompts", sa.Integer),
-    sa.Column("probability_after", sa.Double),
+    EvalRequest,
     partial_index("ix_eval_requests_project_id_deadline_at", "project_id", "deadline_at", where="answered_at IS NULL"),
+    key="run_id attempt step",
+    refers="run_id project_id",
 )
 
-verdicts = sa.Table(
-    "verdicts",
-    metadata,
-    of_run(),
-    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("verdict", StructJson(Verdict), nullable=False),
-    sa.Column("at", UtcTime, nullable=False),
-)
+
+@dataclass(frozen=True)
+class VerdictChange:
+    """A verdict, and when it was reached."""
+
+    sequence: Annotated[int, doc("number of the change in this run")]
+    attempt: Annotated[int, doc("the attempt of the run")]
+    verdict: Annotated[Verdict, doc("with its evidence")]
+    at: Annotated[datetime, doc("when it was reached")]
+
+
+verdicts = make_table("verdicts", VerdictChange, of_run(), key="run_id sequence")
+
+
+class StoredMonitorState(NamedTuple):
+    """The opaque state of a monitor, and the run's version that it belongs to."""
+
+    version: int
+    state: str
+
 
 # A cache that can be rebuilt from the observations; it may lag behind the run. Writers lock the run's row, as for
 # observations, so neither needs a foreign key.
-monitor_states = sa.Table(
-    "monitor_states",
-    metadata,
-    sa.Column("run_id", sa.Uuid, primary_key=True),
-    sa.Column("version", sa.Integer, nullable=False),
-    sa.Column("state", sa.Text, nullable=False),
-)
+monitor_states = make_table("monitor_states", StoredMonitorState, sa.Column("run_id", sa.Uuid), key="run_id")
 
-# Run health, from posts and heartbeats; ingestion writes here only to record a step past its budget.
-run_health = sa.Table(
+
+@dataclass(frozen=True)
+class RunHealth:
+    """The health of a run at its last check.
+
+    `next_check_at`: None once the run has ended. `heartbeat_at`: the last heartbeat. `cadence_seconds`: see
+    `liveness.measure_cadence`; None while it is not known. `metric_faults`: the watched metrics without data.
+    `changed_at`: when `state` last changed. `costly_step_seconds`: the time that its detectors took in the last commit
+    that exceeded the budget.
+    """
+
+    run_id: UUID
+    project_id: UUID
+    state: Liveness
+    next_check_at: datetime | None
+    changed_at: datetime
+    heartbeat_at: datetime | None = None
+    cadence_seconds: float | None = None
+    metric_faults: tuple[MetricFault, ...] = ()
+    costly_step_seconds: float | None = None
+
+
+run_health = make_table(
     "run_health",
-    metadata,
-    sa.Column("run_id", sa.Uuid, primary_key=True),
-    sa.Column("project_id", sa.Uuid, nullable=False),
-    sa.Column("state", EnumText(Liveness), nullable=False),
-    sa.Column("next_check_at", UtcTime),  # NULL: the run has ended
-    sa.Column("heartbeat_at", UtcTime),
-    sa.Column("cadence_seconds", sa.Double),  # measured: between two posts
-    sa.Column("metric_faults", StructJson(tuple[MetricFault, ...]), nullable=False),
-    sa.Column("costly_step_seconds", sa.Double),  # of its detectors, in one commit; NULL: never over budget
-    sa.Column("changed_at", UtcTime, nullable=False),
+    RunHealth,
     partial_index("ix_run_health_next_check_at", "next_check_at", where="next_check_at IS NOT NULL"),
+    key="run_id",
 )
 
 # Runs whose details are being removed: the row stays until all are gone, so that an interrupted removal continues.
@@ -204,189 +297,27 @@ run_deletions = sa.Table(
     sa.Column("started_at", UtcTime, nullable=False),
 )
 
-# Experiments, MLflow's name for the folders of runs.
-experiments = sa.Table(
-    "experiments",
-    metadata,
-    own_id(primary_key=True),
-    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
-    sa.Column("number", sa.Integer, nullable=False),  # the id that clients see; 0 is the default experiment
-    sa.Column("name", sa.Text, nullable=False),
-    sa.Column("artifact_location", sa.Text, nullable=False),
-    sa.Column("tags", sa.JSON, nullable=False),
-    sa.Column("created_at", UtcTime, nullable=False),
-    sa.UniqueConstraint("project_id", "name"),
-    sa.UniqueConstraint("project_id", "number", name="uq_experiments_number"),
-)
 
-# What MLflow clients store beyond a run's labels. Times are milliseconds since 1970, as clients send them.
-mlflow_runs = sa.Table(
+class MlflowRun(msgspec.Struct, frozen=True):
+    """A row of mlflow_runs, or the defaults for a run that has none.
+
+    `experiment_id`: None is the default experiment. `start_time`, `end_time`: milliseconds since 1970, as the client
+    sent them.
+    """
+
+    run_id: UUID
+    experiment_id: UUID | None = None
+    start_time: int | None = None
+    end_time: int | None = None
+    params: dict[str, str] = {}
+
+
+mlflow_runs = make_table(
     "mlflow_runs",
-    metadata,
-    of_run(),
-    sa.Column("experiment_id", sa.Uuid, sa.ForeignKey("experiments.id"), index=True),  # NULL: the default experiment
+    MlflowRun,
     sa.Column("start_time", sa.BigInteger),
     sa.Column("end_time", sa.BigInteger),
-    sa.Column("params", sa.JSON, nullable=False),
-)
-
-
-# The stop is to go out, and nobody was handed it yet.
-IS_UNSENT = "handed_over_at IS NULL AND state IN ('pending', 'requested', 'escalated')"
-
-decisions = sa.Table(
-    "decisions",
-    metadata,
-    of_run(),
-    own_id(primary_key=True),
-    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("action", EnumText(Action), nullable=False, server_default="stop"),
-    sa.Column("state", EnumText(DecisionState), nullable=False),
-    sa.Column("state_reason", sa.Text, nullable=False, server_default=""),  # of its last transition
-    sa.Column("guard_kinds", StructJson(list[str]), nullable=False, server_default="[]"),  # while it is on hold
-    sa.Column("step", sa.BigInteger, nullable=False),
-    sa.Column("verdict", StructJson(Verdict), nullable=False),
-    sa.Column("best_checkpoint", StructJson(BestCheckpoint)),
-    sa.Column("policy_id", sa.Uuid, sa.ForeignKey("policies.id"), nullable=False),
-    sa.Column("due_at", UtcTime, nullable=False),  # the end of the veto window
-    sa.Column("created_at", UtcTime, nullable=False),
-    sa.Column("deadline_at", UtcTime),  # when the service has to act by itself; NULL: never
-    sa.Column("escalations", sa.Integer, nullable=False, server_default="0"),
-    sa.Column("handed_over_at", UtcTime),  # when its stop first went out; NULL: it can still be vetoed
-    sa.Column("handed_over_to", sa.Text),  # the receiver or the trainer, in words
-    sa.Column("asked_at", UtcTime),  # when one of them asked for the stop, so that it is handed over
-    sa.Column("asked_by", sa.Text),
-    sa.Column("observed_probability", sa.Double, nullable=False),  # of the hold-out that lets its outcome be observed
-    sa.UniqueConstraint("run_id", "attempt"),  # one decision an attempt: a concurrent second one is rejected
-    sa.Index("ix_decisions_id", "id"),
-    sa.Index("ix_decisions_project_id_id", "project_id", "id"),
-    sa.Index("ix_decisions_project_id_due_at", "project_id", "due_at"),  # counts stops within an hour
-    partial_index("ix_decisions_due_at", "due_at", where="state = 'pending'"),
-    partial_index("ix_decisions_deadline_at", "deadline_at", where="deadline_at IS NOT NULL"),
-    partial_index("ix_decisions_asked_at", "asked_at", where="asked_at IS NOT NULL AND handed_over_at IS NULL"),
-    partial_index("ix_decisions_unsent", "run_id", where=IS_UNSENT),
-)
-
-# The processes that hear vetoes. A veto window is over when all of them have written after its end.
-veto_listeners = sa.Table(
-    "veto_listeners",
-    metadata,
-    sa.Column("id", sa.Uuid, primary_key=True),
-    sa.Column("heard_until", UtcTime, nullable=False),  # all vetoes sent before were dealt with
-)
-
-decision_changes = sa.Table(
-    "decision_changes",
-    metadata,
-    *part_of("decisions", "decision_id", primary_key=True),
-    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("state", EnumText(DecisionState), nullable=False),
-    sa.Column("actor", sa.Text, nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("details", sa.JSON, nullable=False),
-    sa.Column("at", UtcTime, nullable=False),
-)
-
-# What turned out to be true of an attempt, flagged or not; the last row counts.
-outcomes = sa.Table(
-    "outcomes",
-    metadata,
-    of_run(),
-    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("outcome", EnumText(DecisionOutcome), nullable=False),
-    sa.Column("turn_step", sa.BigInteger),
-    sa.Column("derived", sa.Boolean, nullable=False),  # from later evals; else a person reported it
-    sa.Column("actor", sa.Text, nullable=False),
-    sa.Column("note", sa.Text, nullable=False),
-    sa.Column("assessment", StructJson(RunAssessment)),  # the numbers behind it; NULL: a person reported it
-    sa.Column("at", UtcTime, nullable=False),
-)
-
-# Attempts that have ended, one row each: decision, outcome and cost. Derived from the tables above; all estimates are
-# computed from these rows.
-cases = sa.Table(
-    "cases",
-    metadata,
-    sa.Column("run_id", sa.Uuid, primary_key=True),
-    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("project_id", sa.Uuid, nullable=False),
-    sa.Column("policy_id", sa.Uuid, nullable=False),
-    sa.Column("job_kind", sa.Text),
-    sa.Column("gpus", sa.Double),
-    sa.Column("run_outcome", EnumText(RunOutcome), nullable=False),
-    sa.Column("derived", sa.Boolean, nullable=False),
-    sa.Column("turn_step", sa.BigInteger),
-    sa.Column("decision_id", sa.Uuid),  # NULL: never flagged; then all columns about the decision are NULL
-    sa.Column("treatment", EnumText(Treatment)),
-    sa.Column("observed_probability", sa.Double),
-    sa.Column("decided_step", sa.BigInteger),
-    sa.Column("detectors", sa.JSON(none_as_null=True)),  # those that called for the stop
-    sa.Column("calls", StructJson(dict[str, JudgedCall])),  # of detectors of its policy that called, observers included
-    sa.Column("stated_risk", sa.Double),  # the share of healthy runs that the policy says it stops
-    sa.Column("outcome", EnumText(DecisionOutcome), nullable=False),
-    sa.Column("delay_steps", sa.BigInteger),  # from the turn to the decision
-    sa.Column("gpu_hours", sa.Double),  # of the whole attempt; NULL: the number of GPUs is not known
-    sa.Column("gpu_hours_saved", sa.Double),  # by a stop, extrapolated; by one not carried out, measured
-    sa.Column("gpu_hours_lost", sa.Double),  # by a stop that was wrong
-    sa.Column("parked_seconds", sa.Double),  # how long its job was parked; NULL: never
-    # Whether it counts towards a rollout stage depends on these.
-    sa.Column("seconds", sa.Double, nullable=False),
-    sa.Column("evals", sa.Integer, nullable=False),  # finite ones
-    sa.Column("key_id", sa.Uuid),  # the key that opened its run
-    sa.Column("ended_at", UtcTime, nullable=False),
-    sa.Column("revision", sa.Uuid, nullable=False, default=new_id),  # changes whenever the row is rewritten
-    sa.Index("ix_cases_project_id_ended_at", "project_id", "ended_at", "run_id"),
-    sa.Index("ix_cases_project_id_revision", "project_id", "revision"),
-    # Two partial indexes: the few flagged cases, and all others in an index small enough to be read whole.
-    partial_index("ix_cases_flagged", "project_id", "policy_id", "ended_at", where="decision_id IS NOT NULL"),
-    partial_index("ix_cases_passed", "project_id", "policy_id", "outcome", where="decision_id IS NULL"),
-)
-
-# The calls of each case, a row each, with what they are counted by: they are several times as many as the cases, and
-# counting them in the JSON of the cases took twelve times as long.
-case_calls = sa.Table(
-    "case_calls",
-    metadata,
-    sa.Column("run_id", sa.Uuid, primary_key=True),
-    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("detector", sa.Text, primary_key=True),
-    sa.Column("project_id", sa.Uuid, nullable=False),
-    sa.Column("policy_id", sa.Uuid, nullable=False),
-    sa.Column("job_kind", sa.Text),
-    sa.Column("treatment", EnumText(Treatment)),
-    sa.Column("observed_probability", sa.Double),
-    sa.Column("run_outcome", EnumText(RunOutcome), nullable=False),
-    sa.Column("ended_at", UtcTime, nullable=False),
-    *(
-        sa.Column("step", sa.BigInteger, nullable=False),
-        sa.Column("outcome", EnumText(DecisionOutcome), nullable=False),
-    ),
-    *(sa.Column("delay_steps", sa.BigInteger), sa.Column("gpu_hours_after", sa.Double)),
-    # In the order in which they are grouped, and with all that is read: no row is looked up, nothing is sorted.
-    sa.Index(
-        "ix_case_calls_counted",
-        *("project_id", "policy_id", "detector", "treatment", "observed_probability", "run_outcome", "outcome"),
-        *("delay_steps", "gpu_hours_after", "ended_at", "job_kind"),
-    ),
-)
-
-# A policy replayed on past runs before it is used.
-backtests = sa.Table(
-    "backtests",
-    metadata,
-    own_id(primary_key=True),
-    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
-    sa.Column("document", sa.JSON, nullable=False),
-    sa.Column("most_runs", sa.Integer, nullable=False),
-    sa.Column("state", EnumText(BacktestState), nullable=False),
-    sa.Column("total", sa.Integer, nullable=False, server_default="0"),
-    sa.Column("done", sa.Integer, nullable=False, server_default="0"),
-    sa.Column("findings", sa.JSON, nullable=False),
-    sa.Column("actor", sa.Text, nullable=False),
-    sa.Column("lease_until", UtcTime),  # of the worker that runs it
-    sa.Column("created_at", UtcTime, nullable=False),
-    sa.Column("ended_at", UtcTime),
-    sa.Index("ix_backtests_project_id_id", "project_id", "id"),
+    sa.Index("ix_mlflow_runs_experiment_id", "experiment_id"),
+    key="run_id",
+    refers="run_id experiment_id",
 )

@@ -1,0 +1,314 @@
+"""Decisions, and whether they were right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from evalstop_service.domain.decision_lifecycle import (
+    AWAITING_CONFIRMATION,
+    RETURNING,
+    STOPPING,
+    Action,
+    DecisionState,
+    Lifecycle,
+    Record,
+)
+from evalstop_service.domain.fields import doc
+from evalstop_service.domain.run import BestCheckpoint, Call, JudgedCall, RunAssessment, Verdict
+from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome, RunStatus, Treatment
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.tables.columns import UtcTime, make_table, metadata, of_run, part_of, partial_index
+
+# The stop is to go out, and nobody was handed it yet.
+IS_UNSENT = "handed_over_at IS NULL AND state IN ('pending', 'requested', 'escalated')"
+
+
+LIFE = ("state", "due_at", "deadline_at", "escalations", "action", "handed_over_at", "handed_over_to")
+"""The fields that a decision shares with its life cycle."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A stop verdict on record.
+
+    `observed_probability`: the probability with which the run was held out so that its outcome is observed.
+    `guard_kinds`: the guards that put it on hold.
+    """
+
+    id: Annotated[UUID, doc("id of the decision")]
+    run_id: Annotated[UUID, doc("the run to be stopped")]
+    project_id: UUID
+    attempt: Annotated[int, doc("the run's attempt")]
+    state: Annotated[DecisionState, doc("its state in the life cycle")]
+    step: Annotated[int, doc("the step at which the policy wanted the stop")]
+    verdict: Annotated[Verdict, doc("the verdict at that time, with its evidence")]
+    best_checkpoint: Annotated[BestCheckpoint | None, doc("at the time of the decision")]
+    policy_id: UUID
+    due_at: Annotated[datetime, doc("the end of the veto window; it can be vetoed until it is handed over")]
+    created_at: Annotated[datetime, doc("when the policy wanted the stop")]
+    run_name: Annotated[str, doc("the run's name")]
+    policy_name: str
+    policy_version: int
+    observed_probability: float
+    deadline_at: Annotated[
+        datetime | None, doc("next check: a stop on hold is tried again, an unconfirmed one is escalated")
+    ] = None
+    escalations: Annotated[int, doc("how often it was not confirmed in time")] = 0
+    state_reason: Annotated[str, doc("why it is in this state; for a stop on hold, the guards' reasons")] = ""
+    guard_kinds: list[str] = field(default_factory=list)
+    action: Annotated[Action, doc("stop the job, or park it so that it can resume")] = Action.STOP
+    handed_over_at: Annotated[datetime | None, doc("when the stop first went out; null: it can still be vetoed")] = None
+    handed_over_to: Annotated[str | None, doc("to whom it went out first, a receiver or the trainer")] = None
+
+    @property
+    def stops(self) -> bool:
+        """Whether the job is meant to end. Its trainer must not hear of it before the stop is handed over."""
+        return self.action is Action.STOP and self.is_requested
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether receivers are or were asked to carry it out."""
+        return self.state in STOPPING
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the trainer may be told to stop."""
+        return self.stops and self.handed_over_at is not None
+
+    @property
+    def follows_run(self) -> bool:
+        """Whether it applies to the run's next attempt too: a parked job that resumes on idle GPUs is still parked, and
+        one that a person resumed is not parked again."""
+        staying = AWAITING_CONFIRMATION | {DecisionState.PARKED, DecisionState.UNDONE}
+        return self.action is Action.PARK and self.state in staying
+
+    def is_recovered(self, verdict: Verdict) -> bool:
+        """Whether a verdict ends it: past the decision's step the policy no longer suspects the run."""
+        returning = self.action is Action.PARK and self.state in RETURNING
+        return returning and verdict.verdict is Call.CONTINUE and verdict.step is not None and verdict.step > self.step
+
+    @property
+    def ordered(self) -> bool:
+        """Whether a person ordered the stop without a call from the policy: there is no evidence behind it."""
+        return not self.verdict.evidence
+
+    @property
+    def life(self) -> Lifecycle:
+        """Its state for the state machine, as far as its row holds it."""
+        fields = {name: getattr(self, name) for name in LIFE}
+        return Lifecycle(guard_kinds=frozenset(self.guard_kinds), reason=self.state_reason, **fields)
+
+    def moved(self, life: Lifecycle, records: Sequence[Record]) -> Decision:
+        """The decision in another state, with the reason of the last change; the reason stays if the state does."""
+        fields = {name: getattr(life, name) for name in LIFE}
+        guard_kinds = sorted(life.guard_kinds) if life.state is DecisionState.ON_HOLD else []
+        reason = records[-1].state_reason if records else self.state_reason
+        return replace(self, state_reason=reason, guard_kinds=guard_kinds, **fields)
+
+
+decisions = make_table(
+    "decisions",
+    Decision,
+    sa.Column("asked_at", UtcTime),  # when a receiver or the trainer asked for the stop, so that it is handed over
+    sa.Column("asked_by", sa.Text),
+    sa.UniqueConstraint("run_id", "attempt"),  # one decision an attempt: a concurrent second one is rejected
+    sa.Index("ix_decisions_id", "id"),
+    sa.Index("ix_decisions_project_id_id", "project_id", "id"),
+    sa.Index("ix_decisions_project_id_due_at", "project_id", "due_at"),  # counts stops within an hour
+    partial_index("ix_decisions_due_at", "due_at", where="state = 'pending'"),
+    partial_index("ix_decisions_deadline_at", "deadline_at", where="deadline_at IS NOT NULL"),
+    partial_index("ix_decisions_asked_at", "asked_at", where="asked_at IS NOT NULL AND handed_over_at IS NULL"),
+    partial_index("ix_decisions_unsent", "run_id", where=IS_UNSENT),
+    key="run_id id",
+    without="run_name policy_name policy_version",
+    refers="run_id project_id policy_id",
+    defaults={"action": "stop", "state_reason": "", "guard_kinds": "[]", "escalations": "0"},
+)
+
+# The processes that hear vetoes. A veto window is over when all of them have written after its end.
+veto_listeners = sa.Table(
+    "veto_listeners",
+    metadata,
+    sa.Column("id", sa.Uuid, primary_key=True),
+    sa.Column("heard_until", UtcTime, nullable=False),  # all vetoes sent before were dealt with
+)
+
+
+@dataclass(frozen=True)
+class DecisionChange:
+    """One transition of a decision: its new state, when, by whom and why."""
+
+    sequence: int
+    state: DecisionState
+    actor: Annotated[str, doc("a person, a key, a receiver, or evalstop")]
+    reason: Annotated[str, doc("why it changed")]
+    details: Annotated[dict[str, Any], doc("the receiver's report, or the guards that held it")]
+    at: Annotated[datetime, doc("when it changed")]
+
+
+decision_changes = make_table(
+    "decision_changes", DecisionChange, *part_of("decisions", "decision_id"), key="run_id decision_id sequence"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Whether the decision on an attempt, to stop it or to let it continue, was right; `sequence` is given by the store
+    when it is added."""
+
+    sequence: int = 0
+    outcome: Annotated[DecisionOutcome, doc("right, wrong or unknown")]
+    turn_step: Annotated[int | None, doc("the step where the eval turned; null: it did not, or is unknown")]
+    derived: Annotated[bool, doc("true: from later evals; false: by a person")] = False
+    actor: Annotated[str, doc("who labeled it, or evalstop")]
+    note: Annotated[str, doc("for people")]
+    assessment: Annotated[RunAssessment | None, doc("the numbers behind a derived outcome; null: by a person")] = None
+    at: Annotated[datetime, doc("when it was recorded")]
+
+
+outcomes = make_table("outcomes", Outcome, of_run(), sa.Column("attempt", sa.Integer), key="run_id attempt sequence")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """An attempt that has ended: what was decided about it, its outcome, and its cost.
+
+    Fields that follow from a decision are None where there was none. `key_id`: the key that opened its run.
+    """
+
+    run_id: Annotated[UUID, doc("the run of the attempt")]
+    attempt: Annotated[int, doc("the attempt of the run")]
+    project_id: UUID
+    policy_id: UUID
+    job_kind: Annotated[str | None, doc("the label job_kind of the run; null: none")]
+    gpus: Annotated[float | None, doc("the label gpus of the run; null: none")]
+    run_outcome: Annotated[RunOutcome, doc("turned: the eval fell for good; healthy: it did not; undecided: unknown")]
+    derived: Annotated[bool, doc("true: from its evals; false: by a person")]
+    turn_step: Annotated[int | None, doc("the step where it turned; null: it did not, or is unknown")]
+    decision_id: Annotated[UUID | None, doc("the decision; null: never flagged")] = None
+    treatment: Annotated[
+        Treatment | None,
+        doc("the stop was observed (held out or in shadow mode), carried out or prevented; null: no stop"),
+    ] = None
+    observed_probability: Annotated[float | None, doc("probability of being observed after the decision")] = None
+    decided_step: Annotated[int | None, doc("the step at which the policy wanted a stop; null: never flagged")] = None
+    detectors: Annotated[list[str] | None, doc("the detectors that wanted the stop")] = None
+    calls: Annotated[
+        dict[str, JudgedCall] | None,
+        doc("the detectors of its policy that called for a stop, observers included; null: not known"),
+    ]
+    stated_risk: Annotated[float | None, doc("the share of healthy runs that the policy states it stops")] = None
+    outcome: Annotated[DecisionOutcome, doc("outcome of the decision to stop it or, without one, of letting it run")]
+    delay_steps: Annotated[int | None, doc("from the turn to the decision")] = None
+    gpu_hours: Annotated[float | None, doc("null: the run has no label gpus")]
+    gpu_hours_saved: Annotated[
+        float | None, doc("GPU-hours that a right stop saved, or that the run spent after the decision; null: unknown")
+    ] = None
+    gpu_hours_lost: Annotated[
+        float | None,
+        doc("GPU-hours since the best checkpoint, which a wrong stop causes to be repeated; null: unknown"),
+    ] = None
+    parked_seconds: Annotated[float | None, doc("how long its job was parked; null: never")]
+    seconds: Annotated[float, doc("how long it lasted")]
+    evals: Annotated[int, doc("finite ones")]
+    key_id: UUID | None
+    ended_at: Annotated[datetime, doc("when the attempt ended")]
+
+
+# Derived from the tables above; all estimates are computed from these rows.
+cases = make_table(
+    "cases",
+    Case,
+    sa.Column("revision", sa.Uuid, nullable=False, default=new_id),  # changes whenever the row is rewritten
+    sa.Index("ix_cases_project_id_ended_at", "project_id", "ended_at", "run_id"),
+    sa.Index("ix_cases_project_id_revision", "project_id", "revision"),
+    # Two partial indexes: the few flagged cases, and all others in an index small enough to be read whole.
+    partial_index("ix_cases_flagged", "project_id", "policy_id", "ended_at", where="decision_id IS NOT NULL"),
+    partial_index("ix_cases_passed", "project_id", "policy_id", "outcome", where="decision_id IS NULL"),
+    key="run_id attempt",
+)
+
+COUNTED_BY = (
+    *("run_id", "attempt", "project_id", "policy_id", "job_kind"),
+    *("treatment", "observed_probability", "run_outcome", "ended_at"),
+)
+"""The columns of a case that the rows of its calls repeat."""
+
+# The calls of each case, a row each, with what they are counted by: they are several times as many as the cases, and
+# counting them in the JSON of the cases took twelve times as long.
+case_calls = make_table(
+    "case_calls",
+    JudgedCall,
+    *(sa.Column(name, cases.c[name].type, nullable=cases.c[name].nullable) for name in COUNTED_BY),
+    sa.Column("detector", sa.Text),
+    # In the order in which they are grouped, and with all that is read: no row is looked up, nothing is sorted.
+    sa.Index(
+        "ix_case_calls_counted",
+        *("project_id", "policy_id", "detector", "treatment", "observed_probability", "run_outcome", "outcome"),
+        *("delay_steps", "gpu_hours_after", "ended_at", "job_kind"),
+    ),
+    key="run_id attempt detector",
+)
+
+
+class BacktestFinding(Struct, frozen=True):
+    """What a backtested policy would have done to one run, what was decided at the time, and the run's outcome."""
+
+    run_id: Annotated[UUID, doc("the replayed run")]
+    run_name: Annotated[str, doc("the run's name")]
+    status: RunStatus
+    last_step: Annotated[int | None, doc("the highest step with an observation; null: no observation")]
+    policy: Annotated[str, doc("the policy of the run, as NAME@VERSION")]
+    decision_id: Annotated[UUID | None, doc("the recorded decision; null: none")]
+    decided_step: Annotated[int | None, doc("the step of the recorded decision")]
+    state: DecisionState | None
+    run_outcome: Annotated[RunOutcome | None, doc("whether its eval had turned by its end; null: not assessed")]
+    turn_step: Annotated[int | None, doc("the step where its eval turned; null: it did not, or is unknown")]
+    verdict: str = "continue"
+    step: Annotated[int | None, doc("the step where the policy would have stopped the run; null: never")] = None
+    reason: Annotated[str, doc("the reason of that verdict")] = ""
+    outcome: Annotated[DecisionOutcome, doc("whether the policy would have been right")] = DecisionOutcome.UNKNOWN
+    hours_after: Annotated[float | None, doc("GPU-hours that the run spent after `step`; null: unknown")] = None
+    error: Annotated[str | None, doc("why the run could not be replayed")] = None
+    calls: Annotated[
+        dict[str, int | None], doc("by detector of the policy, the step at which it first called for a stop")
+    ] = {}
+
+    @property
+    def differs(self) -> bool:
+        """Whether the policy and the decision disagree: one stops the run, the other does not."""
+        return (self.step is not None) != (self.decided_step is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backtest:
+    """A row: `done` of `total` runs were replayed; `findings` has one entry for each of them, newest run first."""
+
+    id: Annotated[UUID, doc("id of the backtest")]
+    project_id: UUID
+    document: dict[str, Any]
+    most_runs: Annotated[int, doc("the requested number of runs")]
+    state: Annotated[BacktestState, doc("waiting, running, done or failed")] = BacktestState.WAITING
+    total: Annotated[int, doc("number of runs to replay; 0 until it has started")] = 0
+    done: Annotated[int, doc("runs replayed so far")] = 0
+    findings: list[BacktestFinding] = field(default_factory=list)
+    actor: Annotated[str, doc("who requested it")]
+    lease_until: datetime | None = None
+    created_at: Annotated[datetime, doc("when it was requested")]
+    ended_at: Annotated[datetime | None, doc("when its last run was replayed; null: not yet")] = None
+
+
+backtests = make_table(
+    "backtests",
+    Backtest,
+    sa.Index("ix_backtests_project_id_id", "project_id", "id"),
+    refers="project_id",
+    defaults={"total": "0", "done": "0"},
+)
