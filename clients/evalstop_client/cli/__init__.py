@@ -28,7 +28,7 @@ COMMANDS = {
     "endpoint": ("project", "List, add, test and remove the webhook endpoints of the project."),
     "policy": ("runs", "List policies, or backtest one on past runs."),
     "project": ("project", "Show or change the settings of the key's project."),
-    "key": ("project", "List, create, rotate and revoke keys of the project; requires the scope admin."),
+    "key": ("project", "List, create and revoke keys of the project; requires the scope admin."),
     "doctor": ("doctor", "Explain on one screen why a run is not stopped."),
 }
 """Module and help text by name."""

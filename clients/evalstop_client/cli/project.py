@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from datetime import UTC, datetime, timedelta
-from functools import partial
 
 from evalstop_client.cli.command import (
     FAILED,
@@ -16,6 +14,7 @@ from evalstop_client.cli.command import (
     add_command,
     add_group,
     connect,
+    parse_count,
     parse_time,
     print_facts,
     print_json,
@@ -244,7 +243,6 @@ def _describe_test(tested: Json) -> str:
 SCOPES = ("ingest", "read", "report", "operate", "admin")
 
 MOST_DAYS = 36_500
-MOST_OVERLAP_SECONDS = 30 * 86_400
 
 FIRST = "The first key is printed by `evalstop up`, or created on its machine by `evalstop admin key create`."
 
@@ -257,25 +255,15 @@ def add_key(commands: Subcommands, text: str) -> None:
     create.add_argument(
         "--scopes", nargs="+", choices=SCOPES, default=["ingest"], help="what it may do (default ingest)"
     )
-    days = partial(_parse_number, MOST_DAYS, "days")
-    create.add_argument("--expires-in-days", type=days, metavar="DAYS", help="days until the key expires")
+    create.add_argument("--expires-in-days", type=parse_count, metavar="DAYS", help="days until the key expires")
     create.add_argument(
         "--network", action="append", default=[], metavar="CIDR", help="network from which it is accepted (default any)"
     )
     create.add_argument(
         "--endpoint", action="append", default=[], metavar="ID", help="bind a key with the scope report to it"
     )
-    rotate = add_command(verbs, "rotate", rotate_key)
-    rotate.add_argument(
-        "--overlap-seconds",
-        type=partial(_parse_number, MOST_OVERLAP_SECONDS, "seconds"),
-        default=86_400.0,
-        metavar="S",
-        help="how long the current secret stays valid (default: a day)",
-    )
     revoke = add_command(verbs, "revoke", revoke_key)
-    for command in (rotate, revoke):
-        command.add_argument("key", metavar="KEY", help="its id, or its name if that is unique among active keys")
+    revoke.add_argument("key", metavar="KEY", help="its id, or its name if that is unique among active keys")
 
 
 def list_keys(options: argparse.Namespace) -> int:
@@ -293,6 +281,8 @@ def list_keys(options: argparse.Namespace) -> int:
 def create_key(options: argparse.Namespace) -> int:
     """Create a key of the project and print it; it cannot be shown again."""
     lifetime = options.expires_in_days
+    if lifetime is not None and lifetime > MOST_DAYS:
+        raise ConfigurationError(f"expires-in-days {lifetime}: it may be {MOST_DAYS}; leave it out for no end.")
     expires_at = None if lifetime is None else (datetime.now(UTC) + timedelta(days=lifetime)).isoformat()
     body = {
         "name": options.name,
@@ -305,30 +295,12 @@ def create_key(options: argparse.Namespace) -> int:
     return show_result(options, made, made["key"])
 
 
-def rotate_key(options: argparse.Namespace) -> int:
-    """Give a key a new secret and print it once; the current one stays valid for a while."""
-    api = connect(options)
-    body = {"overlap_seconds": options.overlap_seconds}
-    made = api.connection.post(f"/keys/{_find_key_id(api, options.key)}/rotate", body)
-    return show_result(options, made, made["key"])
-
-
 def revoke_key(options: argparse.Namespace) -> int:
     """Revoke a key."""
     api = connect(options)
     key_id = _find_key_id(api, options.key)
     api.connection.delete(f"/keys/{key_id}")
     return show_result(options, {"id": key_id, "revoked": True}, f"key {options.key} was revoked")
-
-
-def _parse_number(most: int, unit: str, text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number <= most:
-        raise argparse.ArgumentTypeError(f"{text}: it must be from 0 to {most} {unit}")
-    return number
 
 
 def _load_keys(api: Api) -> list[Json]:

@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -31,13 +28,10 @@ from evalstop_client.cli.command import (
     show_result,
 )
 from evalstop_client.errors import ConfigurationError, NotFound
-from evalstop_client.latest_answer import ENDED
 from evalstop_client.reading.api import Api, is_id
-from evalstop_client.reading.records import DecisionRecord, ObservationRecord, RunRecord
+from evalstop_client.reading.records import DecisionRecord, RunRecord
 from evalstop_client.service import Json
 from evalstop_client.settings import parse_pairs
-
-POLL_SECONDS = 2.0
 
 FILTERS = {
     "name": "part of the name",
@@ -63,15 +57,9 @@ def add_runs(commands: Subcommands, text: str) -> None:
         "--limit", type=parse_count, default=50, metavar="N", help="maximum number (default: %(default)s)"
     )
     shown = add_command(verbs, "show", show_run)
-    tail = add_command(verbs, "tail", tail_run)
-    tail.add_argument("--metric", help="metric to print (default: the eval)")
-    tail.add_argument(
-        "-n", "--lines", type=parse_count, default=10, help="number of past values to print (default: %(default)s)"
-    )
-    tail.add_argument("-f", "--follow", action="store_true", help="print new values until the run has ended")
     stop = add_command(verbs, "stop", stop_run)
     stop.add_argument("--reason", required=True, help="recorded with the decision")
-    for command in (shown, tail, stop):
+    for command in (shown, stop):
         command.add_argument("run", metavar="RUN", help="its name or id")
 
 
@@ -166,22 +154,6 @@ def _format_share(share: Json) -> str:
     return f"{value} % ({low} to {high})"
 
 
-def tail_run(options: argparse.Namespace) -> int:
-    """Print the last evals of a run and, with --follow, new ones."""
-    run = connect(options).run(options.run)
-    metric = options.metric or run.eval_metric
-    if metric is None:
-        raise ConfigurationError(f"metric: no metric of {run.name!r} has the role eval; name one with --metric.")
-    last = deque(run.history(metric), maxlen=options.lines + 1)
-    step = last[-1].step if last else None
-    for item in list(last)[-options.lines :] if options.lines else ():
-        _print_observation(item, options)
-    if options.follow:
-        for item in _follow_run(run, metric, step):
-            _print_observation(item, options)
-    return OK
-
-
 def stop_run(options: argparse.Namespace) -> int:
     """Stop a run now, regardless of its policy and mode."""
     run = connect(options).run(options.run).stop(options.reason)
@@ -202,27 +174,6 @@ def _list_cells(run: RunRecord) -> tuple[Shown, ...]:
         best.score if best else None,
         run.created_at,
     )
-
-
-def _follow_run(run: RunRecord, metric: str, step: int | None) -> Iterator[ObservationRecord]:
-    """Yield observations after a step, or all, as they arrive, until the run has ended."""
-    while True:
-        ended = run.refresh().status in ENDED  # read the status first: observations before the end must still be read
-        for item in run.history(metric, after_step=step):
-            step = item.step
-            yield item
-        if ended:
-            return
-        time.sleep(POLL_SECONDS)
-
-
-def _print_observation(item: ObservationRecord, options: argparse.Namespace) -> None:
-    if options.json:
-        value = item.value if math.isfinite(item.value) else json.dumps(item.value)  # "NaN", as the API writes it
-        print_json(item.to_row() | {"value": value})
-    else:
-        stderr = f" ± {format_number(item.stderr)}" if item.stderr is not None else ""
-        print(f"{item.step:>10}  {format_number(item.value)}{stderr}", flush=True)
 
 
 def add_decisions(commands: Subcommands, text: str) -> None:

@@ -1,4 +1,5 @@
-"""A client for the parts of the Kubernetes API that receivers need: get, list, watch, merge, create, delete.
+"""A client for the parts of the Kubernetes API that receivers need: get, list, watch, merge, create, delete,
+and which of these are granted.
 
 It uses httpx, which the client already requires, instead of the official client: that has many dependencies and no
 types, and does not cover kinds that are not part of Kubernetes itself.
@@ -115,6 +116,21 @@ class Api:
         self._request_object(
             "delete", kind, namespace, name, body={"apiVersion": "v1", "kind": "DeleteOptions", **options}
         )
+
+    def is_granted(self, verb: str, kind: Kind, namespace: str) -> bool:
+        """Whether the API server would allow it, in all namespaces if `namespace` is empty."""
+        attributes = {"namespace": namespace, "verb": verb, "group": kind.group, "resource": kind.resource}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        response = self._send_request("POST", path, headers={"content-type": "application/json"}, body=review)
+        allowed = at(object_in(response), "status", "allowed")
+        if not response.is_success or not isinstance(allowed, bool):
+            raise SchedulerUnavailable(f"what is granted cannot be asked: {_describe_response(response)}")
+        return allowed
 
     def _request_object(
         self,

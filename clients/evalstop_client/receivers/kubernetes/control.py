@@ -30,8 +30,9 @@ from evalstop_client.receivers.kubernetes.kinds import (
     find_kind,
     find_kind_of,
 )
+from evalstop_client.receivers.kubernetes.permissions import check_permissions
 from evalstop_client.receivers.kubernetes.pods import PodWatch, digest_containers, parse_pod, parse_time, summarize_pods
-from evalstop_client.receivers.kubernetes.suspension import FALLBACKS, STOP_METHODS, TRIES, Suspension
+from evalstop_client.receivers.kubernetes.suspension import STOP_METHODS, TRIES, Suspension
 from evalstop_client.receivers.stop.job_control import LABEL as CHECKPOINT_LABEL
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Parked, Present, StopRequest, Unproven
 from evalstop_client.receivers.stop.processes import copy_environment
@@ -51,7 +52,7 @@ class KubernetesJobControl:
 
     `cluster`: the value of the label kubernetes_cluster in runs of this cluster; None: any.
     `annotates`: whether to request a checkpoint with an annotation if the run has no label for it.
-    `stop_by`, `fallback`: see `Suspension`.
+    `stop_by`: see `Suspension`.
     """
 
     name = "evalstop-receiver kubernetes"
@@ -65,13 +66,12 @@ class KubernetesJobControl:
         cluster: str | None = None,
         annotates: bool = False,
         stop_by: str = "suspend",
-        fallback: str = "parallelism",
     ) -> None:
         self._api = api
         self._namespaces = namespaces
         self._cluster = cluster
         self._annotates = annotates
-        self._suspension = Suspension(api, stop_by, fallback)
+        self._suspension = Suspension(api, stop_by)
         self._followed: dict[str, PodWatch] = {}
         self._changing = threading.Lock()
 
@@ -154,7 +154,7 @@ class KubernetesJobControl:
         self._record_event(job, request)
         kind, workload = _get_kind(job), self._find_workload(job)
         if workload is not None and not kind.list_states(workload) & kind.ended:
-            self._suspension.suspend(kind, workload, request.decision_id, may_delete=False)
+            self._suspension.suspend(kind, workload, request.decision_id)
 
     def check_parked(self, job: Job) -> Present | Parked | Gone | Unproven:
         """Parked when it is suspended and no pod of it holds resources."""
@@ -343,13 +343,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--cluster", metavar="NAME", help="handle only runs with this label kubernetes_cluster (default: any run)")
     add("--stop-by", choices=STOP_METHODS, default="suspend", help="suspend (can be undone) or delete")
     add(
-        "--instead-of-suspend",
-        choices=FALLBACKS,
-        default="parallelism",
-        help="for a Job on Kubernetes before 1.21, which cannot suspend it: parallelism 0 (can be undone), delete, or "
-        "refuse (default: %(default)s)",
-    )
-    add(
         "--checkpoint-annotation",
         action="store_true",
         help="annotate pods with evalstop.io/save-checkpoint before they end, for runs without a label "
@@ -362,13 +355,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     access = load_access(options, copy_environment(options.secret_env, options.key_env))
-    namespaces = frozenset(options.allow_namespace or [access.namespace])
-    action = KubernetesJobControl(
-        Api(access),
-        namespaces=None if options.allow_any_namespace else namespaces,
-        cluster=options.cluster,
-        annotates=options.checkpoint_annotation,
-        stop_by=options.stop_by,
-        fallback=options.instead_of_suspend,
-    )
-    return run_receiver(action, options, "kubernetes")
+    allowed = None if options.allow_any_namespace else frozenset(options.allow_namespace or [access.namespace])
+    with contextlib.closing(Api(access)) as api:
+        check_permissions(api, allowed, options.stop_by, options.checkpoint_annotation)
+        action = KubernetesJobControl(
+            api,
+            namespaces=allowed,
+            cluster=options.cluster,
+            annotates=options.checkpoint_annotation,
+            stop_by=options.stop_by,
+        )
+        return run_receiver(action, options, "kubernetes")

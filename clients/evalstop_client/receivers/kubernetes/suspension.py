@@ -26,7 +26,6 @@ from evalstop_client.receivers.kubernetes.kinds import (
 logger = logging.getLogger("evalstop_client.receivers")
 
 STOP_METHODS = ("suspend", "delete")
-FALLBACKS = ("parallelism", "delete", "refuse")
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 STOPPED_BY = "evalstop.io/decision"
@@ -35,12 +34,12 @@ TRIES = 5
 
 
 class Suspension:
-    """`fallback`: what to do with a batch/v1 Job if the API server has no spec.suspend (before Kubernetes 1.21)."""
+    """`stop_by`: one of STOP_METHODS."""
 
-    def __init__(self, api: Api, stop_by: str, fallback: str) -> None:
+    def __init__(self, api: Api, stop_by: str) -> None:
         self._api = api
         self._deletes = stop_by == "delete"
-        self._fallback = fallback
+        self._may_be_queued = True
 
     def stop(self, kind: Kind, workload: Object, decision_id: str | None = None) -> None:
         """Stop it permanently, annotated with the decision; repeating it is harmless."""
@@ -49,8 +48,8 @@ class Suspension:
         else:
             self.suspend(kind, workload, decision_id)
 
-    def suspend(self, kind: Kind, workload: Object, decision_id: str | None = None, *, may_delete: bool = True) -> None:
-        """Suspend it, so that it has no pods until it is resumed. `may_delete`: delete it if it cannot be suspended."""
+    def suspend(self, kind: Kind, workload: Object, decision_id: str | None = None) -> None:
+        """Suspend it, so that it has no pods until it is resumed; RequestRefused if the cluster cannot."""
         note = {STOPPED_BY: decision_id} if decision_id else {}
         if kind is VOLCANO_JOB:
             self._command_job(workload, "AbortJob")
@@ -60,7 +59,7 @@ class Suspension:
         else:
             changed = self._set_suspend(kind, workload, True, note)
             if changed is not None and at(changed, *kind.suspend_field) is not True:
-                self._stop_without_suspend(kind, changed, may_delete)
+                self._stop_without_suspend(kind, changed)
 
     def resume(self, kind: Kind, workload: Object) -> None:
         if kind is VOLCANO_JOB:
@@ -85,11 +84,18 @@ class Suspension:
         return all(at(queued, *WORKLOAD.suspend_field) is False for queued in self._list_queued(workload))
 
     def _list_queued(self, workload: Object) -> list[Object]:
-        """Kueue's objects for it: none if Kueue does not manage it."""
+        """Kueue's objects for it: none if Kueue does not manage it, which it may do without a label for its queue."""
         metadata = workload["metadata"]
-        if QUEUE_LABEL not in (metadata.get("labels") or {}):
+        has_queue = QUEUE_LABEL in (metadata.get("labels") or {})
+        if not (has_queue or self._may_be_queued):
             return []
-        queued = self._api.list(WORKLOAD, metadata["namespace"], f"{JOB_UID_LABEL}={metadata['uid']}").items
+        try:
+            queued = self._api.list(WORKLOAD, metadata["namespace"], f"{JOB_UID_LABEL}={metadata['uid']}").items
+        except RequestRefused:  # the cluster has no Kueue, or the receiver's Role leaves it out
+            if has_queue:
+                raise
+            self._may_be_queued = False
+            return []
         return [item for item in queued if any(owner["uid"] == metadata["uid"] for owner in _list_owners(item))]
 
     def _set_suspend(self, kind: Kind, item: Object, value: bool, annotations: Object) -> Object | None:
@@ -99,20 +105,16 @@ class Suspension:
             change["spec"]["shutdownAfterJobFinishes"] = True
         return self._merge_change(kind, item, lambda _: change)
 
-    def _stop_without_suspend(self, kind: Kind, workload: Object, may_delete: bool) -> None:
-        description = f"{kind} {workload['metadata']['name']}"
-        field = ".".join(kind.suspend_field)
-        if self._fallback == "delete" and may_delete:
-            logger.warning("%s: the API server dropped %s; deleting it instead", description, field)
-            self._delete_workload(kind, workload)
-        elif self._fallback == "parallelism" and kind is JOB:
-            logger.warning("%s: the API server dropped %s; setting its parallelism to 0 instead", description, field)
-            self._merge_change(kind, workload, _remove_pods)
-        else:
+    def _stop_without_suspend(self, kind: Kind, workload: Object) -> None:
+        """Scale a batch/v1 Job to 0, which Kubernetes before 1.21 cannot suspend."""
+        description, field = f"{kind} {workload['metadata']['name']}", ".".join(kind.suspend_field)
+        if kind is not JOB:
             raise RequestRefused(
                 f"the API server accepted {field} of {description} but dropped it: this cluster cannot suspend it; "
-                "--instead-of-suspend delete would delete it"
+                "--stop-by delete would delete it"
             )
+        logger.warning("%s: the API server dropped %s; setting its parallelism to 0 instead", description, field)
+        self._merge_change(kind, workload, _remove_pods)
 
     def _merge_change(self, kind: Kind, item: Object, change: Callable[[Object], dict[str, Any]]) -> Object | None:
         """Change this object, by uid, and read it again after each conflict; None if it is gone."""

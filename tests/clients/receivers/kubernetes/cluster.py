@@ -205,7 +205,7 @@ class KubernetesCluster:
         assert current is not None
         return current
 
-    def add_to_kueue(self, kind: Kind, item: Json) -> Json:
+    def add_to_kueue(self, kind: Kind, item: Json, *, has_label: bool = True) -> Json:
         """Put a workload into a Kueue queue, admitted."""
         metadata = item["metadata"]
         owner = {
@@ -222,7 +222,8 @@ class KubernetesCluster:
             },
             "spec": {"active": True, "queueName": "gpus"},
         }
-        self.admin.patch(kind, item, {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}}})
+        if has_label:
+            self.admin.patch(kind, item, {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}}})
         return self.admin.create(WORKLOAD, NAMESPACE, workload)
 
     def saves_file(self, number: int) -> Path:

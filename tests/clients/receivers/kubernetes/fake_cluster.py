@@ -21,6 +21,7 @@ from tests.clients.receivers.kubernetes.fake_storage import FakeStorage, Json, S
 
 ADMIN = "admin-token"
 MERGE_PATCH = "application/merge-patch+json"
+ACCESS = "authorization.k8s.io"
 
 
 @dataclass
@@ -44,6 +45,7 @@ class FakeCluster:
             Resource("", "v1", "events", "Event", has_status=False),
             Resource("", "v1", "serviceaccounts", "ServiceAccount", has_status=False),
             Resource("batch", "v1", "jobs", "Job", fields=fields),
+            Resource(ACCESS, "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False),
             Resource("rbac.authorization.k8s.io", "v1", "roles", "Role", has_status=False),
             Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding", has_status=False),
             Resource(
@@ -60,6 +62,8 @@ class FakeCluster:
                 return 200, self._describe_api(request.path)
             verb = self.verb(request)
             self.requests.append((verb, request.path, request.user))
+            if request.resource.group == ACCESS:
+                return 201, self._review_access(request)
             self.authorize(request, verb)
             if request.resource.namespaced and request.method == "POST" and not request.subresource:
                 self.storage.read("/namespaces", "", request.namespace, "namespaces", "")
@@ -279,25 +283,27 @@ class FakeCluster:
                 return
         raise StatusError(404, "NotFound", "the server could not find the requested resource")
 
+    def revoke_verb(self, verb: str, plural: str, *, grant: bool = False) -> None:
+        """Take a verb on these resources, or on all (""), from every Role, or grant it again."""
+        for (key, _, _), role in self.storage.objects.items():
+            for rule in role["rules"] if key.endswith("/roles") else []:
+                if plural in ("", *rule["resources"]):
+                    kept = [granted for granted in rule["verbs"] if granted != verb]
+                    rule["verbs"] = [*kept, *([verb] if grant else [])]
+
+    def _review_access(self, request: Request) -> Json:
+        """Whether who asks may do what the review names."""
+        review = request.body()
+        asked = review["spec"]["resourceAttributes"]
+        granted = self._is_granted(request.user, asked["namespace"], asked["group"], asked["resource"], asked["verb"])
+        return {**review, "status": {"allowed": granted}}
+
     def authorize(self, request: Request, verb: str) -> None:
-        if request.user == "admin":
-            return
         resource = request.resource
         assert resource is not None
         plural = f"{resource.plural}/{request.subresource}" if request.subresource else resource.plural
-        _, _, namespace, account = [*request.user.split(":"), "", "", "", ""][:4]
-        for (key, where, _), binding in self.storage.objects.items():
-            if key != "rbac.authorization.k8s.io/rolebindings" or where != request.namespace:
-                continue
-            if not any(
-                (subject["kind"], subject.get("namespace"), subject["name"]) == ("ServiceAccount", namespace, account)
-                for subject in binding["subjects"]
-            ):
-                continue
-            role = self.storage.objects.get(("rbac.authorization.k8s.io/roles", where, binding["roleRef"]["name"]))
-            for rule in role["rules"] if role else []:
-                if resource.group in rule["apiGroups"] and plural in rule["resources"] and verb in rule["verbs"]:
-                    return
+        if self._is_granted(request.user, request.namespace, resource.group, plural, verb):
+            return
         full_name = f"{resource.plural}{resource.group and '.'}{resource.group}"
         named = f' "{request.name}"' if request.name else ""
         raise StatusError(
@@ -309,6 +315,25 @@ class FakeCluster:
             group=resource.group,
             kind=resource.plural,
         )
+
+    def _is_granted(self, user: str, in_namespace: str, group: str, plural: str, verb: str) -> bool:
+        """Whether a RoleBinding of the namespace grants it."""
+        if user == "admin":
+            return True
+        _, _, namespace, account = [*user.split(":"), "", "", "", ""][:4]
+        for (key, where, _), binding in self.storage.objects.items():
+            if key != "rbac.authorization.k8s.io/rolebindings" or where != in_namespace:
+                continue
+            if not any(
+                (subject["kind"], subject.get("namespace"), subject["name"]) == ("ServiceAccount", namespace, account)
+                for subject in binding["subjects"]
+            ):
+                continue
+            role = self.storage.objects.get(("rbac.authorization.k8s.io/roles", where, binding["roleRef"]["name"]))
+            for rule in role["rules"] if role else []:
+                if group in rule["apiGroups"] and plural in rule["resources"] and verb in rule["verbs"]:
+                    return True
+        return False
 
     def _describe_api(self, path: str) -> Json:
         parts = path.strip("/").split("/")

@@ -140,7 +140,7 @@ def test_missing_permission_is_named(
     call: Callable[[FoundJob], object],
 ) -> None:
     """The refusal names the verb, resource and namespace that a Role has to grant."""
-    _revoke(cluster, verb, plural)
+    cluster.revoke_verb(verb, plural)
     if verb == "delete":  # the receiver deletes pods only if their controller does not
         kubernetes.admin.set_status(JOB, running.item, COMPLETE)
     full_name = f"{plural}.batch" if plural == "jobs" else plural
@@ -151,11 +151,11 @@ def test_missing_permission_is_named(
 def test_revoked_permission_is_unavailable_until_granted(running: FoundJob, cluster: FakeCluster) -> None:
     """A job that can no longer be watched is neither gone nor given up, and the stop continues once it can."""
     running.check()
-    _revoke(cluster, "watch", "pods")
+    cluster.revoke_verb("watch", "pods")
     with pytest.raises(SchedulerUnavailable, match="verb 'watch' on pods"):
         running.check()
     running.cancel()
-    _revoke(cluster, "watch", "pods", grant=True)
+    cluster.revoke_verb("watch", "pods", grant=True)
     running.wait_until_gone()
 
 
@@ -244,17 +244,6 @@ def unlocked(cluster: FakeCluster) -> Iterator[None]:
         yield
     finally:
         cluster.storage.changed.acquire()
-
-
-def _revoke(cluster: FakeCluster, verb: str, plural: str, grant: bool = False) -> None:
-    """Revoke a verb from the receiver, or grant it again."""
-    for (key, _, _), role in cluster.storage.objects.items():
-        if key.endswith("/roles"):
-            for rule in role["rules"]:
-                if rule["resources"] == [plural] and rule["apiGroups"] in (["batch"], [""]):
-                    rule["verbs"] = [granted for granted in rule["verbs"] if granted != verb] + (
-                        [verb] if grant else []
-                    )
 
 
 def _works(call: Callable[[], object]) -> bool:

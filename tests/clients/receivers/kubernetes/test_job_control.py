@@ -30,8 +30,16 @@ from tests.acceptance.docs.connect_pages import read_block
 from tests.clients.programs import wait_until
 from tests.clients.receivers.conformance import find_job, make_stop_request, wait_until_parked
 from tests.clients.receivers.kubernetes.admin import Json
-from tests.clients.receivers.kubernetes.cluster import NAMESPACE, FoundJob, KubernetesCluster, load_pod_environment
+from tests.clients.receivers.kubernetes.cluster import (
+    NAMESPACE,
+    RECEIVER,
+    FoundJob,
+    KubernetesCluster,
+    load_pod_environment,
+)
 from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
+from tests.clients.receivers.kubernetes.fake_requests import Request
+from tests.clients.receivers.kubernetes.fake_storage import StatusError
 
 KUBERNETES_1_20 = pytest.mark.parametrize("cluster", [False], indirect=True, ids=["1.20"])
 
@@ -83,13 +91,22 @@ def test_stop_writes_one_event_to_the_workload(kubernetes: KubernetesCluster) ->
 
 
 @pytest.mark.parametrize(
-    "kind", [JOB, *(pytest.param(kind, marks=pytest.mark.nightly) for kind in (JOBSET, PYTORCH_JOB, RAY_JOB))], ids=str
+    ("kind", "has_label"),
+    [
+        (JOB, True),
+        (JOB, False),
+        *(pytest.param(kind, True, marks=pytest.mark.nightly) for kind in (JOBSET, PYTORCH_JOB, RAY_JOB)),
+    ],
+    ids=str,
 )
-def test_queued_workload_is_deactivated_in_kueue(kubernetes: KubernetesCluster, kind: Kind) -> None:
-    """Kueue resumes whatever else is suspended, so its Workload is made inactive, and active again on resume."""
+def test_queued_workload_is_deactivated_in_kueue(kubernetes: KubernetesCluster, kind: Kind, has_label: bool) -> None:
+    """Kueue resumes whatever else is suspended, so its Workload is made inactive, and active again on resume.
+
+    Without a label for its queue too: Kueue can manage such Jobs (`manageJobsWithoutQueueName`).
+    """
     spec: dict[str, Any] = {"shutdownAfterJobFinishes": True} if kind is RAY_JOB else {}  # Kueue admits no other RayJob
     item = kubernetes.start_workload(kind, **spec)
-    workload = kubernetes.add_to_kueue(kind, item)
+    workload = kubernetes.add_to_kueue(kind, item, has_label=has_label)
     job = kubernetes.find_job(item)
     job.cancel("decision-9")
     assert job.wait_until_gone().state == "Suspended"
@@ -203,25 +220,36 @@ def test_recreated_workload_is_left_alone(kubernetes: KubernetesCluster, kind: K
     assert kubernetes.node.count_running() == 1
 
 
+def test_cluster_without_kueue_is_asked_once(kubernetes: KubernetesCluster, cluster: FakeCluster) -> None:
+    """Where there is no Kueue, a Job is suspended itself."""
+    item = kubernetes.start_workload()
+    asked: list[str] = []
+
+    def deny_kueue(request: Request) -> None:
+        if request.user == RECEIVER and request.path.startswith("/apis/kueue.x-k8s.io"):
+            asked.append(request.path)
+            raise StatusError(404, "NotFound", "the server could not find the requested resource")
+
+    cluster.faults.append(deny_kueue)
+    job = kubernetes.find_job(item)
+    job.cancel()
+    assert job.wait_until_gone().state == "Suspended"
+    assert kubernetes.read_object(JOB, item)["spec"]["suspend"] is True
+    assert len(asked) == 1
+
+
 @pytest.mark.nightly
 @KUBERNETES_1_20
-def test_job_without_spec_suspend_is_stopped_otherwise(kubernetes: KubernetesCluster) -> None:
-    """Before Kubernetes 1.21 a Job is scaled to 0, deleted, or refused, as configured."""
+def test_job_without_spec_suspend_is_scaled_to_zero(kubernetes: KubernetesCluster) -> None:
+    """Before Kubernetes 1.21 a Job is scaled to 0, and back."""
     item = kubernetes.start_workload(parallelism=2)
-    job = kubernetes.find_job(item, fallback="refuse")
-    with pytest.raises(RequestRefused, match=r"accepted spec\.suspend of Job train-1 but dropped it"):
-        job.cancel()
-    job = replace(job, job_control=kubernetes.job_control())
+    job = kubernetes.find_job(item)
     for _ in range(2):
         job.cancel()
     assert job.wait_until_gone().state == "Suspended"
     job.resume()
     current = kubernetes.read_object(JOB, item)
     assert (current["spec"]["parallelism"], current["metadata"]["annotations"]) == (2, {})
-    kubernetes.grant_verbs("batch", "jobs", "delete")
-    job = replace(job, job_control=kubernetes.job_control(fallback="delete"))
-    job.cancel()
-    assert job.wait_until_gone().state == "Deleted"
 
 
 def test_kind_without_the_suspend_field_is_refused(kubernetes: KubernetesCluster, cluster: FakeCluster) -> None:
