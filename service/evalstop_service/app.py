@@ -50,7 +50,6 @@ from evalstop_service.web.api import (
     endpoints,
     health,
     keys,
-    kubeflow,
     observations,
     policies,
     precision,
@@ -80,7 +79,7 @@ _log = logging.getLogger(__name__)
 prepare_structs()  # here, because no thread can decode a struct before this module is imported
 
 RESOURCES = (
-    *(projects, keys, policies, runs, roles, observations, kubeflow),
+    *(projects, keys, policies, runs, roles, observations),
     *(checkpoints, decisions, endpoints, deliveries, pull, audit, precision, proposals),
 )
 

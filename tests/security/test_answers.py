@@ -44,7 +44,7 @@ def test_every_response_forbids_sniffing_caching_and_framing(client: httpx.Clien
         assert "script-src 'unsafe-inline'" not in policy
 
 
-@pytest.mark.parametrize("path", ["/api/v1/policies/%00", "/api/v1/kubeflow/a%00b", "/runs/%00", "/mlflow/%00", "/%00"])
+@pytest.mark.parametrize("path", ["/api/v1/policies/%00", "/runs/%00", "/mlflow/%00", "/%00"])
 def test_path_with_a_nul_character_is_not_found(client: httpx.Client, path: str) -> None:
     """PostgreSQL cannot store NUL, so that a path with it is a 404 and no internal error."""
     assert client.get(path).status_code == 404

@@ -91,15 +91,13 @@ def test_another_key_changes_no_terms_of_a_run_without_observations(
     assert {entry["actor"] for entry in changes} == {"key trainer"}
 
 
-def test_another_key_changes_no_length_by_mlflow_or_kubeflow(project: ServedProject) -> None:
-    """Tags and progress reports of another key are refused; a param is stored and changes no length."""
+def test_another_key_changes_no_length_by_mlflow(project: ServedProject) -> None:
+    """A tag of another key is refused; a param is stored and changes no length."""
     owner, other = (project.open_client("ingest", name=name, path="") for name in ("trainer", "other"))
     run = expect_json(owner.post("/api/v1/runs", json={"name": "r", "total_steps": 100}), 201)["id"]
     tags = "/mlflow/api/2.0/mlflow/runs"
     tag = {"run_id": run, "key": "max_steps", "value": "7"}
     assert other.post(f"{tags}/set-tag", json=tag).status_code == 409
-    report = {"trainerStatus": {"metrics": [{"name": "total_steps", "value": "7"}]}}
-    assert other.post("/api/v1/kubeflow/r", json=report).status_code == 409
     expect_json(other.post(f"{tags}/log-parameter", json=tag), 200)
     assert expect_json(owner.get(f"/api/v1/runs/{run}"), 200)["total_steps"] == 100
 

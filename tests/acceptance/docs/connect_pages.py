@@ -80,7 +80,6 @@ UNTESTED_BLOCKS = {
     ("README", "make demo"): "takes minutes, and needs a browser",
     ("docs/quickstart", "make run"): "installs; the tests start `evalstop up`, which it calls",
     ("docs/quickstart", "source .venv"): "the tests set these variables, to another port",
-    ("docs/ways-in", "KUBEFLOW_TRAINER"): "tests/acceptance/examples/kubeflow_reporter.py runs what reads it",
     ("docs/kubernetes", "volumes:"): "the tests' cluster writes it for its pods",
     ("docs/evaluate-now", "run.eval_requests()"): NEEDS_MODEL,
     ("docs/evaluate-now", "python eval.py {checkpoint} {n} {seed}"): NEEDS_MODEL,

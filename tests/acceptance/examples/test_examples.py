@@ -215,7 +215,7 @@ class Outputs(dict[str, str]):
             *(EXAMPLES / f"{name}.py" for name in ("pytorch_ddp", *CALLBACK_EXAMPLES[1:], "trl_grpo")),
             written["resumed"],
             written["pinned"],
-            *(here / f"{name}.py" for name in ("several_eval_sets", "kubeflow_reporter", "train_twice")),
+            *(here / f"{name}.py" for name in ("several_eval_sets", "train_twice")),
             written["enforced"],
             *(here / "mlflow_trainers" / f"mlflow_{name}.py" for name in MLFLOW_TRAINERS),
             written["documented"],  # the runs would be found by a search of an MLflow trainer
@@ -400,17 +400,6 @@ def test_unsupported_calls_do_not_fail_the_job(service: Service, outputs: Output
     (run,) = read_runs(service, outputs["mlflow_artifacts"])
     assert (run["name"], run["status"], len(run["params"])) == ("scripts/ppo", "completed", 569)
     assert run["labels"]["slurm_job_id"] == "4711"
-
-
-@pytest.mark.nightly
-def test_kubeflow_callback_reports_to_the_service(service: Service, outputs: Outputs) -> None:
-    """The unmodified callback needs only an address and a file with a key."""
-    assert outputs["kubeflow_reporter"] is not None
-    run = find_run(service, "from-a-pod")
-    assert run["total_steps"] == 10
-    with open_api(service) as api:
-        page = api.get(f"/runs/{run['id']}/observations", params={"metric": "eval_accuracy"}).raise_for_status().json()
-    assert [(item["step"], item["value"]) for item in page["items"]] == [(5, 0.25)]
 
 
 def test_curl_example_is_stopped(service: Service, environment: dict[str, str], tmp_path: Path) -> None:

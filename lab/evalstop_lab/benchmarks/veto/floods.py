@@ -208,7 +208,7 @@ class Operators:
 
 
 def _prepare_place(service: Service, pausing_key: str, keys: list[str]) -> Place:
-    """Give the flooding project a long run and one that Kubeflow may report on, and sign its keys in."""
+    """Give the flooding project a long run and one of the policy `default`, and sign its keys in."""
     with Service(service.url, keys[0], "").connect() as admin:
         run = _post(admin, "/runs", {"name": "long"})["id"]
         _post(admin, "/runs", {"name": "paper", "policy": "default"})

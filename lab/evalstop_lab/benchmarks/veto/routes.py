@@ -34,13 +34,11 @@ _LABELS = {f"label-{index}": "v" * 200 for index in range(100)}
 _MEMBERS = [{"detector": "posterior", "stop_at": 0.9, "id": f"m{index}"} for index in range(32)]
 _FILTER = " AND ".join(["tags.t NOT LIKE '%" + "a" * 450 + "b'"] * 5)
 _POINTS = [{"key": f"m{index}", "value": 0.5, "timestamp": 1, "step": "@number@"} for index in range(900)]
-_PLAN = [{"name": "total_steps", "value": "@count@"}, {"name": "eval", "value": "0.5"}]
 
 COSTLIEST: dict[str, Any] = {
     f"POST {API}/runs": {"name": "r@count@", "labels": _LABELS, "params": _LABELS},
     f"POST {API}/runs/{{run_id}}/observations": '{"observations": [@2000 evals@]}',
     f"POST {API}/observations": '{"runs": [{"run_id": "{run_id}", "observations": [@2000 evals@]}]}',
-    f"POST {API}/kubeflow/{{name}}": {"trainerStatus": {"metrics": _PLAN}},
     f"POST {API}/runs/{{run_id}}/eval-changes": {"step": 3, "reason": "another grader"},
     f"POST {API}/runs/{{run_id}}/checkpoints": {"step": 1, "uri": "file:///@count@"},
     f"POST {API}/policies": {"name": "p@count@", "members": _MEMBERS},

@@ -50,7 +50,6 @@ ROUTE_SCOPES: dict[tuple[str, str], set[str]] = {
     ("GET", "/runs/{run_id}/segments"): {"read"},
     ("POST", "/observations"): {"ingest"},
     ("POST", "/runs/{run_id}/observations"): {"ingest"},
-    ("POST", "/kubeflow/{name}"): {"ingest"},
     ("GET", "/runs/{run_id}/observations"): {"read"},
     ("POST", "/runs/{run_id}/checkpoints"): {"ingest"},
     ("GET", "/runs/{run_id}/checkpoints"): {"read", "report"},
@@ -191,7 +190,6 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
             }
         ]
     },
-    ("POST", "/kubeflow/{name}"): {"trainerStatus": {"metrics": [{"name": "eval_loss", "value": "0.61"}]}},
     ("POST", "/runs/{run_id}/checkpoints"): {"step": 1, "uri": "file:///1"},
     ("POST", "/runs/{run_id}/eval-requests/{request_id}/answer"): {"difference": -0.1, "stderr": 0.1, "prompts": 800},
     ("POST", "/decisions/{decision_id}/veto"): {"actor": "dana", "reason": "broken eval"},

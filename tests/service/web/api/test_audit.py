@@ -58,7 +58,6 @@ ACTIONS = {
     ("POST", "/runs"): "run.opened",
     ("POST", "/runs/{run_id}/resume"): "run.resumed",
     ("POST", "/runs/{run_id}/finish"): "run.finished",
-    ("POST", "/kubeflow/{name}"): "run.opened",
 }
 """The action that each changing route records."""
 

@@ -52,10 +52,7 @@ INVALID_JSON: dict[str, tuple[bytes, str]] = {
 }
 """Bodies that are not valid JSON, and what the problem's detail mentions."""
 
-OPEN_DOCUMENT_ROUTE = ("POST", "/kubeflow/{name}")
-"""A route whose documents may have unknown names, as others define them."""
-
-PARSERS = (("POST", "/runs"), ("POST", "/policies"), OPEN_DOCUMENT_ROUTE)
+PARSERS = (("POST", "/runs"), ("POST", "/policies"))
 """A route of each way to read a document; these are sent every kind of invalid JSON."""
 
 
@@ -88,7 +85,7 @@ def test_invalid_json_is_refused_with_its_position(
 def test_wrong_documents_are_refused_with_a_pointer(
     service: Service, admin_and_resources: tuple[httpx.Client, Resources]
 ) -> None:
-    """JSON that is no object, or has an unknown name, is a 422; Kubeflow's reports may have unknown names."""
+    """JSON that is no object, or has an unknown name, is a 422."""
     stored = read_project(*admin_and_resources)
     wrong_documents: list[Any] = [None, 1, "x", [], [{}], True]
     for route in BODIES:
@@ -96,7 +93,7 @@ def test_wrong_documents_are_refused_with_a_pointer(
         path = admin_and_resources[1].path(route[1]).partition("?")[0]
         for document in wrong_documents:
             expect_problem(client.request(route[0], path, content=json.dumps(document), headers=JSON), 422)
-        for name in () if route == OPEN_DOCUMENT_ROUTE else ("nosuch", "", "a/b~c", "\ud800", "x" * 10_000, "\x00"):
+        for name in ("nosuch", "", "a/b~c", "\ud800", "x" * 10_000, "\x00"):
             body = json.dumps(BODIES[route] | {name: 1})
             document_problem = expect_problem(client.request(route[0], path, content=body, headers=JSON), 422)
             if route[1] != "/policies" and name != "\ud800":  # policies have a parser of their own
