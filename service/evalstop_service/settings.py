@@ -98,13 +98,7 @@ class HttpSettings(_Group):
     trusted; empty trusts nobody, `*` trusts all."""
 
     connections: Count = 10_000
-    """Maximum number of open connections, as far as the system's limit on open files allows."""
-
-    request_seconds: Seconds = 20.0
-    """Seconds in which a request must arrive, plus one for every 64 KiB of it."""
-
-    answer_seconds: Seconds = 30.0
-    """Seconds in which the client must read an answer, plus one for every 64 KiB of it."""
+    """Maximum number of open connections, as far as the system's limit on open files allows; more are answered 503."""
 
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20
     """Largest body of a request; a larger one is answered 413."""

@@ -13,7 +13,6 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 
 from tests.conftest import ClonePostgres
-from tests.faults import raw_sockets
 from tests.faults.conftest import Installation, install
 from tests.faults.retrying_clients import (
     DEADLINE_SECONDS,
@@ -116,27 +115,6 @@ def test_waiting_receivers_are_answered(installation: Installation) -> None:
         service.stop()
         assert (claim.result().status_code, claim.result().json()) == (200, {"events": []})
         assert "Traceback" not in program.read_log()
-
-
-@pytest.mark.parametrize("path", ["/api/v1/runs", "/api/v1/runs/01900000-0000-7000-8000-000000000000/observations"])
-def test_bodies_that_stopped_arriving_are_refused(installation: Installation, path: str) -> None:
-    """A client that has sent half of a body at SIGTERM gets a retryable 503."""
-    service = installation.service
-    head = raw_sockets.build_request_head(
-        "POST", path, installation.key, Content_Type="application/json", Content_Length="99"
-    )
-    with (
-        raw_sockets.connect(service.url) as sender,
-        installation.open_client() as client,
-    ):
-        (program,) = service.programs
-        sender.sendall(head + b"{")
-        client.post("/runs", {"name": "a run"})  # the server has read the half body before it answers
-        program.terminate()
-        status, problem = raw_sockets.read_answer(sender)
-        program.wait(DEADLINE_SECONDS)
-    assert status == 503
-    assert "nothing was stored" in problem["detail"]
 
 
 def _has_claimed(project: ProjectFixture) -> bool:

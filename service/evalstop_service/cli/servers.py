@@ -22,13 +22,7 @@ import uvicorn
 import uvloop
 
 from evalstop_service import app, background, configuration
-from evalstop_service.cli.connections import (
-    KEEP_ALIVE_SECONDS,
-    ConnectionLimits,
-    allowed_connections,
-    close_slow_connections,
-    create_protocol,
-)
+from evalstop_service.cli.connections import KEEP_ALIVE_SECONDS, BoundedConnection, allowed_connections
 from evalstop_service.cli.entry import FAILED, OK, Add, Subcommands
 from evalstop_service.cli.execution import open_database
 from evalstop_service.clock import utc_now
@@ -161,11 +155,6 @@ class _Server(uvicorn.Server):
         self._shutdown.set()
         await super().shutdown(sockets)
 
-    async def on_tick(self, counter: int) -> bool:
-        if counter % 10 == 0:  # once a second
-            close_slow_connections(self.server_state.connections, asyncio.get_running_loop().time())
-        return await super().on_tick(counter)
-
 
 def _serve(
     settings: Settings,
@@ -176,17 +165,13 @@ def _serve(
     *,
     deliver: bool,
 ) -> int:
-    limits = ConnectionLimits(
-        settings.request_seconds,
-        settings.answer_seconds,
-        allowed_connections(settings.connections, reserved=settings.database_connections),
-    )
     application = app.create_app(settings, database, session_secret=secret, deliver=deliver)
     config = uvicorn.Config(
         application,
         host=settings.host,
         port=settings.port,
-        http=create_protocol(limits),
+        http=BoundedConnection,
+        limit_concurrency=allowed_connections(settings.connections, reserved=settings.database_connections),
         access_log=False,
         log_config=None,
         log_level=logging.WARNING,  # its start is announced below, with what people need to know
@@ -210,7 +195,10 @@ def _serve(
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        # Accepted connections inherit it: those of machines that vanished in the middle of a request end some day.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return listening
     except OSError as error:
         raise ServiceError(
             f"cannot listen at {host}, port {port}: {error.strerror}; --port 0 picks a free one"
