@@ -1,4 +1,4 @@
-"""What MLflow clients store: experiments (its folders of runs), params and times; and MLflow's searches, in SQL."""
+"""What MLflow clients store: experiments (its folders of runs), params and times; and its search of runs, in SQL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.domain.statuses import RunStatus
-from evalstop_service.errors import Invalid
 from evalstop_service.store.database import Transaction, find_all, find_one, insert_if_new, save_row
 from evalstop_service.store.tables import experiments, mlflow_runs, observations, runs
 from evalstop_service.store.tables.projects import DEFAULT_NUMBER as DEFAULT_NUMBER
@@ -22,9 +21,6 @@ from evalstop_service.store.tables.runs import MlflowRun as MlflowRun
 
 MAX_SEARCHED = 5000
 """The number of newest runs that a search covers."""
-
-MAX_PATTERN_STEPS = 200_000_000
-"""Comparing a LIKE pattern with a text takes up to the product of their lengths; this many take about a second."""
 
 STATUSES = {
     RunStatus.RUNNING: "RUNNING",
@@ -61,7 +57,7 @@ def load_mlflow_runs(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, M
 
 
 class Clause(NamedTuple):
-    """Compares `key` of `kind` (attributes, tags, params, metrics) to `value` with the operator `sign`."""
+    """Compares `key` of `kind` (attributes, tags, params, metrics) to `value`, with = != < <= > or >=."""
 
     kind: str
     key: str
@@ -122,32 +118,9 @@ def search_runs(tx: Transaction, project_id: UUID, experiment_ids: Sequence[UUID
                 return values.order_by(observations.c.step.desc()).limit(1).scalar_subquery()
         return attributes[key]
 
-    return find_ids(tx, source, runs.c.id, find_field, search)
-
-
-def find_ids(
-    tx: Transaction,
-    source: sa.FromClause,
-    own_id: sa.ColumnElement[UUID],
-    find_field: Callable[[str, str], sa.ColumnElement[Any]],
-    search: Search,
-) -> list[UUID]:
-    """The ids of the rows that a search finds, in order. Raises Invalid if its patterns are too long for the texts."""
-    patterns = [clause for clause in search.clauses if clause.sign.endswith("like")]
-    if patterns:
-        lengths = [
-            sa.func.coalesce(sa.func.sum(sa.func.length(find_field(item.kind, item.key))), 0) for item in patterns
-        ]
-        counted = tx.execute(sa.select(*lengths).select_from(source)).one()
-        steps = sum(len(clause.value) * int(length) for clause, length in zip(patterns, counted, strict=True))
-        if steps > MAX_PATTERN_STEPS:
-            raise Invalid(
-                f"filter: its LIKE patterns could take {steps} steps on all texts, of {MAX_PATTERN_STEPS} allowed; "
-                "shorten the patterns, or name fewer experiments"
-            )
-    query = sa.select(own_id).select_from(source)
-    for kind, key, sign, value in search.clauses:
-        query = query.where(_compare(tx, find_field(kind, key), sign, value))
+    query = sa.select(runs.c.id).select_from(source)
+    for kind, key, sign, value in search.clauses:  # as in MLflow, a row without the field meets none
+        query = query.where(_SIGNS[sign](find_field(kind, key), value))
     for kind, key, descending in search.orders:
         field = find_field(kind, key)
         query = query.order_by((field.desc() if descending else field.asc()).nulls_last())
@@ -178,37 +151,6 @@ _SIGNS: Mapping[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-
-
-def _compare(tx: Transaction, field: sa.ColumnElement[Any], sign: str, value: Any) -> sa.ColumnElement[bool]:
-    """The condition of a clause. As in MLflow, a row without the field meets none but `IS NULL`."""
-    match sign:
-        case "null":
-            return field.is_(None)
-        case "not null":
-            return field.is_not(None)
-        case "in":
-            return field.in_(value)
-        case "not in":
-            return field.not_in(value)
-        case "like" | "ilike":
-            return _match_pattern(tx, field, value, ignore_case=sign == "ilike")
-        case "not like" | "not ilike":
-            return sa.not_(_match_pattern(tx, field, value, ignore_case=sign == "not ilike"))
-    condition: sa.ColumnElement[bool] = _SIGNS[sign](field, value)
-    return condition
-
-
-def _match_pattern(
-    tx: Transaction, field: sa.ColumnElement[Any], pattern: str, *, ignore_case: bool
-) -> sa.ColumnElement[bool]:
-    """Whether a text matches a pattern, in which `%` stands for any text and `_` for any character."""
-    if tx.dialect.name != "sqlite":
-        return (field.ilike if ignore_case else field.like)(pattern, escape="")
-    if ignore_case:
-        return field.op("LIKE", is_comparison=True)(pattern)
-    wildcards = {"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"}
-    return field.op("GLOB", is_comparison=True)("".join(wildcards.get(letter, letter) for letter in pattern))
 
 
 DEFAULT_NAME = "Default"
@@ -243,24 +185,10 @@ def find_experiments(tx: Transaction, project_id: UUID, numbers: Collection[int]
     return find_all(tx, Experiment, query)
 
 
-def search_experiments(tx: Transaction, default: Experiment, search: Search) -> list[UUID]:
-    """The ids of the matching experiments of a project, `default` too."""
-    columns = [experiments.c[name] for name in ("id", "number", "name", "tags", "created_at")]
-    stored = sa.select(*columns).where(experiments.c.project_id == default.project_id)
-    values = [sa.literal(getattr(default, column.name), column.type).label(column.name) for column in columns]
-    searched = sa.union_all(stored, sa.select(*values)).subquery()
-    fields = {
-        "number": searched.c.number,
-        "name": searched.c.name,
-        "experiment_id": sa.cast(searched.c.number, sa.Text),
-        "creation_time": read_milliseconds(tx, searched.c.created_at),
-        "last_update_time": read_milliseconds(tx, searched.c.created_at),
-    }
-
-    def find_field(kind: str, key: str) -> sa.ColumnElement[Any]:
-        return read_member(tx, searched.c.tags, key) if kind == "tags" else fields[key]
-
-    return find_ids(tx, searched, searched.c.id, find_field, search)
+def list_experiment_ids(tx: Transaction, project_id: UUID) -> list[UUID]:
+    """The ids of a project's stored experiments, newest first."""
+    query = sa.select(experiments.c.id).where(experiments.c.project_id == project_id)
+    return list(tx.execute(query.order_by(experiments.c.number.desc())).scalars())
 
 
 def _of_project(project_id: UUID) -> sa.Select[Any]:

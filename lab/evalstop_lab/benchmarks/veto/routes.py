@@ -32,7 +32,7 @@ class Flood(NamedTuple):
 
 _LABELS = {f"label-{index}": "v" * 200 for index in range(100)}
 _MEMBERS = [{"detector": "posterior", "stop_at": 0.9, "id": f"m{index}"} for index in range(32)]
-_FILTER = " AND ".join(["tags.t NOT LIKE '%" + "a" * 450 + "b'"] * 5)
+_FILTER = " AND ".join(["metrics.eval < 1e9"] * 20)
 _POINTS = [{"key": f"m{index}", "value": 0.5, "timestamp": 1, "step": "@number@"} for index in range(900)]
 
 COSTLIEST: dict[str, Any] = {
@@ -45,7 +45,7 @@ COSTLIEST: dict[str, Any] = {
     f"POST {API}/policies/backtests": {"policy": "paper", "runs": 500},
     f"POST {API}/endpoints": {"url": "http://127.0.0.1:9/", "event_types": ["run.lost"]},
     f"POST {MLFLOW}/experiments/create": {"name": "x@count@", "tags": [{"key": "t", "value": "a" * 2000}]},
-    f"POST {MLFLOW}/experiments/search": {"max_results": 1000, "filter": _FILTER},
+    f"POST {MLFLOW}/experiments/search": {"max_results": 1000},
     f"POST {MLFLOW}/runs/create": {"experiment_id": "0", "run_name": "m@count@"},
     f"POST {MLFLOW}/runs/search": {"experiment_ids": ["0"], "max_results": 1000, "filter": _FILTER},
     f"POST {MLFLOW}/runs/log-batch": {"run_id": "{run_hex}", "metrics": _POINTS},

@@ -1,4 +1,4 @@
-"""Routes of experiments, which are created, read and searched, and never change."""
+"""Routes of experiments, which are created, read and listed, and never change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evalstop_service.domain.quotas import Quota
 from evalstop_service.store import counts, mlflow, projects
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.mlflow import DEFAULT_NAME, DEFAULT_NUMBER, Experiment, Order, Search
+from evalstop_service.store.mlflow import DEFAULT_NAME, DEFAULT_NUMBER, Experiment, Search
 from evalstop_service.web.api.json_body import JsonRoute
 from evalstop_service.web.context import Ctx, Db, Ingest, Now, ReadOrIngest
 from evalstop_service.web.mlflow import requests, search
@@ -80,17 +80,19 @@ def get_experiment_by_name(caller: ReadOrIngest, database: Db, root: Root, exper
 
 @router.post("/search")
 def search_experiments(body: SearchExperiments, caller: ReadOrIngest, context: Ctx, root: Root) -> Document:
-    """The matching experiments, by default newest first, with the default experiment last."""
-    query = body.to_search(search.EXPERIMENTS, [Order("attributes", "number", True)])
+    """All experiments, newest first, with the default experiment last."""
+    if body.filter or body.order_by:
+        raise invalid_parameter("experiments are listed as a whole: leave out filter and order_by")
+    query = body.to_search()
     default = default_experiment(caller.project_id, root)
     with context.limits.spend_on_search(), context.database.reading() as tx:
-        ids = mlflow.search_experiments(tx, default, query)
+        ids = [*mlflow.list_experiment_ids(tx, caller.project_id), default.id]
 
         def load(ids: Sequence[UUID]) -> Iterator[Document]:
             stored = {default.id: default} | mlflow.load_experiments(tx, ids)
             return (_describe_experiment(stored[experiment_id]) for experiment_id in ids)
 
-        return fill_page("experiments", ids, query, load)
+        return fill_page("experiments", ids[query.offset : query.offset + query.limit], query, load)
 
 
 Load = Callable[[Sequence[UUID]], Iterator[Document]]

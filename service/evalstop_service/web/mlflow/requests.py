@@ -9,7 +9,7 @@ are ignored.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NamedTuple
 from uuid import UUID
@@ -24,7 +24,7 @@ from evalstop_service.store.mlflow import USER as USER
 from evalstop_service.store.mlflow import Order, Search
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.schemas import MAX_STEP
-from evalstop_service.web.mlflow.search import Language, clean_text, parse_filter, parse_orders
+from evalstop_service.web.mlflow.search import clean_text, parse_filter, parse_orders
 
 EXPERIMENT = "mlflow.experiment"
 PRESET = "evalstop.preset"
@@ -254,11 +254,11 @@ class SearchExperiments(MlflowBody):
     page_token: Annotated[str | None, Field(pattern=r"^[0-9]{1,9}$")] = None
     view_type: View = "ACTIVE_ONLY"
 
-    def to_search(self, language: Language, last_orders: list[Order]) -> Search:
+    def to_search(self, last_orders: Sequence[Order] = ()) -> Search:
         """The search for a page, and one item more, which shows whether it is the last."""
-        orders = [*parse_orders(self.order_by, language), *last_orders]
+        orders = [*parse_orders(self.order_by), *last_orders]
         limit = min(self.max_results, MAX_PAGE) + 1
-        return Search(parse_filter(self.filter, language), orders, int(self.page_token or 0), limit)
+        return Search(parse_filter(self.filter), orders, int(self.page_token or 0), limit)
 
 
 class SearchRuns(SearchExperiments):

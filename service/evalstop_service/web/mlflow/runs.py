@@ -132,7 +132,7 @@ def log_inputs(body: requests.RunBody, logger: Logger) -> Document:
 @router.post("/runs/search")
 def search_runs(body: requests.SearchRuns, caller: Read, context: Ctx, root: Root) -> Document:
     """The matching runs of experiments, by default newest first."""
-    query = body.to_search(search.RUNS, _NEWEST_FIRST)
+    query = body.to_search(_NEWEST_FIRST)
     with context.limits.spend_on_search(), context.database.reading() as tx:
         experiment_ids = find_references(tx, caller.project_id, body.experiment_ids)
         ids = mlflow.search_runs(tx, caller.project_id, experiment_ids, query)

@@ -83,34 +83,25 @@ FILTERS = {
     "": "abc",
     "run_name = 'ppo 7b'": "a",
     "attributes.run_name != 'ppo 7b'": "bc",
-    "name LIKE 'ppo%' and user_id = 'unknown'": "b",
+    "name = 'ppo_b' and user_id = 'unknown'": "b",
     "tags.`a b` = 'c' AND tag.\"mlflow.user\"='Dana'": "a",
     "tags.größe = 'ü'": "a",
     "metrics.`eval/score` > 0.7 and metrics.eval/score <= 0.75": "a",
     "metrics.eval/score < -1e3": "",
     "metrics.loss > 0": "b",
     "metrics.loss != 0": "b",
-    "params.optimizer LIKE 'adam%'": "a",
-    "params.optimizer LIKE 'Adam%'": "",
-    "params.optimizer ILIKE 'ADAM_'": "a",
-    "params.optimizer like 'ada_'": "",
-    "params.optimizer LIKE 'a[d]*?'": "",
-    "params.note LIKE '100_%'": "b",
-    "params.optimizer NOT LIKE 'sgd%' and tags.mlflow.user ILIKE 'dan_'": "a",
-    "params.optimizer NOT ILIKE 'ADAM%'": "",
-    "status IN ('FINISHED', 'FAILED')": "b",
-    "run.status NOT IN ('RUNNING',)": "b",
     "start_time >= 5": "bc",
     "start_time = 4": "a",
     "end_time > 0": "b",
     "tags.missing != 'x'": "",
-    "tags.missing IS NULL and params.lr is not null": "a",
+    "params.note = '100%\\' and status = 'FINISHED'": "b",
+    "params.optimizer = 'adamw'": "a",
     "experiment_id = '0' AND lifecycle_stage = 'active'": "abc",
 }
 
 
 def test_runs_are_found_by_any_comparison(client: MlflowClient) -> None:
-    """Texts, patterns, lists and numbers are compared as in MLflow, by the same rules on each database."""
+    """Texts and numbers are compared as in MLflow, by the same rules on each database."""
     a = client.create_run(run_name="ppo 7b", start_time=4, tags=build_items({"a b": "c", "größe": "ü"}), user_id="Dana")
     b = client.create_run(run_name="ppo_b", start_time=5)
     ids = {"a": a, "b": b, "c": expect_json(client.api.post("/runs", json={"name": "other"}))["id"].replace("-", "")}
@@ -123,7 +114,7 @@ def test_runs_are_found_by_any_comparison(client: MlflowClient) -> None:
         metric = {"run_id": run_id, "key": key, "value": value, "timestamp": 1, "step": step}
         client.post("runs/log-metric", metric)
     client.post("runs/update", {"run_id": b, "status": "FINISHED"})
-    for text, expected in (*FILTERS.items(), (f"run_id = '{a}'", "a"), (f"run_id IN ('{a}', '{b}')", "ab")):
+    for text, expected in (*FILTERS.items(), (f"run_id = '{a}'", "a")):
         found = client.post("runs/search", {"experiment_ids": ["0"], "filter": text})["runs"]
         assert {run["info"]["run_id"] for run in found} == {ids[name] for name in expected}, text
     for order, expected in (
@@ -140,37 +131,22 @@ def build_items(items: dict[str, str]) -> list[dict[str, str]]:
     return [{"key": key, "value": value} for key, value in items.items()]
 
 
-def test_experiments_are_found_by_tag_name_and_time(client: MlflowClient) -> None:
-    """The default experiment, which is not stored, is found like others."""
+def test_experiments_are_listed_as_a_whole(client: MlflowClient) -> None:
+    """They come in pages, newest first, the default experiment, which is not stored, last; a filter is refused."""
     for number in range(3):
-        body = {"name": f"sweep {number}", "tags": build_items({"team": "rl" if number else "vision"})}
-        client.post("experiments/create", body)
-    found = {
-        "tags.team = 'rl' AND name LIKE 'sweep%'": ["sweep 2", "sweep 1"],
-        "name = 'Default' AND creation_time = 0 AND tags.team IS NULL": ["Default"],
-        "experiment_id IN ('0', '1')": ["sweep 0", "Default"],
-        "creation_time > 1600000000000 and tags.team ILIKE 'VIS%'": ["sweep 0"],
-    }
-    for text, names in found.items():
-        listed = client.post("experiments/search", {"filter": text})["experiments"]
-        assert [item["name"] for item in listed] == names, text
-    ordered = client.post("experiments/search", {"order_by": ["name DESC"], "max_results": 2})
-    assert [item["name"] for item in ordered["experiments"]] == ["sweep 2", "sweep 1"]
-    rest = client.post("experiments/search", {"order_by": ["name DESC"], "page_token": ordered["next_page_token"]})
-    assert [item["name"] for item in rest["experiments"]] == ["sweep 0", "Default"]
+        client.post("experiments/create", {"name": f"sweep {number}"})
+    page = client.post("experiments/search", {"max_results": 3})
+    assert [item["name"] for item in page["experiments"]] == ["sweep 2", "sweep 1", "sweep 0"]
+    rest = client.post("experiments/search", {"max_results": 3, "page_token": page["next_page_token"]})
+    assert ([item["name"] for item in rest["experiments"]], "next_page_token" in rest) == (["Default"], False)
+    for body in ({"filter": "name = 'sweep 1'"}, {"order_by": ["name DESC"]}):
+        expect_error(client.http.post("experiments/search", json=body), 400, "INVALID_PARAMETER_VALUE")
 
 
-def test_filter_that_would_take_long_is_refused_before_it_runs(client: MlflowClient) -> None:
-    """The lengths of patterns and texts say what a search may cost; a key that searches on and on has to wait."""
-    for number in range(60):
-        client.post("experiments/create", {"name": f"x{number}", "tags": build_items({"t": "a" * 2000})})
-    text = " AND ".join(["tags.t NOT LIKE '%" + "a" * 490 + "b'"] * 5)
-    body = {"max_results": 1, "filter": text}
-    message = expect_error(client.http.post("experiments/search", json=body), 400, "INVALID_PARAMETER_VALUE")
-    assert "shorten the patterns" in message
-    assert client.post("experiments/search", {"filter": "tags.t LIKE '%b'"})["experiments"] == []
-    answers = (client.http.post("experiments/search", json=body) for _ in range(1000))
-    refused = next(answer for answer in answers if answer.status_code != 400)
+def test_key_that_searches_on_and_on_has_to_wait(client: MlflowClient) -> None:
+    """Searches are counted as costly, by the time that they take."""
+    answers = (client.http.post("experiments/search", json={"max_results": 1}) for _ in range(1000))
+    refused = next(answer for answer in answers if answer.status_code != 200)
     expect_error(refused, 429, "REQUEST_LIMIT_EXCEEDED")
     assert int(refused.headers["Retry-After"]) >= 1
 
