@@ -7,6 +7,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -101,13 +102,15 @@ class Column(NamedTuple):
     """Several values of one role, by ascending step, with higher values better as in Observation.
 
     `values` and `stderrs` are plain floats. `stderrs` or `progress` is None when no observation has one. The eval was
-    measured in the same way throughout.
+    measured in the same way throughout. `observations`: what the column was made of, so that detectors which take one
+    after the other need not make them again; None: it was read as a column.
     """
 
     steps: Sequence[int]
     values: Sequence[float]
     stderrs: Sequence[float | None] | None = None
     progress: Sequence[float | None] | None = None
+    observations: Sequence[Observation] | None = None
 
 
 Columns = Mapping[MetricRole, Column]
@@ -125,6 +128,7 @@ def to_columns(observations: Iterable[Observation]) -> dict[MetricRole, Column]:
             [item.value for item in items],
             [item.stderr for item in items],
             [item.progress for item in items],
+            items,
         )
         for role, items in by_role.items()
     }
@@ -132,15 +136,10 @@ def to_columns(observations: Iterable[Observation]) -> dict[MetricRole, Column]:
 
 def to_observations(columns: Columns) -> list[Observation]:
     """The observations of these columns, sorted by `order`."""
-    observations = [
-        Observation(
-            role,
-            step,
-            value,
-            None if column.stderrs is None else column.stderrs[index],
-            None if column.progress is None else column.progress[index],
-        )
-        for role, column in columns.items()
-        for index, (step, value) in enumerate(zip(column.steps, column.values, strict=True))
-    ]
-    return observations if len(columns) == 1 else sorted(observations, key=lambda item: item.order)
+    lists = [column.observations or _make_observations(role, column) for role, column in columns.items()]
+    return list(lists[0]) if len(lists) == 1 else sorted(chain.from_iterable(lists), key=lambda item: item.order)
+
+
+def _make_observations(role: MetricRole, column: Column) -> list[Observation]:
+    stderrs, progress = column.stderrs or repeat(None), column.progress or repeat(None)
+    return list(map(Observation, repeat(role), column.steps, column.values, stderrs, progress))

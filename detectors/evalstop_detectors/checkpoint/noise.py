@@ -57,7 +57,7 @@ class NoiseState(Struct, frozen=True, dict=True):
     mean_square: float = 0.0
 
     def __hash__(self) -> int:
-        return hash((self.seen, self.recent[-1:]))  # all values would take as long as adding one
+        return self.seen  # all values would take as long as adding one
 
 
 class Noise(Struct, frozen=True):
@@ -68,8 +68,7 @@ class Noise(Struct, frozen=True):
     inflation: float
 
 
-@lru_cache(maxsize=16)  # several detectors of a run add the same evals; the first one's work serves the others
-def advance(state: NoiseState, value: float, stderr: float | None = None) -> NoiseState:
+def add_value(state: NoiseState, value: float, stderr: float | None = None) -> NoiseState:
     """Add one finite value; a standard error that is not a positive finite number is ignored."""
     value = clipped(value)
     seen, recent, low, high = state.seen, state.recent, state.low, state.high
@@ -95,6 +94,10 @@ def advance(state: NoiseState, value: float, stderr: float | None = None) -> Noi
     return after
 
 
+advance = lru_cache(maxsize=16)(add_value)
+"""`add_value` for a value that several detectors of a run add: the work of the first one serves the others."""
+
+
 def take_values(values: Sequence[float], stderrs: Iterable[float | None] = ()) -> NoiseState:
     """The state after adding these finite values one by one, with the standard errors that some of them have."""
     if not values:
@@ -111,6 +114,13 @@ def take_values(values: Sequence[float], stderrs: Iterable[float | None] = ()) -
 
 def estimate(state: NoiseState) -> Noise:
     """The noise as estimated from the values so far; faster if called before `advance`."""
+    if "noise" not in state.__dict__:  # it serves the detectors that share the state, too
+        state.__dict__["noise"] = _estimate(state)
+    noise: Noise = state.__dict__["noise"]
+    return noise
+
+
+def _estimate(state: NoiseState) -> Noise:
     seen = state.seen
     spread = state.high - state.low
     least = spread * (SHARE_OF_RANGE_WHILE_FEW if seen <= FEW else SHARE_OF_RANGE)

@@ -169,8 +169,8 @@ class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
         if MetricRole.PAIRED in columns:
             return self.fold_steps(state, evidence, to_observations(columns))
         changes: Changes = []
-        first = min((column.steps[0], RANK[role]) for role, column in columns.items())
-        if state.evidence is not evidence and first[1] != RANK[MetricRole.EVAL]:
+        first, rank = min((column.steps[0], RANK[role]) for role, column in columns.items()), RANK[MetricRole.EVAL]
+        if state.evidence is not evidence and first[1] != rank:
             evidence = state.evidence
             changes.append((first, state.evidence))
         proxies, kls = columns.get(MetricRole.PROXY, _NO_VALUES), columns.get(MetricRole.KL, _NO_VALUES)
@@ -182,7 +182,7 @@ class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
             state, latest = self.step(state, item)
             if latest is not evidence:
                 evidence = latest
-                changes.append((item.order, latest))
+                changes.append(((item.step, rank), latest))
         return take_values(state, proxies.values[proxy:], kls.values[kl:]), changes
 
     def trace_runs(self, runs: Sequence[Columns]) -> Sequence[Trace]:

@@ -28,7 +28,7 @@ from typing import ClassVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, clipped, estimate
+from evalstop_detectors.checkpoint.noise import Noise, NoiseState, add_value, clipped, estimate
 from evalstop_detectors.detectors.detector import Amount, Changes, Count, Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Columns, MetricRole, Observation
 from evalstop_detectors.wording import format_count, format_percent
@@ -142,8 +142,8 @@ class Divergence(Detector[DivergenceState], frozen=True):
         if stderr is not None:
             stderr *= math.sqrt(1 - explained)
         stride, eval_scores, proxies, steps, block = _store_pair(state, eval_score, proxy, step)
-        eval_noise = advance(state.eval_noise, eval_score, stderr)
-        proxy_noise = advance(state.proxy_noise, proxy)
+        eval_noise = add_value(state.eval_noise, eval_score, stderr)
+        proxy_noise = add_value(state.proxy_noise, proxy)
         noisy, turn_step = False, None
         if pairs < self.least_evals:
             missing = format_count(self.least_evals - pairs, "more eval")
@@ -212,12 +212,11 @@ def _sum_up(values: Floats, windows: Sequence[Window]) -> tuple[list[float], lis
 
 def _take_proxies(state: DivergenceState, proxies: Sequence[float], _: Sequence[float]) -> DivergenceState:
     """With the latest finite one of these, relative to the first of the run."""
-    origin, latest = state.proxy_origin, None
-    for value in filter(math.isfinite, proxies):
-        if state.proxy is None and latest is None:
-            origin = clipped(value)
-        latest = value
-    return state if latest is None else replace(state, proxy=clipped(clipped(latest) - origin), proxy_origin=origin)
+    finite = [value for value in proxies if math.isfinite(value)]
+    if not finite:
+        return state
+    origin = clipped(finite[0]) if state.proxy is None else state.proxy_origin
+    return replace(state, proxy=clipped(clipped(finite[-1]) - origin), proxy_origin=origin)
 
 
 def _add_surprises(sums: FourSums, eval_surprise: float, proxy_surprise: float) -> FourSums:

@@ -28,7 +28,7 @@ import importlib.util
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.machinery import PathFinder
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -194,7 +194,7 @@ def drift_detectors() -> dict[str, type[base.DriftDetector]]:
 
 @cache
 def _find_constructor(detector: str) -> Any:
-    """The class of river with this name.
+    """The class of river with this name, called with a seed if it takes one.
 
     PageHinkley, which every shipped policy observes, is loaded from its file: it needs a tenth of the package's import.
     """
@@ -205,14 +205,13 @@ def _find_constructor(detector: str) -> Any:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module.PageHinkley
-    return drift_detectors()[detector]
+    constructor: Any = drift_detectors()[detector]
+    return partial(constructor, seed=_SEED) if "seed" in inspect.signature(constructor).parameters else constructor
 
 
 def begun(detector: str, params: Mapping[str, Param], inputs: Sequence[float]) -> base.DriftDetector:
     """A new river object that has processed these inputs."""
-    constructor = _find_constructor(detector)
-    seeded = {"seed": _SEED} if "seed" in inspect.signature(constructor).parameters else {}
-    live: base.DriftDetector = constructor(**(seeded | dict(params)))
+    live: base.DriftDetector = _find_constructor(detector)(**params)
     for item in inputs:
         live.update(item)
     return live

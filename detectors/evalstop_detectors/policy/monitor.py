@@ -22,17 +22,15 @@ from evalstop_detectors.errors import OutOfOrder
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_columns, to_observations
 from evalstop_detectors.policy.catalog import Call, Verdict
 from evalstop_detectors.policy.opening import Opening, add_eval
-from evalstop_detectors.policy.panel import (
-    Change,
-    Order,
-    PanelState,
-    add_call,
-    add_calls,
-    fold_observers,
-    step_observers,
-)
+from evalstop_detectors.policy.panel import Calls, PanelState, add_call, add_calls, fold_observers, step_observers
 from evalstop_detectors.policy.policy import Policy
 from evalstop_detectors.policy.state import MonitorState, start, start_anew
+
+Order = tuple[int, int]
+"""The position of an observation in its run: step and rank of its role."""
+
+Change = tuple[Order, int, Evidence | None]
+"""A member's new evidence from this observation on; None: unchanged."""
 
 _FEW = 4  # observations; up to this many it is faster to take them one by one
 
@@ -167,8 +165,7 @@ def advance(
     if not deciding:
         return replace(state, last=last, panel=panel), [state.verdict]
     # 2. Each detector takes in everything new: a verdict never changes what a detector sees.
-    states, evidence, changes = _fold_detectors(policy, state, deciding)
-    calls = add_calls(policy, panel.calls, changes)
+    states, evidence, changes, calls = _fold_detectors(policy, state, deciding, panel.calls)
     # 3. The verdict is recomputed only where evidence changed, or where the step or the count of evals still matters.
     eval_orders, opening = list_finite_evals(deciding), list_openings(state, deciding)[-1]
     verdict, verdicts = state.verdict, list[Verdict]()
@@ -245,8 +242,8 @@ ORDER = itemgetter(0)
 
 
 def _fold_detectors(
-    policy: Policy, state: MonitorState, columns: Columns
-) -> tuple[list[Any], list[Evidence | None], list[Change]]:
+    policy: Policy, state: MonitorState, columns: Columns, calls: Calls
+) -> tuple[list[Any], list[Evidence | None], list[Change], Calls]:
     states, evidence, changes = list(state.states), list(state.evidence), list[Change]()
     for index, member in enumerate(policy.members):
         roles = member.roles
@@ -261,7 +258,8 @@ def _fold_detectors(
         if changed:
             changes += [(order, index, item) for order, item in changed]
             evidence[index] = changed[-1][1]
-    return states, evidence, changes
+            calls = add_calls(policy, calls, index, changed)
+    return states, evidence, changes, calls
 
 
 def _check_order(last: Order | None, observations: Sequence[Observation]) -> None:

@@ -5,21 +5,14 @@ No verdict depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.detectors.detector import Evidence
+from evalstop_detectors.detectors.detector import Changes, Evidence
 from evalstop_detectors.observation import Columns, Observation, to_observations
 from evalstop_detectors.policy.policy import Member, Policy
-
-Order = tuple[int, int]
-"""The position of an observation in its run: step and rank of its role."""
-
-Change = tuple[Order, int, Evidence | None]
-"""A member's new evidence from this observation on; None: unchanged."""
 
 Calls = tuple[int | None, ...]
 """For each member of `Policy.panel` the first step at which its evidence called for a stop."""
@@ -72,34 +65,36 @@ def step_observers(policy: Policy, panel: PanelState, observation: Observation) 
 
 def fold_observers(policy: Policy, panel: PanelState, columns: Columns) -> PanelState:
     """Like `step_observers`, with many observations; each observer takes its own in at once."""
-    states, evidence, changes = list(panel.states), list(panel.evidence), list[Change]()
+    states, evidence, calls = list(panel.states), list(panel.evidence), panel.calls
     try:
         for index, member in enumerate(policy.observers):
             watched = {role: columns[role] for role in member.roles if role in columns}
             if not watched or states[index] is None:
                 continue
             states[index], changed = member.detector.fold(states[index], evidence[index], watched)
-            changes += [(order, len(policy.members) + index, item) for order, item in changed]
+            calls = add_calls(policy, calls, len(policy.members) + index, changed)
             evidence[index] = changed[-1][1] if changed else evidence[index]
     except Exception:  # one at a time shows at which observation: a failure has the same effect however they arrive
         for observation in to_observations(columns):
             panel = step_observers(policy, panel, observation)
         return panel
-    return PanelState(tuple(states), tuple(evidence), add_calls(policy, panel.calls, changes))
+    return PanelState(tuple(states), tuple(evidence), calls)
 
 
-def add_call(policy: Policy, calls: Calls, place: int, evidence: Evidence | None, step: int) -> Calls:
+def add_call(policy: Policy, calls: Calls, place: int, evidence: Evidence, step: int) -> Calls:
     """The calls, with that of the member at this place if this evidence is its first that reaches its threshold."""
-    if calls[place] is not None or evidence is None or not evidence.reaches(policy.stop_levels[place]):
+    if calls[place] is not None or not evidence.reaches(policy.stop_levels[place]):
         return calls
     return (*calls[:place], step, *calls[place + 1 :])
 
 
-def add_calls(policy: Policy, calls: Calls, changes: Iterable[Change]) -> Calls:
-    """The calls with those first made by these changes; the changes of a member are in order."""
-    for (at, _), place, item in changes:
-        calls = add_call(policy, calls, place, item, at)
-    return calls
+def add_calls(policy: Policy, calls: Calls, place: int, changes: Changes) -> Calls:
+    """The calls, with that of the member at this place if one of these changes is its first."""
+    level = policy.stop_levels[place]
+    if level is None or calls[place] is not None:
+        return calls
+    step = next((at for (at, _), item in changes if item.value >= level), None)
+    return calls if step is None else (*calls[:place], step, *calls[place + 1 :])
 
 
 def _describe_failure(observer: Member, error: Exception) -> Evidence:

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from evalstop_detectors.detectors.detector import Evidence, Trace
 from evalstop_detectors.observation import Columns
 from evalstop_detectors.policy.catalog import NOTHING_SEEN, Call, Verdict
-from evalstop_detectors.policy.monitor import ORDER, judge_changes, list_finite_evals
-from evalstop_detectors.policy.panel import Change
+from evalstop_detectors.policy.monitor import ORDER, Change, judge_changes, list_finite_evals
 from evalstop_detectors.policy.policy import Policy
 from evalstop_detectors.policy.state import start
 
