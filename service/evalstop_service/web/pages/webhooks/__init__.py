@@ -168,13 +168,6 @@ def replay_events(
     )
 
 
-@router.post("/deliveries/{delivery_id}/retry")
-def retry_delivery(delivery_id: UUID, site: SiteOf, visitor: Operator) -> Response:
-    """Retry a dead delivery."""
-    resend.retry_delivery(site.database, visitor.author(site.clock()), delivery_id)
-    return RedirectResponse(f"/webhooks/deliveries/{delivery_id}", 303)
-
-
 @router.post("/deliveries/{delivery_id}/replay")
 def replay_delivery(delivery_id: UUID, site: SiteOf, visitor: Operator) -> Response:
     """Send the event of a delivery again, as a new delivery."""
