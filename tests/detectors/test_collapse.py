@@ -156,11 +156,11 @@ def test_run_at_once_equals_one_eval_at_a_time(seed: int, evals: int, noise: flo
         begin = int(rng.integers(0, evals))
         scores[begin : begin + int(rng.integers(1, 30))] -= rng.choice([0.6, 3.0])
     scores[rng.random(evals) < 0.03] = np.nan
-    stderr = rng.choice([None, noise])
+    stderr = noise if rng.random() < 0.5 else None
     run = [Observation(MetricRole.EVAL, 2 * step, score, stderr) for step, score in enumerate(scores.tolist())]
     for role in (MetricRole.PROXY, MetricRole.KL):
         steps = np.flatnonzero(rng.random(2 * evals) < rng.choice([0.0, 0.7]))
-        run += [Observation(role, step, value) for step, value in zip(steps, rng.random(len(steps)), strict=True)]
+        run += [Observation(role, step, float(rng.random())) for step in steps.tolist()]
     run.sort(key=lambda item: item.order)
     detector = Collapse()
     assert detector.fold(detector.start(), None, to_columns(run)) == detector.fold_steps(detector.start(), None, run)

@@ -36,7 +36,7 @@ from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import NoiseState, NoiseTrace, advance, clipped, estimate
 from evalstop_detectors.detectors.detector import NO_VALUES, Changes, Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Column, Columns, MetricRole, Observation
+from evalstop_detectors.observation import Columns, MetricRole, Observation
 from evalstop_detectors.summation import LARGEST, add_up
 from evalstop_detectors.wording import format_count
 
@@ -233,7 +233,7 @@ class Collapse(Detector[CollapseState], frozen=True):
         tops, start = np.maximum.accumulate(medians), add_up(noises.values[:_START]) / _START
         before = tops[_LEAST_EVALS - _START : -1]
         lines = before - self.share * (before - start)
-        sudden = _is_sudden(values[_LEAST_EVALS:], values[4:-1], values[3:-2], before, lines)
+        sudden = _is_sudden((values[3:-2], values[4:-1], values[_LEAST_EVALS:]), before, lines)
         for place in (np.flatnonzero(sudden) + _LEAST_EVALS).tolist():
             top = float(tops[place - _START])
             if self._find_line(noises.after(place), noises.values[place], start, top) is not None:
@@ -278,7 +278,7 @@ class Collapse(Detector[CollapseState], frozen=True):
 
     def _find_fall(self, state: CollapseState, recent: tuple[float, ...]) -> Fall | None:
         value, top, rise = recent[-1], state.top, state.top - state.start
-        if state.noise.seen < _LEAST_EVALS or not _is_sudden(*recent[:-4:-1], top, top - self.share * rise):
+        if state.noise.seen < _LEAST_EVALS or not _is_sudden(recent[-3:], top, top - self.share * rise):
             return None
         found = self._find_line(state.noise, value, state.start, top)
         if found is None:
@@ -319,8 +319,9 @@ class Collapse(Detector[CollapseState], frozen=True):
         return Evidence(Kind.STATISTIC, value, fall.before_step, note)
 
 
-def _is_sudden(value: Any, last: Any, next_to_last: Any, top: Any, line: Any) -> Any:
-    """Whether evals, as numbers or arrays, lie below the line after one near the top, or with one in between."""
+def _is_sudden(recent: Sequence[Any], top: Any, line: Any) -> Any:
+    """Whether the last of three evals, numbers or arrays of them, is below the line and one before it near the top."""
+    next_to_last, last, value = recent
     near = _NEAR * (top - value)
     return (value < line) & ((top - last <= near) | (top - next_to_last <= near))
 
@@ -329,10 +330,10 @@ def _cut(columns: Columns, first: int, last: int | None) -> Columns:
     """The columns from one step to another, without those that have no value there."""
     kept = {}
     for role, column in columns.items():
-        begin = bisect_left(column.steps, first)
-        end = len(column.steps) if last is None else bisect_right(column.steps, last)
-        if begin < end:
-            kept[role] = Column(*(None if part is None else part[begin:end] for part in column))
+        steps = column.steps
+        places = slice(bisect_left(steps, first), len(steps) if last is None else bisect_right(steps, last))
+        if places.start < places.stop:
+            kept[role] = column.cut(places)
     return kept
 
 

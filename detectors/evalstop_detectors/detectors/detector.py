@@ -185,7 +185,7 @@ class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
     ) -> tuple[Any, Changes]:
         """`fold` for a detector whose evidence only changes at evals: `take_values` adds the proxies and the KLs since
         the last eval to a state."""
-        if MetricRole.PAIRED in columns:
+        if not columns or MetricRole.PAIRED in columns:
             return self.fold_steps(state, evidence, to_observations(columns))
         changes: Changes = []
         first, rank = min((column.steps[0], RANK[role]) for role, column in columns.items()), RANK[MetricRole.EVAL]

@@ -31,7 +31,6 @@ Not done    The proxy between two evals counts by its mean. KL and proxy alone c
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
@@ -50,7 +49,7 @@ from evalstop_detectors.detectors.detector import (
     Thresholds,
     Trace,
 )
-from evalstop_detectors.observation import RANK, Column, Columns, MetricRole, Observation, to_observations
+from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation
 from evalstop_detectors.posterior.features import ONE, FeatureState, Given, advance, measure_scale
 from evalstop_detectors.posterior.network import (
     HIDDEN,
@@ -83,7 +82,6 @@ STILL = 2.09  # asinh(4): the proxy moved by less than four times its usual move
 _PROXY_CHANGE = 13  # index among the network's features
 SAID_FROM = 0.1  # below this the note gives no probability
 
-_NO_VALUES = Column((), ())
 _NO_EVALS = Evidence(Kind.POSTERIOR, 0.0, None, "no evals yet")
 _QUIET = f"less than {format_percent(SAID_FROM)} likely to have turned"
 
@@ -184,21 +182,7 @@ class Posterior(Detector[PosteriorState], frozen=True):
     def fold(
         self, state: PosteriorState, evidence: Evidence | None, columns: Columns
     ) -> tuple[PosteriorState, Changes]:
-        if MetricRole.PAIRED in columns or state.evidence is not evidence:
-            return self.fold_steps(state, evidence, to_observations(columns))
-        changes: Changes = []
-        proxies, kls = columns.get(MetricRole.PROXY, _NO_VALUES), columns.get(MetricRole.KL, _NO_VALUES)
-        proxies_taken = kls_taken = 0
-        for item in to_observations({role: column for role, column in columns.items() if role is MetricRole.EVAL}):
-            proxies_end = bisect_right(proxies.steps, item.step, proxies_taken)
-            kls_end = bisect_right(kls.steps, item.step, kls_taken)
-            state = _with_waiting(state, proxies.values[proxies_taken:proxies_end], kls.values[kls_taken:kls_end])
-            proxies_taken, kls_taken = proxies_end, kls_end
-            state, latest = self.step(state, item)
-            if latest is not evidence:
-                evidence = latest
-                changes.append((item.order, latest))
-        return _with_waiting(state, proxies.values[proxies_taken:], kls.values[kls_taken:]), changes
+        return self.fold_at_evals(state, evidence, columns, _with_waiting)
 
     def trace_runs(self, runs: Sequence[Columns]) -> list[Trace]:
         inputs = {index: list_given(columns) for index, columns in enumerate(runs) if self.requests is None}
