@@ -134,6 +134,7 @@ def show_precision(options: argparse.Namespace) -> int:
         "recall",
         "false stops per healthy run",
         "median delay",
+        "saved",
         "would have saved",
     )
     return show_list(options, groups, columns, map(_list_figures, groups))
@@ -143,8 +144,9 @@ def _list_figures(group: Json) -> list[Shown]:
     policy = f"{group['policy']['name']}@{group['policy']['version']}"
     name = policy if group["detector"] is None else f"{group['detector']}{' (observes)' * group['observes']}"
     shares = [_format_share(group[key]) for key in ("precision", "recall", "false_stops_per_healthy_run")]
-    delay, hours = group["delay_steps"], group["gpu_hours"]["would_have_saved"]
-    return [name, policy, *shares, delay and delay["median"], f"{hours:.0f} GPU-hours"]
+    delay, hours = group["delay_steps"], (group["gpu_hours"][key] for key in ("saved", "would_have_saved"))
+    saved = [f"{value:,.0f} GPU-hours" for value in hours]
+    return [name, policy, *shares, delay and delay["median"], *saved]
 
 
 def _format_share(share: Json) -> str:

@@ -385,3 +385,15 @@ class DescriptionIn(Body):
         if "notes" in changed:
             changed["notes"] = changed["notes"] or ""
         return msgspec.structs.replace(before, **changed)
+
+
+MOST_GPUS = 1e6
+
+
+def read_gpus(labels: Mapping[str, str]) -> float | None:
+    """The number of GPUs of a job by the label `gpus` of its run; None where it is missing or invalid."""
+    try:
+        gpus = float(labels["gpus"])
+    except (KeyError, ValueError):
+        return None
+    return gpus if 0 < gpus <= MOST_GPUS else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 
 class RunStatus(StrEnum):
@@ -82,3 +83,13 @@ class Treatment(StrEnum):
     OBSERVED = "observed"
     STOPPED = "stopped"
     PREVENTED = "prevented"
+
+
+def name_hours(treatment: str | None, outcome: str) -> Literal["saved", "saved_if_right", "would_have_saved"] | None:
+    """What the GPU-hours after a stop count as: `saved` if it was carried out and right, `would_have_saved` if it was
+    recorded only and right; None: nothing."""
+    if treatment == Treatment.OBSERVED:
+        return "would_have_saved" if outcome == DecisionOutcome.RIGHT else None
+    if treatment != Treatment.STOPPED or outcome == DecisionOutcome.WRONG:
+        return None
+    return "saved" if outcome == DecisionOutcome.RIGHT else "saved_if_right"

@@ -18,7 +18,7 @@ People label some of them without seeing what was decided.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
@@ -30,7 +30,7 @@ from msgspec import structs
 from evalstop_service.domain import decision_lifecycle, outcome
 from evalstop_service.domain.decision_lifecycle import SERVICE, STOPPED, STOPPING, DecisionState
 from evalstop_service.domain.outcome import Turn
-from evalstop_service.domain.run import JudgedCall, RunAssessment, Verdict, find_version
+from evalstop_service.domain.run import JudgedCall, RunAssessment, Verdict, find_version, read_gpus
 from evalstop_service.domain.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid
 from evalstop_service.evaluation import change_point
@@ -42,8 +42,6 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.runs import Run
-
-MOST_GPUS = 1e6
 
 
 def record_case(tx: Transaction, run: Run, now: datetime) -> None:
@@ -332,15 +330,6 @@ def _read_share_of_gpus(tx: Transaction, run: Run, decision: Decision | None, en
     if gpus is None:
         return None
     return gpus / runs.count_runs_alive(tx, run, decision.created_at if decision is not None else ended_at)
-
-
-def read_gpus(labels: Mapping[str, str]) -> float | None:
-    """The number of GPUs of a job by the label `gpus` of its run; None where it is missing or invalid."""
-    try:
-        gpus = float(labels["gpus"])
-    except (KeyError, ValueError):
-        return None
-    return gpus if 0 < gpus <= MOST_GPUS else None
 
 
 def classify_treatment(state: DecisionState) -> Treatment:

@@ -16,7 +16,7 @@ from evalstop_service.domain import confidence_sequences
 from evalstop_service.domain.confidence_sequences import Estimate, Stratum
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.outcome import judge_decision
-from evalstop_service.domain.statuses import LEFT_ALONE, DecisionOutcome, RunOutcome, Treatment
+from evalstop_service.domain.statuses import LEFT_ALONE, DecisionOutcome, RunOutcome, Treatment, name_hours
 from evalstop_service.projects import policies
 from evalstop_service.store import cases
 from evalstop_service.store import policies as policy_rows
@@ -45,13 +45,12 @@ class Hours:
     """GPU-hours of the cases whose number of GPUs is known."""
 
     since: Annotated[datetime | None, doc("when the first flagged attempt ended; null: none")] = None
-    saved: Annotated[float, doc("saved by right stops that were confirmed or obeyed")] = 0.0
-    saved_if_right: Annotated[float, doc("saved by those with an unknown outcome, if they were right")] = 0.0
+    saved: Annotated[float, doc("by stops that were carried out and right")] = 0.0
+    saved_if_right: Annotated[float, doc("by stops that were carried out, if they were right: not known yet")] = 0.0
     lost: Annotated[float, doc("lost by false stops that were carried out, estimated from held-out stops")] = 0.0
     lost_as_reported: Annotated[float, doc("lost by stops that were carried out and labeled wrong")] = 0.0
     would_have_saved: Annotated[
-        float,
-        doc("not saved: right stops held out or in shadow mode; by detector: after right calls, weighted by 1/p"),
+        float, doc("by right stops that were recorded only (held out or in shadow mode); by detector: by right calls")
     ] = 0.0
     would_have_lost: Annotated[float, doc("not lost: wrong stops that were held out or in shadow mode")] = 0.0
     parked: Annotated[float, doc("freed for other jobs while jobs were parked")] = 0.0
@@ -127,19 +126,16 @@ class _Totals:
             self.since = min(count.first_ended_at, self.since or count.first_ended_at)
         if count.stated_risk is not None:
             self.stated_risk = max(count.stated_risk, self.stated_risk or 0.0)
+        if (name := name_hours(row, count.outcome)) is not None:
+            self.hours[name] += count.gpu_hours_saved
         if row == Treatment.OBSERVED:
             assert count.probability is not None, "a stop that was not carried out has a probability"
             self.strata[count.probability][count.outcome] += count.cases
-            if count.outcome == DecisionOutcome.RIGHT:
-                self.hours["would_have_saved"] += count.gpu_hours_saved
             self.hours["would_have_lost"] += count.gpu_hours_lost
             # Each held-out stop represents (1 - p) / p stops that were carried out.
             self.hours["lost"] += count.gpu_hours_lost * (1 - count.probability) / count.probability
         elif row == Treatment.STOPPED and count.outcome == DecisionOutcome.WRONG:
             self.hours["lost_as_reported"] += count.gpu_hours_lost
-        elif row == Treatment.STOPPED:
-            is_right = count.outcome == DecisionOutcome.RIGHT
-            self.hours["saved" if is_right else "saved_if_right"] += count.gpu_hours_saved
 
     def add_parked(self, count: CaseCount) -> None:
         self.hours["parked"] += count.parked_gpu_hours
@@ -208,10 +204,10 @@ def _count_by_detector(
     for call in cases.count_calls(tx, project_id, of_all, [*split, "detector"], delays=delays):
         parts, detector = call.key[:-1], call.key[-1]
         key, probability = _arrange_key(by, split, parts, detector), call.probability or 1.0
-        treatment, right = call.treatment or Treatment.OBSERVED, call.outcome == DecisionOutcome.RIGHT
+        treatment = call.treatment or Treatment.OBSERVED
         if case_filter.detector not in (None, detector):
             continue
-        hours = call.gpu_hours_saved / probability if treatment is Treatment.OBSERVED and right else 0.0
+        hours = call.gpu_hours_saved if treatment is Treatment.OBSERVED else 0.0
         counts.append(replace(call, key=key, treatment=treatment, probability=probability, gpu_hours_saved=hours))
         if treatment is Treatment.OBSERVED:
             assert call.run_outcome is not None, "the row of a call has it"

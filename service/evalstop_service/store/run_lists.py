@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from evalstop_service.domain.decision_lifecycle import Action, DecisionState, Mode
 from evalstop_service.domain.health import Liveness, MetricFault
-from evalstop_service.domain.run import Call, Verdict
+from evalstop_service.domain.run import Call, Verdict, read_gpus
 from evalstop_service.domain.statuses import OPEN, RunStatus
 from evalstop_service.store.database import Transaction, contains_text, find_all, match_given
 from evalstop_service.store.runs import POLICY_COLUMNS, Run
@@ -219,6 +219,7 @@ class WaitingStop:
     state: DecisionState
     state_reason: str
     step: int
+    last_step: int | None
     reason: str
     due_at: datetime
     created_at: datetime
@@ -232,6 +233,15 @@ class RunAlert:
     name: str
     why: str
     since: datetime
+
+
+@dataclass(frozen=True)
+class Running:
+    """The number of running runs, those that may have turned, and the GPUs of those with the label `gpus`."""
+
+    runs: int
+    may_have_turned: int
+    gpus: float
 
 
 Item = TypeVar("Item")
@@ -253,7 +263,7 @@ def list_stops_to_decide(tx: Transaction, project_id: UUID, limit: int) -> Excer
     """
     names = ("id", "run_id", "action", "state", "state_reason", "step", "due_at", "created_at")
     reason = decisions.c.verdict["reason"].as_string().label("reason")
-    query = sa.select(*(decisions.c[name] for name in names), runs.c.name.label("run_name"), reason)
+    query = sa.select(*(decisions.c[name] for name in names), runs.c.name.label("run_name"), runs.c.last_step, reason)
     urgency = sa.case({state: rank for rank, state in enumerate(TO_DECIDE)}, value=decisions.c.state)
     rows, count = _first(tx, _of_running_runs(query, project_id, TO_DECIDE), (urgency, decisions.c.due_at), limit)
     return Excerpt([WaitingStop(**row._mapping) for row in rows], count)
@@ -265,14 +275,18 @@ def count_awaited_stops(tx: Transaction, project_id: UUID) -> int:
     return int(tx.execute(query).scalar_one())
 
 
-def count_suspect_runs(tx: Transaction, project_id: UUID) -> int:
-    """Running runs whose policy suspects that they have turned."""
-    query = sa.select(sa.func.count()).where(
-        runs.c.project_id == project_id,
-        runs.c.status == RunStatus.RUNNING,
-        runs.c.verdict["verdict"].as_string() == Call.SUSPECT,
-    )
-    return tx.execute(query).scalar_one()
+def count_running(tx: Transaction, project_id: UUID) -> Running:
+    """The running runs, those of them that may have turned, and the GPUs of their jobs: a job's count once."""
+    may_have_turned = runs.c.verdict["verdict"].as_string() != Call.CONTINUE
+    job = sa.func.coalesce(runs.c.job_key, sa.cast(runs.c.id, sa.Text))
+    labels = sa.func.max(runs.c.labels["gpus"].as_string()).label("gpus")
+    counts = (sa.func.count().label("runs"), sa.func.count().filter(may_have_turned).label("turned"))
+    of_project = (runs.c.project_id == project_id) & (runs.c.status == RunStatus.RUNNING)
+    jobs = sa.select(labels, *counts).where(of_project).group_by(job).subquery()
+    query = sa.select(jobs.c.gpus, sa.func.count(), sa.func.sum(jobs.c.runs), sa.func.sum(jobs.c.turned))
+    rows = tx.execute(query.group_by(jobs.c.gpus)).all()
+    gpus = sum(number * (read_gpus({"gpus": label or ""}) or 0.0) for label, number, *_ in rows)
+    return Running(sum(int(row[2]) for row in rows), sum(int(row[3]) for row in rows), gpus)
 
 
 def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunAlert]:

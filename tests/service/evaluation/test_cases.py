@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from evalstop_detectors import Ground
 from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.domain.decision_lifecycle import DecisionState, Undone
+from evalstop_service.domain.run import read_gpus
 from evalstop_service.domain.statuses import DecisionOutcome, RunStatus
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
@@ -245,7 +246,7 @@ def test_case_is_recomputed_from_stored_rows(shadow_project: ProjectFixture) -> 
 @pytest.mark.parametrize(("label", "gpus"), [("8", 8.0), ("0.5", 0.5), ("0", None), ("-1", None), ("nan", None)])
 def test_gpus_are_read_from_a_label(label: str, gpus: float | None) -> None:
     """The label must be a positive finite number; otherwise the count is unknown."""
-    assert cases.read_gpus({"gpus": label}) == gpus
+    assert read_gpus({"gpus": label}) == gpus
 
 
 def test_unknown_kind_of_evidence_keeps_its_detector(shadow_project: ProjectFixture) -> None:

@@ -22,7 +22,14 @@ from evalstop_service.domain.decision_lifecycle import (
 )
 from evalstop_service.domain.fields import doc
 from evalstop_service.domain.run import BestCheckpoint, Call, JudgedCall, RunAssessment, Verdict
-from evalstop_service.domain.statuses import BacktestState, DecisionOutcome, RunOutcome, RunStatus, Treatment
+from evalstop_service.domain.statuses import (
+    BacktestState,
+    DecisionOutcome,
+    RunOutcome,
+    RunStatus,
+    Treatment,
+    name_hours,
+)
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables.columns import UtcTime, make_table, metadata, of_run, part_of, partial_index
 
@@ -181,6 +188,7 @@ class Case:
     """An attempt that has ended: what was decided about it, its outcome, and its cost.
 
     Fields that follow from a decision are None where there was none. `key_id`: the key that opened its run.
+    `gpu_hours_saved`: after the decision; None: not known. `name_hours` says what they count as.
     """
 
     run_id: Annotated[UUID, doc("the run of the attempt")]
@@ -208,9 +216,7 @@ class Case:
     outcome: Annotated[DecisionOutcome, doc("outcome of the decision to stop it or, without one, of letting it run")]
     delay_steps: Annotated[int | None, doc("from the turn to the decision")] = None
     gpu_hours: Annotated[float | None, doc("null: the run has no label gpus")]
-    gpu_hours_saved: Annotated[
-        float | None, doc("GPU-hours that a right stop saved, or that the run spent after the decision; null: unknown")
-    ] = None
+    gpu_hours_saved: float | None = None
     gpu_hours_lost: Annotated[
         float | None,
         doc("GPU-hours since the best checkpoint, which a wrong stop causes to be repeated; null: unknown"),
@@ -220,6 +226,12 @@ class Case:
     evals: Annotated[int, doc("finite ones")]
     key_id: UUID | None
     ended_at: Annotated[datetime, doc("when the attempt ended")]
+
+    @property
+    def hours(self) -> dict[str, float]:
+        """The GPU-hours by what they count as, such as `saved`; empty if they count as nothing, or are not known."""
+        name = name_hours(self.treatment, self.outcome)
+        return {} if name is None or self.gpu_hours_saved is None else {name: self.gpu_hours_saved}
 
 
 # Derived from the tables above; all estimates are computed from these rows.

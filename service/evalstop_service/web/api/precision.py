@@ -70,7 +70,7 @@ class GroupOut(Answer):
     recall: EstimateOut | None = Field(description="the share of the runs that turned that it stopped, rightly")
     false_stops_per_healthy_run: EstimateOut | None = Field(description="the share of healthy runs that it flagged")
     delay_steps: DelaysOut | None = Field(description="null: no right stop with a known turn")
-    gpu_hours: HoursOut = Field(description="GPU-hours that its stops saved and lost")
+    gpu_hours: HoursOut = Field(description="GPU-hours that its stops saved, would have saved, and lost")
     parks: ParksOut = Field(description="jobs that were parked instead of stopped")
     stated_risk: float | None = Field(description="the share of healthy runs that the policy states it stops")
     counts: CountsOut = Field(description="how many cases there are of each kind")
@@ -135,6 +135,7 @@ def list_cases(
         ListedCaseOut.model_validate(
             vars(case)
             | {
+                "hours": case.hours,
                 "policy": PolicyName(name=case.policy_name, version=case.policy_version),
                 "not_counted": reasons.get((case.run_id, case.attempt)),
             }

@@ -122,11 +122,16 @@ def load_charted(database: Database, runs: Sequence[Run], most: int) -> dict[UUI
     return charted_by_run
 
 
-def find_turn_step(run: Run, decision: Decision | None) -> int | None:
-    """The step of the turn: the change point in hindsight, else that of the decision, else that of the verdict."""
-    if run.turn is not None:
-        return run.turn.step
-    return (decision or run).verdict.turn_step
+def list_turns(run: Run, decision: Decision | None) -> dict[str, int]:
+    """The steps of the turn, by name: as estimated at the stop, or so far, and last in hindsight."""
+    turns = {"estimated at the stop" if decision else "estimated so far": (decision or run).verdict.turn_step}
+    turns["in hindsight"] = run.turn.step if run.turn else None
+    return {f"turn ({how})": step for how, step in turns.items() if step is not None}
+
+
+def find_turn(run: Run, decision: Decision | None) -> tuple[str, int] | None:
+    """The best known turn, name and step."""
+    return next(reversed(list_turns(run, decision).items()), None)
 
 
 def list_charted(run: Run) -> dict[str, str]:

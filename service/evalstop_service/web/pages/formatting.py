@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from typing import Any
 
 from evalstop_detectors import Ground
@@ -16,6 +18,7 @@ from evalstop_service.domain.run import Call
 from evalstop_service.domain.statuses import UNENDED, RunStatus
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.runs import Run
+from evalstop_service.web.api.run_views import has_gone_on
 
 _STATES: dict[str, str] = {
     DecisionState.SHADOW: "recorded only",
@@ -105,6 +108,23 @@ def format_iso(at: datetime) -> str:
     return rfc3339(at.replace(microsecond=0))
 
 
+def suggest_name(kind: str, name: str | None, known: Iterable[str]) -> str:
+    """A sentence about a name that is not among the known ones, with one that is like it; empty if it is."""
+    names = list(known)
+    if name is None or name in names:
+        return ""
+    likely = get_close_matches(name, names, 1)
+    return f"There is no {kind} “{name}”{f': did you mean “{likely[0]}”?' if likely else '.'}"
+
+
+def explain_misnamed(declared: Iterable[str], posted: Iterable[str]) -> list[str]:
+    """A sentence for each posted metric that is not declared, but is like a declared one that was not posted."""
+    posted, declared = list(posted), list(declared)
+    waiting = [name for name in declared if name not in posted]
+    likely = {name: get_close_matches(name, waiting, 1) for name in posted if name not in declared}
+    return [f"“{name}” is not declared: did you mean “{match[0]}”?" for name, match in likely.items() if match]
+
+
 def list_change_details(change: DecisionChange) -> dict[str, Any]:
     """The details of a change of state: guards by kind and reason, a random draw and its limit in percent."""
     if change.state in (DecisionState.SHADOW, DecisionState.HELD_OUT):
@@ -153,9 +173,15 @@ def _describe_decision(run: Run, decision: Decision, now: datetime) -> str:
         reason=decision.state_reason,
         status=_STATUSES.get(run.status, going_on),
         until=format_time(decision.due_at),
-        job="The job may still be running." if run.status in UNENDED else "The run is over.",
+        job=_describe_job(run, decision),
         escalated="repeated" if decision.escalations == 1 else "escalated",
     )
+
+
+def _describe_job(run: Run, decision: Decision) -> str:
+    if has_gone_on(run, decision):
+        return f"The run went on, to step {format_step(run.last_step or 0)} so far."
+    return "The job may still be running." if run.status in UNENDED else "The run is over."
 
 
 _STOP_WORDS = {"Stop": "Stop", "The_stop": "The stop", "stopped": "stopped", "gone": "gone"}

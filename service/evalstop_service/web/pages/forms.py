@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
+from datetime import datetime
 from urllib.parse import urlsplit
 from uuid import UUID
 
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.errors import Invalid
+from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.observations import MAX_STEP
 from evalstop_service.web.pages.sign_in import safe_path
 
@@ -48,6 +50,14 @@ def parse_step(text: str) -> int | None:
             f"{clean_text(text)[:40]!r} is not a step: enter a whole number from 0 on, or leave the field empty"
         )
     return int(digits)
+
+
+def select_cases(policy: str, job_kind: str, since: datetime | None = None) -> CaseFilter:
+    """The cases of NAME or NAME@VERSION, and of a job kind; an empty text selects all."""
+    name, _, version = remove_control_characters(policy).partition("@")
+    number = int(version) if version.isascii() and version.isdigit() and len(version) < 10 else None
+    kind = remove_control_characters(job_kind) or None
+    return CaseFilter(policy=name or None, version=number, job_kind=kind, since=since)
 
 
 def redirect_back(run_id: UUID, target: str) -> RedirectResponse:

@@ -64,12 +64,12 @@ def test_all_pages_sum_the_cases_of_the_period(
     insert_cases(database, run, 4, now - timedelta(days=2), treatment=None, run_outcome="healthy")
     for days, stops, hours in (("", 5, "44"), ("90", 5, "44"), ("30", 3, "30")):
         overview = get_html(visitor, f"/?days={days}")
-        assert f"{hours} <small>GPU-hours" in overview
+        assert f'data-hours="saved">{hours}<' in overview
         assert f'<option value="{days}" selected>{PERIODS[days]}</option>' in overview
-        (cases,) = re.findall(r'<dt>Stops carried out</dt><dd><a href="([^"]*)"', overview)
+        (cases,) = re.findall(r'by <a href="([^"]*)">\d+ stops</a> that were', overview)
         assert get_html(visitor, unescape(cases)).count('class="row-link"') == stops
-        assert f'<span class="figure">{hours}</span> GPU-hours' in get_html(visitor, f"/precision?days={days}")
-        assert f'data-label="Saved"><span>{hours} h<' in get_html(visitor, f"/policies?days={days}")
+        assert f'data-hours="saved">{hours}</span> GPU-hours' in get_html(visitor, f"/precision?days={days}")
+        assert f'data-hours="saved">{hours}</span> h<' in get_html(visitor, f"/policies?days={days}")
     for path in PAGES_WITH_PERIOD:
         assert visitor.get(f"{path}?days=31").status_code == 422
 

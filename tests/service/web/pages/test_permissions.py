@@ -91,7 +91,7 @@ ROUTE_ROLES: dict[tuple[str, str], int] = {
     ("POST", "/webhooks/endpoints/{endpoint_id}/delete"): ADMIN,
     ("POST", "/webhooks/endpoints/{endpoint_id}/rotate-secret"): ADMIN,
     ("POST", "/webhooks/endpoints/{endpoint_id}/test"): OPERATOR,
-    ("POST", "/webhooks/endpoints/{endpoint_id}/replay"): OPERATOR,
+    ("POST", "/webhooks/deliveries/{delivery_id}/retry"): OPERATOR,
     ("POST", "/webhooks/deliveries/{delivery_id}/replay"): OPERATOR,
     ("GET", "/settings"): VIEWER,
     ("POST", "/settings"): ADMIN,
@@ -118,7 +118,6 @@ FORMS: dict[tuple[str, str], dict[str, str]] = {
     ("POST", "/decisions/{decision_id}/outcome"): {"outcome": "right"},
     ("POST", "/projects"): {"project": str(uuid4())},
     ("POST", "/webhooks/endpoints/{endpoint_id}/enabled"): {"enabled": "true"},
-    ("POST", "/webhooks/endpoints/{endpoint_id}/replay"): {"since": "2026-01-01T00:00"},
 }
 """The fields that each form requires."""
 

@@ -113,7 +113,7 @@ def test_list_shows_the_figures_of_each_measured_policy(
     page_text = visitor.get("/policies").text
     assert page_text.count("10.0 %<span") == 2
     saved, would_have_saved = (
-        re.findall(rf'data-label="{column}"><span>([\d.]+) h', page_text) for column in ("Saved", "Would have saved")
+        re.findall(rf'data-hours="{word}">([\d.]+)<', page_text) for word in ("saved", "would_have_saved")
     )
     assert {*zip(saved, would_have_saved, strict=True)} == {("80", "0.0"), ("0.0", "80")}
 

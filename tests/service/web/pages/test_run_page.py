@@ -76,14 +76,15 @@ def test_invalid_what_if_is_refused(visitor: httpx.Client, tenant: Tenant, query
 def test_confirmed_stop_shows_steps_saved_and_durations(visitor: httpx.Client, tenant: Tenant, now: datetime) -> None:
     """Once the job is gone, the chart shows the steps not run, and the decision how long each state took."""
     run, stop = tenant.open_stopped_run("ppo", HACKING[:29], total_steps=600)
-    assert visitor.get(f"/runs/{run.id}/series.json").json()["planned_end"] is None
+    series = visitor.get(f"/runs/{run.id}/series.json").json()
+    assert (series["planned_end"], series["ended"]) == (600, False)
     tenant.confirm_stop(stop, now + timedelta(seconds=4.2))
     chart = visitor.get(f"/runs/{run.id}/series.json").json()
     assert (chart["last_step"], chart["planned_end"]) == (280, 600)
     decision = get_html(visitor, f"/runs/{run.id}").split('data-part="decisions"')[1].split("</article>")[0]
-    assert re.findall(r'<span class="figure">(.*?)</span>', decision) == ["verdict", "stop requested", "stop confirmed"]
-    assert re.findall(r'<span class="lane-length">(.*?)</span>', decision) == ["", "4.2s", ""]
-    assert "4.2s from “verdict” to “stop confirmed”." in decision
+    assert re.findall(r'<span class="figure">(.*?)</span>', decision) == ["stop requested", "stop confirmed"]
+    assert re.findall(r'<span class="lasted">(.*?)</span>', decision) == ["4.2s"]
+    assert "4.2s from “stop requested” to “stop confirmed”." in decision
 
 
 @SQLITE_ONLY

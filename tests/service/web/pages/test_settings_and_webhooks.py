@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from html import unescape
 from typing import Any
 
@@ -19,11 +19,8 @@ from evalstop_service.settings import Settings
 from evalstop_service.store import audit, endpoints, keys, projects
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
-from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 from evalstop_service.store.queue import deliveries
-from evalstop_service.store.tables import events
-from evalstop_service.webhooks import resend
 
 from tests.service.web.pages.recorded_runs import Tenant, add_tenant, load_recorded_evals
 from tests.service.web.pages.serving import (
@@ -150,11 +147,10 @@ def test_default_events_suit_the_endpoint(pages: AdminPages, url: str, form: str
 
 
 def test_endpoint_is_disabled_enabled_and_deleted(pages: AdminPages) -> None:
-    """A disabled endpoint is marked and refuses a replay; a deleted one is gone."""
+    """A disabled endpoint is marked; a deleted one is gone."""
     path = f"/webhooks/endpoints/{pages.tenant.add_endpoint().id}"
     pages.post(f"{path}/enabled", enabled="false")
     assert "disabled" in pages.get("/webhooks")
-    pages.post(f"{path}/replay", 409, since="2026-01-01T00:00")
     pages.post(f"{path}/enabled", enabled="true")
     assert "disabled" not in pages.get("/webhooks")
     pages.post(f"{path}/delete")
@@ -177,7 +173,7 @@ def test_test_event_shows_the_answer(pages: AdminPages, status: int, words: str)
 
 
 def test_deliveries_are_filtered_shown_and_replayed(pages: AdminPages, now: datetime) -> None:
-    """A delivery's page shows its body; it is sent again as a new delivery, alone or with all of a period."""
+    """A delivery's page shows its body; it is sent again as a new delivery."""
     endpoint = pages.tenant.add_endpoint().id
     pages.tenant.open_stopped_run("one", load_recorded_evals("np-0044")[:29])
     with pages.database.reading() as tx:
@@ -187,20 +183,10 @@ def test_deliveries_are_filtered_shown_and_replayed(pages: AdminPages, now: date
     page = pages.get(f"/webhooks/deliveries/{before[0].id}")
     assert f'{{\n  "type": "{before[0].event_type}",\n' in unescape(page)
     assert "No attempts yet" in page
+    pages.post(f"/webhooks/deliveries/{before[0].id}/retry", 409)
     new_delivery = pages.post(f"/webhooks/deliveries/{before[0].id}/replay").headers["location"]
     assert new_delivery != f"/webhooks/deliveries/{before[0].id}"
-    since = (now - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M")
-    result = pages.post(f"/webhooks/endpoints/{endpoint}/replay", 200, since=since).text
-    assert "Replay complete" in result
-    with pages.database.reading() as tx:
-        assert len(deliveries.list_deliveries(tx, pages.tenant.id)) == 2 * len(before) + 1
-    for invalid in ("yesterday", "0001-01-01T00:00+14:00"):
-        pages.post(f"/webhooks/endpoints/{endpoint}/replay", 422, since=invalid)
-    reversed_period = pages.post(
-        f"/webhooks/endpoints/{endpoint}/replay", 422, since="2026-02-02T00:00", until="2026-02-01T00:00"
-    )
-    assert "would end at 2026-02-01T00:00:00Z, before it begins at 2026-02-02T00:00:00Z" in reversed_period.text
-    assert pages.actions() == ["delivery.replayed", "endpoint.replayed"]
+    assert pages.actions() == ["delivery.replayed"]
 
 
 def test_saving_the_settings_form_keeps_an_empty_list_of_policies(pages: AdminPages) -> None:
@@ -314,33 +300,3 @@ def test_audit_log_is_filtered_and_paged(pages: AdminPages, now: datetime) -> No
     assert "key k09" in second
     assert "key k10" not in second
     assert "No matching entries" in pages.get("/settings/audit?actor=nobody")
-
-
-def test_long_replay_continues_where_it_stopped(pages: AdminPages, now: datetime) -> None:
-    """A replay sends a thousand events at a time; the page shows its progress and a form that continues it."""
-    endpoint = pages.tenant.add_endpoint().id
-    run = pages.tenant.open_run("long")
-    rows = [
-        {
-            "run_id": run.id,
-            "id": new_id(),
-            "project_id": pages.tenant.id,
-            "decision_id": None,
-            "type": "run.stale",
-            "body": "{}",
-            "created_at": now,
-        }
-        for _ in range(resend.MAX_REPLAYED_EVENTS + 1)
-    ]
-    with pages.database.transaction() as tx:
-        tx.execute(events.insert(), rows)
-    since, until = ((now + timedelta(hours=hours)).isoformat() for hours in (-1, 1))
-    text = pages.post(f"/webhooks/endpoints/{endpoint}/replay", 200, since=since, until=until).text
-    names = ("since", "until", "after", "replayed")
-    form = {name: text.split(f'name="{name}" value="')[1].split('"')[0] for name in names}
-    assert form["replayed"] == "1000"
-    assert form["after"] == str(rows[-2]["id"])
-    assert 40 <= int(text.split('<progress value="')[1].split('"')[0]) <= 60
-    result = pages.post(f"/webhooks/endpoints/{endpoint}/replay", 200, **form).text
-    assert "Replay complete" in result
-    assert "1,001" in result

@@ -35,9 +35,6 @@ MOST_POINTS = 400
 
 MOST_FIELDS = 50
 
-X_AXES = {"step": "step", "time": "time", "kl": "KL", "sqrt_kl": "√KL", "log_kl": "log KL"}
-ANCHORS = {"start": "the start", "best": "the best checkpoint", "turn": "the turn"}
-
 Bound = Annotated[float | None, Field(allow_inf_nan=False)]
 
 
@@ -64,7 +61,7 @@ class ComparedRun:
     run: Run
     best: BestCheckpoint | RawMaximum | None
     last_eval: tuple[int, float] | None
-    turn_step: int | None
+    turn: tuple[str, int] | None
     fields: Sequence[str | None]
 
 
@@ -88,8 +85,6 @@ def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, compariso
         rows=rows,
         differing=differing[:MOST_FIELDS],
         fields_left_out=max(0, len(differing) - MOST_FIELDS),
-        x_axes=X_AXES,
-        anchors=ANCHORS,
         series=make_link("/runs/compare/series.json", {"run": [str(run.id) for run in runs]}),
         group_link=group_link,
         most=MOST_RUNS,
@@ -108,9 +103,7 @@ def show_series(site: SiteOf, visitor: SignedIn, comparison: ComparisonQuery) ->
         decided = decisions.load_decisions(tx, [run.id for run in runs])
     charted = charts.load_charted(site.database, runs, MOST_POINTS)
     with site.database.reading() as tx:
-        documents = [
-            _encode_run(tx, run, charted[run.id], charts.find_turn_step(run, decided.get(run.id))) for run in runs
-        ]
+        documents = [_encode_run(tx, run, charted[run.id], charts.find_turn(run, decided.get(run.id))) for run in runs]
     return send_json({"runs": documents})
 
 
@@ -143,9 +136,9 @@ def _load_rows(tx: Transaction, runs: Sequence[Run]) -> tuple[list[tuple[str, st
         if metric is not None and (step := last_steps[run.id].get(metric)) is not None:
             value = observations.load_live_values(tx, run.id, [(metric, step)]).get((metric, step))
             last_eval = None if value is None else (step, value)
-        turn_step = charts.find_turn_step(run, decided.get(run.id))
+        turn = charts.find_turn(run, decided.get(run.id))
         field_values = [run_fields.get(field) for field in differing[:MOST_FIELDS]]
-        rows.append(ComparedRun(run, run.best_checkpoint or run.raw_maximum, last_eval, turn_step, field_values))
+        rows.append(ComparedRun(run, run.best_checkpoint or run.raw_maximum, last_eval, turn, field_values))
     return differing, rows
 
 
@@ -159,7 +152,9 @@ def _list_fields(run: Run, params: Mapping[str, str]) -> Iterator[tuple[tuple[st
             yield (kind, name), str(value)
 
 
-def _encode_run(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], turn_step: int | None) -> dict[str, Any]:
+def _encode_run(
+    tx: Transaction, run: Run, charted: Sequence[ChartedSeries], turn: tuple[str, int] | None
+) -> dict[str, Any]:
     by_role = {item.role: item for item in reversed(charted)}  # the first of several with one role
     times = {role: _load_times(tx, run, item) for role, item in by_role.items()}
     first = min((time for times_of_role in times.values() for time in times_of_role.values()), default=None)
@@ -181,7 +176,7 @@ def _encode_run(tx: Transaction, run: Run, charted: Sequence[ChartedSeries], tur
         "id": str(run.id),
         "lines": lines,
         "best_score": run.best_checkpoint.score if run.best_checkpoint else None,
-        "anchors": {"best": _find_place(lines, kl, best), "turn": _find_place(lines, kl, turn_step)},
+        "anchors": {"best": _find_place(lines, kl, best), "turn": _find_place(lines, kl, turn and turn[1])},
     }
 
 

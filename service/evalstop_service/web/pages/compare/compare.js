@@ -1,7 +1,7 @@
 // The charts of a comparison: panels for eval, proxy and KL with one common axis, and a line for each run. The choices are
 // kept in the address.
 
-import { axis, draw, drawable, loneValues, narrow, palette, redrawn, toggles } from "./charts.js";
+import { axis, axisTitle, draw, drawable, loneValues, narrow, palette, redrawn, toggles } from "./charts.js";
 import { fetchSameOrigin } from "./live.js";
 
 const PANELS = [["eval", "eval", 2], ["proxy", "proxy", 1.2], ["kl", "KL", 1.2]]; // role, title, share of the height
@@ -125,7 +125,7 @@ function layout(color, places, x, traces) {
     shapes: aligned ? [{ type: "line", xref: "x", yref: "paper", x0: 0, x1: 0, y0: 0, y1: 1, layer: "below", line: { color: color("muted"), width: 1.4, dash: "dot" } }] : [],
     xaxis: axis(color, {
       anchor: places[places.length - 1].axis, fixedrange: false, nticks: narrow.matches ? 5 : 10, ...(xChoice.value === "step" ? { tickformat: ",d" } : {}),
-      title: { text, font: { size: 12, color: color("muted") } }, ...(zoom ? { range: zoom, autorange: false } : { autorange: true }),
+      title: axisTitle(color, text), ...(zoom ? { range: zoom, autorange: false } : { autorange: true }),
     }),
   };
   const whole = places.reduce((sum, panel) => sum + panel.share, 0);

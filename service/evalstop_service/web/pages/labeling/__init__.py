@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Annotated
 from uuid import UUID
@@ -37,13 +38,11 @@ class Choice:
     """The set of cases to label."""
 
     def __init__(self, policy: str = "", job_kind: str = "", until: Until | None = None) -> None:
-        self.policy = forms.remove_control_characters(policy)
-        self.job_kind = forms.remove_control_characters(job_kind)
-        self.until = until
+        self.policy, self.job_kind, self.until = policy, job_kind, until
 
     @property
     def case_filter(self) -> CaseFilter:
-        return CaseFilter(policy=self.policy or None, job_kind=self.job_kind or None, until=self.until)
+        return replace(forms.select_cases(self.policy, self.job_kind), until=self.until)
 
     def link(self, path: str = _PATH, at: int | None = None) -> str:
         until = formatting.format_iso(self.until) if self.until else None

@@ -22,7 +22,7 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.proposals import Proposal
-from evalstop_service.store.run_lists import Excerpt, RunAlert, WaitingStop
+from evalstop_service.store.run_lists import Excerpt, RunAlert, Running, WaitingStop
 from evalstop_service.web.pages import formatting, precision, run_list
 from evalstop_service.web.pages.responses import PageRoute, render_page
 from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
@@ -45,7 +45,7 @@ class Overview:
     """The content of the page other than its figures, and their revision.
 
     `proposals`, `stops`, `without_data`, `stale`: the queue of items that a person can act on, in this order.
-    `awaited`: stops that wait for their scheduler. `suspects`: running runs that may have turned.
+    `awaited`: stops that wait for their scheduler.
     """
 
     cases: str
@@ -54,7 +54,7 @@ class Overview:
     without_data: Excerpt[RunAlert]
     stale: Excerpt[RunAlert]
     awaited: int
-    suspects: int
+    running: Running
     recent: list[tuple[Decision, Outcome | None]]
     any_run: bool
 
@@ -123,21 +123,16 @@ def says_enough(estimate: Estimate) -> bool:
 def _load_overview(tx: Transaction, project_id: UUID, now: datetime) -> Overview:
     revision = cases.read_revision(tx, project_id)
     recent = decisions.list_decisions(tx, project_id, limit=MOST_DECISIONS)
+    proposed = proposals.list_proposals(tx, project_id, now, state=ProposalState.OPEN, limit=MOST_PROPOSALS)
     labels = outcomes.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in recent])
     return Overview(
         revision,
-        _list_proposals(tx, project_id, now),
+        Excerpt(proposed, proposals.count_open(tx, project_id, now)),
         run_lists.list_stops_to_decide(tx, project_id, MOST_SHOWN),
         run_lists.list_runs_without_data(tx, project_id, MOST_SHOWN),
         run_lists.list_stale_runs(tx, project_id, MOST_SHOWN),
         run_lists.count_awaited_stops(tx, project_id),
-        run_lists.count_suspect_runs(tx, project_id),
+        run_lists.count_running(tx, project_id),
         [(decision, labels.get((decision.run_id, decision.attempt))) for decision in recent],
         bool(recent) or bool(run_lists.list_runs(tx, project_id, limit=1)),
     )
-
-
-def _list_proposals(tx: Transaction, project_id: UUID, now: datetime) -> Excerpt[Proposal]:
-    listed = proposals.list_proposals(tx, project_id, now, state=ProposalState.OPEN, limit=MOST_PROPOSALS)
-    more = len(listed) == MOST_PROPOSALS
-    return Excerpt(listed, proposals.count_open(tx, project_id, now) if more else len(listed))

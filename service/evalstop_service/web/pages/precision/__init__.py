@@ -23,6 +23,7 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.list_filters import ListedCases
 from evalstop_service.web.pages import forms
+from evalstop_service.web.pages.formatting import suggest_name
 from evalstop_service.web.pages.policies import name_members
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page, send_json
 from evalstop_service.web.pages.run_list import draw_sparklines
@@ -34,27 +35,19 @@ PAGE = 50
 
 
 class Filters:
-    """The filters of the figures: policy, job kind and period."""
+    """The filters of the figures: NAME or NAME@VERSION of a policy, job kind and period."""
 
     def __init__(self, site: SiteOf, visitor: SignedIn, policy: str = "", job_kind: str = "") -> None:
         self.policy, self.job_kind, self.period = policy, job_kind, visitor.period
-        self.case_filter = CaseFilter(
-            policy=forms.remove_control_characters(policy) or None,
-            job_kind=forms.remove_control_characters(job_kind) or None,
-            since=visitor.period.since(site.clock()),
-        )
+        self.case_filter = forms.select_cases(policy, job_kind, since=visitor.period.since(site.clock()))
 
-    def choose_policy(self, name: str) -> None:
-        """Choose a policy, unless the visitor has chosen one: no figure mixes several."""
-        if not self.policy:
-            self.policy, self.case_filter = name, replace(self.case_filter, policy=name or None)
+    def choose_version(self, name: str, version: int) -> None:
+        """Choose a version of a policy."""
+        self.policy = f"{name}@{version}"
+        self.case_filter = replace(self.case_filter, policy=name, version=version)
 
     def link(self, path: str) -> str:
         return self.period.link(make_link(path, {"policy": self.policy, "job_kind": self.job_kind}))
-
-    def link_labels(self) -> str:
-        """The address of labeling mode for this policy and job kind."""
-        return self.link("/precision/label")
 
 
 FilterQuery = Annotated[Filters, Depends()]
@@ -140,12 +133,12 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         by_policy = rank_policies(figures.compute_figures(counts, late), stages)
         panels = load_panels(tx, project_id, filters.case_filter, by_policy)
         kinds = cases.list_job_kinds(tx, project_id)
-        names = sorted(policies.load_latest_versions(tx, project_id))
-    filters.choose_policy(by_policy[0].key[0] if by_policy else "")
-    whole = figures.compute_total(
-        [item for item in counts if item.key[0] == filters.policy],
-        [item for item in late if item.key[0] == filters.policy],
-    )
+        versions = policies.load_latest_versions(tx, project_id)
+    if not filters.policy and by_policy:  # no figure mixes several, unless the visitor asks for that
+        filters.choose_version(*by_policy[0].key)
+        whole = replace(by_policy[0], key=())
+    else:
+        whole = figures.compute_total(counts, late)
     return render_page(
         "precision.html",
         visitor=visitor,
@@ -156,7 +149,8 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         panels=panels,
         whole=whole,
         by_policy=by_policy,
-        policies=names,
+        policies=_list_choices(versions, filters.policy),
+        mistake=suggest_name("policy", filters.case_filter.policy, versions),
         kinds=kinds,
         rollout_stages=stages,
         any_case=any(sum(cells.values()) for cells in whole.counts.values()),
@@ -167,6 +161,16 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         price=visitor.project.price_per_gpu_hour,
         currency=visitor.project.currency,
     )
+
+
+def _list_choices(versions: Mapping[str, int], chosen: str) -> dict[str, str]:
+    """The policies to choose from, by their parameter: the newest versions, and all versions of one together."""
+    choices = {}
+    for name, version in sorted(versions.items()):
+        choices[f"{name}@{version}"] = f"{name} v{version}"
+        if version > 1 or chosen == name:
+            choices[name] = f"{name}, all versions"
+    return choices if not chosen or chosen in choices else {chosen: chosen.replace("@", " v")} | choices
 
 
 def link_calls(visitor: Visitor, case_filter: CaseFilter, panel: Panel, detector: str, **chosen: str) -> str:

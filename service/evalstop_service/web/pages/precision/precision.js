@@ -1,6 +1,6 @@
 // The charts of precision: the figures of each detector over time, and those of the policy's stops with their intervals.
 
-import { axis, band, draw, narrow, palette, percent, redrawn, shareTicks, toggles } from "./charts.js";
+import { axis, axisTitle, band, draw, narrow, palette, percent, redrawn, shareTicks, toggles } from "./charts.js";
 import { fetchSameOrigin, onChange } from "./live.js";
 
 const PAINT = { precision: "best", recall: "kl", false_stops: "stop" };
@@ -30,9 +30,9 @@ function drawAll() {
 function drawShares(color, id, traces) {
   const chart = findChart(id, traces.some((trace) => trace.x.length));
   if (!chart) return; // without a date Plotly draws the year 2000
-  const share = axis(color, { ...shareTicks(), range: [-0.02, 1.02] });
-  const time = axis(color, { type: "date", nticks: narrow.matches ? 4 : 8, tickformat: "%b %-d\n%Y", showgrid: false });
-  const legend = { orientation: "h", x: 0, y: -0.18, yanchor: "top", itemclick: false, itemdoubleclick: false };
+  const share = axis(color, { title: axisTitle(color, "share of cases"), ...shareTicks(), range: [-0.02, 1.02] });
+  const time = axis(color, { title: axisTitle(color, "week"), type: "date", nticks: narrow.matches ? 4 : 8, tickformat: "%b %-d\n%Y", showgrid: false });
+  const legend = { orientation: "h", x: 0, y: -0.3, yanchor: "top", itemclick: false, itemdoubleclick: false };
   draw(chart, traces, { xaxis: time, yaxis: share, hovermode: "closest", showlegend: id === "detectors-chart", legend });
 }
 

@@ -36,20 +36,6 @@ router = APIRouter(route_class=PageRoute)
 PAGE = 50
 STATUSES = tuple(RunStatus)
 
-_SNIPPET = """\
-import evalstop
-
-with evalstop.init(
-    "my-first-run", eval="score", kl="kl", total_steps=10_000,
-    url="URL", key="esk_...",
-) as run:
-    for step in range(0, 10_000, 100):
-        score, kl = train_and_evaluate(step)
-        run.log({"score": score, "kl": kl}, step=step)
-        run.checkpoint(f"file:///checkpoints/{step}.pt", step=step)
-        if run.should_stop:
-            break"""
-
 
 @dataclass(frozen=True)
 class Row:
@@ -134,7 +120,8 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
         first_page=visitor.link(filters.link(**first)) if filters.cursor else None,
         events=filters.link("/runs/events"),
         revision=revision,
-        snippet=_SNIPPET.replace("URL", f"{request.url.scheme}://{request.url.netloc}"),
+        url=f"{request.url.scheme}://{request.url.netloc}",
+        mistake=formatting.suggest_name("policy", filters.policy, names),
     )
 
 

@@ -1,4 +1,4 @@
-"""The page of one run: its state, charts, decisions as swim lanes over one time axis, and metrics."""
+"""The page of one run: its state, charts, decisions with their histories, and metrics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,23 @@ from fastapi import APIRouter, Query, Response
 from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, Action, DecisionState
 from evalstop_service.domain.health import LOST_TIMES, stale_after_seconds
 from evalstop_service.domain.run import COMBINED_METRIC, DetectorCall, MetricFields
-from evalstop_service.domain.statuses import OPEN, RunStatus
+from evalstop_service.domain.statuses import OPEN, UNENDED, RunStatus
 from evalstop_service.errors import UnreadableRow, require
 from evalstop_service.ingest import list_calls
 from evalstop_service.projects import policies
 from evalstop_service.runs import health, metric_roles, watched_metrics
 from evalstop_service.runs.watched_metrics import EvalShare, list_shares
-from evalstop_service.store import decisions, observations, outcomes, proposals, run_details, run_lists, runs, series
+from evalstop_service.store import (
+    cases,
+    decisions,
+    observations,
+    outcomes,
+    proposals,
+    run_details,
+    run_lists,
+    runs,
+    series,
+)
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.observations import LatestObservation, PostedObservation
@@ -29,6 +39,7 @@ from evalstop_service.web.api.run_views import list_actions
 from evalstop_service.web.pages import charts, formatting
 from evalstop_service.web.pages.charts import STRETCHES, Frame, list_charted
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page, send_json
+from evalstop_service.web.pages.run_page.analysis import explain_raw_maximum
 from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
@@ -42,7 +53,7 @@ MOST_CHOICES = 500
 
 MOST_VERDICTS = 20
 
-_CUT_OFF = (RunStatus.STOPPED, RunStatus.PARKED)
+_CUT_SHORT = {RunStatus.STOPPED, RunStatus.FAILED}
 
 
 @router.get("")
@@ -67,8 +78,9 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         curves = charts.load_curves(tx, run)
         others = runs.list_spared_runs(tx, run, Action.STOP) if run.status in OPEN else []
         current = next((decision for decision in on_record if decision.attempt == run.attempt), None)
+        case = cases.find_case(tx, run.id, run.attempt)
+        remark = explain_raw_maximum(tx, run)
     stale_seconds, cadence_seconds = visitor.project.stale_seconds, stored.cadence_seconds if stored else None
-    lanes = {decision.id: draw_lanes(decision, histories[decision.id], site.clock()) for decision in on_record}
     return render_page(
         "run.html",
         visitor=visitor,
@@ -84,7 +96,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         metric_faults=stored.metric_faults if stored and run.status == RunStatus.RUNNING else [],
         decisions=on_record,
         proposals=proposed,
-        lanes=lanes,
+        states={decision.id: list_states(decision, histories[decision.id]) for decision in on_record},
         outcomes={decision.id: judged.get((run.id, decision.attempt)) for decision in on_record},
         name_state=formatting.name_state,
         can=list_actions(run, current, site.clock()),
@@ -108,7 +120,10 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         params=details.params,
         description=details.description,
         link=make_link,
-        turn_step=charts.find_turn_step(run, current),
+        turns=charts.list_turns(run, current),
+        case=case,
+        remark=remark,
+        misnamed=formatting.explain_misnamed(run.metrics, [item.metric for item, _ in metrics]),
         roles={role["role"]: metric for metric, role in run.metrics.items()},
         summary=formatting.describe_run(run, current, site.clock()),
         reason=(current or run).verdict.reason,
@@ -128,10 +143,10 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
             "series": [{"metric": item.metric, "role": item.role, **_to_columns(item.drawn)} for item in charted],
             "best_checkpoint": run.best_checkpoint,
             "raw_maximum": run.raw_maximum,
-            "turn_step": charts.find_turn_step(run, decision),
+            "turns": [{"name": name, "step": step} for name, step in charts.list_turns(run, decision).items()],
             "last_step": run.last_step,
-            # Drawn where the run was cut off.
-            "planned_end": run.total_steps if run.length_known and run.status in _CUT_OFF else None,
+            "planned_end": run.total_steps if run.length_known and run.status in _CUT_SHORT | UNENDED else None,
+            "ended": run.status not in UNENDED,
             "eval_changes": [{"step": change.step, "reason": change.reason} for change in run.eval_changes],
             "decision": decision
             and {"step": decision.step, "state": formatting.name_state(decision.state, decision.action)},
@@ -226,77 +241,25 @@ def _draw_chart(latest: LatestObservation, segments: Sequence[Segment]) -> Metri
     return MetricChart(latest, frame.line(segments) if frame else "", frame)
 
 
-LASTING = AWAITING_CONFIRMATION | {DecisionState.ON_HOLD, DecisionState.PENDING, DecisionState.PARKED}
-"""States that another state must follow. Any other is shown as a moment while it is the last."""
-
-WITH_DEADLINE = AWAITING_CONFIRMATION | {DecisionState.PENDING}
-"""The ones with a deadline."""
-
-
 @dataclass(frozen=True)
-class Lane:
-    """The verdict or a state: when it began, by whom and why, and its position in percent of the axis.
-
-    `seconds`: how long it lasted; None: it is a moment, or still lasts (`is_open`), at the latest `until`, if known.
-    `actor`, `reason`: empty if they are the same as in the verdict's lane.
-    """
+class PastState:
+    """A state of a decision. `seconds`: how long it lasted; None: it is the last, which ends at `until` if known."""
 
     name: str
-    state: str
-    at: datetime
-    actor: str
-    reason: str
-    x: float
-    width: float = 0.0
-    seconds: float | None = None
-    is_open: bool = False
-    until: datetime | None = None
-    details: dict[str, Any] | None = None
+    change: DecisionChange
+    seconds: float | None
+    until: datetime | None
+    details: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class DecisionLanes:
-    """The lanes of a decision, first to last, and the length of their axis in seconds."""
-
-    lanes: Sequence[Lane]
-    seconds: float
-
-
-def draw_lanes(decision: Decision, changes: Sequence[DecisionChange], now: datetime) -> DecisionLanes:
-    """The lanes of a decision and its changes, oldest first; there is at least one change."""
-    first, last = changes[0], changes[-1]
-    is_open = last.state in LASTING
-    until = decision.due_at if last.state is DecisionState.PENDING else decision.deadline_at
-    until = until if last.state in WITH_DEADLINE else None
-    end = max(last.at, now, until or now) if is_open else last.at
-    seconds = (end - first.at).total_seconds()
-
-    def place(at: datetime) -> float:
-        return round(100 * (at - first.at).total_seconds() / seconds, 2) if seconds else 0.0
-
-    lanes = []
-    if not decision.ordered:
-        lanes.append(Lane("verdict", "verdict", first.at, first.actor, first.reason, x=0.0))
+def list_states(decision: Decision, changes: Sequence[DecisionChange]) -> list[PastState]:
+    """The states of a decision, first to last."""
+    due = {DecisionState.PENDING: decision.due_at} | dict.fromkeys(AWAITING_CONFIRMATION, decision.deadline_at)
+    listed = []
     for change, following in zip(changes, [*changes[1:], None], strict=True):
-        ended = following.at if following else end
-        is_last, is_told = following is None, change is first and bool(lanes)
-        lanes.append(
-            Lane(
-                _name_lane(change.state, decision),
-                change.state,
-                change.at,
-                "" if is_told else change.actor,
-                "" if is_told else change.reason,
-                x=place(change.at),
-                width=round(place(ended) - place(change.at), 2),
-                seconds=None if is_last else (ended - change.at).total_seconds(),
-                is_open=is_last and is_open,
-                until=until if is_last else None,
-                details=formatting.list_change_details(change),
-            )
-        )
-    return DecisionLanes(lanes, seconds)
-
-
-def _name_lane(state: DecisionState, decision: Decision) -> str:
-    return "veto window" if state is DecisionState.PENDING else formatting.name_state(state, decision.action)
+        pends = change.state is DecisionState.PENDING
+        name = "veto window" if pends else formatting.name_state(change.state, decision.action)
+        seconds = None if following is None else (following.at - change.at).total_seconds()
+        until = due.get(change.state) if following is None else None
+        listed.append(PastState(name, change, seconds, until, formatting.list_change_details(change)))
+    return listed

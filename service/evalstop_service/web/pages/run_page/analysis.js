@@ -1,7 +1,7 @@
 // Loads the replay of a run: the evidence of its detectors, for the chart by step, and the chart of the eval by its distance
 // from the initial policy.
 
-import { axis, band, draw, drawable, palette, redrawn } from "./charts.js";
+import { axis, axisTitle, band, draw, drawable, palette, redrawn } from "./charts.js";
 import { fetchSameOrigin, onChange } from "./live.js";
 
 const main = document.querySelector("main");
@@ -50,8 +50,8 @@ function drawGao(gao) {
   const annotations = peak ? [{ xref: "x", yref: "paper", x: peak[0], y: 1, yanchor: "bottom", text: "peak of the fit", showarrow: false, font: { color: color("muted"), size: 12 } }] : [];
   return draw(chart, traces, {
     margin: { l: 46, r: 16, t: 24, b: 48 }, shapes, annotations, hovermode: "closest",
-    xaxis: axis(color, { title: { text: "√KL to the initial policy", font: { size: 12, color: color("muted") } }, rangemode: "tozero", fixedrange: false }),
-    yaxis: axis(color, { tickfont: { color: color("eval") }, fixedrange: false }),
+    xaxis: axis(color, { title: axisTitle(color, "√KL to the initial policy"), rangemode: "tozero", fixedrange: false }),
+    yaxis: axis(color, { title: axisTitle(color, "eval"), tickfont: { color: color("eval") }, fixedrange: false }),
   });
 }
 

@@ -39,7 +39,7 @@ from evalstop_service.store import decisions, observations, run_details, series
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
-from evalstop_service.web.pages.formatting import format_step
+from evalstop_service.web.pages.formatting import format_number, format_step
 from evalstop_service.web.pages.responses import PageRoute, send_json
 from evalstop_service.web.pages.visitor import SignedIn, SiteOf
 
@@ -347,6 +347,26 @@ def _compare_steps(tx: Transaction, run: Run, step: int) -> str:
     if apart == 0:
         return ", as on record"
     return f", {format_step(abs(apart))} steps {'sooner' if apart > 0 else 'later'} than on record"
+
+
+def explain_raw_maximum(tx: Transaction, run: Run) -> str:
+    """Why the highest eval is not that of the best checkpoint; empty if it is, or if there is no best checkpoint."""
+    best, highest, metric = run.best_checkpoint, run.raw_maximum, watched_metrics.find_eval_metric(run)
+    if best is None or highest is None or metric is None or highest.step == best.step:
+        return ""
+    measured = f"Step {format_step(highest.step)} measured {format_number(highest.score)}, but"
+    if all(checkpoint.step != highest.step for checkpoint in run_details.list_checkpoints(tx, run.id)):
+        return f"{measured} no checkpoint was registered there."
+    smoothed = None
+    if not series.is_long_series(tx, run.id, metric):
+        evals = watched_metrics.select_evals(run, observations.load_series(tx, run.id, [metric]))
+        smoothed = choose_best(Scores().add_scores(evals).add_checkpoints({highest.step: ""}))
+    if smoothed is None or smoothed.smoothed is None or best.smoothed is None:
+        return f"{measured} that is lower, or less certain, once smoothed over its neighbors."
+    sign = watched_metrics.find_eval_sign(run)
+    scores = ((sign * smoothed.smoothed, smoothed.smoothed_stderr), (best.smoothed, best.smoothed_stderr))
+    own, other = (f"{format_number(score)} ± {format_number(stderr)}" for score, stderr in scores)
+    return f"{measured} smoothed over its neighbors that is {own}, against {other} at step {format_step(best.step)}."
 
 
 def _describe_best(tx: Transaction, run: Run, replay: Replay, step: int) -> str:

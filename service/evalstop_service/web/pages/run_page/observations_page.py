@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import math
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
-from evalstop_service.clock import rfc3339
 from evalstop_service.store import observations
-from evalstop_service.store.observations import MAX_STEP, StoredObservation
-from evalstop_service.store.runs import Run
-from evalstop_service.web.api.schemas import encode_number
+from evalstop_service.store.observations import MAX_STEP
 from evalstop_service.web.limits import in_thread
 from evalstop_service.web.pages.responses import PageRoute, make_link, render_page
-from evalstop_service.web.pages.visitor import SignedIn, Site, SiteOf
+from evalstop_service.web.pages.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
 
 PAGE = 100
-EXPORT_BATCH = 1_000
+EXPORT_BATCH = 5_000
 COLUMNS = ("metric", "step", "value", "stderr", "observed_at", "received_at", "attempt", "superseded_by")
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_NOT_FINITE = {None: "NaN", math.inf: "Infinity", -math.inf: "-Infinity"}
 
 
 @router.get("/observations")
@@ -70,16 +67,15 @@ def export_csv(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         run = visitor.load_run(tx, run_id)
 
     def write_csv() -> Iterator[str]:
-        buffer = io.StringIO()
-        writer = csv.writer(buffer)
-        writer.writerow(COLUMNS)
-        for batch in _read_batches(site, run):
-            for point in batch:
-                name = f"'{point.metric}" if point.metric.startswith(_FORMULA_STARTS) else point.metric
-                writer.writerow([name, *("" if value is None else str(value) for value in _list_values(point))])
-            yield buffer.getvalue()
-            buffer.seek(0)
-            buffer.truncate()
+        yield ",".join(COLUMNS) + "\r\n"
+        after: tuple[str, int, int] | None = None
+        while True:
+            with site.database.reading() as tx:  # a short one, so that a slow client does not hold it open
+                rows = observations.list_exported(tx, run.id, after=after, limit=EXPORT_BATCH)
+            yield _format_rows(rows)
+            if len(rows) < EXPORT_BATCH:
+                return
+            after = (rows[-1][0], rows[-1][1], rows[-1][-1] or 0)
 
     async def send() -> AsyncIterator[str]:
         # Starlette would take any free thread for each part; these are a lane's, of which a sender has a share.
@@ -93,26 +89,19 @@ def export_csv(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     return StreamingResponse(send(), media_type="text/csv; charset=utf-8", headers={"Content-Disposition": disposition})
 
 
-def _read_batches(site: Site, run: Run) -> Iterator[Sequence[StoredObservation]]:
-    """All observations by metric and step, in short transactions, so that a slow client does not hold one open."""
-    after: observations.Key | None = None
-    while True:
-        with site.database.reading() as tx:
-            batch = observations.list_observations(tx, run.id, after=after, limit=EXPORT_BATCH)
-        yield batch
-        if len(batch) < EXPORT_BATCH:
-            return
-        after = (batch[-1].metric, batch[-1].step, batch[-1].superseded_by)
-
-
-def _list_values(point: StoredObservation) -> list[str | int | float | None]:
-    """The values of `COLUMNS`, without the metric."""
-    return [
-        point.step,
-        encode_number(point.value),
-        point.stderr if point.stderr is None else encode_number(point.stderr),
-        rfc3339(point.observed_at) if point.observed_at else None,
-        rfc3339(point.received_at),
-        point.attempt,
-        point.superseded_by or None,
+def _format_rows(rows: Sequence[Sequence[Any]]) -> str:
+    """Rows as CSV. Only names need quotes; the csv module looks for them everywhere, and takes twice as long."""
+    names = {metric: _quote_name(metric) for metric in {row[0] for row in rows}}
+    lines = [
+        f"{names[metric]},{step},{_NOT_FINITE.get(value) or repr(value)},"
+        f"{'' if stderr is None else _NOT_FINITE.get(stderr) or repr(stderr)},"
+        f"{observed_at or ''},{received_at},{attempt},{superseded_by or ''}\r\n"
+        for metric, step, value, stderr, observed_at, received_at, attempt, superseded_by in rows
     ]
+    return "".join(lines)
+
+
+def _quote_name(metric: str) -> str:
+    """A name, with an apostrophe before it if a spreadsheet would run it as a formula."""
+    name = f"'{metric}" if metric.startswith(_FORMULA_STARTS) else metric
+    return '"{}"'.format(name.replace('"', '""')) if set(name) & set(',"\r\n') else name

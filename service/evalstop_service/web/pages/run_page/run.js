@@ -2,7 +2,7 @@
 // range that the run has covered, and a lane for each other detector: its evidence against its threshold.
 
 import { onAnalysis } from "./analysis.js";
-import { axis, band, draw, drawable, loneValues, narrow, palette, percent, redrawn, stepTicks, toggles } from "./charts.js";
+import { axis, axisTitle, band, draw, drawable, loneValues, narrow, palette, percent, redrawn, stepTicks, toggles } from "./charts.js";
 import { fetchSameOrigin, onChange } from "./live.js";
 import { onTried, tried } from "./what_if.js";
 
@@ -83,13 +83,13 @@ function drawChart() {
   const steps = marks(color);
   return draw(chart, traces, {
     ...layout,
-    height: panels.height + steps.top + 30,
-    margin: { l: narrow.matches ? 34 : 46, r: 16, t: steps.top, b: 30 },
+    height: panels.height + steps.top + 48,
+    margin: { l: narrow.matches ? 34 : 46, r: 16, t: steps.top, b: 48 },
     hovermode: "x unified",
     hoversubplots: "axis",
     xaxis: axis(color, {
       anchor: panels[panels.length - 1].axis, range: steps.range, fixedrange: false,
-      ...stepTicks(narrow.matches ? 6 : 12, steps.span), unifiedhovertitle: { text: "step %{x}" },
+      title: axisTitle(color, "step"), ...stepTicks(narrow.matches ? 6 : 12, steps.span), unifiedhovertitle: { text: "step %{x}" },
       spikecolor: color("muted"), spikethickness: 1, spikedash: "solid",
     }),
     shapes: [...layout.shapes, ...steps.shapes],
@@ -128,7 +128,7 @@ function addPanel(drawing, panel, color) {
   });
   const call = panel.name === "turned" && posterior.call_step !== null ? `, called at step ${posterior.call_step.toLocaleString("en")}` : "";
   const title = hasValues ? panel.title + call : `${panel.title}: no finite value yet`;
-  if (panel.axis !== "y" || !hasValues) drawing.annotations.push(label(0, panel.domain[1], title, color(paint(panel.name)), { xref: "paper", xanchor: "left", yshift: 4 }));
+  drawing.annotations.push(label(0, panel.domain[1], title, color(paint(panel.name)), { xref: "paper", xanchor: "left", yshift: 4 }));
   if (panel.name === "eval" && shown.segments && segments) drawing.shapes.push(...segments.items.flatMap((one, i) => segmentShapes(color, one, i, panel.domain)));
   if (panel.name === "turned") drawing.shapes.push(...thresholds(color, panel.axis));
   drawing.traces.push(...traces(panel.name, color, panel.axis));
@@ -194,7 +194,7 @@ function describeEvidence(track, i) {
 }
 
 function paint(name) {
-  return SHARES.has(name) ? "accent" : name;
+  return { turned: "hue-4", covered: "hue-1" }[name] ?? name;
 }
 
 function traces(name, color, yaxis) {
@@ -207,7 +207,7 @@ function traces(name, color, yaxis) {
   if (name === "turned") return [callMark(item, item.stop_at, yaxis, color), { ...line, line: { ...line.line, shape: "hv" }, text: item.values.map((value) => (value === null ? "" : percent(value))), hovertemplate: "%{text}" }];
   if (name === "covered") {
     return [
-      shade(band(item.steps, item.low, item.high), yaxis, color("accent-band"), shown.covered),
+      shade(band(item.steps, item.low, item.high), yaxis, `${color("hue-1")}2b`, shown.covered),
       { ...line, text: item.values.map((value, i) => `${percent(value, 0)} (${percent(item.low[i], 0)} to ${percent(item.high[i], 0)})`), hovertemplate: "%{text}" },
     ];
   }
@@ -245,7 +245,7 @@ function label(x, y, text, paint, more) {
   return { xref: "x", yref: "paper", x, y, yanchor: "bottom", text, showarrow: false, font: { color: paint, size: 12 }, ...more };
 }
 
-// Marks at steps across all panels: the turn, the decision, the tried policy's stop, and the steps that were not run.
+// Marks at steps across all panels: the turn, the decision, the tried policy's stop, and the planned steps that were not run.
 function marks(color) {
   const ends = series.series.flatMap((item) => (item.steps.length ? [item.steps[0], item.steps[item.steps.length - 1]] : []));
   const [first, ran] = [Math.min(...ends), Math.max(...ends, series.last_step)];
@@ -254,7 +254,7 @@ function marks(color) {
   const span = last - first || 1;
   const place = (step) => ((step - first) / span) * width;
   const lines = series.eval_changes.filter((change) => change.step > first && change.step <= ran).map((change) => [change.step, "eval changed", color("muted"), "dash"]);
-  if (series.turn_step !== null) lines.push([series.turn_step, "suspected turn", color("muted"), "dot"]);
+  for (const { name, step } of series.turns) lines.push([step, name, color(name.includes("hindsight") ? "text" : "muted"), "dot"]);
   if (series.decision) lines.push([series.decision.step, series.decision.state, color("stop"), "solid"]);
   if (tried.step !== null) lines.push([tried.step, `what if ${tried.policy}`, color("accent"), "dash"]);
   lines.sort((a, b) => a[0] - b[0]);
@@ -268,15 +268,15 @@ function marks(color) {
     level = i > 0 && place(step) - place(lines[i - 1][0]) < LABEL_PX ? (level + 1) % MOST_LEVELS : 0;
     highest = Math.max(highest, level);
     const xanchor = place(step) > width - LABEL_PX / 2 ? "right" : place(step) < LABEL_PX / 2 ? "left" : "center";
-    return label(step, 1, text, paint, { yshift: 2 + level * LINE_PX, xanchor });
+    return label(step, 1, text, paint, { yshift: 20 + level * LINE_PX, xanchor });
   });
   if (last > series.last_step) {
     const room = place(last) - place(series.last_step);
     shapes.push({ type: "rect", xref: "x", yref: "paper", x0: series.last_step, x1: last, y0: 0, y1: 1, fillcolor: color("muted"), opacity: 0.12, line: { width: 0 }, layer: "below" });
-    annotations.push(label((series.last_step + last) / 2, 0.9, `${(last - series.last_step).toLocaleString("en")} steps not run`, color("muted"),
+    annotations.push(label((series.last_step + last) / 2, 0.9, `${(last - series.last_step).toLocaleString("en")} steps ${series.ended ? "not run" : "to go"}`, color("muted"),
       { xanchor: "center", yanchor: "middle", textangle: room < LABEL_PX ? -90 : 0 }));
   }
-  return { span, range: [first - span / 60, last + span / 60], top: 22 + highest * LINE_PX, shapes, annotations };
+  return { span, range: [first - span / 60, last + span / 60], top: 40 + highest * LINE_PX, shapes, annotations };
 }
 
 function redraw() {

@@ -35,6 +35,11 @@ export function axis(color, more = {}) {
   };
 }
 
+// The title of an axis.
+export function axisTitle(color, text) {
+  return { text, font: { size: 12, color: color("muted") } };
+}
+
 // The ticks of an axis of steps, which are whole numbers, at most `most` of them.
 export function stepTicks(most, span) {
   return { nticks: most, tickformat: ",d", ...(span < most ? { dtick: 1 } : {}) };

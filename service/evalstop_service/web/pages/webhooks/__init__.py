@@ -1,16 +1,15 @@
-"""The pages of webhooks: endpoints and their health, deliveries and their attempts, retries and replays."""
+"""The pages of webhooks: endpoints and their health, deliveries and their attempts, and retries."""
 
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Form, Query, Response
 from fastapi.responses import RedirectResponse
 
-from evalstop_service.clock import in_utc
 from evalstop_service.domain.event_types import PRESETS, SUBSCRIBABLE
 from evalstop_service.domain.statuses import DeliveryState
 from evalstop_service.errors import Invalid
@@ -136,36 +135,11 @@ def test_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Operator) -> Respons
     return _render_webhooks(site, visitor, trial=trial)
 
 
-@router.post("/endpoints/{endpoint_id}/replay")
-def replay_events(
-    endpoint_id: UUID,
-    site: SiteOf,
-    visitor: Operator,
-    since: Annotated[str, Form()] = "",
-    until: Annotated[str, Form()] = "",
-    after: Annotated[UUID | Literal[""], Form()] = "",
-    replayed: Annotated[int, Form(ge=0)] = 0,
-) -> Response:
-    """Send the events of a period again, a thousand per request; the page submits further requests itself."""
-    now = site.clock()
-    begin, end = _parse_time(since, "from"), _parse_time(until, "to") if until else now
-    batch = resend.replay_events(
-        site.database, visitor.author(now), endpoint_id, since=begin, until=end, types=None, after=after or None
-    )
-    reached = datetime.fromtimestamp((batch.last.int >> 80) / 1000, UTC) if batch.last else end
-    progress = (reached - begin) / (end - begin) if end > begin else 1.0
-    return render_page(
-        "replay.html",
-        visitor=visitor,
-        here="webhooks",
-        endpoint_id=endpoint_id,
-        since=begin.isoformat(),
-        until=end.isoformat(),
-        after=batch.last,
-        replayed=replayed + len(batch.deliveries),
-        passed_over=batch.passed_over,
-        percent=round(100 * min(1.0, max(0.0, progress))),
-    )
+@router.post("/deliveries/{delivery_id}/retry")
+def retry_delivery(delivery_id: UUID, site: SiteOf, visitor: Operator) -> Response:
+    """Retry a dead delivery."""
+    resend.retry_delivery(site.database, visitor.author(site.clock()), delivery_id)
+    return RedirectResponse(f"/webhooks/deliveries/{delivery_id}", 303)
 
 
 @router.post("/deliveries/{delivery_id}/replay")
@@ -237,10 +211,3 @@ def _choose_badge(endpoint: Endpoint, now: datetime) -> tuple[str, str]:
     if endpoint.failures:
         return "state-pending", "failing"
     return "outcome-right", "healthy"
-
-
-def _parse_time(text: str, field: str) -> datetime:
-    try:
-        return in_utc(datetime.fromisoformat(text))
-    except ValueError:
-        raise Invalid(f"{field} must be a UTC time such as 2026-01-31T14:00, not {text[:40]!r}") from None

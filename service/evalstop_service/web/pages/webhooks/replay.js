@@ -1,3 +1,0 @@
-// A replay continues until everything is sent; leaving the page stops it.
-
-document.querySelector("form[data-go-on]").requestSubmit();
