@@ -112,6 +112,13 @@ class Column(NamedTuple):
     progress: Sequence[float | None] | None = None
     observations: Sequence[Observation] | None = None
 
+    def cut(self, places: slice) -> Column:
+        """The part at these places."""
+        stderrs = None if self.stderrs is None else self.stderrs[places]
+        progress = None if self.progress is None else self.progress[places]
+        observations = None if self.observations is None else self.observations[places]
+        return Column(self.steps[places], self.values[places], stderrs, progress, observations)
+
 
 Columns = Mapping[MetricRole, Column]
 """Observations of one run by role; no column is empty."""

@@ -264,7 +264,7 @@ class ObservabilitySettings(_Group):
     """Whether `/metrics` needs no key. It shows only the installation as a whole, no single run."""
 
     metrics_port: Port | None = None
-    """Port on which `evalstop deliver` serves `/metrics`. None serves none."""
+    """Port on which `evalstop deliver` serves `/metrics`, to anybody. None serves none."""
 
     access_log: bool = False
     """Whether to log each request."""
@@ -274,6 +274,12 @@ class ObservabilitySettings(_Group):
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Lowest level that is logged."""
+
+    @model_validator(mode="after")
+    def _check_metrics(self) -> Self:
+        if self.metrics_port is not None and not self.metrics_public:
+            raise ValueError("EVALSTOP_METRICS_PORT: it asks for no key, so EVALSTOP_METRICS_PUBLIC must be true")
+        return self
 
 
 GROUPS = (

@@ -20,7 +20,7 @@ def test_contradicting_settings_of_deliveries_are_refused(
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "0", "1e9"])
-@pytest.mark.parametrize("name", ["EVALSTOP_REQUEST_SECONDS", "EVALSTOP_DELIVERY_LEASE_SECONDS"])
+@pytest.mark.parametrize("name", ["EVALSTOP_DELIVERY_TIMEOUT_SECONDS", "EVALSTOP_DELIVERY_LEASE_SECONDS"])
 def test_times_without_end_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
 ) -> None:
@@ -28,6 +28,16 @@ def test_times_without_end_are_refused(
     monkeypatch.setenv(name, value)
     assert cli.main(["deliver", "--database-url", "sqlite:///never-opened.db"]) == cli.USAGE
     assert f"{name}: " in capsys.readouterr().err
+
+
+def test_port_without_keys_is_refused_where_metrics_need_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Metrics that need a key are not served without one on another port."""
+    monkeypatch.setenv("EVALSTOP_METRICS_PUBLIC", "false")
+    monkeypatch.setenv("EVALSTOP_METRICS_PORT", "9000")
+    assert cli.main(["deliver", "--database-url", "sqlite:///never-opened.db"]) == cli.USAGE
+    assert "EVALSTOP_METRICS_PORT: " in capsys.readouterr().err
 
 
 def test_key_is_not_cached_for_ever(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

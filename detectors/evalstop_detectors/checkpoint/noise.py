@@ -20,9 +20,9 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from msgspec import Struct
 
@@ -75,11 +75,8 @@ def add_value(state: NoiseState, value: float, stderr: float | None = None) -> N
     origin = state.origin if seen else value
     counted = clipped(value - origin) if seen else 0.0
     stderrs, mean_square = state.stderrs, state.mean_square
-    if stderr is not None and 0 < stderr < math.inf:
-        stderrs += 1
-        clipped_stderr = min(stderr, LARGEST)
-        # A product rounds the same in all units that differ by a power of two; a power does not.
-        mean_square += (clipped_stderr * clipped_stderr - mean_square) / stderrs
+    if stderr is not None:
+        stderrs, mean_square = _add_stderr((stderrs, mean_square), stderr)
     after = NoiseState(
         seen + 1,
         origin,
@@ -98,18 +95,42 @@ advance = lru_cache(maxsize=16)(add_value)
 """`add_value` for a value that several detectors of a run add: the work of the first one serves the others."""
 
 
-def take_values(values: Sequence[float], stderrs: Iterable[float | None] = ()) -> NoiseState:
-    """The state after adding these finite values one by one, with the standard errors that some of them have."""
-    if not values:
-        return NoiseState()
-    tame = [clipped(value) for value in values]
-    counted = [clipped(value - tame[0]) for value in tame]
-    clipped_stderrs = [min(stderr, LARGEST) for stderr in stderrs if stderr is not None and 0 < stderr < math.inf]
-    mean_square = 0.0
-    for count, stderr in enumerate(clipped_stderrs, start=1):
-        mean_square += (stderr * stderr - mean_square) / count
-    recent = tuple(counted[-WINDOW - 1 :])
-    return NoiseState(len(values), tame[0], recent, min(counted), max(counted), len(clipped_stderrs), mean_square)
+class NoiseTrace:
+    """The states of a run that had none, after any number of these finite values: the same as `advance` gives, made on
+    demand. Faster if they are asked for in order. `values` are relative to the first one."""
+
+    def __init__(self, values: Sequence[float], stderrs: Sequence[float | None] | None = None) -> None:
+        self._origin = clipped(values[0])
+        self.values = [clipped(clipped(value) - self._origin) for value in values]
+        self._lows, self._highs = list(accumulate(self.values, min)), list(accumulate(self.values, max))
+        self._errors = None if stderrs is None else list(accumulate(stderrs, _add_stderr, initial=(0, 0.0)))
+        self._latest = NoiseState()
+
+    def after(self, count: int) -> NoiseState:
+        """The state after the first `count` values, at least one."""
+        stderrs, mean_square = (0, 0.0) if self._errors is None else self._errors[count]
+        recent = tuple(self.values[max(count - WINDOW - 1, 0) : count])
+        low, high = self._lows[count - 1], self._highs[count - 1]
+        state = NoiseState(count, self._origin, recent, low, high, stderrs, mean_square)
+        if (ordered := self._latest.__dict__.get("ordered")) is not None and 0 <= count - ordered[0] <= _WORTH_MOVING:
+            state.__dict__["ordered"] = ordered
+        self._latest = state
+        return state
+
+
+def take_values(values: Sequence[float], stderrs: Sequence[float | None] | None = None) -> NoiseState:
+    """The state after all of these finite values, with the standard errors that some of them have."""
+    return NoiseTrace(values, stderrs).after(len(values)) if values else NoiseState()
+
+
+def _add_stderr(before: tuple[int, float], stderr: float | None) -> tuple[int, float]:
+    """The number and the mean square of the standard errors, with this one if it is a positive finite number."""
+    count, mean_square = before
+    if stderr is None or not 0 < stderr < math.inf:
+        return before
+    clipped_stderr = min(stderr, LARGEST)
+    # A product rounds the same in all units that differ by a power of two; a power does not.
+    return count + 1, mean_square + (clipped_stderr * clipped_stderr - mean_square) / (count + 1)
 
 
 def estimate(state: NoiseState) -> Noise:

@@ -26,14 +26,16 @@ Not done    A grader that changes eval and proxy alike looks the same; declare i
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import numpy as np
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.checkpoint.noise import NoiseState, advance, clipped, estimate
-from evalstop_detectors.detectors.detector import Changes, Detector, Evidence, Kind, Thresholds
+from evalstop_detectors.checkpoint.noise import NoiseState, NoiseTrace, advance, clipped, estimate
+from evalstop_detectors.detectors.detector import NO_VALUES, Changes, Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Columns, MetricRole, Observation
 from evalstop_detectors.summation import LARGEST, add_up
 from evalstop_detectors.wording import format_count
@@ -202,7 +204,41 @@ class Collapse(Detector[CollapseState], frozen=True):
         return state, state.evidence
 
     def fold(self, state: CollapseState, evidence: Evidence | None, columns: Columns) -> tuple[CollapseState, Changes]:
-        return self.fold_at_evals(state, evidence, columns, _take_values)
+        """Takes in at once all evals from a run's start to its first sudden fall."""
+        if state.noise.seen or MetricRole.EVAL not in columns or MetricRole.PAIRED in columns:
+            return self.fold_at_evals(state, evidence, columns, _take_values)
+        evals = columns[MetricRole.EVAL]
+        finite = [place for place, value in enumerate(evals.values) if math.isfinite(value)]
+        if len(finite) <= _LEAST_EVALS:
+            return self.fold_at_evals(state, evidence, columns, _take_values)
+        steps, stderrs = [evals.steps[place] for place in finite], evals.stderrs
+        noises = NoiseTrace(
+            [evals.values[place] for place in finite], None if stderrs is None else [stderrs[place] for place in finite]
+        )
+        quiet, start, top = self._find_first_fall(noises)
+        first, last = steps[0], steps[quiet - 1]
+        state, changes = self.fold_at_evals(state, evidence, _cut(columns, 0, first), _take_values)
+        course = _follow_course(state.course, steps[1:quiet], _cut(columns, first + 1, last))
+        state = CollapseState(noises.after(quiet), start, top, tuple(steps[quiet - 2 : quiet]), course, None, _QUIET)
+        if rest := _cut(columns, last + 1, None):
+            state, more = self.fold_at_evals(state, _QUIET, rest, _take_values)
+            changes += more
+        return state, changes
+
+    def _find_first_fall(self, noises: NoiseTrace) -> tuple[int, float, float]:
+        """The number of evals before the first fall, or of all, and what `start` and `top` are after them."""
+        values = np.array(noises.values)
+        a, b, c = values[:-2], values[1:-1], values[2:]
+        medians = np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
+        tops, start = np.maximum.accumulate(medians), add_up(noises.values[:_START]) / _START
+        before = tops[_LEAST_EVALS - _START : -1]
+        lines = before - self.share * (before - start)
+        sudden = _is_sudden((values[3:-2], values[4:-1], values[_LEAST_EVALS:]), before, lines)
+        for place in (np.flatnonzero(sudden) + _LEAST_EVALS).tolist():
+            top = float(tops[place - _START])
+            if self._find_line(noises.after(place), noises.values[place], start, top) is not None:
+                return place, start, top
+        return len(values), start, float(tops[-1])
 
     def _take_eval(self, state: CollapseState, observation: Observation) -> CollapseState:
         noise = advance(state.noise, observation.value, observation.stderr)
@@ -233,18 +269,24 @@ class Collapse(Detector[CollapseState], frozen=True):
         fall = replace(fall, measured=True)
         return replace(state, fall=fall, evidence=self._weigh(fall, state.noise.recent[-self.k :]))
 
+    def _find_line(self, noise: NoiseState, value: float, start: float, top: float) -> tuple[float, float] | None:
+        """The line and the noise if this sudden fall is deep enough. The noise is that of before this eval: the fall
+        must not hide in a noise that it has increased."""
+        sd, rise = estimate(noise).sd, top - start
+        line = top - max(self.share * rise, self.sigmas * sd)
+        return None if value >= line or rise <= _RISEN_SIGMAS * sd else (line, sd)
+
     def _find_fall(self, state: CollapseState, recent: tuple[float, ...]) -> Fall | None:
-        value, rise = recent[-1], state.top - state.start
-        if state.noise.seen < _LEAST_EVALS or value >= state.top - self.share * rise:
+        value, top, rise = recent[-1], state.top, state.top - state.start
+        if state.noise.seen < _LEAST_EVALS or not _is_sudden(recent[-3:], top, top - self.share * rise):
             return None
-        # The noise is that of before this eval: the fall must not hide in a noise that it has increased.
-        sd = estimate(state.noise).sd
-        line, depth = state.top - max(self.share * rise, self.sigmas * sd), state.top - value
-        if value >= line or rise <= _RISEN_SIGMAS * sd:
+        found = self._find_line(state.noise, value, state.start, top)
+        if found is None:
             return None
+        (line, sd), depth = found, top - value
         # In one eval, or with one in between.
         for back in (2, 3):
-            if state.top - recent[-back] <= _NEAR * depth:
+            if top - recent[-back] <= _NEAR * depth:
                 before, course = recent[1 - back - self.k : 1 - back], state.course
                 return Fall(
                     before_step=state.steps[1 - back],
@@ -275,6 +317,37 @@ class Collapse(Detector[CollapseState], frozen=True):
             value = min(fall.evals / self.k, _UNCONFIRMED)
             note = f"{note}; only the eval shows it, and a changed grader looks the same"
         return Evidence(Kind.STATISTIC, value, fall.before_step, note)
+
+
+def _is_sudden(recent: Sequence[Any], top: Any, line: Any) -> Any:
+    """Whether the last of three evals, numbers or arrays of them, is below the line and one before it near the top."""
+    next_to_last, last, value = recent
+    near = _NEAR * (top - value)
+    return (value < line) & ((top - last <= near) | (top - next_to_last <= near))
+
+
+def _cut(columns: Columns, first: int, last: int | None) -> Columns:
+    """The columns from one step to another, without those that have no value there."""
+    kept = {}
+    for role, column in columns.items():
+        steps = column.steps
+        places = slice(bisect_left(steps, first), len(steps) if last is None else bisect_right(steps, last))
+        if places.start < places.stop:
+            kept[role] = column.cut(places)
+    return kept
+
+
+def _follow_course(course: Course, steps: Sequence[int], columns: Columns) -> Course:
+    """The course after evals at these steps, of which it has seen no value yet."""
+    proxies, kls = columns.get(MetricRole.PROXY, NO_VALUES), columns.get(MetricRole.KL, NO_VALUES)
+    if not proxies.steps and not kls.steps:
+        steps = steps[:2]  # without values nothing changes after two evals
+    proxy = kl = 0
+    for step in steps:
+        proxies_end, kls_end = bisect_right(proxies.steps, step, proxy), bisect_right(kls.steps, step, kl)
+        course = course.add_values(proxies.values[proxy:proxies_end], kls.values[kl:kls_end]).add_eval()
+        proxy, kl = proxies_end, kls_end
+    return course
 
 
 def _take_values(state: CollapseState, proxies: Sequence[float], kls: Sequence[float]) -> CollapseState:

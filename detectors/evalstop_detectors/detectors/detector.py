@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar
 
+import numpy as np
 from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
 from evalstop_detectors.observation import RANK, Column, Columns, MetricRole, Observation, to_observations
 
@@ -91,12 +93,29 @@ class EvalRequest(Struct, frozen=True):
 Changes = list[tuple[tuple[int, int], Evidence]]
 """The `order` of each observation at which the evidence became a new object, and that object."""
 
-Trace = Iterable[tuple[tuple[int, int], Evidence]]
-"""The `Changes` of a whole run from its start; each evidence is computed on demand."""
+
+class Trace(NamedTuple):
+    """The `Changes` of a whole run from its start, of which each evidence is worded on demand.
+
+    By place: `orders`, the values of evidence and outlook, `word` gives the evidence. Neighbors may be equal.
+    """
+
+    orders: Sequence[tuple[int, int]]
+    values: NDArray[np.float64]
+    outlooks: NDArray[np.float64]
+    word: Callable[[int], Evidence]
+
+    @staticmethod
+    def of_changes(changes: Changes) -> Trace:
+        evidence = [item for _, item in changes]
+        outlooks = [math.nan if item.outlook is None else item.outlook.value for item in evidence]
+        values = np.array([item.value for item in evidence], dtype=np.float64)
+        return Trace([order for order, _ in changes], values, np.array(outlooks), evidence.__getitem__)
+
 
 TakeValues = Callable[[Any, Sequence[float], Sequence[float]], Any]
 
-_NO_VALUES = Column((), ())
+NO_VALUES = Column((), ())
 
 S = TypeVar("S")
 
@@ -166,14 +185,14 @@ class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
     ) -> tuple[Any, Changes]:
         """`fold` for a detector whose evidence only changes at evals: `take_values` adds the proxies and the KLs since
         the last eval to a state."""
-        if MetricRole.PAIRED in columns:
+        if not columns or MetricRole.PAIRED in columns:
             return self.fold_steps(state, evidence, to_observations(columns))
         changes: Changes = []
         first, rank = min((column.steps[0], RANK[role]) for role, column in columns.items()), RANK[MetricRole.EVAL]
         if state.evidence is not evidence and first[1] != rank:
             evidence = state.evidence
             changes.append((first, state.evidence))
-        proxies, kls = columns.get(MetricRole.PROXY, _NO_VALUES), columns.get(MetricRole.KL, _NO_VALUES)
+        proxies, kls = columns.get(MetricRole.PROXY, NO_VALUES), columns.get(MetricRole.KL, NO_VALUES)
         proxy = kl = 0
         for item in to_observations({role: column for role, column in columns.items() if role is MetricRole.EVAL}):
             proxies_end, kls_end = bisect_right(proxies.steps, item.step, proxy), bisect_right(kls.steps, item.step, kl)
@@ -187,7 +206,7 @@ class Detector(Struct, Generic[S], frozen=True, forbid_unknown_fields=True):
 
     def trace_runs(self, runs: Sequence[Columns]) -> Sequence[Trace]:
         """The changes of the evidence over each of these whole runs, given as columns of its roles."""
-        return [self.fold(self.start(), None, columns)[1] for columns in runs]
+        return [Trace.of_changes(self.fold(self.start(), None, columns)[1]) for columns in runs]
 
     def with_requests(self, requests: EvalRequests) -> Detector[S]:
         """The detector, set to ask for paired evaluations; itself if it never asks."""

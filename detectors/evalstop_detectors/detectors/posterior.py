@@ -31,7 +31,6 @@ Not done    The proxy between two evals counts by its mean. KL and proxy alone c
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
@@ -50,7 +49,7 @@ from evalstop_detectors.detectors.detector import (
     Thresholds,
     Trace,
 )
-from evalstop_detectors.observation import RANK, Column, Columns, MetricRole, Observation, to_observations
+from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation
 from evalstop_detectors.posterior.features import ONE, FeatureState, Given, advance, measure_scale
 from evalstop_detectors.posterior.network import (
     HIDDEN,
@@ -83,7 +82,6 @@ STILL = 2.09  # asinh(4): the proxy moved by less than four times its usual move
 _PROXY_CHANGE = 13  # index among the network's features
 SAID_FROM = 0.1  # below this the note gives no probability
 
-_NO_VALUES = Column((), ())
 _NO_EVALS = Evidence(Kind.POSTERIOR, 0.0, None, "no evals yet")
 _QUIET = f"less than {format_percent(SAID_FROM)} likely to have turned"
 
@@ -184,21 +182,7 @@ class Posterior(Detector[PosteriorState], frozen=True):
     def fold(
         self, state: PosteriorState, evidence: Evidence | None, columns: Columns
     ) -> tuple[PosteriorState, Changes]:
-        if MetricRole.PAIRED in columns or state.evidence is not evidence:
-            return self.fold_steps(state, evidence, to_observations(columns))
-        changes: Changes = []
-        proxies, kls = columns.get(MetricRole.PROXY, _NO_VALUES), columns.get(MetricRole.KL, _NO_VALUES)
-        proxies_taken = kls_taken = 0
-        for item in to_observations({role: column for role, column in columns.items() if role is MetricRole.EVAL}):
-            proxies_end = bisect_right(proxies.steps, item.step, proxies_taken)
-            kls_end = bisect_right(kls.steps, item.step, kls_taken)
-            state = _with_waiting(state, proxies.values[proxies_taken:proxies_end], kls.values[kls_taken:kls_end])
-            proxies_taken, kls_taken = proxies_end, kls_end
-            state, latest = self.step(state, item)
-            if latest is not evidence:
-                evidence = latest
-                changes.append((item.order, latest))
-        return _with_waiting(state, proxies.values[proxies_taken:], kls.values[kls_taken:]), changes
+        return self.fold_at_evals(state, evidence, columns, _with_waiting)
 
     def trace_runs(self, runs: Sequence[Columns]) -> list[Trace]:
         inputs = {index: list_given(columns) for index, columns in enumerate(runs) if self.requests is None}
@@ -206,7 +190,7 @@ class Posterior(Detector[PosteriorState], frozen=True):
         courses = follow_runs(load_network(self.model), list(at_once.values()))
         traces = {index: _trace(runs[index], course) for index, course in zip(at_once, courses, strict=True)}
         return [
-            traces[index] if index in traces else self.fold(self.start(), None, columns)[1]
+            traces[index] if index in traces else Trace.of_changes(self.fold(self.start(), None, columns)[1])
             for index, columns in enumerate(runs)
         ]
 
@@ -363,23 +347,29 @@ def _given(state: PosteriorState, observation: Observation, value: float) -> Giv
     )
 
 
-def _trace(columns: Columns, course: Course) -> Iterator[tuple[tuple[int, int], Evidence]]:
-    """The evidence of a run with this course, wherever it changes."""
-    evals = columns[MetricRole.EVAL]
-    finite = [index for index, value in enumerate(evals.values) if math.isfinite(value)]
+def _trace(columns: Columns, course: Course) -> Trace:
+    """The evidence of a run with this course, at each eval."""
+    evals, rank = columns[MetricRole.EVAL], RANK[MetricRole.EVAL]
+    finite = [place for place, value in enumerate(evals.values) if math.isfinite(value)]
     first = min((column.steps[0], RANK[role]) for role, column in columns.items())
-    evidence = _NO_EVALS
-    if first < (evals.steps[finite[0]], RANK[MetricRole.EVAL]):
-        yield first, evidence
-    rows = zip(finite, _to_outlooks(course.outputs), *(item.tolist() for item in course[1:]), strict=True)
-    for count, (at, outlook, since, level, best, low) in enumerate(rows, start=1):
-        features = FeatureState(evals=count, since=since, level=level, best=best, low=low)
-        best_step = evals.steps[finite[count - 1 - int(since)]]
-        progress = None if evals.progress is None else evals.progress[at]
-        latest = _weigh(features, outlook, best_step, progress)
-        if latest != evidence:
-            evidence = latest
-            yield (evals.steps[at], RANK[MetricRole.EVAL]), evidence
+    orders = [(evals.steps[place], rank) for place in finite]
+    before = [first] if first < orders[0] else []
+    outlooks = list(_to_outlooks(course.outputs))
+    turned = np.array([item.turned if item.turned >= SAID_FROM else 0.0 for item in outlooks])
+    covered = np.array([item.covered for item in outlooks])
+    turned[: SOONEST - 1], covered[: SOONEST - 1] = 0.0, math.nan
+
+    def word(place: int) -> Evidence:
+        index = place - len(before)
+        if index < 0:
+            return _NO_EVALS
+        since, level, best, low = (float(item[index]) for item in course[1:])
+        features = FeatureState(evals=index + 1, since=since, level=level, best=best, low=low)
+        progress = None if evals.progress is None else evals.progress[finite[index]]
+        return _weigh(features, outlooks[index], evals.steps[finite[index - int(since)]], progress)
+
+    values, levels = np.append(np.zeros(len(before)), turned), np.append(np.full(len(before), math.nan), covered)
+    return Trace([*before, *orders], values, levels, word)
 
 
 def _weigh(features: FeatureState, outlook: Outlook, best_step: int | None, progress: float | None) -> Evidence:

@@ -222,15 +222,35 @@ class Policy(Struct, frozen=True, dict=True):
         """The part of a finding that is constant for its member: name, roles, thresholds."""
         return tuple((m, m.detector.name, m.roles, m.thresholds.suspect_at, m.thresholds.stop_at) for m in self.members)
 
+    @cached_property
+    def alarm_levels(self) -> tuple[tuple[float, float], ...]:
+        """For each member the values from which its evidence, and its outlook, can call for anything."""
+        return tuple(
+            (min(stop, math.inf if member.thresholds.suspect_at is None else member.thresholds.suspect_at), outlook)
+            for member, (stop, outlook) in zip(self.members, self.stopping_levels, strict=True)
+        )
+
+    @cached_property
+    def stopping_levels(self) -> tuple[tuple[float, float], ...]:
+        """For each member the values from which its evidence, and its outlook, can call for a stop."""
+        outlook = self.levelled_off_at if Ground.LEVELLED_OFF in self.stop_on else math.inf
+        levels = (member.thresholds.stop_at for member in self.members)
+        return tuple((math.inf if level is None else level, outlook) for level in levels)
+
+    @cached_property
+    def suspects_on_any_alarm(self) -> bool:
+        """Whether the alarm of a single member, whichever it is, makes the run at least suspect."""
+        return Ground.LEVELLED_OFF not in self.stop_on and all(
+            member.weight and member.weight >= self.suspect_at_least for member in self.members
+        )
+
     def alarms(self, member: int, evidence: Evidence | None) -> bool:
         """Whether the evidence of a member, by its index, can call for anything; if none does, the verdict is
         `continue`."""
         if evidence is None:
             return False
-        _, _, _, suspect_at, stop_at = self._held[member]
-        outlook = evidence.outlook if Ground.LEVELLED_OFF in self.stop_on else None
-        levelled = outlook is not None and outlook.reaches(self.levelled_off_at)
-        return levelled or evidence.reaches(suspect_at) or evidence.reaches(stop_at)
+        level, outlook_level = self.alarm_levels[member]
+        return evidence.value >= level or (evidence.outlook is not None and evidence.outlook.reaches(outlook_level))
 
     def keeps(self, verdict: Verdict) -> bool:
         """Whether the verdict is final."""

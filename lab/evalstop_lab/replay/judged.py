@@ -12,6 +12,7 @@ from evalstop_detectors import (
     PastRun,
     Policy,
     choose_best,
+    find_calls,
     name_calls,
     replay,
     replay_runs,
@@ -64,9 +65,13 @@ def _judge_alike(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
 
 def judge_with_calls(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
     """`judge_runs`, with the calls."""
-    judged = judge_runs(policy, runs)
-    states = (replay(policy.with_guessed(run.roles.guessed), run.observations()) for run in runs)
-    return [replace(item, calls=name_calls(policy, state)) for item, state in zip(judged, states, strict=True)]
+    columns = [run.columns() for run in runs]
+    together = iter(find_calls(policy, [item for item in columns if item is not None]))
+    calls = (
+        name_calls(policy, replay(policy, run.observations())) if item is None else next(together)
+        for run, item in zip(runs, columns, strict=True)
+    )
+    return [replace(item, calls=called) for item, called in zip(judge_runs(policy, runs), calls, strict=True)]
 
 
 def _replay_steps(policy: Policy, run: Run) -> PastRun:

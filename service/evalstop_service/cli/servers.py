@@ -21,14 +21,13 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from evalstop_service import app, background, configuration
+from evalstop_service import app, configuration
 from evalstop_service.cli.connections import KEEP_ALIVE_SECONDS, BoundedConnection, allowed_connections
 from evalstop_service.cli.entry import FAILED, OK, Add, Subcommands
 from evalstop_service.cli.execution import open_database
 from evalstop_service.clock import utc_now
 from evalstop_service.errors import ServiceError
 from evalstop_service.projects import api_keys
-from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.private_files import create_private_folder, keep_secret, lock_folder
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema
@@ -123,10 +122,7 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
     service_metrics = app.create_service_metrics(database)
     faulthandler.enable()
     port = settings.metrics_port
-    guard = None if settings.metrics_public else KeyCache(database, settings.key_cache_seconds, utc_now)
-    jobs = () if guard is None or port is None else (guard.create_job(),)
-    listening = prometheus.listening(service_metrics, settings.host, port, guard) if port is not None else nullcontext()
-    with listening, background.run_jobs(*jobs):
+    with prometheus.listening(service_metrics, settings.host, port) if port is not None else nullcontext():
         uvloop.run(run())
     return OK
 

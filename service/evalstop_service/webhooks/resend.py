@@ -36,25 +36,6 @@ from evalstop_service.webhooks.signature import sign_headers
 MAX_REPLAYED_EVENTS = 1000
 
 
-def retry_delivery(database: Database, author: Author, delivery_id: UUID) -> Delivery:
-    """Make a dead delivery due now; raises NotFound, and Conflict when it is not dead or its event no longer holds."""
-    with database.transaction() as tx:
-        dead = deliveries.load_delivery(tx, author.project_id, delivery_id)
-        if not outbox.may_replay(tx, author.project_id, dead.event_id):
-            raise _build_conflict(dead)
-        endpoint = endpoints.find_endpoint(tx, author.project_id, dead.endpoint_id)
-        if endpoint is not None:
-            _require_wanted(endpoint, dead)
-        revived = deliveries.retry_delivery(tx, author.project_id, delivery_id, author.at)
-        delivery = deliveries.load_delivery(tx, author.project_id, delivery_id)
-        if not revived:
-            raise Conflict(
-                f"the delivery is {delivery.state}; only a dead delivery to an endpoint that exists can be retried"
-            )
-        _record_delivery(tx, author, "delivery.retried", delivery)
-        return delivery
-
-
 def replay_delivery(database: Database, author: Author, delivery_id: UUID) -> Delivery:
     """Send the event of a delivery to its endpoint again, as a new delivery; raises NotFound and Conflict."""
     with database.transaction() as tx:

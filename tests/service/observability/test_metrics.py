@@ -18,7 +18,6 @@ from evalstop_service.domain.decision_lifecycle import DecisionState
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import api_keys
-from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import outbox
@@ -31,7 +30,6 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from tests.fixtures.projects import create_project
 from tests.service import project_fixture
 from tests.service.running_service import RunningService, run_service
 
@@ -221,28 +219,6 @@ def test_metrics_are_served_on_a_separate_port(embedded_database: Database) -> N
         assert parse_samples(text)["evalstop_database_up"] == {(): 1}
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=60)
-
-
-def test_separate_port_can_require_a_key(embedded_database: Database) -> None:
-    """Only a key to the installation is accepted."""
-    create_project(embedded_database, "p", "shadow", 0.0, utc_now(), "paper")
-    installation_key, project_key = (
-        api_keys.create_named_key(embedded_database, project, "prometheus", ("read",), utc_now())[1]
-        for project in (None, "p")
-    )
-    key_cache = KeyCache(embedded_database, 10.0, utc_now)
-    with metrics.listening(ServiceMetrics(), "127.0.0.1", 0, key_cache) as port:
-        for header, status in (
-            (f"Bearer {installation_key}", 200),
-            (f"Bearer {project_key}", 401),
-            ("Bearer esk_", 401),
-            ("", 401),
-        ):
-            answer = httpx.get(
-                f"http://127.0.0.1:{port}/metrics", headers={"Authorization": header}, trust_env=False, timeout=60
-            )
-            assert answer.status_code == status, header
-            assert ("evalstop_" in answer.text) == (status == 200)
 
 
 def test_running_runs_and_waiting_deliveries_are_measured(database: Database) -> None:

@@ -8,7 +8,6 @@ import pytest
 from evalstop_service.errors import NotFound
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue import deliveries
 from evalstop_service.store.queue.attempts import Dead
 
 from tests.service.webhooks.delivery.fakes import EPOCH, SeededProject, claim_deliveries, seed_project, settle_delivery
@@ -28,7 +27,6 @@ def test_deleting_an_endpoint_cancels_its_deliveries(database: Database, project
         assert endpoints.find_endpoint(tx, project.id, endpoint.id) is None
         assert endpoints.list_endpoints(tx, project.id) == []
         assert sorted(delivery.state for delivery in project.list_deliveries(tx)) == ["cancelled", "dead"]
-        assert not deliveries.retry_delivery(tx, project.id, claimed.id, EPOCH)
 
 
 def test_endpoint_is_hidden_from_other_projects(database: Database, project: SeededProject) -> None:

@@ -1,4 +1,4 @@
-"""Deliveries for operators: find, list with attempts, retry by hand."""
+"""Deliveries for operators: find, list with attempts."""
 
 from __future__ import annotations
 
@@ -115,24 +115,6 @@ def get_content(tx: Transaction, delivery: Delivery) -> DeliveryContent:
         deliveries.c.run_id == delivery.run_id, deliveries.c.id == delivery.id
     )
     return DeliveryContent(*tx.execute(query).one())
-
-
-def retry_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID, now: datetime) -> bool:
-    """Retry a dead delivery now. False when it is not dead, or its endpoint was deleted.
-
-    Attempts keep counting: at the worker's limit, each retry by hand allows one more attempt.
-    """
-    present = sa.select(endpoints.c.id).where(endpoints.c.project_id == project_id, endpoints.c.deleted_at.is_(None))
-    revived = (
-        sa.update(deliveries)
-        .where(
-            deliveries.c.id == delivery_id,
-            deliveries.c.state == DeliveryState.DEAD,
-            deliveries.c.endpoint_id.in_(present),
-        )
-        .values(state=DeliveryState.WAITING, due_at=now, settled_at=None)
-    )
-    return tx.execute(revived).rowcount == 1
 
 
 def _of(project_id: UUID) -> sa.Select[Any]:

@@ -1,7 +1,7 @@
 """The outbox: events, written in the transaction that caused them, with their deliveries.
 
 waiting ──> delivered         a worker leases a waiting delivery: see `leases`
-   │  └───> dead ──> waiting  (by hand)
+   │  └───> dead
    └──────> cancelled         the stop no longer holds or is requested again, or its endpoint was deleted
 
 A replay adds a delivery of a past event, under the original event id. A stop is replayed only while it still holds: the
@@ -188,12 +188,6 @@ def replay_event(tx: Transaction, project_id: UUID, endpoint_id: UUID, event_id:
         tx, endpoint_id, tx.execute(_select_events(project_id).where(events.c.id == event_id)).all(), now
     )
     return delivery_ids[0] if delivery_ids else None
-
-
-def may_replay(tx: Transaction, project_id: UUID, event_id: UUID) -> bool:
-    """Whether an event may be replayed now. Only events about stops are ever denied: when they no longer
-    hold."""
-    return bool(_list_holding_events(tx, tx.execute(_select_events(project_id).where(events.c.id == event_id)).all()))
 
 
 def _cancel(tx: Transaction, cancel: sa.Update, run_id: UUID, decision_id: UUID, now: datetime, reason: str) -> int:

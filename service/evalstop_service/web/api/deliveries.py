@@ -1,4 +1,4 @@
-"""Routes of deliveries: list, read with request and attempts, retry, replay."""
+"""Routes of deliveries: list, read with request and attempts, replay."""
 
 from __future__ import annotations
 
@@ -96,14 +96,6 @@ def get_delivery(delivery_id: DeliveryId, caller: Read, context: Ctx, database: 
         body=render_body(content.format, add_url(content.body, context.public_url, delivery.run_id)),
     )
     return DeliveryDetail.model_validate(vars(document) | {"request": request})
-
-
-@router.post("/{delivery_id}/retry")
-def retry_delivery(delivery_id: DeliveryId, caller: Operate, database: Db, now: Now) -> DeliveryOut:
-    """Retry a dead delivery now."""
-    delivery = resend.retry_delivery(database, caller.author(now), delivery_id)
-    with database.reading() as tx:
-        return view_delivery(tx, delivery)
 
 
 @router.post("/{delivery_id}/replay", status_code=201)

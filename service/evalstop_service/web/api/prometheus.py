@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, get_type_hints
-from wsgiref.simple_server import WSGIRequestHandler, make_server
+from typing import get_type_hints
 
 import sqlalchemy as sa
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, Request, Response
-from prometheus_client import make_wsgi_app
+from prometheus_client import start_http_server
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.exposition import ThreadingWSGIServer, choose_encoder
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from evalstop_service.clock import Clock
-from evalstop_service.errors import TooOften
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.store import counts
 from evalstop_service.store.counts import InstallationCounts
 from evalstop_service.store.database import Database
@@ -61,53 +57,15 @@ def routes(service_metrics: ServiceMetrics, public: bool = True) -> APIRouter:
 
 
 @contextmanager
-def listening(
-    service_metrics: ServiceMetrics, host: str, port: int, key_cache: KeyCache | None = None
-) -> Iterator[int]:
-    """Serve the same on a separate port, for a process that serves no other HTTP; returns the port (0 takes any).
-
-    `key_cache`: only installation keys may read it; None: anyone.
-    """
-    app = make_wsgi_app(service_metrics.registry)
-    server = make_server(
-        host,
-        port,
-        app if key_cache is None else _for_installation_keys(app, key_cache),
-        _Server6 if ":" in host else ThreadingWSGIServer,
-        _QuietHandler,
-    )
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
-    thread.start()
+def listening(service_metrics: ServiceMetrics, host: str, port: int) -> Iterator[int]:
+    """Serve the same on a separate port, for a process that serves no other HTTP; returns the port (0 takes any)."""
+    server, thread = start_http_server(port, host, service_metrics.registry)
     try:
         yield server.server_port
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-class _Server6(ThreadingWSGIServer):
-    address_family = socket.AF_INET6
-
-
-class _QuietHandler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the standard library's name
-        log.debug(format, *args)
-
-
-def _for_installation_keys(app: Any, key_cache: KeyCache) -> Any:
-    def guarded(environ: dict[str, Any], start_response: Any) -> Any:
-        scheme, _, secret = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
-        try:
-            key = key_cache.authenticate(secret, environ["REMOTE_ADDR"]) if scheme.lower() == "bearer" else None
-        except TooOften:
-            key = None
-        if key is not None and key.project_id is None:
-            return app(environ, start_response)
-        start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
-        return [b"send a key to the installation\n"]
-
-    return guarded
 
 
 class Installation(Collector):

@@ -42,5 +42,3 @@ def test_deliveries_are_listed_by_page(database: Database, project: SeededProjec
         assert [
             (a.number, a.status_code, a.error, a.duration_ms) for a in deliveries.list_attempts(tx, dead_deliveries[0])
         ] == [(1, 400, "HTTP 400: no", 3.5)]
-    with database.transaction() as tx:
-        assert not deliveries.retry_delivery(tx, other_project.id, dead.id, EPOCH)

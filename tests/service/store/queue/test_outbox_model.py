@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue import deliveries, leases, outbox
+from evalstop_service.store.queue import leases, outbox
 from evalstop_service.store.queue.attempts import ClaimedDelivery, Dead, Delivered, Result, Retry
 from evalstop_service.store.tables import deliveries as delivery_rows
 from evalstop_service.store.tables import delivery_attempts
@@ -171,15 +171,6 @@ class OutboxMachine(RuleBasedStateMachine):
             known.state = "delivered" if result == "delivered" else "dead"
         if result == "gone":
             self.enabled[known.endpoint_id] = False
-
-    @precondition(lambda self: self.model)
-    @rule(data=st.data())
-    def retry_manually(self, data: st.DataObject) -> None:
-        known = data.draw(st.sampled_from(list(self.model.values())))
-        with self.database.transaction() as tx:
-            assert deliveries.retry_delivery(tx, self.project.id, known.id, self.now) == (known.state == "dead")
-        if known.state == "dead":
-            known.state, known.due_at = "waiting", self.now
 
     @precondition(lambda self: self.decisions)
     @rule(data=st.data())

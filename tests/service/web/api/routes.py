@@ -75,7 +75,6 @@ ROUTE_SCOPES: dict[tuple[str, str], set[str]] = {
     ("POST", "/pull/endpoints/{endpoint_id}/claim"): {"report", "operate"},
     ("POST", "/pull/endpoints/{endpoint_id}/settle"): {"report", "operate"},
     ("GET", "/deliveries"): {"read"},
-    ("POST", "/deliveries/{delivery_id}/retry"): {"operate"},
     ("GET", "/deliveries/{delivery_id}"): {"read"},
     ("POST", "/deliveries/{delivery_id}/replay"): {"operate"},
     ("POST", "/endpoints/{endpoint_id}/replay"): {"operate"},

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from typing import Any
-from uuid import UUID
 
 import httpx
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys, audit_trail
-from evalstop_service.store.tables import deliveries
 
 from tests.service.web.api.api_calls import FALLING, call_route, create_resources, expect_json
 from tests.service.web.api.conftest import Service
@@ -51,7 +49,6 @@ ACTIONS = {
     ("POST", "/endpoints/{endpoint_id}/rotate-secret"): "endpoint.secret_rotated",
     ("POST", "/endpoints/{endpoint_id}/replay"): "endpoint.replayed",
     ("POST", "/deliveries/{delivery_id}/replay"): "delivery.replayed",
-    ("POST", "/deliveries/{delivery_id}/retry"): "delivery.retried",
     ("POST", "/pull/endpoints"): "endpoint.created",
     ("POST", "/pull/endpoints/{endpoint_id}/claim"): "delivery.claimed",
     ("POST", "/pull/endpoints/{endpoint_id}/settle"): "delivery.settled",
@@ -83,7 +80,6 @@ RECORDED_IN_ANOTHER_STATE = {
     ("POST", "/decisions/{decision_id}/report"),
     ("POST", "/decisions/{decision_id}/release"),
     ("POST", "/decisions/{decision_id}/undo"),
-    ("POST", "/deliveries/{delivery_id}/retry"),
     ("POST", "/proposals/{proposal_id}/confirm"),
 }
 """Changes that the objects of the first test do not permit, as they exist already or are in other states."""
@@ -161,14 +157,8 @@ def test_release_undo_and_retry_are_recorded(service: Service) -> None:
     expect_json(admin.post("/project/pause", json={}), 200)
     assert call_route(admin, ("POST", "/decisions/{decision_id}/release"), resources).status_code == 409
     expect_json(admin.post("/project/resume", json={}), 200)
-    with service.database.transaction() as tx:
-        mark_dead = (
-            deliveries.update().where(deliveries.c.id == UUID(resources.ids["delivery_id"])).values(state="dead")
-        )
-        tx.execute(mark_dead)
     immediate_admin = service.open_client(service.create_project())
     for client, client_resources, route in (
-        (admin, resources, ("POST", "/deliveries/{delivery_id}/retry")),
         (admin, resources, ("POST", "/decisions/{decision_id}/release")),
         (immediate_admin, create_resources(immediate_admin), ("POST", "/decisions/{decision_id}/undo")),
     ):

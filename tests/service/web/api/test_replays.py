@@ -96,8 +96,8 @@ def test_vetoed_stop_is_not_replayed(service: Service) -> None:
     assert expect_json(admin.post(path, json=stops), 200)["replayed"] == 0
 
 
-def test_undone_stop_is_not_retried(service: Service, admin: httpx.Client) -> None:
-    """A dead delivery of a stop that was undone cannot be retried."""
+def test_undone_stop_is_not_sent_again(service: Service, admin: httpx.Client) -> None:
+    """A dead delivery of a stop that was undone cannot be replayed."""
     with FakeEndpoint(Reply(400)) as fake:
         expect_json(admin.post("/endpoints", json={"url": fake.url, "event_types": ["run.stop_requested"]}), 201)
         decision = create_decision(admin)
@@ -105,7 +105,7 @@ def test_undone_stop_is_not_retried(service: Service, admin: httpx.Client) -> No
         (dead,) = expect_json(admin.get("/deliveries"), 200)["items"]
         assert dead["state"] == "dead"
         expect_json(admin.post(f"/decisions/{decision}/undo", json={"actor": "dana", "reason": "broken eval"}), 200)
-        expect_problem(admin.post(f"/deliveries/{dead['id']}/retry"), 409)
+        expect_problem(admin.post(f"/deliveries/{dead['id']}/replay"), 409)
     assert len(fake.received) == 1
 
 

@@ -91,7 +91,6 @@ ROUTE_ROLES: dict[tuple[str, str], int] = {
     ("POST", "/webhooks/endpoints/{endpoint_id}/delete"): ADMIN,
     ("POST", "/webhooks/endpoints/{endpoint_id}/rotate-secret"): ADMIN,
     ("POST", "/webhooks/endpoints/{endpoint_id}/test"): OPERATOR,
-    ("POST", "/webhooks/deliveries/{delivery_id}/retry"): OPERATOR,
     ("POST", "/webhooks/deliveries/{delivery_id}/replay"): OPERATOR,
     ("GET", "/settings"): VIEWER,
     ("POST", "/settings"): ADMIN,

@@ -16,7 +16,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import endpoints, tables
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.queue import deliveries
+from evalstop_service.store.queue import deliveries, outbox
 from evalstop_service.store.tables import endpoints as endpoint_rows
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
@@ -123,8 +123,8 @@ def test_nothing_is_sent_after_its_lease(embedded_database: Database) -> None:
     assert len(fake.received) == 1
 
 
-def test_rejected_event_stays_dead_until_retried(database: Database, project: SeededProject) -> None:
-    """A rejected event is dead after one attempt and is sent again only on request."""
+def test_rejected_event_is_sent_again_on_request_only(database: Database, project: SeededProject) -> None:
+    """A rejected event is dead after one attempt; a replay is a delivery of its own."""
     with FakeEndpoint(lambda _request, number: Reply(400 if number == 0 else 200)) as fake:
         project.add_endpoint(database, fake.url)
         announce_events(database, project)
@@ -132,9 +132,10 @@ def test_rejected_event_stays_dead_until_retried(database: Database, project: Se
         assert count_deliveries_by_state(database, project) == {"dead": 1}
         assert len(fake.received) == 1
         with database.transaction() as tx:
-            assert deliveries.retry_delivery(tx, project.id, project.list_deliveries(tx)[0].id, utc_now())
+            dead = project.list_deliveries(tx)[0]
+            assert outbox.replay_event(tx, project.id, dead.endpoint_id, dead.event_id, utc_now())
         asyncio.run(deliver_until(all_settled(database, project), database))
-    assert count_deliveries_by_state(database, project) == {"delivered": 1}
+    assert count_deliveries_by_state(database, project) == {"dead": 1, "delivered": 1}
 
 
 def test_delivery_is_dead_after_max_attempts(database: Database, project: SeededProject) -> None:

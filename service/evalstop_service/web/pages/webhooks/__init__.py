@@ -135,13 +135,6 @@ def test_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Operator) -> Respons
     return _render_webhooks(site, visitor, trial=trial)
 
 
-@router.post("/deliveries/{delivery_id}/retry")
-def retry_delivery(delivery_id: UUID, site: SiteOf, visitor: Operator) -> Response:
-    """Retry a dead delivery."""
-    resend.retry_delivery(site.database, visitor.author(site.clock()), delivery_id)
-    return RedirectResponse(f"/webhooks/deliveries/{delivery_id}", 303)
-
-
 @router.post("/deliveries/{delivery_id}/replay")
 def replay_delivery(delivery_id: UUID, site: SiteOf, visitor: Operator) -> Response:
     """Send the event of a delivery again, as a new delivery."""
