@@ -21,6 +21,7 @@ PAGES = (
     "docs/receivers",
     "docs/slurm",
     "docs/kubernetes",
+    "docs/other-schedulers",
     "docs/park",
 )
 """README, the quickstart, and the pages below Connect a trainer and Connect a scheduler in the site's menu."""
@@ -42,6 +43,7 @@ KUBERNETES = "tests/clients/receivers/kubernetes/cluster.py"
 KUBERNETES_END_TO_END = "tests/clients/receivers/kubernetes/test_end_to_end.py"
 DEPLOYMENT = "tests/acceptance/docs/test_deployment_pages.py"
 RECEIVERS = "tests/clients/receivers/test_documented_receivers.py"
+OTHER_SCHEDULERS = "tests/clients/receivers/test_other_schedulers.py"
 
 TESTED_BLOCKS = {
     "client tab": BlockUnderTest("docs/ways-in", 'init("client-1"', CONNECT_PAGES),
@@ -71,15 +73,28 @@ TESTED_BLOCKS = {
     "kubectl apply": BlockUnderTest("docs/kubernetes", "kubectl apply", DEPLOYMENT),
     "helm receiver": BlockUnderTest("docs/kubernetes", "--set receiver.enabled", DEPLOYMENT),
     "service in a cluster": BlockUnderTest("docs/kubernetes", "--set service.database", DEPLOYMENT),
+    "ray jobs": BlockUnderTest("docs/other-schedulers", "# ray-job stop ID", OTHER_SCHEDULERS),
+    "grid engine": BlockUnderTest("docs/other-schedulers", "# sge-check ID", OTHER_SCHEDULERS),
     "endpoint that parks": BlockUnderTest("docs/park", "--preset parking_receiver", CONNECT_PAGES),
     "parks": BlockUnderTest("docs/park", '"action": "park"', CONNECT_PAGES),
 }
 
+NOT_RUN = "no package of this scheduler is to be had; the page says that it was not run"
+RECIPE = "tests/clients/receivers/test_other_schedulers.py starts the receiver by it"
 NEEDS_MODEL = "needs a model; tests/clients/test_eval_requests.py answers by a loop and by an evaluator"
 UNTESTED_BLOCKS = {
     ("README", "make demo"): "takes minutes, and needs a browser",
     ("docs/quickstart", "make run"): "installs; the tests start `evalstop up`, which it calls",
     ("docs/quickstart", "source .venv"): "the tests set these variables, to another port",
+    ("docs/other-schedulers", "ray job submit"): "the test submits the job by Ray's API, which this command calls",
+    ("docs/other-schedulers", "export RAY_API_SERVER_ADDRESS"): RECIPE,
+    ("docs/other-schedulers", "job_id=$JOB_ID"): "the test submits a job that sleeps, and knows its id",
+    ("docs/other-schedulers", "--check 'sge-check"): RECIPE,
+    **{
+        ("docs/other-schedulers", words): NOT_RUN
+        for name in ("condor", "flux", "pbs", "lsf", "nomad")
+        for words in (f"# {name}-check ", f"--check '{name}-check ")
+    },
     ("docs/kubernetes", "volumes:"): "the tests' cluster writes it for its pods",
     ("docs/evaluate-now", "run.eval_requests()"): NEEDS_MODEL,
     ("docs/evaluate-now", "python eval.py {checkpoint} {n} {seed}"): NEEDS_MODEL,
