@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -95,11 +96,12 @@ def running_ray(folder: Path) -> Iterator[dict[str, str]]:
     if find_spec("aiohttp_cors") is None:
         pytest.skip("needs ray[default]")
     gcs, dashboard = find_free_ports(2)
+    sockets = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the path of a socket may have 107 bytes
     (folder / "token").write_text(secrets.token_hex(32))
     url = f"http://127.0.0.1:{dashboard}"
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus", "1"]
     command += ["--port", str(gcs), "--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard)]
-    command += ["--include-dashboard", "true", "--disable-usage-stats", "--temp-dir", str(folder / "ray")]
+    command += ["--include-dashboard", "true", "--disable-usage-stats", "--temp-dir", sockets]
     variables = {"RAY_API_SERVER_ADDRESS": url, "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
     patience = {"RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300", "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": "300"}
     with running_program(command, RAY_AUTH_MODE="token", **variables, **patience) as head:
@@ -109,6 +111,7 @@ def running_ray(folder: Path) -> Iterator[dict[str, str]]:
         finally:
             head.terminate()  # it ends what it has started; a kill would leave that
             head.wait(60)
+            shutil.rmtree(sockets, ignore_errors=True)
 
 
 def ask_ray(variables: Mapping[str, str], method: str, path: str, body: object = None) -> object:
