@@ -102,6 +102,7 @@ def running_ray(folder: Path) -> Iterator[dict[str, str]]:
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus", "1"]
     command += ["--port", str(gcs), "--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard)]
     command += ["--include-dashboard", "true", "--disable-usage-stats", "--temp-dir", sockets]
+    command += ["--min-worker-port", "0", "--max-worker-port", "0"]  # any, instead of a range that others use
     variables = {"RAY_API_SERVER_ADDRESS": url, "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
     patience = {"RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300", "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": "300"}
     with running_program(command, RAY_AUTH_MODE="token", **variables, **patience) as head:
@@ -196,8 +197,11 @@ def test_job_of_ray_is_stopped_with_a_token(
         recipe = install_recipe("ray jobs", "ray-job", variables)
         assert httpx.get(variables["RAY_API_SERVER_ADDRESS"] + "/api/jobs/", trust_env=False).status_code in (401, 403)
         body = {"submission_id": "ppo-7b", "entrypoint": "sleep 600"}
-        assert ask_ray(variables, "POST", "/api/jobs/", body) is not None
-        assert recipe.check("check", "ppo-7b") == 0
+        wait_until(
+            lambda: ask_ray(variables, "POST", "/api/jobs/", body) or ask_ray(variables, "GET", "/api/jobs/ppo-7b"),
+            STARTS_WITHIN_SECONDS,
+        )
+        wait_until(lambda: recipe.check("check", "ppo-7b") == 0)
         assert recipe.check("check", "nobody") not in (0, 3)
         report = recipe.stop_job({"scheduler": "ray", "job_id": "ppo-7b"})
         assert report["state"] == "confirmed"

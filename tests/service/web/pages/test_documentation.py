@@ -69,6 +69,21 @@ def test_help_link_and_search_in_browser(window: Window, tenant: Tenant) -> None
     assert "/help/" in page.url
 
 
+def test_site_leads_back_to_the_application(built_site: Path) -> None:
+    """The name at the top of each page leads to the folder above the site, also below a path of another's host."""
+    for page, above in (("index.html", "../."), ("operations/precision/index.html", "../../..")):
+        assert (
+            f'<a href="{above}" title="EvalStop" class="md-header__button md-logo"' in (built_site / page).read_text()
+        )
+
+
+@pytest.mark.parametrize("words", ["sizing", "dry run", "false positive"])
+def test_search_knows_what_people_call_it(built_site: Path, words: str) -> None:
+    """Some page or heading has the words that people search for, even where EvalStop uses others."""
+    entries = json.loads((built_site / "search/search_index.json").read_text())["docs"]
+    assert any(words in f"{entry['title']} {entry['text']}".lower() for entry in entries)
+
+
 def test_help_is_found_without_the_last_slash(tenant: Tenant, embedded_database: Database) -> None:
     """The address that the README names leads to the first page."""
     with start_dashboard_server(embedded_database) as address:
