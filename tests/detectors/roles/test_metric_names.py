@@ -1,9 +1,10 @@
-"""724 metric names that trainers and harnesses write, collected from their code before the rules were written.
+"""818 metric names that trainers and harnesses write, collected from their code.
 
 `data/metric_names.csv` labels each name with its role and direction (empty: no role), its repository and its file.
 The hash of a name puts it into half A, on which the rules were developed, or half B, which was only used afterwards;
 the errors on half B were not fixed, so that its figure stays an honest test. The 51 names of `published-logs` were all
-known when their rules were written.
+known when their rules were written: they count as half A. The 94 of `monitored`, by which public training scripts
+choose their best checkpoint in the direction that the script states, were collected after all rules.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ TABLE = Path(__file__).parents[2] / "data" / "metric_names.csv"
 NAMES = list(csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()))
 
 
-def find_half(name: str) -> str:
+def find_half(row: dict[str, str]) -> str:
     """The half of the table that a name belongs to."""
-    return "AB"[hashlib.sha256(name.encode()).digest()[0] % 2]
+    return "A" if row["log"] == "published-logs" else "AB"[hashlib.sha256(row["name"].encode()).digest()[0] % 2]
 
 
 def read_logs() -> dict[tuple[str, str], Candidate]:
@@ -56,7 +57,7 @@ def count_half(half: str) -> Counter[str]:
     return Counter(
         rate_candidate(row, CANDIDATES.get((row["log"], row["name"])))
         for row in NAMES
-        if find_half(row["name"]) == half
+        if find_half(row) == half
     )
 
 
@@ -88,9 +89,9 @@ def test_every_trainer_is_in_the_table() -> None:
     assert {trainer.name for trainer in TRAINERS} <= selected
 
 
-@pytest.mark.parametrize(("half", "right", "wrong"), [("A", 370, 1), ("B", 342, 5)])
+@pytest.mark.parametrize(("half", "right", "wrong"), [("A", 443, 1), ("B", 360, 6)])
 def test_share_of_correct_names(half: str, right: int, wrong: int) -> None:
-    """99 % of half A and 97.5 % of half B are right."""
+    """99 % of half A and 97 % of half B are right; of the names that were collected last, 48 of 48 and 43 of 46."""
     counts = count_half(half)
     assert counts["right"] >= right
     assert counts["wrong"] <= wrong
