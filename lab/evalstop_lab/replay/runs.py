@@ -173,9 +173,13 @@ class Run:
 
 @dataclass
 class ReadErrors:
-    """Read errors: `strict` raises the first one; otherwise they are collected and reading continues."""
+    """Read errors: `strict` raises the first one; otherwise they are collected and reading continues.
+
+    `repeats`: another reading of the same log will warn of the same.
+    """
 
     strict: bool = True
+    repeats: bool = False
     collected: list[UnreadableInput] = field(default_factory=list)
 
     def add(self, error: UnreadableInput) -> None:
@@ -186,6 +190,8 @@ class ReadErrors:
 
     def warn(self, error: UnreadableInput) -> None:
         """Collect the error, or print it: what could be read before it counts."""
+        if self.repeats:
+            return
         if self.strict:
             sys.stderr.write(f"evalstop-lab: {error.detail}\n")
         else:

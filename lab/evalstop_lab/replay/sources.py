@@ -309,7 +309,7 @@ def _add_runs(log_runs: Runs, runs: Runs, source: str | Path) -> None:
 
 def _read_log(log: Log, runs: Runs, requested: RequestedRoles, errors: ReadErrors) -> tuple[set[str], bool]:
     """Read one log; returns its columns, and whether any of them has a role."""
-    first = ReadErrors(errors.strict)
+    first = ReadErrors(errors.strict, repeats=True)
     metrics = log.metrics(first)
     roles, _ = choose_roles(log, metrics, requested)
     fits = bool(metrics & set(roles.columns.values()))

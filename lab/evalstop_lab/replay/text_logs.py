@@ -75,7 +75,10 @@ def read_json_lines(path: Path, errors: ReadErrors) -> Iterator[tuple[int, dict[
         try:
             row = _parse_row(path, number, line)
         except UnreadableInput as error:
-            errors.add(error)
+            if line.endswith("\n") or number == 1:
+                errors.add(error)
+            else:
+                errors.warn(UnreadableInput(path, "it ends in the middle of this line; all before it is read", number))
             continue
         if type(data := row.get("data")) is dict:
             row = {"step": row.get("step")} | data

@@ -228,3 +228,12 @@ def test_table_shows_names_as_text(tmp_path: Path, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     assert "[red]a[/red]" in out
     assert "1 of 1 runs stopped" in out
+
+
+def test_json_lines_are_read_up_to_a_broken_last_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row that a killed trainer did not finish is reported once, and the rows before it count."""
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"step": 1, "eval": 0.5}\n{"step": 2, "eval": 0.6}\n{"step": 3, "ev')
+    (run,) = read_runs([path]).by_name.values()
+    assert [score.step for score in run.scores()] == [1, 2]
+    assert capsys.readouterr().err.count("line 3: it ends in the middle of this line") == 1
