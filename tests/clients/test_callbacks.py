@@ -403,3 +403,24 @@ def test_metric_of_the_best_checkpoint_is_declared(
         "val_acc:maximize",
         None,
     ]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stops_early", "planned"),
+    [("constant", True, None), ("constant_with_warmup", True, None), ("constant", False, 300), ("cosine", True, 300)],
+)
+def test_plan_of_transformers_is_told_unless_early_stopping_ends_a_constant_rate(
+    connection: dict[str, Any], service: FakeService, tmp_path: Path, schedule: str, stops_early: bool, planned: int
+) -> None:
+    """`max_steps` is only an upper bound where early stopping is to end a run whose learning rate stays constant."""
+    from evalstop_client.callbacks.transformers import EvalStopCallback
+    from transformers import EarlyStoppingCallback, TrainerControl, TrainerState, TrainingArguments
+
+    arguments = TrainingArguments(str(tmp_path), run_name="planned", lr_scheduler_type=schedule)
+    callbacks: list[Any] = [EarlyStoppingCallback()] if stops_early else []
+    state = TrainerState(max_steps=300, stateful_callbacks=callbacks)
+    watch = EvalStopCallback(**connection)
+    watch.on_train_begin(arguments, state, TrainerControl())
+    watch.on_train_end(arguments, state, TrainerControl())
+    opened = next(body for kind, body in list_posts(service) if body.get("name") == "planned")
+    assert opened.get("total_steps") == planned

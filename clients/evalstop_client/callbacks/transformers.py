@@ -52,9 +52,8 @@ class EvalStopCallback(TrainerCallback):
         name = getattr(args, "run_name", None) or args.output_dir
         resumes = state.global_step > 0
         best_by = _find_best_metric(args)
-        arguments = filled(
-            self._arguments, name=name, total_steps=state.max_steps or None, resumes=resumes, best_by=best_by
-        )
+        planned = None if _doubts_plan(args, state) else state.max_steps or None
+        arguments = filled(self._arguments, name=name, total_steps=planned, resumes=resumes, best_by=best_by)
         self._run = DistributedRun(agree_every_steps=self._agree_every_steps, **arguments)
         self._pins = bool(args.save_total_limit) and args.metric_for_best_model is None
         if args.save_total_limit and not self._pins:
@@ -117,6 +116,14 @@ class EvalStopCallback(TrainerCallback):
         if self._run is not None:
             self._run.finish()
             self._run = None
+
+
+def _doubts_plan(args: TrainingArguments, state: TrainerState) -> bool:
+    """Whether the planned length is only an upper bound: the learning rate stays constant, and early stopping is to
+    find the end. A plan that a run will not reach delays its stops, and what they save of it would not have been run.
+    """
+    kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    return str(kind).startswith("constant") and "EarlyStoppingCallback" in (state.stateful_callbacks or {})
 
 
 def _find_best_metric(args: TrainingArguments) -> tuple[str | None, str]:

@@ -90,7 +90,8 @@ class Run:
 
     `seconds`: its duration, from the first recorded time to the last. `eval_versions`: the eval version at a step, if
     known. `eval_changes`: the steps from which the eval was another one. `stopped_early`: how it is known that the
-    trainer's own early stopping ended it, if it did.
+    trainer's own early stopping ended it, if it did. `doubts_plan`: its planned end is only an upper bound, of which
+    detectors are not told.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Run:
     eval_versions: dict[int, str] = field(default_factory=dict)
     eval_changes: list[int] = field(default_factory=list)
     stopped_early: str = ""
+    doubts_plan: bool = False
 
     @property
     def gpu_hours(self) -> float | None:
@@ -158,7 +160,7 @@ class Run:
             yield Observation(role, step, value, stderr, done, bisect_right(changes, step) if changes else 0)
 
     def _column(self, role: MetricRole) -> Column:
-        series, sign, total = self.series[role], self.roles.sign(role), self.total_steps
+        series, sign, total = self.series[role], self.roles.sign(role), None if self.doubts_plan else self.total_steps
         stderrs = np.frombuffer(series.stderrs)
         finite_stderrs = None if np.isnan(stderrs).all() else [None if err != err else err for err in series.stderrs]
         steps = np.frombuffer(series.steps, dtype=np.int64)

@@ -236,6 +236,7 @@ class TrainerState:
                 errors.add(UnreadableInput(path, f"entry {index} of log_history: {error}"))
         state = _load_state(path)
         run.stopped_early = _describe_early_stop(state)
+        run.doubts_plan = _doubts_plan(state)
         if isinstance(planned := state.get("max_steps"), int) and planned > 0:
             run.total_steps = planned
         evals = run.series[MetricRole.EVAL].values if MetricRole.EVAL in run.series else ()
@@ -245,6 +246,15 @@ class TrainerState:
                 f"evalstop-lab: {path}: the worst {roles.columns[MetricRole.EVAL]} was kept as the best:"
                 f" {state['best_metric']:g}; its greater_is_better contradicts the name of the metric\n"
             )
+
+
+def _doubts_plan(state: dict[str, Any]) -> bool:
+    """Whether early stopping is to find the end: it is on, and after the warm-up the learning rate stays constant, as
+    transformers' callback sees from the arguments."""
+    rows = [row for row in state["log_history"] if isinstance(row, dict)]
+    rates = [rate for row in rows if isinstance(rate := row.get("learning_rate"), float)]
+    saved = state.get("stateful_callbacks")
+    return len(rates) > 1 and rates[-2] == rates[-1] == max(rates) and "EarlyStoppingCallback" in (saved or ())
 
 
 def _describe_early_stop(state: dict[str, Any]) -> str:

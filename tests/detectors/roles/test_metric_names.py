@@ -55,9 +55,7 @@ CANDIDATES = read_logs()
 def count_half(half: str) -> Counter[str]:
     """Count the ratings of the names of a half."""
     return Counter(
-        rate_candidate(row, CANDIDATES.get((row["log"], row["name"])))
-        for row in NAMES
-        if find_half(row) == half
+        rate_candidate(row, CANDIDATES.get((row["log"], row["name"]))) for row in NAMES if find_half(row) == half
     )
 
 

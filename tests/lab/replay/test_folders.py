@@ -152,6 +152,28 @@ def test_run_that_its_early_stopping_ended_is_undecided(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rates", "stops_early", "is_told"),
+    [
+        ([0.1, 0.2, 0.2, 0.2], True, False),
+        ([0.1, 0.2, 0.2, 0.2], False, True),
+        ([0.1, 0.2, 0.15, 0.1], True, True),
+        ([0.2], True, True),
+    ],
+)
+def test_plan_counts_unless_early_stopping_ends_a_constant_rate(
+    tmp_path: Path, rates: list[float], stops_early: bool, is_told: bool
+) -> None:
+    """Detectors are not told the length of a run with a constant learning rate that early stopping is to end."""
+    history: list[dict[str, Any]] = [{"step": 5 + index, "learning_rate": rate} for index, rate in enumerate(rates)]
+    history += [{"step": step, "eval_f1": value} for step, value in zip(STEPS, RISING, strict=True)]
+    callbacks: dict[str, Any] = {"EarlyStoppingCallback": {}} if stops_early else {}
+    write_state(tmp_path / "trainer_state.json", history, max_steps=900, stateful_callbacks=callbacks)
+    run = read_only_run(tmp_path)
+    assert run.total_steps == 900
+    assert (run.observations()[0].progress is not None) is is_told
+
+
+@pytest.mark.parametrize(
     ("lengths", "plan", "is_inferred"),
     [(range(10, 30), None, True), ([15] * 20, None, False), (range(10, 30), 1, False)],
 )
