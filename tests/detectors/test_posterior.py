@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -23,13 +24,16 @@ flags = st.sampled_from([0.0, 1.0])
 given_values = st.builds(Given, eval_values, shares, flags, eval_values, flags, shares, flags, shares, flags)
 
 
-def run_detector(scores: list[float], planned: int | None = None) -> list[float]:
+models = pytest.mark.parametrize("model", sorted(network.MODELS))
+
+
+def run_detector(scores: list[float], planned: int | None = None, detector: Posterior | None = None) -> list[float]:
     """The probability after each eval, with progress if a length is planned."""
     observations = [
         Observation(MetricRole.EVAL, step, score, progress=None if planned is None else (step + 1) / planned)
         for step, score in enumerate(scores)
     ]
-    return collect_values(Posterior(), observations)
+    return collect_values(detector or Posterior(), observations)
 
 
 @given(
@@ -71,28 +75,34 @@ def test_features_are_equal_for_one_run_and_many(runs: list[list[Given]]) -> Non
         assert np.isfinite(stacked).all()
 
 
+@models
 @given(data=st.data())
-def test_hidden_state_is_equal_for_one_run_and_many(data: st.DataObject) -> None:
-    """The network's integers do not depend on how many runs are evaluated at once."""
-    shipped = network.load_network("gru-1")
+def test_hidden_state_is_equal_for_one_run_and_many(model: str, data: st.DataObject) -> None:
+    """The network's integers and its outputs do not depend on how many runs are evaluated at once."""
+    shipped = network.load_network(model)
     values = st.lists(st.floats(-2 * LIMIT, 2 * LIMIT), min_size=FEATURES, max_size=FEATURES)
     rows = np.array(data.draw(st.lists(values, min_size=3, max_size=3)))
     many = np.zeros((network.HIDDEN, 3))
     for _ in range(3):
         many = shipped.step(many, network.round_features(rows.T))
+    outputs = shipped.read(many, network.round_features(rows.T))
     for index in range(3):
         single = np.zeros(network.HIDDEN)
         for _ in range(3):
             single = shipped.step(single, network.round_features(rows[index]))
         assert np.array_equal(single, many[:, index])
+        for one, all_of_them in zip(shipped.read(single, network.round_features(rows[index])), outputs, strict=True):
+            assert np.array_equal(one, all_of_them[:, index])
         assert np.array_equal(single, np.floor(single))
         assert np.abs(single).max() <= network.STATE_ONE
 
 
-def test_network_sums_stay_below_2_to_53() -> None:
+@models
+def test_network_sums_stay_below_2_to_53(model: str) -> None:
     """The largest sum that any input can cause is below 2^53, so that float64 is exact."""
-    shipped = network.load_network("gru-1")
-    inputs = np.repeat([LIMIT * network.FEATURE_ONE, network.STATE_ONE], [FEATURES, network.HIDDEN])
+    shipped = network.load_network(model)
+    features = shipped.of_inputs.shape[1] - network.HIDDEN
+    inputs = np.repeat([LIMIT * network.FEATURE_ONE, network.STATE_ONE], [features, network.HIDDEN])
     sums = np.abs(shipped.of_inputs) @ inputs + np.abs(shipped.of_inputs_offset)
     gates, of_features, of_state = np.split(sums, [2 * network.HIDDEN, 3 * network.HIDDEN])
     unit = 2.0**10 / network.SUM_ONE  # of the gates' sums, which are in entries of the table
@@ -100,6 +110,10 @@ def test_network_sums_stay_below_2_to_53() -> None:
     assert of_state.max() * network.STATE_ONE < 2**53
     assert (of_features + of_state).max() < 2**53
     assert np.array_equal(shipped.of_inputs, np.floor(shipped.of_inputs / unit) * unit)
+    largest = np.abs(shipped.of_output).sum(axis=1) * network.STATE_ONE + np.abs(shipped.of_output_offset)
+    terms = np.array([1, 1, 1, LIMIT / 4, LIMIT / 4, LIMIT**2 / 16])
+    of_plan = largest[network.OUTPUTS :].reshape(-1, len(terms), network.OUTPUTS)
+    assert np.max(terms @ of_plan, initial=0.0) * 2**11 < 2**53
 
 
 def test_table_entries_are_not_near_a_rounding_boundary() -> None:
@@ -138,15 +152,41 @@ def test_same_fall_counts_more_late_in_the_plan() -> None:
     assert nearly_over > unknown > just_begun
 
 
-def test_overrun_plan_is_ignored() -> None:
+@given(scores=st.lists(st.floats(-5, 5), min_size=3, max_size=30), planned=st.integers(3, 2000))
+def test_plan_never_makes_a_turn_less_likely(scores: list[float], planned: int) -> None:
+    """With any plan the probability is at least what it is without one, at each eval."""
+    detector = Posterior(model="gru-2")
+    with_plan, without = (run_detector(scores, length, detector) for length in (planned, None))
+    assert all(a >= b for a, b in zip(with_plan, without, strict=True))
+
+
+def test_note_says_that_a_plan_is_doubted() -> None:
+    """A fall that is deep and long counts under a plan of which it is a small part, and the note says why."""
+    detector, state = Posterior(model="gru-2"), Posterior().start()
+    for step in range(60):
+        score = min(step, 20) - 0.5 * max(0, step - 20) + 0.1 * ((7 * step) % 5)
+        state, evidence = detector.step(state, Observation(MetricRole.EVAL, step, score, progress=(step + 1) / 5000))
+    assert evidence.value > 0.95
+    assert evidence.note.endswith("length of the run doubted")
+
+
+@models
+def test_overrun_plan_is_ignored(model: Literal["gru-1", "gru-2"]) -> None:
     """From the planned end on, an eval counts as in a run of unknown length."""
-    detector, state = Posterior(), Posterior().start()
+    detector, state = Posterior(model=model), Posterior().start()
     for step in range(20):
         state, _ = detector.step(state, Observation(MetricRole.EVAL, step, math.sqrt(step), progress=step / 20))
     overrun, _ = detector.step(state, Observation(MetricRole.EVAL, 20, 4.0, progress=1.0))
     unknown, _ = detector.step(state, Observation(MetricRole.EVAL, 20, 4.0))
     assert (overrun.hidden, overrun.evidence.value) == (unknown.hidden, unknown.evidence.value)
     assert overrun.evidence.note.endswith("length of the run reached")
+
+
+@models
+def test_run_without_evals_has_an_outlook(model: Literal["gru-1", "gru-2"]) -> None:
+    """Before its first eval a run gets the network's forecast for any run."""
+    outlook = Posterior(model=model).outlook(Posterior().start())
+    assert 0 < outlook.turned < outlook.will_turn < 1
 
 
 def test_outlook_probabilities_and_quantiles_are_ordered() -> None:

@@ -5,12 +5,14 @@ Source      Original. Amortised inference: a small recurrent network is trained 
             probability that this one has. Trained by cross-entropy it approximates the posterior under that prior. For
             a calibrated probability, the first time that it reaches c is a right stop in at least a share c of the
             cases, however often one looks (optional stopping).
-Sees        27 numbers an eval (`posterior.features`), free of unit and origin: how far below the best, for how long,
-            relative to noise and range, falls that have healed, the proxy and KL since the best, and how much of the
-            plan is left. Proxy, KL, standard errors and a plan are optional.
+Sees        34 numbers an eval (`posterior.features`), free of unit and origin: how far below the best, for how long,
+            relative to noise and range, falls that have healed, how much of the fall came in one eval and what KL and
+            proxy did then, how quiet it has been since, and how much of the plan is left. Proxy, KL, standard errors
+            and a plan are optional. `gru-1` sees the first 27.
 Length      A dip that heals is short relative to the run. Without a planned length, the probability rises
-            later. A plan that is overrun counts as none. Where the measurement of the eval changes, the rest of the
-            plan is that of a run that starts there.
+            later. A plan that is overrun counts as none. With `gru-2` a plan never makes it lower than it would be
+            without one, as a plan may be longer than anybody means; where it would, the plan counts as doubted. Where
+            the measurement of the eval changes, the rest of the plan is that of a run that starts there.
 Paired      An evaluation of the best and the current checkpoint on the same prompts adds the result of
             `posterior.paired` to the log odds, until the run is at a new best. For runs with an evaluator (`requests`),
             the detector asks for one: from a probability on, or once half of the gain was lost at once while the proxy
@@ -22,7 +24,7 @@ Shifts      A sudden fall while the proxy was still may be caused by the grader.
 Evidence    A posterior, 0 to 1 in steps of 2^-14. The turn is placed at the eval of the best median of three.
 Outlook     In addition, how much of its final range the run has covered: by the network's quantiles of the gain still
             to come. A run near 1 has levelled off, whether or not it has turned.
-State       64 numbers of the network and its 27 features, of 16 bits each, 28 of the features' state, and those of the
+State       64 numbers of the network and its 34 features, of 16 bits each, 36 of the features' state, and those of the
             latest answer. O(1).
 Not done    The proxy between two evals counts by its mean. KL and proxy alone change nothing before the next eval.
             From the curve alone, dips as wide as a third of the run look like turns.
@@ -31,8 +33,8 @@ Not done    The proxy between two evals counts by its mean. KL and proxy alone c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 import numpy as np
 from msgspec import Struct
@@ -50,17 +52,19 @@ from evalstop_detectors.detectors.detector import (
     Trace,
 )
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation
-from evalstop_detectors.posterior.features import ONE, FeatureState, Given, advance, measure_scale
+from evalstop_detectors.posterior.features import FEATURES, ONE, FeatureState, Given, advance, measure_scale
 from evalstop_detectors.posterior.network import (
     HIDDEN,
     Course,
+    Outlook,
     Whole,
     follow_runs,
+    forget_plan,
     list_given,
     load_network,
     round_features,
-    to_probabilities,
-    to_probability,
+    to_outlook,
+    to_outlooks,
 )
 from evalstop_detectors.posterior.paired import (
     LEAST_STDERR,
@@ -86,20 +90,6 @@ _NO_EVALS = Evidence(Kind.POSTERIOR, 0.0, None, "no evals yet")
 _QUIET = f"less than {format_percent(SAID_FROM)} likely to have turned"
 
 
-class Outlook(NamedTuple):
-    """The network's forecast for a run: the probabilities that it has turned for good and that it eventually will, and
-    the 10, 50 and 90 % quantiles of what its eval score may still gain, as shares of the range that it has covered."""
-
-    turned: float
-    will_turn: float
-    to_gain: tuple[float, float, float]
-
-    @property
-    def covered(self) -> float:
-        """The covered share of the run's final range, a lower bound with 90 % probability; two decimals."""
-        return math.floor(100 / (1 + self.to_gain[2])) / 100
-
-
 class PosteriorState(Struct, frozen=True):
     """See the module's docstring. `waiting_*` are sum and count of the proxies since the last eval, relative to the
     first; `kl` is the latest KL since the last eval; `best_step` is where the eval score was best.
@@ -121,7 +111,7 @@ class PosteriorState(Struct, frozen=True):
     progress: float = 0.0
     planned_from: float = 0.0
     evidence: Evidence = _NO_EVALS
-    seen: bytes = b""
+    seen: bytes = bytes(2 * FEATURES)
     cliff: float = 0.0
     asked: int = 0
     asked_step: int | None = None
@@ -159,7 +149,7 @@ class Posterior(Detector[PosteriorState], frozen=True):
     has_outlook: ClassVar[bool] = True
     state_type: ClassVar[type[PosteriorState]] = PosteriorState
 
-    model: Literal["gru-1"] = "gru-1"
+    model: Literal["gru-1", "gru-2"] = "gru-1"
     requests: EvalRequests | None = None
 
     def start_anew(self, state: PosteriorState) -> PosteriorState:
@@ -215,7 +205,7 @@ class Posterior(Detector[PosteriorState], frozen=True):
             answer=None if is_best else state.answer,
             progress=min(max(state.progress, observation.progress or 0.0), 1.0),  # NaN is never the larger one
         )
-        outlook, added = self._weigh_answer(state, hidden)
+        outlook, added = self._weigh_answer(state, hidden, seen)
         if self._is_to_ask(state, outlook.turned, observation.progress):
             request = {"asked": state.asked + 1, "asked_step": observation.step, "awaited": True}
             state = replace(state, **request, asked_evals=int(features.evals), asked_since=int(features.since))
@@ -234,16 +224,18 @@ class Posterior(Detector[PosteriorState], frozen=True):
             answer = Answer(-value, answer_stderr, features.best - features.level, features.since, *before)
         bets = raise_bets(state.log_bets, -value, answer_stderr, features.best - features.start)
         state = replace(state, awaited=False, answer=answer, log_bets=bets)
-        outlook, added = self._weigh_answer(state, _from_bytes(state.hidden))
+        outlook, added = self._weigh_answer(state, _from_bytes(state.hidden), _from_bytes(state.seen))
         return self._with_evidence(state, outlook, added, observation.progress)
 
-    def _weigh_answer(self, state: PosteriorState, hidden: Whole) -> tuple[Outlook, float]:
+    def _weigh_answer(self, state: PosteriorState, hidden: Whole, seen: Whole) -> tuple[Outlook, float]:
         """The outlook, and what the latest answer adds to the log odds that the run has turned."""
-        added = 0.0
+        planned, unplanned = load_network(self.model).read(hidden, seen)
+        added = (0.0, 0.0)
         if state.answer is not None:
-            features = round_features(describe_answer(ONE, state.features, state.answer))
-            added = add_log_odds(self.model, np.concatenate([_from_bytes(state.seen), features]))
-        return _to_outlook(load_network(self.model).read(hidden).tolist(), added), added
+            answer = round_features(describe_answer(ONE, state.features, state.answer))
+            both = (seen, seen if unplanned is planned else forget_plan(seen))
+            added = (add_log_odds(both[0], answer), add_log_odds(both[1], answer))
+        return to_outlook(planned, unplanned, added), added[0]
 
     def _is_to_ask(self, state: PosteriorState, probability: float, progress: float | None) -> bool:
         requests, features = self.requests, state.features
@@ -293,7 +285,7 @@ class Posterior(Detector[PosteriorState], frozen=True):
 
     def outlook(self, state: PosteriorState) -> Outlook:
         """The network's forecast for a run in this state."""
-        return self._weigh_answer(state, _from_bytes(state.hidden))[0]
+        return self._weigh_answer(state, _from_bytes(state.hidden), _from_bytes(state.seen))[0]
 
 
 def _with_waiting(state: PosteriorState, proxies: Sequence[float], kls: Sequence[float]) -> PosteriorState:
@@ -313,19 +305,6 @@ def _to_bytes(numbers: Whole) -> bytes:
 
 def _from_bytes(integers: bytes) -> Whole:
     return np.frombuffer(integers, "<i2").astype(np.float64)
-
-
-def _to_outlook(outputs: Sequence[float], added: float = 0.0) -> Outlook:
-    """Decode the network's outputs, with `added` added to the log odds that the run has turned."""
-    turned, will_turn = to_probability(outputs[0] + added), to_probability(outputs[1])
-    low, middle, high = sorted(max(share, 0.0) for share in outputs[2:])
-    return Outlook(turned, will_turn, (low, middle, high))
-
-
-def _to_outlooks(outputs: Whole) -> Iterator[Outlook]:
-    """Decode many outputs (5, evals)."""
-    to_gain = np.sort(np.maximum(outputs[2:], 0.0), axis=0).T.tolist()
-    return map(Outlook, *to_probabilities(outputs[:2]).tolist(), map(tuple, to_gain))
 
 
 def _given(state: PosteriorState, observation: Observation, value: float) -> Given:
@@ -354,7 +333,7 @@ def _trace(columns: Columns, course: Course) -> Trace:
     first = min((column.steps[0], RANK[role]) for role, column in columns.items())
     orders = [(evals.steps[place], rank) for place in finite]
     before = [first] if first < orders[0] else []
-    outlooks = list(_to_outlooks(course.outputs))
+    outlooks = list(to_outlooks(*course[:2]))
     turned = np.array([item.turned if item.turned >= SAID_FROM else 0.0 for item in outlooks])
     covered = np.array([item.covered for item in outlooks])
     turned[: SOONEST - 1], covered[: SOONEST - 1] = 0.0, math.nan
@@ -363,7 +342,7 @@ def _trace(columns: Columns, course: Course) -> Trace:
         index = place - len(before)
         if index < 0:
             return _NO_EVALS
-        since, level, best, low = (float(item[index]) for item in course[1:])
+        since, level, best, low = (float(item[index]) for item in course[2:])
         features = FeatureState(evals=index + 1, since=since, level=level, best=best, low=low)
         progress = None if evals.progress is None else evals.progress[finite[index]]
         return _weigh(features, outlooks[index], evals.steps[finite[index - int(since)]], progress)
@@ -384,6 +363,7 @@ def _weigh(features: FeatureState, outlook: Outlook, best_step: int | None, prog
     width = features.best - features.low
     below = (features.best - features.level) / width if width > 0 else 0.0
     plan = "not known" if not progress or math.isnan(progress) else "known" if progress < 1 else "reached"
+    plan = "doubted" if outlook.is_doubted and plan == "known" else plan
     note = (
         f"{format_percent(probability, 1)} likely to have turned for good:"
         f" {format_count(int(features.since), 'eval')} since the best,"

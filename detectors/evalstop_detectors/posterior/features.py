@@ -1,4 +1,4 @@
-"""The inputs of the posterior detector's network: 27 numbers an eval, free of the metric's unit and origin.
+"""The inputs of the posterior detector's network: 34 numbers an eval, free of the metric's unit and origin.
 
 The same code computes them for one run and for many at once (`Arithmetic`), with the same bits on every machine:
 it uses only what IEEE 754 rounds correctly (+ - * / sqrt, comparisons) and a logarithm built from these.
@@ -7,7 +7,7 @@ Scale       Scores are relative to the first one. Levels are shares of the range
             multiples of the noise. Noise is the smaller of two estimates, from first and from second differences, each
             clipped at four times itself, so that neither trends nor single failed evals count as noise; a standard
             error from the trainer is a lower bound.
-State       28 numbers (`FeatureState`). O(1).
+State       36 numbers (`FeatureState`). O(1).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from msgspec import Struct
 # A number, or an array with one number for each run.
 Number = Any
 
-FEATURES = 27
+FEATURES = 34
+FIRST_FEATURES = 27  # those that `gru-1` sees
+PLAN = slice(19, 22)  # the features of a plan: told or not, the share that has passed, and what remains
 WINDOW = 48.0  # the memory of a noise estimate, in evals
 CUT = 4.0  # an absolute difference is clipped at this multiple of its mean so far
 LEAST_NOISE = 0.005  # of the range
@@ -53,6 +55,9 @@ class FeatureState(Struct, frozen=True, array_like=True):
     `since` the evals since `best`. `first`, `second`: mean absolute differences. `healed`, `down`: the deepest fall
     below the best that has healed, and the current one. `quick`, `slow`: exponential means, and their best. `proxy_*`
     are of the proxy, relative to its first; `proxy_then` is its value at the best. `root_kl` is the largest sqrt(KL).
+    `quiet`: an exponential mean of the changes. Since the best: `cliff`, the deepest fall from one eval to the next,
+    `cliff_age` evals ago, when the proxy moved by `proxy_with`; `kl_jump`, the largest ratio of sqrt(KL) to its
+    exponential mean before. `kl_then` is sqrt(KL) before the best.
     """
 
     evals: Number = 0.0
@@ -83,6 +88,14 @@ class FeatureState(Struct, frozen=True, array_like=True):
     proxy_then: Number = 0.0
     root_kl: Number = 0.0
     kls: Number = 0.0
+    quiet: Number = 0.0
+    cliff: Number = 0.0
+    cliff_age: Number = 0.0
+    proxy_with: Number = 0.0
+    kl_mean: Number = 0.0
+    kl_last: Number = 0.0
+    kl_then: Number = 0.0
+    kl_jump: Number = 0.0
 
 
 class Given(NamedTuple):
@@ -148,21 +161,37 @@ def _update_state(ops: Arithmetic, s: FeatureState, given: Given) -> FeatureStat
     proxy_first = s.proxy_first + moves * proxy_rate * (cut - s.proxy_first)
     proxy_best, proxy_low = maximum(s.proxy_best, p), minimum(s.proxy_low, p)
     proxy_then = where(is_new_best, p, s.proxy_then)
-    root_kl = maximum(s.root_kl, _take_root_kl(ops, given))
+    given_kl = _take_root_kl(ops, given)
+    root_kl = maximum(s.root_kl, given_kl)
     kls = s.kls + given.has_kl
+    # 4. What broke: the deepest fall in one eval since the best, how long ago, and what moved with it.
+    quiet = where(opening, 0.0, where(n < 2.5, change, s.quiet + 0.25 * (change - s.quiet)))
+    cliff = where(is_new_best, 0.0, s.cliff)
+    is_deepest = s.last - y > cliff
+    cliff = where(is_deepest, s.last - y, cliff)
+    cliff_age = where(is_deepest, 0.0, s.cliff_age + 1.0)
+    moved = where(proxies > 1.5, p - s.proxy_last, 0.0)
+    proxy_with = where(is_deepest, moved, where(is_new_best, 0.0, s.proxy_with))
+    kl = where(given.has_kl > 0.5, given_kl, s.kl_last)
+    opens_kl = s.kls < 0.5
+    kl_mean = where(opens_kl, kl, s.kl_mean + 0.25 * (kl - s.kl_mean))
+    kl_then = where(opens_kl, kl, where(is_new_best, s.kl_last, s.kl_then))
+    is_known = (s.kl_mean > 0.0) & (s.kls > 2.5)
+    ratio = where(is_known, kl / where(is_known, s.kl_mean, 1.0), 1.0)
+    kl_jump = maximum(where(is_new_best, 1.0, s.kl_jump), minimum(ratio, 1e9))
     return FeatureState(
         n, origin, y, s.last, start, level, best, low, since, first, second, squares, stderrs, healed, down, quick,
         quick_best, slow, slow_best, proxies, proxy_origin, p, proxy_best, proxy_low, proxy_first, proxy_then, root_kl,
-        kls,
+        kls, quiet, cliff, cliff_age, proxy_with, kl_mean, kl, kl_then, kl_jump,
     )  # fmt: skip
 
 
 def _describe(ops: Arithmetic, before: FeatureState, s: FeatureState, given: Given) -> list[Number]:
     """The features of an eval, from the states before and after it."""
     where, n = ops.where, s.evals
-    sd = _estimate_noise(ops, s)
-    noise, unit = _to_scale(ops, s, sd)
     by_first, by_second = _estimate_by_differences(s)
+    sd = _estimate_noise(ops, s, by_first, by_second)
+    noise, unit = _to_scale(ops, s, sd)
     step = where(n < 1.5, 0.0, s.last - before.last)
     proxy_width = s.proxy_best - s.proxy_low + s.proxy_first
     proxy_unit = where(proxy_width > 0.0, proxy_width, 1.0)
@@ -173,6 +202,7 @@ def _describe(ops: Arithmetic, before: FeatureState, s: FeatureState, given: Giv
     share = where(planned > 0.5, given.progress, 1.0)
     remaining_evals = ops.minimum(n * (1.0 - share) / share, 1e9)
     asinh = ops.asinh
+    both_kl = (s.kl_last > 0.0) & (s.kl_then > 0.0)
 
     return [
         (s.last - s.best) / unit,
@@ -202,12 +232,19 @@ def _describe(ops: Arithmetic, before: FeatureState, s: FeatureState, given: Giv
         where((by_first > 0.0) & (by_second > 0.0), _ratio(ops, by_first, by_second), 0.0),
         (s.best - s.start) / unit,
         asinh((s.best - s.start) / noise) * 0.5,
+        ops.log2(ops.maximum(ops.minimum(s.quiet / noise, 1e9), 0.001)) * 0.5,
+        s.cliff / unit,
+        asinh(s.cliff / noise),
+        ops.log2(1.0 + s.cliff_age) * 0.5,
+        asinh(s.proxy_with / proxy_noise) * seen_proxy,
+        ops.log2(ops.maximum(s.kl_jump, 1.0)),
+        where(both_kl, ops.log2(ops.maximum(ops.minimum(s.kl_last / where(both_kl, s.kl_then, 1.0), 1e9), 0.001)), 0.0),
     ]
 
 
 def measure_scale(ops: Arithmetic, s: FeatureState) -> tuple[Number, Number]:
     """The standard deviation of an eval, and the unit of the features: the range so far plus that; never 0."""
-    return _to_scale(ops, s, _estimate_noise(ops, s))
+    return _to_scale(ops, s, _estimate_noise(ops, s, *_estimate_by_differences(s)))
 
 
 def _to_scale(ops: Arithmetic, s: FeatureState, sd: Number) -> tuple[Number, Number]:
@@ -215,9 +252,9 @@ def _to_scale(ops: Arithmetic, s: FeatureState, sd: Number) -> tuple[Number, Num
     return ops.where(sd > 0.0, sd, 1.0), ops.where(moved > 0.0, moved, 1.0)
 
 
-def _estimate_noise(ops: Arithmetic, s: FeatureState) -> Number:
+def _estimate_noise(ops: Arithmetic, s: FeatureState, by_first: Number, by_second: Number) -> Number:
     """The standard deviation of an eval."""
-    n, (by_first, by_second) = s.evals, _estimate_by_differences(s)
+    n = s.evals
     sd = ops.where(n < 3.5, by_first, ops.minimum(by_first, by_second)) * (1.0 + 2.0 / n)
     stated_sd = ops.sqrt(s.stderr_squares / ops.maximum(s.stderrs, 1.0))
     return ops.maximum(ops.maximum(sd, LEAST_NOISE * (s.best - s.low)), stated_sd)
@@ -262,8 +299,16 @@ def _log2_of_many(x: Any) -> Any:
 
 
 def _asinh_of_one(x: float) -> float:
-    size = min(_LARGEST, abs(x))
-    return math.copysign(_log2_of_one(size + math.sqrt(size * size + 1.0)) * LN2, x)
+    size = abs(x)
+    if size > _LARGEST:
+        size = _LARGEST
+    mantissa, exponent = math.frexp(size + math.sqrt(size * size + 1.0))
+    # As in _log2_of_one, which would take as long again to call.
+    if mantissa < _ROOT_HALF:
+        mantissa, exponent = mantissa * 2.0, exponent - 1
+    z = (mantissa - 1.0) / (mantissa + 1.0)
+    q = z * z
+    return math.copysign((exponent + z * (_A + q * (_B + q * (_C + q * (_D + q * _E))))) * LN2, x)
 
 
 def _asinh_of_many(x: Any) -> Any:

@@ -4,6 +4,9 @@ Source      Cho et al. (arXiv 1406.1078) for the gates; the candidate as in PyTo
 Numbers     Weights are 16-bit fractions of 2^12, features of 2^8, activations and the hidden state of 2^14. All are
             whole numbers in float64, and every sum stays below 2^53: so no order of summation, and no BLAS, can
             change a bit. tanh and the logistic function are looked up in tables of 2^10 entries a unit.
+Plan        The hidden state of `gru-1` depends on the planned length, that of `gru-2` does not: its outputs for a run
+            with a plan are sums of products of linear outputs and six numbers of the plan. So each eval gives the
+            odds with the plan and without it.
 """
 
 from __future__ import annotations
@@ -20,22 +23,36 @@ from numpy.typing import NDArray
 
 from evalstop_detectors.errors import DetectorError
 from evalstop_detectors.observation import Column, Columns, MetricRole
-from evalstop_detectors.posterior.features import FEATURES, LIMIT, MANY, FeatureState, Given, advance
+from evalstop_detectors.posterior.features import (
+    FEATURES,
+    FIRST_FEATURES,
+    LIMIT,
+    MANY,
+    PLAN,
+    FeatureState,
+    Given,
+    advance,
+)
 from evalstop_detectors.summation import LARGEST
 
 Whole = NDArray[np.float64]
 """Whole numbers in float64."""
 
 HIDDEN = 64
+PLAN_TERMS = 6
 OUTPUTS = 5  # logit of `turned for good`, of `will turn`, and the 10, 50 and 90 % quantiles of what is still to come
 WEIGHT_ONE, FEATURE_ONE, STATE_ONE = 2.0**12, 2.0**8, 2.0**14
 SUM_ONE = WEIGHT_ONE * STATE_ONE
 _TABLE_ONE = 2.0**10
 _TABLE_END = 8 * int(_TABLE_ONE)
 _FROM_SUM = _TABLE_ONE / SUM_ONE
+_TERM_ONE = 2.0**11
 _MIDDLE = _TABLE_END + 0.5  # the entry of 0, and a half for rounding
 
-MODELS = {"gru-1": "1163b5b95895e5b93b743c24b1f4be9063eabda3abe5f61d373b15e23256b2ef"}
+MODELS = {
+    "gru-1": "1163b5b95895e5b93b743c24b1f4be9063eabda3abe5f61d373b15e23256b2ef",
+    "gru-2": "53ac427333c5ea6f55879b87f4b002de2fb9a273fac29f64b8645567832a7262",
+}
 """The shipped networks and the SHA-256 of their files. A name never changes its meaning."""
 
 
@@ -46,9 +63,10 @@ class UnknownModel(DetectorError):
 class Network(NamedTuple):
     """The weights, as whole numbers or fractions of a power of 2.
 
-    `of_inputs` (256, 91) and its offset (256,) are of the features and the hidden state, and give, 64 rows each: the
-    table entries of the reset and the update gate, and what features and hidden state add to the candidate, as sums.
-    `of_output` (5, 64) and its offset (5,) are of the hidden state.
+    `of_inputs` (256, features + 64) and its offset (256,) are of the features and the hidden state, and give, 64 rows
+    each: the table entries of the reset and the update gate, and what features and hidden state add to the candidate,
+    as sums. `of_output` (5 or 35, 64) and its offset are of the hidden state: the outputs, and five for each term of
+    the plan.
     """
 
     of_inputs: Whole
@@ -57,25 +75,64 @@ class Network(NamedTuple):
     of_output_offset: Whole
 
     def step(self, hidden: Whole, features: Whole) -> Whole:
-        """The hidden state after one eval; both (64,) and (27,) or (64, runs) and (27, runs)."""
-        sums = self.of_inputs @ np.concatenate((features, hidden))
+        """The hidden state after one eval; both (64,) and (34,) or (64, runs) and (34, runs)."""
+        sums = self.of_inputs @ np.concatenate((features[: self.of_inputs.shape[1] - HIDDEN], hidden))
         sums += self.of_inputs_offset if hidden.ndim == 1 else self.of_inputs_offset[:, None]
         gates = _take(_logistic_table(), sums[: 2 * HIDDEN])
         reset, update = gates[:HIDDEN], gates[HIDDEN:]
-        candidate = sums[2 * HIDDEN : 3 * HIDDEN] + np.floor(sums[3 * HIDDEN :] * reset)
+        candidate = np.floor(sums[3 * HIDDEN :] * reset)
+        candidate += sums[2 * HIDDEN : 3 * HIDDEN]
         candidate = look_up_tanh(candidate)
-        return np.asarray(np.floor(candidate + update * (hidden - candidate) + 0.5))
+        latest = hidden - candidate
+        latest *= update
+        latest += candidate
+        latest += 0.5
+        return np.asarray(np.floor(latest, out=latest))
 
-    def read(self, hidden: Whole) -> Whole:
-        """The outputs (5,) or (5, runs): both logits and three quantiles, as plain numbers."""
+    def read(self, hidden: Whole, features: Whole) -> tuple[Whole, Whole]:
+        """The outputs with the plan that these features tell, and without any: both logits and three quantiles, as
+        plain numbers, (5,) or (5, runs). They are the same where none is told, and those of `gru-1` always."""
         offset = self.of_output_offset if hidden.ndim == 1 else self.of_output_offset[:, None]
-        return np.asarray((self.of_output @ hidden + offset) * (1 / SUM_ONE))
+        outputs = self.of_output @ hidden
+        outputs += offset
+        outputs *= 1 / SUM_ONE
+        unplanned = outputs[:OUTPUTS]
+        if len(outputs) == OUTPUTS:
+            return unplanned, unplanned
+        # Fractions of 2^26 and of 2^11: their products, and sums of these, are exact.
+        if hidden.ndim == 1:
+            if not features.item(PLAN.start):
+                return unplanned, unplanned
+            return _describe_plan(*features[PLAN].tolist()) @ outputs[OUTPUTS:].reshape(PLAN_TERMS, OUTPUTS), unplanned
+        of_plan = outputs[OUTPUTS:].reshape(PLAN_TERMS, OUTPUTS, -1)
+        planned = (_describe_plan(*features[PLAN])[:, None] * of_plan).sum(axis=0)
+        return np.where(features[PLAN.start] != 0, planned, unplanned), unplanned
+
+
+def _describe_plan(told: Any, share: Any, remaining: Any) -> Whole:
+    """The terms of a plan, (6,) or (6, runs): by its share that has passed, and the logarithm of what remains."""
+    share, remaining = share * (1 / FEATURE_ONE), remaining * (0.25 / FEATURE_ONE)
+    # The products are rounded to fractions of 2^11.
+    square = (share * share * _TERM_ONE + 0.5) // 1.0 * (1 / _TERM_ONE)
+    both = (share * remaining * _TERM_ONE + 0.5) // 1.0 * (1 / _TERM_ONE)
+    far = (remaining * remaining * _TERM_ONE + 0.5) // 1.0 * (1 / _TERM_ONE)
+    return np.array([told * (1 / FEATURE_ONE), share, square, remaining, both, far])
+
+
+def forget_plan(features: Whole) -> Whole:
+    """The features of a run without a plan."""
+    forgotten = features.copy()
+    forgotten[PLAN] = 0.0
+    return forgotten
 
 
 def round_features(features: Any) -> Whole:
     """Features as whole numbers; for an array, runs are along the last axis if there are many."""
-    values = np.asarray(features, dtype=np.float64)
-    return np.asarray(np.floor(np.minimum(np.maximum(values, -LIMIT), LIMIT) * FEATURE_ONE + 0.5))
+    values = np.maximum(np.asarray(features, dtype=np.float64), -LIMIT)
+    np.minimum(values, LIMIT, out=values)
+    values *= FEATURE_ONE
+    values += 0.5
+    return np.asarray(np.floor(values, out=values))
 
 
 def to_probability(logit: float) -> float:
@@ -97,14 +154,14 @@ def load_network(name: str) -> Network:
     data = resources.files("evalstop_detectors.posterior").joinpath(f"{name}.int16").read_bytes()
     if hashlib.sha256(data).hexdigest() != MODELS[name]:
         raise UnknownModel(f"The file of model {name} differs from the shipped one; reinstall the package.")
-    return decode_network(data)
+    return decode_network(data, FIRST_FEATURES, 0) if name == "gru-1" else decode_network(data)
 
 
-def decode_network(data: bytes) -> Network:
+def decode_network(data: bytes, seen: int = FEATURES, plan_terms: int = PLAN_TERMS) -> Network:
     """Decode a network: its six arrays one after the other, as little-endian 16-bit integers."""
     numbers = np.frombuffer(data, dtype="<i2").astype(np.float64)
-    rows = 3 * HIDDEN
-    shapes = ((rows, FEATURES), (rows,), (rows, HIDDEN), (rows,), (OUTPUTS, HIDDEN), (OUTPUTS,))
+    rows, outputs = 3 * HIDDEN, OUTPUTS * (1 + plan_terms)
+    shapes = ((rows, seen), (rows,), (rows, HIDDEN), (rows,), (outputs, HIDDEN), (outputs,))
     arrays, begin = [], 0
     for shape in shapes:
         end = begin + math.prod(shape)
@@ -115,7 +172,7 @@ def decode_network(data: bytes) -> Network:
     of_features, a, b = of_features * (STATE_ONE / FEATURE_ONE), a * STATE_ONE, b * STATE_ONE
     gates, unused = slice(2 * HIDDEN), np.zeros((HIDDEN, HIDDEN))
     of_gates = np.hstack([of_features[gates], of_state[gates]]) * _FROM_SUM
-    of_candidate = np.block([[of_features[2 * HIDDEN :], unused], [unused[:, :FEATURES], of_state[2 * HIDDEN :]]])
+    of_candidate = np.block([[of_features[2 * HIDDEN :], unused], [unused[:, :seen], of_state[2 * HIDDEN :]]])
     return Network(
         np.vstack([of_gates, of_candidate]),
         np.concatenate([(a[gates] + b[gates]) * _FROM_SUM + _MIDDLE, a[2 * HIDDEN :], b[2 * HIDDEN :]]),
@@ -157,11 +214,45 @@ _MOST_VALUES = 1 << 18
 """The most evals held at once, including the padding of shorter runs: about 40 MB."""
 
 
+class Outlook(NamedTuple):
+    """The network's forecast for a run: the probabilities that it has turned for good and that it eventually will, and
+    the 10, 50 and 90 % quantiles of what its eval score may still gain, as shares of the range that it has covered.
+
+    `is_doubted`: without its plan the run is more likely to have turned, and `turned` is that probability.
+    """
+
+    turned: float
+    will_turn: float
+    to_gain: tuple[float, float, float]
+    is_doubted: bool = False
+
+    @property
+    def covered(self) -> float:
+        """The covered share of the run's final range, a lower bound with 90 % probability; two decimals."""
+        return math.floor(100 / (1 + self.to_gain[2])) / 100
+
+
+def to_outlook(planned: Whole, unplanned: Whole, added: tuple[float, float]) -> Outlook:
+    """Decode the network's outputs with the plan and without, with `added` to each of their log odds."""
+    outputs = planned.tolist()
+    odds = (outputs[0] + added[0], unplanned.item(0) + added[1])
+    low, middle, high = sorted(max(share, 0.0) for share in outputs[2:])
+    return Outlook(to_probability(max(odds)), to_probability(outputs[1]), (low, middle, high), odds[1] > odds[0])
+
+
+def to_outlooks(planned: Whole, unplanned: Whole) -> Iterator[Outlook]:
+    """Decode many outputs (5, evals), to which nothing is added; `unplanned` are log odds (evals,)."""
+    to_gain = np.sort(np.maximum(planned[2:], 0.0), axis=0).T.tolist()
+    turned, will_turn = to_probabilities(np.array([np.maximum(planned[0], unplanned), planned[1]])).tolist()
+    return map(Outlook, turned, will_turn, map(tuple, to_gain), (unplanned > planned[0]).tolist())
+
+
 class Course(NamedTuple):
-    """The result at each eval of a run: `outputs` of the network (5, evals), and fields of the features' state by the
-    same names, (evals,)."""
+    """The result at each eval of a run: `outputs` of the network (5, evals), the log odds without a plan, and fields of
+    the features' state by the same names, (evals,)."""
 
     outputs: Floats
+    unplanned: Floats
     since: Floats
     level: Floats
     best: Floats
@@ -192,7 +283,8 @@ def _follow_group(network: Network, runs: Sequence[Given]) -> list[Course]:
     columns = np.zeros((longest, len(Given._fields), count))
     for index, run in enumerate(runs):
         columns[: lengths[index], :, index] = np.transpose(run)
-    outputs, columns_kept = np.zeros((longest, OUTPUTS, count)), np.zeros((longest, len(Course._fields) - 1, count))
+    outputs, unplanned = np.zeros((longest, OUTPUTS, count)), np.zeros((longest, count))
+    columns_kept = np.zeros((longest, len(Course._fields) - 2, count))
     state, hidden = FeatureState(*(np.zeros(count) for _ in FeatureState.__struct_fields__)), np.zeros((HIDDEN, count))
     # Values past the largest number become infinite and are clipped, as with plain floats.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -202,10 +294,15 @@ def _follow_group(network: Network, runs: Sequence[Given]) -> list[Course]:
                 state = FeatureState(*(getattr(state, name)[:going] for name in FeatureState.__struct_fields__))
                 hidden = hidden[:, :going]
             state, features = advance(MANY, state, Given(*columns[at, :, :going]))
-            hidden = network.step(hidden, round_features(features))
-            outputs[at, :, :going] = network.read(hidden)
+            seen = round_features(features)
+            hidden = network.step(hidden, seen)
+            outputs[at, :, :going], without = network.read(hidden, seen)
+            unplanned[at, :going] = without[0]
             columns_kept[at, :, :going] = state.since, state.level, state.best, state.low
-    return [Course(outputs[:n, :, index].T, *columns_kept[:n, :, index].T) for index, n in enumerate(lengths)]
+    return [
+        Course(outputs[:n, :, index].T, unplanned[:n, index], *columns_kept[:n, :, index].T)
+        for index, n in enumerate(lengths)
+    ]
 
 
 _NO_VALUES = Column((), ())

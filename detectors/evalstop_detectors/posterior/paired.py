@@ -3,8 +3,9 @@
 Source      Original. A paired difference measures how far a run is below its best far better than the curve does, but
             not whether such a fall heals. How much it adds to the log odds that the run has turned is learned
             like the network: on runs of the prior that ask for paired evaluations and get them
-            (`evalstop_lab.posterior.train_paired`). One layer of 32 units gets the network's features and 11 numbers of
-            the latest answer; `gru-1.paired.int16` holds it, in integers like the network's.
+            (`evalstop_lab.posterior.train_paired`). One layer of 32 units gets the features that `gru-1` sees and 11
+            numbers of the latest answer; `gru-1.paired.int16` holds it, in integers like the network's. `gru-2` uses
+            the same layer.
 Certificate E = mean over b in {1/2, 1, 2, 4} of the product over all answers of exp(b z - b^2/2), with
             z = (fall - 0.05 gain)/stderr: an e-value against `never more than a twentieth of its gain below the best`,
             valid at any time. Dips make it large too; it is reported, and decides nothing.
@@ -22,7 +23,7 @@ import numpy as np
 from msgspec import Struct
 
 from evalstop_detectors.posterior.features import (
-    FEATURES,
+    FIRST_FEATURES,
     LIMIT,
     Arithmetic,
     FeatureState,
@@ -38,7 +39,7 @@ LEAST_STDERR = 0.005  # of the unit
 BETS = (0.5, 1.0, 2.0, 4.0)
 NEGLIGIBLE_FALL = 0.05  # of the gain
 _LARGEST_Z = 100.0
-HASHES = {"gru-1": "cac8f532d5cf7e179534b15ddf0a495e761a187a9a3b90c671b9774cea893545"}
+FILE, HASH = "gru-1.paired.int16", "cac8f532d5cf7e179534b15ddf0a495e761a187a9a3b90c671b9774cea893545"
 
 
 class Answer(Struct, frozen=True, array_like=True):
@@ -81,9 +82,10 @@ def describe_answer(ops: Arithmetic, s: FeatureState, answer: Answer) -> list[Nu
     ]
 
 
-def add_log_odds(model: str, features: Whole) -> float:
-    """What the latest answer adds to the log odds; `features` are the network's and the answer's, rounded."""
-    inner, offset, outer, last = _load(model)
+def add_log_odds(seen: Whole, answer: Whole) -> float:
+    """What the latest answer adds to the log odds, by the features of the run and of the answer, rounded."""
+    inner, offset, outer, last = _load()
+    features = np.concatenate([seen[:FIRST_FEATURES], answer])
     hidden = look_up_tanh(inner @ features * (STATE_ONE / FEATURE_ONE) + offset)
     added = float(outer @ hidden + last) / SUM_ONE
     return min(max(added, LEAST), MOST)
@@ -120,17 +122,17 @@ def raise_bets(log_bets: tuple[float, ...], fall: float, stderr: float, gain: fl
 
 
 @cache
-def _load(model: str) -> tuple[Whole, Whole, Whole, float]:
+def _load() -> tuple[Whole, Whole, Whole, float]:
     """The layer's integer matrices; raises UnknownModel."""
-    data = resources.files("evalstop_detectors.posterior").joinpath(f"{model}.paired.int16").read_bytes()
-    if hashlib.sha256(data).hexdigest() != HASHES[model]:
-        raise UnknownModel(f"The file of model {model} differs from the shipped one; reinstall the package.")
+    data = resources.files("evalstop_detectors.posterior").joinpath(FILE).read_bytes()
+    if hashlib.sha256(data).hexdigest() != HASH:
+        raise UnknownModel(f"The file {FILE} differs from the shipped one; reinstall the package.")
     return decode_layer(data)
 
 
 def decode_layer(data: bytes) -> tuple[Whole, Whole, Whole, float]:
     """Decode a layer from 16-bit integers: weights (32, 38) and biases (32,), then weights (32,) and a bias."""
     numbers = np.frombuffer(data, dtype="<i2").astype(np.float64)
-    inputs = FEATURES + PAIRED_FEATURES
+    inputs = FIRST_FEATURES + PAIRED_FEATURES
     inner, remaining = numbers[: UNITS * inputs].reshape(UNITS, inputs), numbers[UNITS * inputs :]
     return inner, remaining[:UNITS] * STATE_ONE, remaining[UNITS : 2 * UNITS], float(remaining[2 * UNITS] * STATE_ONE)

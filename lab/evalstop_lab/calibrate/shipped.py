@@ -34,13 +34,16 @@ CALIBRATIONS: list[dict[str, Any]] = {literal}
 
 _RATES = (0.01, 0.05, 0.1)
 
-# Not used by a shipped policy, but its default thresholds are calibrated.
-_WITHOUT_POLICY = ("plateau_drop", '{"sigmas": 1.5, "use_proxy": true}')
+# Not used by a shipped policy: default thresholds, and those of policies that name the earlier network.
+_WITHOUT_POLICY = {
+    ("plateau_drop", '{"sigmas": 1.5, "use_proxy": true}'): _RATES,
+    ("posterior", '{"model": "gru-1"}'): (0.001, 0.01, 0.05, 0.1, 0.2),
+}
 
 
 def collect_risks(documents: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], list[float]]:
     """The risks that policies request, and those of `_RATES`, by detector and parameters (as JSON)."""
-    by_detector: dict[tuple[str, str], set[float]] = {_WITHOUT_POLICY: set(_RATES)}
+    by_detector: dict[tuple[str, str], set[float]] = {key: set(rates) for key, rates in _WITHOUT_POLICY.items()}
     for document in documents.values():
         for member in document["members"]:
             thresholds = (member.get("suspect_at"), member.get("stop_at"))

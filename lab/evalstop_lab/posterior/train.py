@@ -17,18 +17,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from evalstop_detectors.posterior.features import FEATURES, LIMIT, MANY, FeatureState, Given, advance
-from evalstop_detectors.posterior.network import HIDDEN, OUTPUTS, WEIGHT_ONE, Network, decode_network, round_features
+from evalstop_detectors.posterior.features import FEATURES, LIMIT, MANY, PLAN, FeatureState, Given, advance
+from evalstop_detectors.posterior.network import (
+    HIDDEN,
+    OUTPUTS,
+    PLAN_TERMS,
+    WEIGHT_ONE,
+    Network,
+    decode_network,
+    round_features,
+)
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from evalstop_lab.arguments import import_library, positive_number
 from evalstop_lab.report import list_versions
-from evalstop_lab.worlds.prior import KINDS, DrawnRun, draw_run
+from evalstop_lab.worlds.prior import KINDS, LONGEST, DrawnRun, draw_length, draw_run
 from evalstop_lab.worlds.scoring import Share, wilson
 
 RESOLUTION = 256.0  # features are rounded to multiples of 1/256
+KEPT = ((120, 1.0), (400, 0.25), (LONGEST, 0.07))  # longer runs take longer: a share of those up to so many evals
 
 
 class Batch(NamedTuple):
@@ -43,7 +52,11 @@ class Batch(NamedTuple):
 
 def draw_batches(rng: np.random.Generator, runs: int, size: int, without: Sequence[str] = ()) -> list[Batch]:
     """Draw runs and group those of similar length, in random order."""
-    drawn = [draw_run(rng, without=tuple(without)) for _ in range(runs)]
+    drawn: list[DrawnRun] = []
+    while len(drawn) < runs:
+        evals = draw_length(rng)
+        if rng.random() < next(share for most, share in KEPT if evals <= most):
+            drawn.append(draw_run(rng, evals=evals, without=tuple(without)))
     drawn.sort(key=lambda run: len(run.scores))
     groups = [drawn[begin : begin + size] for begin in range(0, runs, size)]
     return [to_batch(groups[index]) for index in rng.permutation(len(groups))]
@@ -138,8 +151,10 @@ def _log_odds(network: Network, runs: list[DrawnRun]) -> NDArray[np.float64]:
     hidden = np.zeros((HIDDEN, len(runs)))
     odds = np.empty(features.shape[:2])
     for at, row in enumerate(features):
-        hidden = network.step(hidden, round_features(row.T))
-        odds[at] = network.read(hidden)[0]
+        seen = round_features(row.T)
+        hidden = network.step(hidden, seen)
+        planned, unplanned = network.read(hidden, seen)
+        odds[at] = np.maximum(planned[0], unplanned[0])
     return odds
 
 
@@ -149,7 +164,8 @@ def _share(stopped: list[bool]) -> Share:
 
 BATCH = 128
 DRAWN_AT_ONCE = 2048
-RATE = 3e-3
+RATE = 2e-3
+KEPT_WEIGHT = 0.998  # at a step, of the mean of the weights, which is shipped; at first less
 WARMUP_STEPS = 100
 WEIGHT_WILL_TURN, WEIGHT_TO_COME = 0.3, 0.15
 QUANTILES = (0.1, 0.5, 0.9)
@@ -177,9 +193,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     torch = import_torch(args.seed)
-    network = torch.nn.ModuleDict({"gru": torch.nn.GRU(FEATURES, HIDDEN), "head": torch.nn.Linear(HIDDEN, OUTPUTS)})
+    parts = {"gru": torch.nn.GRU(FEATURES, HIDDEN), "head": torch.nn.Linear(HIDDEN, OUTPUTS * (1 + PLAN_TERMS))}
     started = time.time()
-    _train(torch, network, args.runs, args.seed, args.without)
+    network = _train(torch, torch.nn.ModuleDict(parts), args.runs, args.seed, args.without)
     losses = _average_losses(
         torch, network, draw_batches(np.random.default_rng(VALIDATION_SEED), min(args.runs, VALIDATION_RUNS), BATCH)
     )
@@ -218,8 +234,13 @@ def encode_weights(*arrays: Any) -> bytes:
     )
 
 
-def _train(torch: Any, network: Any, runs: int, seed: int, without: Sequence[str]) -> None:
-    """Train with Adam, with linear warmup for `WARMUP_STEPS` and cosine decay to 0."""
+def _train(torch: Any, network: Any, runs: int, seed: int, without: Sequence[str]) -> Any:
+    """Train with Adam, with linear warmup for `WARMUP_STEPS` and cosine decay to 0; returns the averaged network."""
+    with torch.no_grad():
+        network["gru"].weight_ih_l0[:, PLAN] = 0.0
+    averaged = torch.optim.swa_utils.AveragedModel(
+        network, avg_fn=lambda mean, latest, steps: mean.lerp(latest, max(1 - KEPT_WEIGHT, 19 / (float(steps) + 20)))
+    )
     optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
     rng = np.random.default_rng([seed, 7])
     step, steps = 0, math.ceil(runs / BATCH)
@@ -236,24 +257,37 @@ def _train(torch: Any, network: Any, runs: int, seed: int, without: Sequence[str
                 (turned + WEIGHT_WILL_TURN * will_turn + WEIGHT_TO_COME * to_come).backward()
                 torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
                 optimizer.step()
+                averaged.update_parameters(network)
                 step += 1
                 progress.update(task, completed=step, loss=f"loss {float(turned.detach()):.3f}")
+    return averaged.module
 
 
 def _compute_losses(torch: Any, network: Any, batch: Batch) -> tuple[Any, Any, Any]:
     """Cross-entropy of `turned for good` and of `will turn`, and the pinball loss of the remaining gain; each a mean
-    with weights of the run's length to the power 0.4."""
-    weight = torch.from_numpy(batch.weight)
-    hidden, _ = network["gru"](torch.from_numpy(batch.features))
-    output = network["head"](hidden)
+    with weights of the run's length to the power 0.4, of the outputs without a plan, plus that of those with one."""
+    features, weight = torch.from_numpy(batch.features), torch.from_numpy(batch.weight)
+    told, share, remaining = features[..., PLAN].unbind(-1)
+    remaining = remaining / 4
+    terms = torch.stack([told, share, share**2, remaining, remaining * share, remaining**2], -1)
+    without_plan = features.clone()
+    without_plan[..., PLAN] = 0.0
+    hidden, _ = network["gru"](without_plan)
+    unplanned, of_plan = network["head"](hidden).split([OUTPUTS, PLAN_TERMS * OUTPUTS], -1)
+    planned = (terms[..., None] * of_plan.unflatten(-1, (PLAN_TERMS, OUTPUTS))).sum(-2)
+    both = [_compute_loss(torch, unplanned, batch, weight), _compute_loss(torch, planned, batch, weight * told)]
+    turned, will_turn, to_come = (sum(losses) / weight.sum() for losses in zip(*both, strict=True))
+    return turned, will_turn, to_come
+
+
+def _compute_loss(torch: Any, output: Any, batch: Batch, weight: Any) -> tuple[Any, Any, Any]:
     cross_entropy = torch.nn.functional.binary_cross_entropy_with_logits
     turned = cross_entropy(output[..., 0], torch.from_numpy(batch.turned_for_good), reduction="none")
     will_turn = cross_entropy(output[..., 1], torch.from_numpy(batch.will_turn), reduction="none")
     quantiles = torch.tensor(QUANTILES)
     missed = torch.from_numpy(batch.to_come)[..., None] - output[..., 2:]
     to_come = torch.maximum(quantiles * missed, (quantiles - 1) * missed).sum(-1)
-    total = weight.sum()
-    return (turned * weight).sum() / total, (will_turn * weight).sum() / total, (to_come * weight).sum() / total
+    return (turned * weight).sum(), (will_turn * weight).sum(), (to_come * weight).sum()
 
 
 def _average_losses(torch: Any, network: Any, batches: Sequence[Batch]) -> list[float]:

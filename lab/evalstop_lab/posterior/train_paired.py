@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import joblib
 import numpy as np
-from evalstop_detectors.posterior.features import FEATURES, MANY, FeatureState, advance
+from evalstop_detectors.posterior.features import FIRST_FEATURES, MANY, FeatureState, advance
 from evalstop_detectors.posterior.network import FEATURE_ONE as WHOLE
 from evalstop_detectors.posterior.network import HIDDEN, load_network, round_features
 from evalstop_detectors.posterior.paired import PAIRED_FEATURES, UNITS, Answer, describe_answer
@@ -114,8 +114,9 @@ def _follow_runs(model: str, rng: np.random.Generator, runs: Sequence[DrawnRun])
     for at, inputs in enumerate(list_inputs(runs)):
         state, features = advance(MANY, state, inputs)
         rows = np.stack([np.broadcast_to(item, (count,)) for item in features])
-        hidden = network.step(hidden, round_features(rows))
-        log_odds = np.asarray(network.read(hidden)[0])
+        seen = round_features(rows)
+        hidden = network.step(hidden, seen)
+        log_odds = np.asarray(network.read(hidden, seen)[0][0])
         since = np.broadcast_to(state.since, (count,))
         requested_since, answered = np.where(since > 0, requested_since, 0.0), answered & (since > 0)
         going_on = (at < lengths - 1) & (since > 0) & (at >= 2)
@@ -139,10 +140,10 @@ def _follow_runs(model: str, rng: np.random.Generator, runs: Sequence[DrawnRun])
                 [np.broadcast_to(item, (count,)) for item in describe_answer(MANY, state, answer)]
             )
             turned = np.array([runs[index].turned and at > runs[index].peak for index in indices.tolist()])
-            both = round_features(np.concatenate([rows, answer_features])[:, indices]).T / WHOLE
+            both = round_features(np.concatenate([rows[:FIRST_FEATURES], answer_features])[:, indices]).T / WHOLE
             examples.append((both, log_odds[indices], turned, lengths[indices] ** -0.6))
     if not examples:
-        return Examples(np.zeros((0, FEATURES + PAIRED_FEATURES), np.float32), *(np.zeros(0, np.float32),) * 3)
+        return Examples(np.zeros((0, FIRST_FEATURES + PAIRED_FEATURES), np.float32), *(np.zeros(0, np.float32),) * 3)
     return Examples(*(np.concatenate(part).astype(np.float32) for part in zip(*examples, strict=True)))
 
 
@@ -156,7 +157,7 @@ def _estimate_noise(item: DrawnRun) -> float:
 
 
 def _build_layer(torch: Any) -> Any:
-    inputs = FEATURES + PAIRED_FEATURES
+    inputs = FIRST_FEATURES + PAIRED_FEATURES
     layer = torch.nn.Sequential(torch.nn.Linear(inputs, UNITS), torch.nn.Tanh(), torch.nn.Linear(UNITS, 1))
     with torch.no_grad():
         layer[2].weight *= 0.1

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evalstop_lab.worlds.breaks import Break, draw_break
 from evalstop_lab.worlds.noise import correlate
 from evalstop_lab.worlds.shapes import draw_log_uniform
 from evalstop_lab.worlds.truth import Floats, Label, label_curve
@@ -24,7 +25,9 @@ from evalstop_lab.worlds.truth import Floats, Label, label_curve
 Rng = np.random.Generator
 
 SHORTEST, LONGEST = 5, 1000
+SHORT, SHORT_SHARE = 15, 0.3
 TURNED_SHARE = 0.5
+BROKEN_SHARE, HEALED_SHARE = 0.25, 0.03  # of the runs that turn, and of the others
 KINDS = ("dips", "shifts", "failed evals", "autocorrelation")
 """Kinds of disturbance that can be left out of the prior, to measure a detector that has never seen them."""
 
@@ -52,31 +55,33 @@ class DrawnRun:
 
 def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = ()) -> DrawnRun:
     """Draw one run of `evals` evals (5 to 1000, log-uniform, if not given), without these kinds of `KINDS`."""
-    n = evals or int(draw_log_uniform(rng, SHORTEST, LONGEST + 1))
+    n = evals or draw_length(rng)
     while True:
         wants_turn = rng.random() < TURNED_SHARE
-        trend = _draw_trend(rng, n, wants_turn)
+        trend, broken = _draw_trend(rng, n, wants_turn)
         loss, in_proxy = _draw_dips(rng, n, trend) if "dips" not in without else (np.zeros(n), np.zeros(n))
         truth = trend - loss
         judged = label_curve(np.arange(n), truth, None)
         turned, peak, unit = judged.label is Label.HACKING, judged.peak, judged.unit
         if turned == wants_turn and unit > 0:
             break
-    proxy = _draw_proxy(rng, n, trend, in_proxy, turned)
+    proxy = _draw_proxy(rng, n, trend, in_proxy, turned, broken)
     common = rng.standard_normal(n)
-    scores, stderrs, kinds = _measure_scores(rng, truth, unit, common, without)
+    scores, stderrs, kinds = _measure_scores(rng, truth, unit, common, broken, without)
     if loss.any():
         kinds.add("dips")
     measured_proxy = np.full(n, np.nan)
     if rng.random() < 0.75:
         shared = rng.choice([0.0, 0.0, rng.uniform(0.2, 0.8)])
         level = draw_log_uniform(rng, 0.003, 0.3) * max(float(np.ptp(proxy)), 1e-9)
-        measured_proxy = proxy + level * (shared * common + np.sqrt(1 - shared**2) * rng.standard_normal(n))
-    kl = _draw_kl(rng, n) if rng.random() < 2 / 3 else np.full(n, np.nan)
+        spread = 1.0 if broken is None else broken.proxy_spread
+        measured_proxy = proxy + level * spread * (shared * common + np.sqrt(1 - shared**2) * rng.standard_normal(n))
+    kl = _draw_kl(rng, n, broken) if rng.random() < 2 / 3 else np.full(n, np.nan)
     progress = np.full(n, np.nan)
     if rng.random() < 0.5:
-        wrong = draw_log_uniform(rng, 0.75, 2.5) if rng.random() < 0.15 else 1.0
-        progress = np.arange(1, n + 1) / (n * wrong)
+        wrong = rng.random()
+        factor = draw_log_uniform(rng, 0.75, 2.5) if wrong < 0.15 else draw_log_uniform(rng, 2.5, 15)
+        progress = np.arange(1, n + 1) / (n * (factor if wrong < 0.2 else 1.0))
     if rng.random() < 0.15:  # evals are missing here and there, and for a while
         is_kept = rng.random(n) >= rng.uniform(0.02, 0.25)
         begin = int(rng.integers(0, n))
@@ -88,6 +93,13 @@ def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = (
             )
             peak = int(np.flatnonzero(truth >= truth.max() - 1e-9)[-1])
     return DrawnRun(scores, stderrs, measured_proxy, kl, progress, truth, turned, peak, frozenset(kinds))
+
+
+def draw_length(rng: Rng) -> int:
+    """Draw the number of evals: 5 to 15 in three runs of ten."""
+    if rng.random() < SHORT_SHARE:
+        return int(rng.integers(SHORTEST, SHORT + 1))
+    return int(draw_log_uniform(rng, SHORT + 1, LONGEST + 1))
 
 
 def _draw_process(rng: Rng, n: int, roughness: float) -> Floats:
@@ -126,10 +138,17 @@ def _draw_growth(rng: Rng, n: int) -> Floats:
     return np.asarray(risen / risen[-1])
 
 
-def _draw_trend(rng: Rng, n: int, turns: bool) -> Floats:
-    """The score without dips, with a gain of about 1."""
-    if not turns:
-        return _draw_healthy_trend(rng, n)
+def _draw_trend(rng: Rng, n: int, turns: bool) -> tuple[Floats, Break | None]:
+    """The score without dips, with a gain of about 1, and the break in it."""
+    if rng.random() < (BROKEN_SHARE if turns else HEALED_SHARE):
+        trend = _draw_healthy_trend(rng, n)
+        broken = draw_break(rng, n, trend, heals=not turns)
+        # What has broken for good learns no more.
+        return (trend if broken.heals else trend[np.minimum(np.arange(n), broken.at)]) - broken.loss, broken
+    return (_draw_turning_trend(rng, n) if turns else _draw_healthy_trend(rng, n)), None
+
+
+def _draw_turning_trend(rng: Rng, n: int) -> Floats:
     start = 0 if rng.random() < 0.08 else int(np.clip(round(rng.uniform(0.02, 0.97) * (n - 1)), 0, n - 2))
     trend = np.empty(n)
     rises = start
@@ -164,9 +183,16 @@ def _draw_healthy_trend(rng: Rng, n: int) -> Floats:
 
 
 def _draw_fall(rng: Rng, n: int) -> Floats:
-    """From 0 at its first point to about 1 at its last; nine shapes."""
+    """From 0 at its first point to about 1 at its last; ten shapes."""
     t = np.linspace(0, 1, n)
-    shape = int(rng.integers(9))
+    shape = int(rng.integers(10))
+    if shape == 9:  # heals less each time
+        falls = int(rng.integers(2, 7))
+        healed = np.linspace(0, 1, falls + 1) ** rng.uniform(1, 3)
+        depth = rng.uniform(0.2, 1.0, falls)
+        knots = np.sort(rng.uniform(0, 1, 2 * falls - 1))
+        levels = np.column_stack([healed[:-1], healed[:-1] + depth]).ravel()
+        return np.asarray(np.interp(t, [0, *knots, 1], [*levels, 1]))
     if shape == 0:
         return np.asarray(t)
     if shape == 1:
@@ -215,12 +241,14 @@ def _draw_dips(rng: Rng, n: int, trend: Floats) -> tuple[Floats, Floats]:
         wave = np.interp(phase, [0, top, 1], [0, 1, 0]) if rng.random() < 0.5 else np.sin(np.pi * phase) ** 2
         loss = rng.uniform(0.04, 0.4) * wave
         return loss, common * loss
-    if draw < 0.58:  # a warm-up: the first evals get worse before they get better
-        length = int(min(n - 2, max(2, draw_log_uniform(rng, 2, 0.25 * n + 3))))
-        shape = np.sin(np.pi * np.linspace(0, 1, length + 1)) ** rng.uniform(0.5, 2)
-        loss[: length + 1] = rng.uniform(0.05, 0.8) * shape
+    if draw < 0.61:  # a warm-up of some steps: the first evals get worse before they get better
+        length = int(min(0.75 * n, max(2, draw_log_uniform(rng, 2, 40))))
+        top = rng.uniform(0.2, 0.85)
+        t = np.linspace(0, 1, length + 1)
+        shape = np.interp(t, [0, top, 1], [0, 1, 0]) if rng.random() < 0.5 else np.sin(np.pi * t) ** rng.uniform(0.5, 2)
+        loss[: length + 1] = draw_log_uniform(rng, 0.05, 1.5) * shape
         return loss, common * loss
-    if draw < 0.62 and n > 12:  # a restart from an earlier checkpoint
+    if draw < 0.65 and n > 12:  # a restart from an earlier checkpoint
         at = int(n * rng.uniform(0.1, 0.85))
         lag = max(2, int(at * rng.uniform(0.03, 0.4)))
         index = np.concatenate([np.arange(at), np.arange(at - lag, n - lag)])
@@ -257,13 +285,15 @@ def _draw_dip(rng: Rng, n: int) -> Floats:
     return np.interp(t, [0, 1 / max(n - 1, 1), max(hold_share, 1.5 / max(n - 1, 1)), 1], [0, 1, 1, 0])
 
 
-def _draw_proxy(rng: Rng, n: int, trend: Floats, in_proxy: Floats, turned: bool) -> Floats:
+def _draw_proxy(rng: Rng, n: int, trend: Floats, in_proxy: Floats, turned: bool, broken: Break | None) -> Floats:
     """A proxy that rises independently, with the score, or both."""
     risen = np.maximum.accumulate(trend)
     risen = risen / max(float(np.ptp(risen)), 1e-9)
     proxy = rng.uniform(0, 1) * risen + rng.uniform(0, 1) * _draw_growth(rng, n)
-    if turned and rng.random() < 0.12:
-        proxy = proxy - rng.uniform(0.3, 1.0) * (np.maximum.accumulate(trend) - trend)
+    if broken is not None:
+        proxy = (proxy if broken.heals else proxy[np.minimum(np.arange(n), broken.at)]) + broken.proxy
+    elif turned and rng.random() < 0.24:  # falls with the score, or rises as it is exploited
+        proxy = proxy + rng.choice([-1, 1]) * rng.uniform(0.3, 1.0) * (np.maximum.accumulate(trend) - trend)
     elif not turned and rng.random() < 0.08:  # falls while the score does not
         begin = int(rng.integers(0, n))
         proxy[begin:] -= rng.uniform(0.05, 0.6) * np.linspace(0, 1, n - begin)
@@ -272,22 +302,31 @@ def _draw_proxy(rng: Rng, n: int, trend: Floats, in_proxy: Floats, turned: bool)
     return proxy - in_proxy
 
 
-def _draw_kl(rng: Rng, n: int) -> Floats:
+def _draw_kl(rng: Rng, n: int, broken: Break | None) -> Floats:
     t = np.linspace(0, 1, n)
     distance = rng.uniform(0.3, 6) * _draw_growth(rng, n) if rng.random() < 0.7 else t ** rng.uniform(0.3, 2)
     kl = distance**2 * (1 + rng.uniform(0, 0.1) * rng.standard_normal(n))
+    if broken is not None:
+        kl = kl * broken.kl
+    elif rng.random() < 0.06:  # spikes
+        for _ in range(int(rng.integers(1, 4))):
+            at = int(rng.integers(0, n))
+            kl[at : at + int(rng.integers(1, 5))] *= draw_log_uniform(rng, 2, 30)
     return np.maximum(kl, 0.0)
 
 
 def _measure_scores(
-    rng: Rng, truth: Floats, unit: float, common: Floats, without: tuple[str, ...]
+    rng: Rng, truth: Floats, unit: float, common: Floats, broken: Break | None, without: tuple[str, ...]
 ) -> tuple[Floats, Floats, set[str]]:
     """Scores with noise, faults of the evaluation and changes of the measurement; their standard errors; and which of
     `KINDS` occur."""
     n = len(truth)
     kinds = set()
-    level = 0.0 if rng.random() < 0.04 else draw_log_uniform(rng, 0.003, 0.35)
-    sd = np.full(n, level * unit)
+    size = rng.random()
+    level = (
+        0.0 if size < 0.04 else draw_log_uniform(rng, 0.35, 3) if size < 0.08 else draw_log_uniform(rng, 0.003, 0.35)
+    )
+    sd = np.full(n, level * unit) if broken is None else level * unit * broken.spread
     if rng.random() < 0.25:  # drifts
         sd = sd * np.exp(rng.uniform(-0.9, 0.9) * np.linspace(-1, 1, n))
     elif rng.random() < 0.15:  # changes with the level, as a share of prompts does
@@ -300,6 +339,12 @@ def _measure_scores(
         kinds.add("autocorrelation")
         noise = correlate(common, rng.uniform(-0.3, 0.85))
     scores = truth + sd * noise
+    if rng.random() < 0.12:  # the checkpoints differ in how good they are
+        wobble = rng.uniform(0.02, 0.15) * unit * correlate(rng.standard_normal(n), rng.uniform(0.3, 0.8))
+        scores = scores + (wobble if broken is None else wobble * np.minimum(broken.spread, 1.0))
+    if rng.random() < 0.05:  # lucky at first
+        at, luck = int(rng.integers(0, max(2, n // 10))), rng.uniform(0.1, 1.0) * unit
+        scores[at:] += luck * rng.uniform(0, 0.6) ** np.arange(n - at)
     if rng.random() < 0.12:  # outliers, both ways or one
         far = rng.uniform(3, 12, n) * (rng.choice([-1.0, 1.0], n) if rng.random() < 0.6 else rng.choice([-1.0, 1.0]))
         hit = rng.random(n) < rng.uniform(0.005, 0.06)
@@ -314,7 +359,7 @@ def _measure_scores(
         floor = truth.min() - rng.uniform(0.0, 2.0) * unit
         for _ in range(int(rng.choice([1, 1, 1, 2, 3]))):
             at = int(rng.integers(0, n))
-            scores[at : at + int(rng.integers(1, 3))] = floor
+            scores[at : at + int(rng.integers(1, 4))] = floor
     if rng.random() < 0.12:  # rounded
         grid = max(level, 0.01) * unit * rng.uniform(0.3, 2)
         scores = np.round(scores / grid) * grid

@@ -32,6 +32,7 @@ def test_risks_are_collected_by_detector_and_parameters() -> None:
     }
     requested = collect_risks(documents)
     assert requested.pop(("plateau_drop", '{"sigmas": 1.5, "use_proxy": true}')) == [0.01, 0.05, 0.1]
+    assert requested.pop(("posterior", '{"model": "gru-1"}')) == [0.001, 0.01, 0.05, 0.1, 0.2]
     assert requested == {("d", '{"a": 1}'): [0.01, 0.02, 0.05, 0.1]}
 
 

@@ -19,7 +19,7 @@ def test_trained_network_is_readable_by_the_detector(tmp_path: Path, capsys: pyt
     output = tmp_path / "small.int16"
     assert cli.main(["train-posterior", "--runs", "1024", "--output", str(output)]) == 0
     report = json.loads(output.with_suffix(".json").read_text(encoding="utf-8"))
-    assert report["validation"]["turned"] < 0.656  # untrained it is 0.659
+    assert report["validation"]["turned"] < 1.031  # untrained it is 1.034
     assert json.loads(capsys.readouterr().out)["sha256"] == report["sha256"]
     assert report["false_stops"]["healthy runs"]["n"] > 30
     network = decode_network(output.read_bytes())
@@ -27,4 +27,4 @@ def test_trained_network_is_readable_by_the_detector(tmp_path: Path, capsys: pyt
     hidden = np.zeros((HIDDEN, 4))
     for row in features:
         hidden = network.step(hidden, round_features(row.T))
-    assert np.isfinite(network.read(hidden)).all()
+    assert np.isfinite(network.read(hidden, round_features(features[-1].T))).all()
