@@ -15,7 +15,7 @@ _NOT_FINITE: list[dict[str, Any]] = [
     if role is not MetricRole.PAIRED
 ]
 
-_POSTERIOR: dict[str, Any] = {"detector": "posterior", "params": {"model": "gru-1"}}
+_POSTERIOR: dict[str, Any] = {"detector": "posterior", "params": {"model": "gru-2"}}
 
 # Not in cautious, where its false stops, on runs that are rolled back or graded anew, would outnumber all others.
 _COLLAPSE: dict[str, Any] = {"detector": "collapse", "params": {}}

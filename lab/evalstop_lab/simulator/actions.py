@@ -32,7 +32,7 @@ from evalstop_lab.simulator.stopping import STEPS_AN_EVAL, build_logs
 
 SEEDS = 12
 WORLDS_BY_NAME = {**GANGS, **WORLDS}
-POSTERIOR = msgspec.convert({"model": "gru-1"}, DETECTORS["posterior"])
+POSTERIOR = msgspec.convert({"model": "gru-2"}, DETECTORS["posterior"])
 RETURN_BELOW = 0.12
 """A parked job returns when its probability of having turned falls below this."""
 

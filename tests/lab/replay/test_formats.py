@@ -70,7 +70,7 @@ def test_json_lines_of_several_runs(tmp_path: Path, replay: Replay) -> None:
     )
     keys = {"run", "verdict", "stop_step", "suspect_step", "best_step", "reason", "ground", "detectors", "calls"}
     assert set(first) == keys
-    assert first["calls"] == {"k_decline": first["stop_step"], "posterior": None}
+    assert first["calls"] == {"k_decline": first["stop_step"], "posterior": 70}
 
 
 def test_csv_is_read(tmp_path: Path, replay: Replay) -> None:

@@ -101,12 +101,14 @@ def test_share_covered_equals_the_detectors_outlook() -> None:
     """From the third eval on, the share of its final gain that a run has covered follows from the posterior's
     outlook, and grows."""
     policy, observed = POLICIES["default"], hacking_observations(45)
+    detector = policy.members[0].detector
+    assert isinstance(detector, Posterior)
     track, *others = analysis.replay_evidence(policy, observed)
     assert not any(other.covered.steps for other in others)
     assert track.covered.steps == [item.step for item in HACKING[2:45]]
     for evals in (10, 29, 45):
         state = replay(policy, hacking_observations(evals)).states[0]
-        low, _, high = Posterior().outlook(state).to_gain
+        low, _, high = detector.outlook(state).to_gain
         covered = [quantile[evals - 3] for quantile in (track.covered.low, track.covered.values, track.covered.high)]
         assert (covered[2], covered[0]) == (1 / (1 + low), 1 / (1 + high))
         assert 0 < covered[0] <= covered[1] <= covered[2] <= 1
@@ -115,11 +117,11 @@ def test_share_covered_equals_the_detectors_outlook() -> None:
 
 @SQLITE_ONLY
 def test_share_covered_is_drawn_for_a_healthy_run(visitor: httpx.Client, tenant: Tenant) -> None:
-    """The share covered is drawn although the probability of a turn is 0 at every step."""
+    """The share covered is drawn although the probability of a turn stays below a half."""
     run = tenant.open_run("rising", policy="default", total_steps=600)
     tenant.post_evals(run, HACKING[:20])
     track = visitor.get(f"/runs/{run.id}/analysis.json").json()["evidence"]["tracks"][0]
-    assert set(track["values"]) == {0}
+    assert max(track["values"]) < 0.5
     assert len(track["covered"]["steps"]) == len(track["covered"]["low"]) == 18
 
 
