@@ -20,6 +20,9 @@ BLOCKED = ("shadow", "held_out", "on_hold", "escalated", "failed", "vetoed", "un
 """The states in which a decision ends no job."""
 
 
+STOP_EVENTS = ("run.stop_requested", "run.stop_escalated", "run.park_requested")
+
+
 class Check(NamedTuple):
     """One check, what it found (`ok`, `note` or `blocks`), and in words."""
 
@@ -100,8 +103,18 @@ def _check_run(run: RunRecord, api: Api) -> Iterator[Check]:
         finding = BLOCKS if decision.state in BLOCKED else NOTE
         until = f" until {decision.document['due_at']}" if decision.state == "pending" else ""
         yield Check("decision", finding, f"{decision.state}{guards}{until}: {decision.reason}")
+        yield from _check_delivery(run, api)
     else:
         yield Check("verdict", NOTE, f"{run.verdict}: {run.verdict.reason}")
+
+
+def _check_delivery(run: RunRecord, api: Api) -> Iterator[Check]:
+    """The last stop that an endpoint accepted; one that was cancelled, or still waits, tells nobody anything."""
+    delivered = api.connection.get("/deliveries", {"run_id": run.id, "state": "delivered"})["items"]
+    for item in delivered:  # newest first
+        if item["event_type"] in STOP_EVENTS:
+            yield Check("delivery", NOTE, f"{item['event_type']} was delivered to {item['url']}, {item['settled_at']}")
+            return
 
 
 def _check_eval(run: RunRecord, api: Api) -> Check:

@@ -9,6 +9,7 @@ import sys
 import time
 from itertools import islice
 from pathlib import Path
+from typing import get_args
 
 from evalstop_client.cli.command import (
     FAILED,
@@ -27,30 +28,33 @@ from evalstop_client.cli.command import (
     show_list,
     show_result,
 )
-from evalstop_client.errors import ConfigurationError, NotFound
-from evalstop_client.reading.api import Api, is_id
+from evalstop_client.errors import ConfigurationError
+from evalstop_client.latest_answer import ENDED
+from evalstop_client.reading.api import Call, Mode, RunStatus, State
 from evalstop_client.reading.records import DecisionRecord, RunRecord
 from evalstop_client.service import Json
 from evalstop_client.settings import parse_pairs
 
 FILTERS = {
     "name": "part of the name",
-    "status": "running, parked, completed, failed, stopped or lost",
-    "verdict": "continue, suspect or stop",
+    "status": "whether it runs, or how it ended",
+    "verdict": "what its policy calls for",
     "policy": "name of the policy",
-    "mode": "shadow or enforce",
+    "mode": "whether stops are carried out",
     "owner": "the owner",
     "group": "the group",
     "since": "opened since: 12h, 30d, or a time",
 }
 """Help of the options of `ls` that are passed on to `Api.runs`."""
 
+CHOICES = {"status": get_args(RunStatus), "verdict": get_args(Call), "mode": get_args(Mode)}
+
 
 def add_runs(commands: Subcommands, text: str) -> None:
     verbs = add_group(commands, "runs", text)
     listing = add_command(verbs, "ls", list_runs, "list")
     for name, description in FILTERS.items():
-        listing.add_argument(f"--{name}", help=description)
+        listing.add_argument(f"--{name}", help=description, choices=CHOICES.get(name))
     listing.add_argument("--tag", action="append", default=[], help="only runs with this tag")
     listing.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="only runs with this label")
     listing.add_argument(
@@ -181,7 +185,7 @@ def _list_cells(run: RunRecord) -> tuple[Shown, ...]:
 def add_decisions(commands: Subcommands, text: str) -> None:
     verbs = add_group(commands, "decisions", text)
     listing = add_command(verbs, "ls", list_decisions, "list")
-    listing.add_argument("--state", help="only decisions in this state, such as on_hold")
+    listing.add_argument("--state", help="only decisions in this state", choices=get_args(State))
     listing.add_argument("--run", metavar="RUN", help="only decisions on this run, by name or id")
     listing.add_argument("--policy", help="only decisions by this policy")
     listing.add_argument("--since", help="only decisions since then: 12h, 30d, or a time")
@@ -201,9 +205,9 @@ def add_decisions(commands: Subcommands, text: str) -> None:
 
 def list_decisions(options: argparse.Namespace) -> int:
     """List decisions, newest first."""
-    api = connect(options)
-    run_id = None if options.run is None else options.run if is_id(options.run) else api.run(options.run).id
-    table = api.decisions(state=options.state, run_id=run_id, policy=options.policy, since=options.since)
+    table = connect(options).decisions(
+        state=options.state, run_id=options.run, policy=options.policy, since=options.since
+    )
     decisions = list(islice(table, options.limit))
     return show_list(
         options,
@@ -215,37 +219,31 @@ def list_decisions(options: argparse.Namespace) -> int:
 
 def veto(options: argparse.Namespace) -> int:
     """Cancel a stop that is on hold or pending: the run continues."""
-    return _print_decision(_find_decision(connect(options), options.decision).veto(options.reason), options)
+    return _print_decision(connect(options).decision(options.decision).veto(options.reason), options)
 
 
 def release(options: argparse.Namespace) -> int:
     """Carry out a stop that is on hold, despite its guards."""
-    return _print_decision(_find_decision(connect(options), options.decision).release(options.reason), options)
+    return _print_decision(connect(options).decision(options.decision).release(options.reason), options)
 
 
 def undo(options: argparse.Namespace) -> int:
     """Undo a requested stop, or resume a parked job; receivers resume the job if they can."""
-    return _print_decision(_find_decision(connect(options), options.decision).undo(options.reason), options)
+    api = connect(options)
+    undone = api.decision(options.decision).undo(options.reason)
+    ended = api.run(undone.run_id).status in ENDED
+    return _print_decision(undone, options, "; the run has ended: nothing resumes" if ended else "")
 
 
 def label(options: argparse.Namespace) -> int:
     """Label whether a stop was right."""
-    decision = _find_decision(connect(options), options.decision)
+    decision = connect(options).decision(options.decision)
     labeled = decision.label(options.outcome, options.note, turn_step=options.turn_step)
     return _print_decision(labeled, options, f", and was {labeled.outcome}")
 
 
 def _add_decision(command: argparse.ArgumentParser) -> None:
     command.add_argument("decision", metavar="DECISION", help="its id, or the name of its run")
-
-
-def _find_decision(api: Api, id_or_run: str) -> DecisionRecord:
-    if is_id(id_or_run):
-        return api.decision(id_or_run)
-    decision = api.run(id_or_run).decision
-    if decision is None:
-        raise NotFound(f"there is no decision on the run {id_or_run!r}.")
-    return decision
 
 
 def _print_decision(decision: DecisionRecord, options: argparse.Namespace, addition: str = "") -> int:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 from urllib.parse import quote
 from uuid import UUID
 
@@ -18,6 +18,13 @@ from evalstop_client.reading.records import DecisionRecord, RunRecord, Table
 from evalstop_client.settings import LONGEST_WAIT_SECONDS, validate_key, validate_url
 
 Since = str | datetime | timedelta
+RunStatus = Literal["running", "parked", "completed", "failed", "stopped", "lost"]
+Call = Literal["continue", "suspect", "stop"]
+Mode = Literal["shadow", "enforce"]
+State = Literal[
+    "shadow", "held_out", "on_hold", "pending", "requested", "acknowledged", "escalated", "confirmed", "obeyed",
+    "parked", "failed", "vetoed", "moot", "undone",
+]  # fmt: skip
 
 
 class Api:
@@ -59,10 +66,10 @@ class Api:
         self,
         *,
         name: str | None = None,
-        status: str | None = None,
-        verdict: str | None = None,
+        status: RunStatus | None = None,
+        verdict: Call | None = None,
         policy: str | None = None,
-        mode: str | None = None,
+        mode: Mode | None = None,
         owner: str | None = None,
         group: str | None = None,
         tags: Sequence[str] = (),
@@ -107,13 +114,14 @@ class Api:
     def decisions(
         self,
         *,
-        state: str | None = None,
+        state: State | None = None,
         run_id: str | None = None,
         policy: str | None = None,
         since: Since | None = None,
         until: Since | None = None,
     ) -> Table[DecisionRecord]:
-        """The project's decisions that match all filters, newest first."""
+        """The project's decisions that match all filters, newest first. `run_id` may be the name of a run."""
+        run_id = run_id if run_id is None or is_id(run_id) else self.run(run_id).id
         query = {"state": state, "run_id": run_id, "policy": policy, "since": _as_time(since), "until": _as_time(until)}
 
         def fetch() -> Iterator[DecisionRecord]:
@@ -122,10 +130,14 @@ class Api:
 
         return Table(fetch)
 
-    def decision(self, decision_id: str) -> DecisionRecord:
-        """The decision with this id. Raises NotFound."""
-        fields = self.connection.get(f"/decisions/{quote(decision_id, safe='')}")
-        return DecisionRecord.from_json(fields, self.connection)
+    def decision(self, id_or_run: str) -> DecisionRecord:
+        """The decision with this id, or the one on the run of this name. Raises NotFound."""
+        if is_id(id_or_run):
+            return DecisionRecord.from_json(self.connection.get(f"/decisions/{id_or_run}"), self.connection)
+        decision = self.run(id_or_run).decision
+        if decision is None:
+            raise NotFound(f"there is no decision on the run {id_or_run!r}.")
+        return decision
 
 
 def _as_time(moment: Since | None) -> str | None:

@@ -47,7 +47,11 @@ MOST_ERRORS = 100
 LONGEST_COMPARED = 100
 """The longest word, in characters, for which a similar one is looked up: that takes 0.1 s per MiB."""
 
-PLAIN_TEXTS = {"extra_forbidden": "there is no such field", "model_attributes_type": "this should be an object"}
+PLAIN_TEXTS = {
+    "extra_forbidden": "there is no such field",
+    "model_attributes_type": "this should be an object",
+    "uuid_parsing": "this should be an id, as lists show it; GET /api/v1/runs?name= finds a run by its name",
+}
 """Replacements for pydantic's messages that use Python's terms, by type of error."""
 
 _log = logging.getLogger(__name__)

@@ -95,6 +95,12 @@ def test_decisions_are_changed_by_run_name(shell: Shell, project: Project) -> No
         assert shell.run("runs", "stop", "falls", "--reason", "over") == "the stop of falls is requested\n"
         undone = shell.run("decisions", "undo", "falls", "--reason", "not yet")
         assert undone == "the stop of falls is undone\n"
+    with project.report_run("over"):
+        shell.run("runs", "stop", "over", "--reason", "over")
+        (stop,) = shell.read("decisions", "ls", "--run", "over")
+        project.api.connection.post(f"/decisions/{stop['id']}/report", {"state": "confirmed"})
+    undone = shell.run("decisions", "undo", "over", "--reason", "too late")
+    assert undone == "the stop of over is undone; the run has ended: nothing resumes\n"
     with project.report_run("rises", (0.1, 0.2)):
         assert "no decision" in shell.run("decisions", "veto", "rises", "--reason", "x", code=1)
 

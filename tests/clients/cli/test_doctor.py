@@ -78,6 +78,21 @@ def test_pending_stop_says_until_when(examine: Examine, real_service: tuple[str,
     assert not list_blocking(document)
 
 
+def test_last_delivered_stop_is_shown(examine: Examine, project: Project) -> None:
+    """Of the deliveries of a stop the last one that a receiver accepted is shown, not one that nobody fetched."""
+    connection = project.api.connection
+    fetches, _ = (connection.post("/pull/endpoints", {"name": name}) for name in ("fetches", "spare"))
+    with project.report_run("falls"):
+        project.api.run("falls").stop("over")
+        assert not any(check["name"] == "delivery" for check in examine("falls")["checks"])
+        path = f"/pull/endpoints/{fetches['id']}"
+        (event,) = connection.post(f"{path}/claim", {"wait_seconds": 20})["events"]
+        settled = {"delivery_id": event["delivery_id"], "attempt": event["attempt"], "status": 200}
+        connection.post(f"{path}/settle", settled)
+        (text,) = (check["text"] for check in examine("falls")["checks"] if check["name"] == "delivery")
+    assert text.startswith("run.stop_requested was delivered to pull:fetches, ")
+
+
 def test_guessed_role_blocks(examine: Examine, project: Project) -> None:
     """A role that the service guessed cannot stop the run, and what the service itself stores is not named."""
     with project.report_run("guessed", (), metrics="auto") as run:

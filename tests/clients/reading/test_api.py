@@ -26,15 +26,9 @@ def test_runs_are_filtered(project: Project) -> None:
         assert falls.verdict is not None
     api = project.api
     assert [run.name for run in api.runs()] == ["rises", "falls"]
-    filters = {
-        "verdict": "stop",
-        "since": "1h",
-        "policy": "paper",
-        "status": "completed",
-        "name": "all",
-        "owner": "dana",
-    }
-    (run,) = api.runs(**filters, group="sweep", tags=["b"], labels={"seed": 1, "team": "x"}, mode="enforce")
+    filters = {"since": "1h", "policy": "paper", "name": "all", "owner": "dana", "group": "sweep"}
+    labels: dict[str, str | int | float | bool] = {"seed": 1, "team": "x"}
+    (run,) = api.runs(**filters, verdict="stop", status="completed", tags=["b"], labels=labels, mode="enforce")
     assert (run.owner, run.group, run.tags) == ("dana", "sweep", ("rl", "b"))
     assert (run.name, run.status, run.mode, run.policy) == ("falls", "completed", "enforce", "paper@1")
     assert run.best_checkpoint is not None

@@ -12,7 +12,7 @@ from evalstop_service.evaluation import figures
 from evalstop_service.store import cases, projects, tables
 from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.database import Database
-from evalstop_service.web.pages.overview import says_enough
+from evalstop_service.web.pages.overview import is_precise
 
 from tests.fixtures.projects import create_project
 from tests.service.project_fixture import NOW, ProjectFixture
@@ -56,7 +56,7 @@ def test_shipped_policy_is_almost_always_right(embedded_database: Database) -> N
     assert default.precision is not None
     assert default.precision.value is not None
     assert default.precision.value > 0.95
-    assert says_enough(default.precision)
+    assert is_precise(default.precision)
     posterior, k_decline = ({group.key[0]: group for group in panel}[name] for name in ("posterior", "k_decline"))
     assert posterior.false_stops.value is not None
     assert k_decline.false_stops.value is not None

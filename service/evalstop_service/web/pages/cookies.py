@@ -6,7 +6,6 @@ All cookies are HttpOnly, and all but the OpenID flow are SameSite=Strict.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
 
@@ -144,35 +143,19 @@ _COOKIE = "evalstop_notice"
 _SECONDS = 60
 
 
-@dataclass(frozen=True)
-class Notice:
-    """A sentence or two; `undo`: the form that undoes the action, None if that is not possible."""
-
-    text: str
-    undo: str | None = None
-
-
 _NOTICES = {
-    "vetoed": Notice(
-        "Vetoed: nothing is sent, and the run continues. A veto cannot be undone; to stop the run, use Stop now."
-    ),
-    "released": Notice(
-        "Released: the stop is carried out despite its guards. Veto it in its veto window, or undo it after that."
-    ),
-    "stopped": Notice(
-        "Receivers are asked to stop the job. Undo the stop takes that back: the job goes on where its scheduler can."
-    ),
-    "proposed": Notice("Proposed: nothing happens until a second person confirms it."),
-    "undone": Notice(
-        "Undone: receivers are asked to let the job go on, where its scheduler can. To stop it again, use Stop now."
-    ),
-    "labeled": Notice("Label saved. It stays on record; a new label takes its place."),
-    "paused": Notice("Stopping is paused.", "/settings/resume"),
-    "resumed": Notice("Stops are resumed. Those sent before you pause again are not recalled.", "/settings/pause"),
+    "vetoed": "Vetoed: nothing is sent, and the run continues. A veto cannot be undone; to stop the run, use Stop now.",
+    "released": "Released: the stop goes out despite its guards. Veto it in its veto window, or undo it after that.",
+    "stopped": "Receivers are asked to stop the job. Undo the stop takes that back, where its scheduler can.",
+    "proposed": "Proposed: nothing happens until a second person confirms it.",
+    "undone": "Undone: receivers let the job go on where its scheduler can. If the run has ended, nothing resumes.",
+    "labeled": "Label saved. It stays on record; a new label takes its place.",
+    "paused": "Stopping is paused.",
+    "resumed": "Stops are resumed. Those sent before you pause again are not recalled.",
 }
 
 
-def find_notice(name: str) -> Notice | None:
+def find_notice(name: str) -> str | None:
     """The notice of this name; None for any other."""
     return _NOTICES.get(name)
 

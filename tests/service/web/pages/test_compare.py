@@ -117,7 +117,6 @@ def test_invalid_comparison_is_refused(
         for page_or_series in (path, path.replace("compare", "compare/series.json")):
             answer = visitor.get(page_or_series)
             assert (answer.status_code, words in answer.text) == (422, True), page_or_series
-            assert ("Choose runs</a>" in answer.text, "Sign out" in answer.text) == (page_or_series is path,) * 2
     for path, status in (
         (compare_path(ids[0], uuid4()), 404),
         (compare_path(ids[0], elsewhere.id), 404),

@@ -67,16 +67,9 @@ class ComparedRun:
 
 @router.get("")
 def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, comparison: ComparisonQuery) -> Response:
-    """The page: a table of the runs and their differing fields, and the frame of the charts.
-
-    With too few or too many runs, a page that says how to choose others.
-    """
-    group_link = make_link("/runs", {"group": comparison.group})
+    """The page: a table of the runs and their differing fields, and the frame of the charts."""
     with site.database.reading() as tx:
-        try:
-            runs = _load_runs(tx, visitor, comparison)
-        except Invalid as error:
-            return render_page("compare_choice.html", 422, visitor=visitor, detail=str(error), list_link=group_link)
+        runs = _load_runs(tx, visitor, comparison)
         differing, rows = _load_rows(tx, runs)
     return render_page(
         "compare.html",
@@ -86,7 +79,7 @@ def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, compariso
         differing=differing[:MOST_FIELDS],
         fields_left_out=max(0, len(differing) - MOST_FIELDS),
         series=make_link("/runs/compare/series.json", {"run": [str(run.id) for run in runs]}),
-        group_link=group_link,
+        group_link=make_link("/runs", {"group": comparison.group}),
         most=MOST_RUNS,
         here_url=str(request.url),
     )

@@ -98,7 +98,7 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         stages=stages,
         panel=next((panel for panel in panels if panel.rows), None),
         link_calls=partial(precision.link_calls, visitor, case_filter),
-        says_enough=says_enough,
+        is_precise=is_precise,
         stopped_cases=visitor.link(f"/cases?{urlencode(figures.filter_to_query(stopped))}"),
         name_state=formatting.name_state,
         unfinished=(*run_lists.TO_DECIDE, *run_lists.AWAITED),
@@ -115,7 +115,7 @@ def follow_overview(site: SiteOf, visitor: SignedIn, follow: Follow) -> Response
     return follow(lambda tx: _load_overview(tx, project_id, site.clock()).revision)
 
 
-def says_enough(estimate: Estimate) -> bool:
+def is_precise(estimate: Estimate) -> bool:
     """Whether an estimate is narrow enough to be shown as a figure."""
     return estimate.value is not None and estimate.high - estimate.low <= WIDEST_INTERVAL
 

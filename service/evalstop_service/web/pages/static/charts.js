@@ -37,7 +37,7 @@ export function axis(color, more = {}) {
 
 // The title of an axis.
 export function axisTitle(color, text) {
-  return { text, font: { size: 12, color: color("muted") } };
+  return { text, font: { size: 12, color: color("muted") }, standoff: 10 };
 }
 
 // The ticks of an axis of steps, which are whole numbers, at most `most` of them.
