@@ -12,7 +12,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.turns import WORK
 
 from tests.security.served_project import create_pending_decision, serve_project
-from tests.service.concurrency import wait_until
+from tests.service.concurrency import count_waiting, wait_until
 from tests.service.web.api.api_calls import expect_json
 
 WHO = {"actor": "dana", "reason": "a known dip"}
@@ -50,11 +50,11 @@ def test_veto_and_pause_write_before_others_that_wait(embedded_database: Databas
                     for number, client in enumerate(flooding)
                     for index in range(6)
                 ]
-                wait_until(lambda: turns.waiting_count >= 4)
-                ordinary = turns.waiting_count
+                wait_until(lambda: count_waiting(turns) >= 4)
+                ordinary = count_waiting(turns)
                 vetoed = threads.submit(admin.post, f"/decisions/{decision}/veto", json=WHO)
                 paused = threads.submit(admin.post, "/project/pause", json=WHO)
-                wait_until(lambda: turns.waiting_count == ordinary + 2)
+                wait_until(lambda: count_waiting(turns) == ordinary + 2)
                 assert writes == []
             expect_json(vetoed.result(), 200)
             expect_json(paused.result(), 200)

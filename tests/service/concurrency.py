@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from evalstop_service.store.database import Database
+from evalstop_service.store.turns import Turns
 
 
 def run_concurrently(*calls: Callable[[], object]) -> list[BaseException]:
@@ -34,6 +35,12 @@ def wait_until(condition: Callable[[], bool], timeout_seconds: float = 60.0) -> 
     while not condition():
         assert time.monotonic() < deadline, f"the condition did not hold within {timeout_seconds:g} s"
         time.sleep(0.005)
+
+
+def count_waiting(turns: Turns) -> int:
+    """How many transactions wait for their turn to write."""
+    lanes = (turns._decisions, turns._others)
+    return sum(len(waiting) for lane in lanes for waiting in list(lane._by_project.values()))
 
 
 def wait_for_blocked_process(database: Database) -> int:

@@ -232,7 +232,7 @@ def _append_observations(changes: Changes, points: Sequence[PostedObservation], 
     verdict = state.monitor.verdict
     if state.watch.combined and verdict.stops and verdict is not before.monitor.verdict:
         return False  # its reason names the evals that fell, for which all are needed
-    columns: RunChanges = {"last_step": max(before.run.last_step or 0, *[point.step for point in points])}
+    columns: RunChanges = {"last_step": max(state.run.last_step or 0, *[point.step for point in points])}
     eval_metric = state.watch.eval_metric
     evals = [point for point in added if point.metric == eval_metric]
     if evals:
@@ -247,7 +247,6 @@ def _append_observations(changes: Changes, points: Sequence[PostedObservation], 
             return False  # another metric may be the eval
         state, chosen = choose_checkpoint(state)
         columns |= chosen
-    columns["last_step"] = max(columns["last_step"] or 0, changes.state.run.last_step or 0)
     state = replace(state, run=settle_row(before, state, columns, now))
     changes.state = state
     changes.points += added

@@ -56,12 +56,6 @@ class Turns:
         finally:
             self._end()
 
-    @property
-    def waiting_count(self) -> int:
-        """How many wait for their turn."""
-        with self._lock:
-            return self._decisions.count + self._others.count
-
     def _begin(self, work: Work) -> None:
         with self._lock:
             if not self._is_taken:
@@ -86,11 +80,9 @@ class _Waiters:
     """Those who wait, by project; the project that was served last comes last."""
 
     def __init__(self) -> None:
-        self.count = 0
         self._by_project: OrderedDict[Hashable, deque[threading.Lock]] = OrderedDict()
 
     def add(self, project: Hashable, turn: threading.Lock) -> None:
-        self.count += 1
         self._by_project.setdefault(project, deque()).append(turn)
 
     def take_next(self) -> threading.Lock | None:
@@ -100,5 +92,4 @@ class _Waiters:
         turn = turns.popleft()
         if turns:
             self._by_project[project] = turns
-        self.count -= 1
         return turn

@@ -81,19 +81,20 @@ def test_run_is_restored_when_the_past_changed(project: ProjectFixture) -> None:
 def test_new_process_restores_the_saved_state(project: ProjectFixture) -> None:
     """A long run is replayed from its last saved state, not from the beginning."""
     run = project.open_run()
-    for start_step in range(0, 3 * SAVE_EVERY, 64):
-        project.post_observations(run, evals(*(step % 7 / 7 for step in range(64)), start=start_step))
+    length = SAVE_EVERY + 512
+    for start_step in range(0, length, 512):
+        project.post_observations(run, evals(*(step % 7 / 7 for step in range(512)), start=start_step))
     with project.database.reading() as tx:
         assert run.id in ingest.load_states(tx, [run.id])
     cold = replace(project, cache=RunCache())
-    assert post_and_read_result(cold, run, evals(0.5, start=3 * SAVE_EVERY)) == "restored"
+    assert post_and_read_result(cold, run, evals(0.5, start=length)) == "restored"
     project.evict_run(run)
     everything = replace(project, cache=RunCache())
     project.drop_monitor_state(run)
-    assert post_and_read_result(everything, run, evals(0.6, start=3 * SAVE_EVERY + 1)) == "rebuilt"
-    post_and_read_result(cold, run, evals(0.7, start=3 * SAVE_EVERY + 2))
-    post_and_read_result(everything, run, evals(0.8, start=3 * SAVE_EVERY + 3))
-    post_and_read_result(cold, run, evals(0.9, start=3 * SAVE_EVERY + 4))
+    assert post_and_read_result(everything, run, evals(0.6, start=length + 1)) == "rebuilt"
+    post_and_read_result(cold, run, evals(0.7, start=length + 2))
+    post_and_read_result(everything, run, evals(0.8, start=length + 3))
+    post_and_read_result(cold, run, evals(0.9, start=length + 4))
     post_and_read_result(everything, run, [])
     assert cold.cached_monitor(run) == everything.cached_monitor(run)
 

@@ -6,7 +6,7 @@ import threading
 
 from evalstop_service.store.turns import WORK, Turns, Work
 
-from tests.service.concurrency import wait_until
+from tests.service.concurrency import count_waiting, wait_until
 
 
 def test_decisions_go_first_and_projects_take_turns() -> None:
@@ -28,9 +28,9 @@ def test_decisions_go_first_and_projects_take_turns() -> None:
         for waiting_count, (name, work) in enumerate(works.items(), start=1):
             threads.append(threading.Thread(target=write, args=(name, work)))
             threads[-1].start()
-            wait_until(lambda waiting_count=waiting_count: turns.waiting_count == waiting_count)  # type: ignore[misc]
+            wait_until(lambda waiting_count=waiting_count: count_waiting(turns) == waiting_count)  # type: ignore[misc]
     for thread in threads:
         thread.join()
     assert served == ["veto", "a0", "b", "none", "a1", "a2"]
     with turns.take():
-        assert turns.waiting_count == 0
+        assert count_waiting(turns) == 0

@@ -11,15 +11,13 @@ from evalstop_service.domain.fields import Name
 from evalstop_service.store import audit
 from evalstop_service.store.audit import AuditEntry
 from evalstop_service.web.api.json_body import JsonRoute
-from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Time, answers
+from evalstop_service.web.api.list_filters import ListQuery
+from evalstop_service.web.api.schemas import Answer, Page, Time, answers
 from evalstop_service.web.context import Admin, Db
 
 router = APIRouter(prefix="/audit", tags=["audit"], route_class=JsonRoute)
 
 JSON_LINES = "application/x-ndjson"
-
-Wanted = Name | None
 
 
 @answers(AuditEntry)
@@ -32,20 +30,19 @@ class AuditEntryOut(Answer):
     subject: str = Field(description="the kind and name of what was changed", examples=["key trainers"])
 
 
+class AuditQuery(ListQuery):
+    """Which entries to list, and which page."""
+
+    actor: Name | None = Field(None, description="part of the actor's name")
+    action: Name | None = Field(None, description="the action, or the part before its dot, such as key")
+
+
 @router.get("")
-def list_audit_entries(
-    caller: Admin,
-    database: Db,
-    actor: Annotated[Wanted, Query(description="part of the actor's name")] = None,
-    action: Annotated[Wanted, Query(description="the action, or the part before its dot, such as key")] = None,
-    cursor: Cursor = None,
-    limit: Limit = 50,
-) -> Page[AuditEntryOut]:
+def list_audit_entries(caller: Admin, database: Db, query: Annotated[AuditQuery, Query()]) -> Page[AuditEntryOut]:
     """The audit log, newest first; filter by `actor` (part of the name) or by `action` (such as `key`)."""
     with database.reading() as tx:
-        entries = audit.list_entries(tx, caller.project_id, actor=actor, action=action, before=cursor, limit=limit)
-    items = [AuditEntryOut.model_validate(entry) for entry in entries]
-    return Page[AuditEntryOut](items=items, next_cursor=make_cursor(entries, limit))
+        entries = audit.list_entries(tx, caller.project_id, **query.to_arguments())
+    return Page[AuditEntryOut].of(entries, query.limit)
 
 
 _LINES = {

@@ -19,17 +19,16 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
 from evalstop_service.web.api.json_body import JsonRoute
-from evalstop_service.web.api.list_filters import OfPolicy, Since, Until
+from evalstop_service.web.api.list_filters import CreatedQuery
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
 from evalstop_service.web.api.run_views import (
     DecisionOut,
     OutcomesOut,
-    make_cursor,
     view_decision,
     view_decisions,
     view_outcomes,
 )
-from evalstop_service.web.api.schemas import ActionIn, Cursor, DecisionId, Limit, OutcomeIn, Page
+from evalstop_service.web.api.schemas import ActionIn, DecisionId, OutcomeIn, Page
 from evalstop_service.web.context import Caller, DatabaseNow, Db, Now, Operate, Read, Report
 
 router = APIRouter(prefix="/decisions", tags=["decisions"], route_class=JsonRoute)
@@ -84,33 +83,20 @@ class ReportIn(Body):
         return details
 
 
+class DecisionQuery(CreatedQuery):
+    """Which decisions to list, and which page."""
+
+    state: DecisionState | None = Field(None, description="in this state")
+    run_id: UUID | None = Field(None, description="on this run")
+    policy: Name | None = Field(None, description="by a policy of this name")
+
+
 @router.get("")
-def list_decisions(
-    caller: Read,
-    database: Db,
-    state: Annotated[DecisionState | None, Query(description="in this state")] = None,
-    run_id: Annotated[UUID | None, Query(description="on this run")] = None,
-    policy: OfPolicy = None,
-    since: Since = None,
-    until: Until = None,
-    cursor: Cursor = None,
-    limit: Limit = 50,
-) -> Page[DecisionOut]:
+def list_decisions(caller: Read, database: Db, query: Annotated[DecisionQuery, Query()]) -> Page[DecisionOut]:
     """The project's decisions, newest first."""
     with database.reading() as tx:
-        listed_decisions = decisions.list_decisions(
-            tx,
-            caller.project_id,
-            state=state,
-            run_id=run_id,
-            policy=policy,
-            since=since,
-            until=until,
-            before=cursor,
-            limit=limit,
-        )
-        items = view_decisions(tx, listed_decisions)
-    return Page[DecisionOut](items=items, next_cursor=make_cursor(listed_decisions, limit))
+        listed = decisions.list_decisions(tx, caller.project_id, **query.to_arguments())
+        return Page[DecisionOut].of(view_decisions(tx, listed), query.limit)
 
 
 @router.get("/{decision_id}")

@@ -14,9 +14,8 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.queue.deliveries import Delivery, DeliveryAttempt
 from evalstop_service.web.api.json_body import JsonRoute
-from evalstop_service.web.api.list_filters import Since, Until
-from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Cursor, DeliveryId, Limit, Page, answers
+from evalstop_service.web.api.list_filters import CreatedQuery
+from evalstop_service.web.api.schemas import Answer, DeliveryId, Page, answers
 from evalstop_service.web.context import Ctx, Db, Now, Operate, Read
 from evalstop_service.webhooks import resend
 from evalstop_service.webhooks.channels import render_body
@@ -52,35 +51,21 @@ class DeliveryDetail(DeliveryOut):
     request: RequestOut = Field(description="what an attempt sends")
 
 
+class DeliveryQuery(CreatedQuery):
+    """Which deliveries to list, and which page."""
+
+    state: DeliveryState | None = Field(None, description="deliveries in this state")
+    endpoint_id: UUID | None = Field(None, description="deliveries to this endpoint")
+    run_id: UUID | None = Field(None, description="deliveries of events about this run")
+    event_type: EventType | None = Field(None, description="deliveries of events of this type")
+
+
 @router.get("")
-def list_deliveries(
-    caller: Read,
-    database: Db,
-    state: Annotated[DeliveryState | None, Query(description="deliveries in this state")] = None,
-    endpoint_id: Annotated[UUID | None, Query(description="deliveries to this endpoint")] = None,
-    run_id: Annotated[UUID | None, Query(description="deliveries of events about this run")] = None,
-    event_type: Annotated[EventType | None, Query(description="deliveries of events of this type")] = None,
-    since: Since = None,
-    until: Until = None,
-    cursor: Cursor = None,
-    limit: Limit = 50,
-) -> Page[DeliveryOut]:
+def list_deliveries(caller: Read, database: Db, query: Annotated[DeliveryQuery, Query()]) -> Page[DeliveryOut]:
     """The project's deliveries, newest first."""
     with database.reading() as tx:
-        listed = deliveries.list_deliveries(
-            tx,
-            caller.project_id,
-            state=state,
-            endpoint_id=endpoint_id,
-            run_id=run_id,
-            event_type=event_type,
-            since=since,
-            until=until,
-            before=cursor,
-            limit=limit,
-        )
-        items = [view_delivery(tx, delivery) for delivery in listed]
-    return Page[DeliveryOut](items=items, next_cursor=make_cursor(listed, limit))
+        listed = deliveries.list_deliveries(tx, caller.project_id, **query.to_arguments())
+        return Page[DeliveryOut].of([view_delivery(tx, delivery) for delivery in listed], query.limit)
 
 
 @router.get("/{delivery_id}")

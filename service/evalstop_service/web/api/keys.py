@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
 from evalstop_service.domain.fields import Body, Name, Rule
@@ -14,8 +14,8 @@ from evalstop_service.security.address_policy import check_network
 from evalstop_service.store import keys
 from evalstop_service.store.keys import Key, KeyLimits, Session
 from evalstop_service.web.api.json_body import JsonRoute
-from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Cursor, Items, Limit, Page, Scope, Time, answers
+from evalstop_service.web.api.list_filters import ListQuery
+from evalstop_service.web.api.schemas import Answer, Items, Page, Scope, Time, answers
 from evalstop_service.web.context import Admin, AnyScopeOrBound, Db, Keys, Now
 
 NETWORK = r"^[0-9A-Fa-f:.]+(/[0-9]+)?$"
@@ -76,11 +76,10 @@ def get_own_key(caller: AnyScopeOrBound) -> KeyOut:
 
 
 @router.get("/keys")
-def list_keys(caller: Admin, database: Db, cursor: Cursor = None, limit: Limit = 50) -> Page[KeyOut]:
+def list_keys(caller: Admin, database: Db, query: Annotated[ListQuery, Query()]) -> Page[KeyOut]:
     """The keys of the project, revoked ones included, newest first."""
     with database.reading() as tx:
-        listed = keys.list_keys(tx, caller.project_id, before=cursor, limit=limit)
-    return Page[KeyOut](items=[KeyOut.model_validate(key) for key in listed], next_cursor=make_cursor(listed, limit))
+        return Page[KeyOut].of(keys.list_keys(tx, caller.project_id, **query.to_arguments()), query.limit)
 
 
 @router.post("/keys", status_code=201)

@@ -1,9 +1,9 @@
-"""The filters of lists, the same in the API and on the dashboard."""
+"""What lists are filtered by, the same in the API and on the dashboard, and their pages."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import Depends, Query
@@ -17,9 +17,24 @@ from evalstop_service.store.cases import CaseFilter
 from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.web.api.schemas import Time
 
-Since = Annotated[Time | None, Query(description="created at this time or later")]
-Until = Annotated[Time | None, Query(description="created before this time")]
-OfPolicy = Annotated[Name | None, Query(description="by a policy of this name")]
+
+class ListQuery(BaseModel):
+    """Which page of a list; a list with filters adds them."""
+
+    cursor: UUID | None = Field(None, description="`next_cursor` of the previous page; default: the first page")
+    limit: int = Field(50, ge=1, le=200, description="maximum number of items per page")
+
+    def to_arguments(self) -> dict[str, Any]:
+        """The arguments of the store's function that lists them."""
+        chosen = dict(self)
+        return {"before": chosen.pop("cursor"), **chosen}
+
+
+class CreatedQuery(ListQuery):
+    """Which page of a list of what was created at some time."""
+
+    since: Time | None = Field(None, description="created at this time or later")
+    until: Time | None = Field(None, description="created before this time")
 
 
 def _check_label(text: str) -> str:
@@ -63,11 +78,8 @@ class RunQuery(BaseModel):
         return RunFilter(**same, name=self.name or None, tags=tuple(self.tag), labels=tuple(labels), before=before)
 
 
-class RunListQuery(RunQuery):
+class RunListQuery(RunQuery, ListQuery):
     """Which runs to list, and which page."""
-
-    cursor: UUID | None = Field(None, description="`next_cursor` of the previous page; default: the first page")
-    limit: int = Field(50, ge=1, le=200, description="maximum number of items per page")
 
 
 Version = Annotated[int, Field(ge=1, le=2**31 - 1), Integral] | None

@@ -26,9 +26,9 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.web.api.json_body import JsonRoute
+from evalstop_service.web.api.list_filters import ListQuery
 from evalstop_service.web.api.proposals import WAITS, answer_proposal
-from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Cursor, Items, Limit, Page, Time, answers
+from evalstop_service.web.api.schemas import Answer, Items, Limit, Page, Time, answers
 from evalstop_service.web.context import Admin, Caller, Ctx, Db, Now, Operate, Read
 
 router = APIRouter(prefix="/policies", tags=["policies"], route_class=JsonRoute)
@@ -81,18 +81,18 @@ class BacktestOut(Answer):
     findings: list[BacktestRunOut] | None = Field(None, description="those that differ from recorded decisions first")
 
 
+class BacktestQuery(ListQuery):
+    """Which page of backtests."""
+
+    limit: int = Field(20, ge=1, le=100, description="maximum number of items per page")
+
+
 @router.get("/backtests")
-def list_backtests(
-    caller: Read,
-    database: Db,
-    cursor: Cursor = None,
-    limit: Annotated[int, Query(ge=1, le=100, description="maximum number of items per page")] = 20,
-) -> Page[BacktestOut]:
+def list_backtests(caller: Read, database: Db, query: Annotated[BacktestQuery, Query()]) -> Page[BacktestOut]:
     """The project's backtests, newest first."""
     with database.reading() as tx:
-        rows = backtest_rows.list_backtests(tx, caller.project_id, before=cursor, limit=limit)
-    items = [BacktestOut.model_validate(vars(row) | {"findings": None}) for row in rows]
-    return Page[BacktestOut](items=items, next_cursor=make_cursor(rows, limit))
+        rows = backtest_rows.list_backtests(tx, caller.project_id, **query.to_arguments())
+    return Page[BacktestOut].of([vars(row) | {"findings": None} for row in rows], query.limit)
 
 
 @router.post("/backtests", status_code=202)

@@ -16,8 +16,8 @@ from evalstop_service.store import proposals
 from evalstop_service.store.database import Database
 from evalstop_service.store.proposals import Proposal
 from evalstop_service.web.api.json_body import JsonRoute
-from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Cursor, Limit, Page, Time, answers
+from evalstop_service.web.api.list_filters import ListQuery
+from evalstop_service.web.api.schemas import Answer, Page, Time, answers
 from evalstop_service.web.context import Caller, Db, Now, Operate, Read, allowed
 
 router = APIRouter(prefix="/proposals", tags=["projects"], route_class=JsonRoute)
@@ -56,20 +56,18 @@ def answer_proposal(proposal: Proposal, now: datetime) -> JSONResponse:
     return JSONResponse(view_proposal(proposal, now).model_dump(mode="json"), 202)
 
 
+class ProposalQuery(ListQuery):
+    """Which proposals to list, and which page."""
+
+    state: ProposalState | None = Field(None, description="proposals in this state")
+
+
 @router.get("")
-def list_proposals(
-    caller: Read,
-    database: Db,
-    now: Now,
-    state: Annotated[ProposalState | None, Query(description="proposals in this state")] = None,
-    cursor: Cursor = None,
-    limit: Limit = 50,
-) -> Page[ProposalOut]:
+def list_proposals(caller: Read, database: Db, now: Now, query: Annotated[ProposalQuery, Query()]) -> Page[ProposalOut]:
     """The project's proposals, newest first."""
     with database.reading() as tx:
-        listed_proposals = proposals.list_proposals(tx, caller.project_id, now, state=state, before=cursor, limit=limit)
-    items = [view_proposal(proposal, now) for proposal in listed_proposals]
-    return Page[ProposalOut](items=items, next_cursor=make_cursor(listed_proposals, limit))
+        listed = proposals.list_proposals(tx, caller.project_id, now, **query.to_arguments())
+    return Page[ProposalOut].of([view_proposal(proposal, now) for proposal in listed], query.limit)
 
 
 @router.get("/{proposal_id}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Protocol
 from uuid import UUID
 
 from msgspec import structs
@@ -256,13 +255,3 @@ def _view_health(tx: Transaction, listed: Sequence[Run], now: datetime) -> dict[
         )
         for run in living
     }
-
-
-class _Listed(Protocol):
-    @property
-    def id(self) -> UUID: ...
-
-
-def make_cursor(items: Sequence[_Listed], limit: int) -> str | None:
-    """The cursor of the next page, None if this page is not full."""
-    return str(items[-1].id) if len(items) == limit else None

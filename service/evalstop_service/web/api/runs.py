@@ -31,7 +31,6 @@ from evalstop_service.web.api.run_views import (
     OutcomesOut,
     RunOut,
     answer_trainer,
-    make_cursor,
     view_outcomes,
     view_run,
     view_runs,
@@ -201,8 +200,7 @@ def list_runs(
     """The project's runs, newest first. Most filters search only the newest 20,000."""
     with database.reading() as tx:
         listed = run_lists.list_runs(tx, caller.project_id, query.to_filter(query.cursor), query.limit)
-        items = view_runs(tx, listed, context, now)
-    return Page[RunOut](items=items, next_cursor=make_cursor(listed, query.limit))
+        return Page[RunOut].of(view_runs(tx, listed, context, now), query.limit)
 
 
 @router.get("/{run_id}")

@@ -8,9 +8,9 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from evalstop_detectors import Kind
@@ -86,7 +86,6 @@ RunId = Annotated[UUID, Path(description="`id` of the run, as returned when it w
 DecisionId = Annotated[UUID, Path(description="`id` of the decision, as listed or sent in an event")]
 EndpointId = Annotated[UUID, Path(description="`id` of the endpoint, as returned when it was created or listed")]
 DeliveryId = Annotated[UUID, Path(description="`id` of the delivery, as listed")]
-Cursor = Annotated[UUID | None, Query(description="`next_cursor` of the previous page; default: the first page")]
 Limit = Annotated[int, Query(ge=1, le=200, description="maximum number of items per page")]
 Scope = Literal["ingest", "read", "report", "operate", "admin"]
 
@@ -249,3 +248,8 @@ class Page(Answer, Generic[T]):
 
     items: list[T] = Field(description="in the order that the route states, at most `limit`")
     next_cursor: str | None = Field(description="pass it as `cursor` for the next page; null: last page")
+
+    @classmethod
+    def of(cls, items: Sequence[Any], limit: int) -> Self:
+        """The page of items whose cursors are their ids; one that is not full is the last."""
+        return cls(items=list(items), next_cursor=str(items[-1].id) if len(items) == limit else None)
