@@ -106,7 +106,7 @@ class Database:
         """A read-write transaction: committed at the end of the block, rolled back when the block raises."""
         with (
             self.turns.take() if self.turns else nullcontext(),
-            self._connect(evalstop_writes=True) as tx,
+            self._connect(writes=True) as tx,
             tx.begin(),
         ):
             yield tx
@@ -125,19 +125,17 @@ class Database:
                 yield tx
 
     @contextmanager
-    def _connect(self, **options: bool) -> Iterator[sa.Connection]:
-        """A connection of the pool. Only decisions may take the last ones."""
-        if WORK.get().is_decision:
-            with self.engine.connect().execution_options(**options) as connection:
-                yield connection
-            return
-        if not self._ordinary.acquire(timeout=_WAIT_SECONDS):
+    def _connect(self, *, writes: bool = False) -> Iterator[sa.Connection]:
+        """A connection of the pool. The last ones are for decisions, and for SQLite's one writer, which these await."""
+        is_ordinary = not (WORK.get().is_decision or (writes and self.embedded))
+        if is_ordinary and not self._ordinary.acquire(timeout=_WAIT_SECONDS):
             raise sa.exc.TimeoutError(f"no connection became free in {_WAIT_SECONDS:g} seconds")
         try:
-            with self.engine.connect().execution_options(**options) as connection:
+            with self.engine.connect().execution_options(evalstop_writes=writes) as connection:
                 yield connection
         finally:
-            self._ordinary.release()
+            if is_ordinary:
+                self._ordinary.release()
 
     def async_engine(self) -> AsyncEngine:
         """An engine for an event loop, on asyncpg, in autocommit and without a pool: the caller manages connections."""
