@@ -70,10 +70,7 @@ def split_randomly(points: list[Observation], rng: random.Random, largest: int =
 
 @pytest.mark.parametrize(
     "policy",
-    [
-        name if name in ("default", "paper") else pytest.param(name, marks=pytest.mark.nightly)
-        for name in sorted(POLICIES)
-    ],
+    [name if name == "default" else pytest.param(name, marks=pytest.mark.nightly) for name in sorted(POLICIES)],
 )
 def test_verdicts_over_http_equal_replay(client: httpx.Client, policy: str) -> None:
     """Posted in order, a run has the replay's verdict after each batch; shuffled, at the end; and always its calls.
@@ -104,7 +101,7 @@ def test_verdicts_over_http_equal_replay(client: httpx.Client, policy: str) -> N
     assert stopped > 0
 
 
-@pytest.mark.parametrize("policy", ["default", "paper"])
+@pytest.mark.parametrize("policy", ["default", pytest.param("paper", marks=pytest.mark.nightly)])
 def test_verdicts_on_several_evals_over_http_equal_replay(client: httpx.Client, policy: str) -> None:
     """A run with several evals, posted in random order, is judged by their mean and by the critical eval."""
     rng = random.Random(policy)

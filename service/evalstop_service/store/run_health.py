@@ -101,7 +101,7 @@ def postpone_checks(tx: Transaction, next_checks: Mapping[UUID, datetime | None]
 
 
 def list_post_times(tx: Transaction, run: Run) -> list[list[datetime]]:
-    """For each watched metric the times of its newest values, as `liveness.measure_cadence` takes them."""
+    """For each watched metric the times of its newest values, as `health.measure_cadence` takes them."""
     return [
         list(
             tx.execute(
