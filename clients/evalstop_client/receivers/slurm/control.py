@@ -102,8 +102,8 @@ class SlurmJobControl:
                 f"job {record.name} was requeued since its run was judged: it is at restart {record.restarts}, and the "
                 f"run was in restart {restarts}; it is not ended for that"
             )
-        facts |= {"user": record.user, "partition": record.partition}
-        facts["restarts"] = str(record.restarts)
+        facts |= {"user": record.user, "partition": record.partition, "restarts": str(record.restarts)}
+        facts["job_id"] = record.het_job_id or job_id  # of the first component: asked by it, Slurm shows all
         if request.ends == "job":
             return Job(record.name, facts)
         step = labels.get("slurm_step_id", "")
