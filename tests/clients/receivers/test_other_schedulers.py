@@ -171,6 +171,7 @@ def install_recipe(
 
 @pytest.mark.real
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_job_of_grid_engine_is_stopped(
     tmp_path: Path, install_recipe: Callable[[str, str, Mapping[str, str]], Recipe]
 ) -> None:
@@ -189,6 +190,7 @@ def test_job_of_grid_engine_is_stopped(
 
 @pytest.mark.real
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_job_of_ray_is_stopped_with_a_token(
     tmp_path: Path, install_recipe: Callable[[str, str, Mapping[str, str]], Recipe]
 ) -> None:
