@@ -22,7 +22,7 @@ from evalstop_detectors.errors import OutOfOrder
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_columns, to_observations
 from evalstop_detectors.policy.catalog import Call, Verdict
 from evalstop_detectors.policy.opening import Opening, add_eval
-from evalstop_detectors.policy.panel import Calls, PanelState, add_call, add_calls, fold_observers, step_observers
+from evalstop_detectors.policy.panel import Calls, PanelState, add_calls, fold_observers, step_observers
 from evalstop_detectors.policy.policy import Policy
 from evalstop_detectors.policy.state import MonitorState, start, start_anew
 
@@ -62,7 +62,7 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
         states[index], latest = detector_step(states[index], observation)
         if latest is not evidence[index]:
             evidence[index], stale = latest, True
-            calls = add_call(policy, calls, index, latest, order[0])
+            calls = add_calls(policy, calls, index, [(order, latest)])
     if calls is not panel.calls:
         panel = PanelState(panel.states, panel.evidence, calls)
     evals = state.evals + is_eval

@@ -59,7 +59,7 @@ def step_observers(policy: Policy, panel: PanelState, observation: Observation) 
             states[index], latest = None, _describe_failure(policy.observers[index], error)
         if latest is not evidence[index]:
             evidence[index] = latest
-            calls = add_call(policy, calls, len(policy.members) + index, latest, observation.step)
+            calls = add_calls(policy, calls, len(policy.members) + index, [(observation.order, latest)])
     return PanelState(tuple(states), tuple(evidence), calls)
 
 
@@ -81,15 +81,8 @@ def fold_observers(policy: Policy, panel: PanelState, columns: Columns) -> Panel
     return PanelState(tuple(states), tuple(evidence), calls)
 
 
-def add_call(policy: Policy, calls: Calls, place: int, evidence: Evidence, step: int) -> Calls:
-    """The calls, with that of the member at this place if this evidence is its first that reaches its threshold."""
-    if calls[place] is not None or not evidence.reaches(policy.stop_levels[place]):
-        return calls
-    return (*calls[:place], step, *calls[place + 1 :])
-
-
 def add_calls(policy: Policy, calls: Calls, place: int, changes: Changes) -> Calls:
-    """The calls, with that of the member at this place if one of these changes is its first."""
+    """The calls, with that of the member at this place if one of these changes is the first to reach its threshold."""
     level = policy.stop_levels[place]
     if level is None or calls[place] is not None:
         return calls

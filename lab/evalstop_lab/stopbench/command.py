@@ -21,7 +21,7 @@ from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import list_versions, to_json_values
 from evalstop_lab.stopbench.judging import SEEDS, SUITES, compute_figures, judge_run
 from evalstop_lab.stopbench.recording import FIRST_SEED, record_runs
-from evalstop_lab.stopbench.report import draw_runs, draw_scatter, print_suite
+from evalstop_lab.stopbench.report import draw_scatter, print_suite
 from evalstop_lab.stopbench.rules import BUILT_IN, is_installed, load_rule
 from evalstop_lab.sweep import add_jobs_option, sweep
 
@@ -29,7 +29,6 @@ EXAMPLES = """examples:
   evalstop-lab stopbench run --rule my_rule.py:MyRule
   evalstop-lab stopbench run --rule my_rule.py:MyRule --only "EvalStop default" --suite drawn-1 --runs 200
   evalstop-lab stopbench run --rule my_rule.py:MyRule --seeds held-out --json
-  evalstop-lab stopbench show language-1 25 43 44 --rule my_rule.py:MyRule
 """
 
 
@@ -58,14 +57,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_jobs_option(judging)
     judging.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     judging.set_defaults(run=run_rules)
-    showing = commands.add_parser("show", help="plot runs of a suite and where rules stop them")
-    showing.add_argument("suite", choices=SUITES)
-    showing.add_argument("numbers", nargs="+", type=int, metavar="NUMBER", help="numbers of runs, from 0")
-    showing.add_argument("--rule", action="append", default=[], metavar="FILE.py:NAME", help="your rule")
-    showing.add_argument("--only", nargs="*", metavar="NAME", default=["EvalStop default"], help="built-in rules")
-    showing.add_argument("--seeds", choices=SEEDS, default="public", help="(default: public)")
-    showing.add_argument("--file", type=Path, default=Path("runs.png"), help="(default: %(default)s)")
-    showing.set_defaults(run=show_runs)
     recording = commands.add_parser("record", help="train policies against reward models and record the runs")
     recording.add_argument("file", type=Path, help="such as runs.jsonl.gz")
     recording.add_argument(
@@ -104,23 +95,6 @@ def run_rules(args: argparse.Namespace) -> int:
     for name in missing:
         console.print(f"{name} was skipped: its library is not installed.")
     console.print(f"Wrote report.json (also by family, noise and known length) and rules.png to {args.folder}/")
-    return 0
-
-
-def show_runs(args: argparse.Namespace) -> int:
-    """Run `evalstop-lab stopbench show`; return its exit code."""
-    rules, missing = _choose_rules(args.rule, args.only)
-    if missing:
-        raise UnusableArguments(f"{missing[0]} can't be shown: its library is not installed.")
-    suite = SUITES[args.suite]
-    if not all(0 <= number < suite.runs for number in args.numbers):
-        raise UnusableArguments(f"{args.suite} has the runs 0 to {suite.runs - 1}.")
-    stops = [
-        {rule: outcome.stop_step for rule, outcome in zip(rules, outcomes, strict=True)}
-        for outcomes in (judge_run(rules, args.suite, args.seeds, number) for number in args.numbers)
-    ]
-    draw_runs(args.file, [suite.draw(args.seeds, number) for number in args.numbers], stops)
-    sys.stdout.write(f"Wrote {args.file}\n")
     return 0
 
 

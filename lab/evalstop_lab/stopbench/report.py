@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 from rich.console import Console
 
 from evalstop_lab.report import format_figure, format_number, format_percent, new_table, save_figure, show_percent
-from evalstop_lab.worlds import World
 
 MARKERS = "osD^vP*X<>h"
 
@@ -69,33 +68,6 @@ def draw_scatter(path: Path, results: Results) -> None:
             axes[1][column].set_xlabel("healthy runs stopped")
         axes[1][0].set_ylim(bottom=-1)
         axes[0][0].figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-
-
-def draw_runs(path: Path, worlds: Sequence[World], stops: Sequence[Mapping[str, int | None]]) -> None:
-    """Plot runs, one panel each: evals, truth and proxy; `stops` are the steps at which each rule stops each run."""
-    columns = min(3, len(worlds))
-    rows = -(-len(worlds) // columns)
-    with save_figure(path, (4.6 * columns, 3.1 * rows + 0.4), rows, columns) as axes:
-        for axis in axes.flat[len(worlds) :]:
-            axis.set_axis_off()
-        for axis, world, by_rule in zip(axes.flat, worlds, stops, strict=False):
-            proxy = axis.twinx()
-            proxy.plot(world.steps, world.proxy, color="0.7", linewidth=1.0)
-            proxy.set_yticks([])
-            axis.set_zorder(1)  # above the proxy
-            axis.patch.set_visible(False)
-            axis.errorbar(
-                world.steps, world.eval_scores, world.eval_stderr, fmt=".", color="C0", alpha=0.5, label="eval"
-            )
-            axis.plot(world.steps, world.truth.eval_scores, color="C0", label="true score")
-            axis.plot([], [], color="0.7", label="proxy (own scale)")
-            for index, (rule, stop) in enumerate(by_rule.items()):
-                dashes = (5 * index, (5, 5 * max(1, len(by_rule) - 1)))  # stops at the same step show in turns
-                axis.axvline(math.nan if stop is None else stop, color=f"C{index + 1}", linestyle=dashes, label=rule)
-            axis.set_title(f"{world.name}: {world.truth.label}", fontsize=9)
-            axis.set_xlabel("step", fontsize=8)
-            axis.tick_params(labelsize=8)
-        axes[0][0].figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
 
 
 def _compute_errors(figure: Mapping[str, float]) -> list[list[float]]:

@@ -16,12 +16,13 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import evalstop_detectors
-from evalstop_detectors import POLICIES, MetricRole, Observation, Policy, Score, Scores, choose_best
+from evalstop_detectors import POLICIES, Detector, MetricRole, Observation, Policy, Score, Scores, choose_best
 
 from evalstop_lab.errors import UnusableArguments
+from evalstop_lab.stopbench.libraries import LIBRARIES
 from evalstop_lab.worlds.answers import Evaluator
 
 PATIENCE = 3
@@ -74,6 +75,19 @@ class PolicyRule:
         addresses = dict.fromkeys((score.step for score in self._scores), "")
         best = choose_best(Scores().add_scores(self._scores).add_checkpoints(addresses))
         return None if best is None else best.step
+
+
+class DetectorRule:
+    """Stops when the evidence of a detector reaches a threshold."""
+
+    def __init__(self, detector: Detector[Any], threshold: float, planned_steps: float | None) -> None:
+        self._detector, self._threshold, self._state = detector, threshold, detector.start()
+
+    def stop(self, step: int, score: float | None, stderr: float | None, proxy: float | None, kl: float | None) -> bool:
+        if score is None:
+            return False
+        self._state, evidence = self._detector.step(self._state, Observation(MetricRole.EVAL, step, score, stderr))
+        return evidence.reaches(self._threshold)
 
 
 class _ByScore:
@@ -150,16 +164,22 @@ class RayRule(_ByScore):
         return bool(self._stopper("trial", {"score": score}))
 
 
-BUILT_IN: Mapping[str, tuple[str | None, Factory]] = {
-    **{f"EvalStop {name}": (None, partial(PolicyRule, policy)) for name, policy in POLICIES.items()},
+JUDGED_POLICIES = {
+    **POLICIES,
     **{
-        f"EvalStop {name}, evaluate now": (None, partial(PolicyRule, asking))
+        f"{name}, evaluate now": asking
         for name, policy in POLICIES.items()
         if (asking := policy.with_evaluator(0.0)) is not policy
     },
+}
+"""The shipped policies, without and with paired evaluations on request."""
+
+BUILT_IN: Mapping[str, tuple[str | None, Factory]] = {
+    **{f"EvalStop {name}": (None, partial(PolicyRule, policy)) for name, policy in JUDGED_POLICIES.items()},
     "transformers EarlyStoppingCallback": ("transformers", TransformersRule),
     "Optuna PatientPruner": ("optuna", OptunaRule),
     "Ray TrialPlateauStopper": ("ray", RayRule),
+    **{name: (name.split()[0], partial(DetectorRule, *contender)) for name, contender in LIBRARIES.items()},
     "z-score of 20": (None, ZScore),
 }
 """The built-in rules, with the library that each requires."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from evalstop_detectors import DETECTORS, POLICIES
+from evalstop_detectors import POLICIES
 from evalstop_lab.benchmarks.detection import step_cost
 from evalstop_lab.benchmarks.detection.command import main
-from evalstop_lab.benchmarks.detection.contenders import NOT_RUN, list_contenders, run_oracle
+from evalstop_lab.benchmarks.detection.contenders import list_contenders, list_detectors, run_oracle
 from evalstop_lab.worlds import NoiseKind, draw_world
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def test_step_costs_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Every detector in the benchmark and every shipped policy has its row."""
     assert step_cost.main(["--evals", "14", "--rounds", "1"]) == 0
     printed = capsys.readouterr().out
-    for name in (*(set(DETECTORS) - NOT_RUN), *POLICIES):
+    for name in (*list_detectors(), *POLICIES):
         assert name in printed
 
 

@@ -113,15 +113,6 @@ def test_shipped_runs_are_those_of_their_seeds(recorded: dict[str, Any]) -> None
     assert recorded["log"]["eval"][0] == pytest.approx(shortest.eval_scores[0], abs=1e-3)
 
 
-def test_runs_are_shown_with_the_stops_of_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`show` writes a plot; a number that the suite does not have is an error that says which it has."""
-    path = tmp_path / "runs.png"
-    assert main(["stopbench", "show", "language-1", "25", "7", "--file", str(path)]) == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert main(["stopbench", "show", "language-1", "72", "--file", str(path)]) == 2
-    assert "language-1 has the runs 0 to 71" in capsys.readouterr().err
-
-
 def find_falls(suite: str) -> dict[Label, list[float]]:
     """The falls of a suite's runs as shares of their gains, by label."""
     falls: dict[Label, list[float]] = {label: [] for label in Label}
@@ -162,7 +153,8 @@ def test_interrupted_command_ends_without_traceback(tmp_path: Path) -> None:
     """Ctrl-C ends a command with exit code 1."""
     rule = tmp_path / "rule.py"
     rule.write_text(THREE_DECLINES.replace("if score is None:", "raise KeyboardInterrupt\n        if True:"))
-    assert main(["stopbench", "show", "drawn-1", "0", "--only", "--rule", f"{rule}:ThreeDeclines"]) == 1
+    own = ["--only", "--rule", f"{rule}:ThreeDeclines"]
+    assert run_stopbench(tmp_path, "--suite", "drawn-1", "--runs", "1", *own) == 1
 
 
 def test_recording_needs_a_file_that_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from rich.console import Console
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.detection.contenders import AS_SHIPPED, STATED, Contender, list_contenders
 from evalstop_lab.calibrate.command import HEALTHY, PLANNED_SHARE
-from evalstop_lab.calibrate.evidence import Records, calibrate_threshold
+from evalstop_lab.calibrate.evidence import Records, calibrate_thresholds
 from evalstop_lab.report import format_number, format_percent, list_versions, new_table, to_json_values
 from evalstop_lab.stopbench.judging import BOUND_ERROR, compute_figures, keep_highest
 from evalstop_lab.stopbench.report import draw_scatter, print_suite
@@ -139,16 +139,9 @@ def find_thresholds(contender: Contender, healthy: Sequence[Records]) -> list[Po
     ]
     if not contender.calibrated:
         return own_points
-    return [*((format_percent(rate, 0), find_alarm(healthy, rate), rate) for rate in RATES), *own_points]
-
-
-def find_alarm(healthy: Sequence[Records], rate: float) -> float:
-    """The alarm level that stops at most `rate` of these runs; infinite if there is none."""
-    kind = next((item.kind for item in healthy if item.kind is not None), None)
-    if kind is None:
-        return math.inf
-    stop_at = calibrate_threshold(kind, [item.highest for item in healthy], rate).value
-    return math.inf if stop_at is None else stop_at
+    _, levels = calibrate_thresholds(healthy, RATES)
+    stricter = ((item.rate, math.inf if item.value is None else item.value) for item in levels)
+    return [*((format_percent(rate, 0), alarm, rate) for rate, alarm in stricter), *own_points]
 
 
 def compute_checkpoint_losses(worlds: Sequence[World]) -> dict[str, dict[str, Any]]:

@@ -1,37 +1,26 @@
-"""The contenders of `make bench-detection`: detectors, policies, river's detectors as shipped, and an oracle."""
+"""The contenders of `make bench-detection`: detectors, also of other libraries, policies, and an oracle."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
-from evalstop_detectors import DETECTORS, POLICIES, Detector, Kind, Policy
+from evalstop_detectors import DETECTORS, Detector, Kind, Policy
 from evalstop_detectors.policy.calibration import default_thresholds
-from river import drift
 
 from evalstop_lab.calibrate.evidence import Records, record_evidence
 from evalstop_lab.report import format_percent
 from evalstop_lab.stopbench.judging import judge_world
-from evalstop_lab.stopbench.rules import PolicyRule
+from evalstop_lab.stopbench.libraries import LIBRARIES
+from evalstop_lab.stopbench.rules import JUDGED_POLICIES, PolicyRule
 from evalstop_lab.worlds import Label, World
 
-# Variants of detectors, in addition to those with default parameters.
-VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "river_drift": {
-        "ADWIN": {"detector": "ADWIN"},
-        "KSWIN": {"detector": "KSWIN"},
-        "below best": {"detector": "PageHinkley", "series": "minus_best"},
-    }
-}
-
-# It watches faults that worlds do not have.
-NOT_RUN = frozenset({"non_finite"})
+# non_finite watches faults that worlds do not have; river's detectors are listed with those of other libraries.
+_NOT_RUN = frozenset({"non_finite", "river_drift"})
 
 AS_SHIPPED = "as shipped"
 STATED = "default"
@@ -54,30 +43,25 @@ class Contender:
 
 def list_contenders() -> list[Contender]:
     """List all detectors of the catalog, all policies, and the contenders to compare them with."""
-    k_decline, policies = partial(_run_detector, DETECTORS["k_decline"]()), dict(POLICIES)
-    for name, shipped in POLICIES.items():
-        if (policy := shipped.with_evaluator(0.0)) is not shipped:
-            policies[f"{name}, evaluate now"] = policy
+    k_decline = partial(_run_detector, DETECTORS["k_decline"]())
     entries = [Contender(f"k_decline k={k}", k_decline, {AS_SHIPPED: float(k)}, compared=True) for k in (3, 5)]
-    for name, detector_type in DETECTORS.items():
-        if name in NOT_RUN:
-            continue
-        for variant, params in {"": {}, **VARIANTS.get(name, {})}.items():
-            detector: Detector[Any] = msgspec.convert(params, detector_type)
-            stop_at, full_name = default_thresholds(detector).stop_at, f"{name} {variant}".strip()
-            stated = {} if stop_at is None else {STATED: stop_at}
-            compared = full_name in ("posterior", "plateau_drop")
-            entries.append(Contender(full_name, partial(_run_detector, detector), stated, True, compared))
+    for name, detector in list_detectors().items():
+        stop_at = default_thresholds(detector).stop_at
+        stated = {} if stop_at is None else {STATED: stop_at}
+        compared = name in ("posterior", "plateau_drop")
+        entries.append(Contender(name, partial(_run_detector, detector), stated, True, compared))
     entries += [
         Contender(f"policy {name}", partial(_run_policy, policy), {AS_SHIPPED: 1.0}, compared=True)
-        for name, policy in policies.items()
-    ]
-    entries += [
-        Contender(f"river {name}", partial(_run_river, name), {AS_SHIPPED: 1.0})
-        for name in ("ADWIN", "PageHinkley", "KSWIN")
+        for name, policy in JUDGED_POLICIES.items()
     ]
     points = {format_percent(rate, 0): math.log(1 / rate) for rate in (0.01, 0.05)}
     return [*entries, Contender("oracle", run_oracle, points)]
+
+
+def list_detectors() -> dict[str, Detector[Any]]:
+    """The detectors of the catalog with their default parameters, and those of other libraries, by name."""
+    own = {name: detector() for name, detector in DETECTORS.items() if name not in _NOT_RUN}
+    return own | {name: detector for name, (detector, _) in LIBRARIES.items()}
 
 
 def run_oracle(world: World) -> Records:
@@ -112,24 +96,3 @@ def _run_detector(detector: Detector[Any], world: World) -> Records:
 def _run_policy(policy: Policy, world: World) -> Records:
     stop = judge_world(policy.name, partial(PolicyRule, policy), world).stop_step
     return Records(Kind.COUNT, (), ()) if stop is None else Records(Kind.COUNT, (stop,), (1.0,))
-
-
-def _run_river(name: str, world: World) -> Records:
-    """Apply a detector of river with its defaults to the eval score in units of the run's gain.
-
-    The scaling favors these detectors, which are not scale-invariant. They report drift in both directions; only a
-    downward drift stops the run: the mean of the later half of the last 40 scores is below that of the earlier half.
-    """
-    detector = getattr(drift, name)(**({"seed": 1} if name == "KSWIN" else {}))
-    values: list[float] = []
-    for index in range(len(world.steps) - 1):
-        if not np.isfinite(world.eval_scores[index]):
-            continue
-        values.append(float((world.eval_scores[index] - world.truth.eval_scores[0]) / world.truth.unit))
-        detector.update(values[-1])
-        if detector.drift_detected:
-            recent = values[-40:]
-            half = len(recent) // 2
-            if half and statistics.fmean(recent[half:]) < statistics.fmean(recent[:half]):
-                return Records(Kind.COUNT, (int(world.steps[index]),), (1.0,))
-    return Records(Kind.COUNT, (), ())

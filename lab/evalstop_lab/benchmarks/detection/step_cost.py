@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import evalstop_detectors
-import msgspec
 import numpy as np
-from evalstop_detectors import DETECTORS, POLICIES, Detector, MetricRole, Observation, Policy
+from evalstop_detectors import POLICIES, Detector, MetricRole, Observation, Policy
 from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.benchmarks.detection.contenders import NOT_RUN, VARIANTS
+from evalstop_lab.benchmarks.detection.contenders import list_detectors
 
 METRICS = tuple(role for role in MetricRole if role is not MetricRole.PAIRED)
 _BATCH = 100
@@ -36,11 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = draw_turning_run(options.evals)
     console = Console() if sys.stdout.isatty() else Console(width=120)
     table = Table("detector", "mean", "median", "99th percentile", "maximum", title="microseconds per eval")
-    for name, detector_type in DETECTORS.items():
-        for variant, params in {"": {}, **VARIANTS.get(name, {})}.items():
-            if name not in NOT_RUN:
-                costs = time_detector(msgspec.convert(params, detector_type), run, options.rounds)
-                table.add_row(f"{name} {variant}", *(f"{cost:.1f}" for cost in _summarize(costs)))
+    for name, detector in list_detectors().items():
+        costs = time_detector(detector, run, options.rounds)
+        table.add_row(name, *(f"{cost:.1f}" for cost in (np.mean(costs), *np.quantile(costs, (0.5, 0.99, 1.0)))))
     console.print(table)
     table = Table("policy", *(str(role) for role in METRICS), "in batches", title="microseconds per observation")
     for name, policy in POLICIES.items():
@@ -109,10 +106,6 @@ def _time_steps(state: Any, step: Callable[[Any, Any], Any], items: Sequence[Any
 
 def _take_fastest(timed: Callable[[], list[float]], rounds: int) -> list[float]:
     return [1e6 * min(costs) for costs in zip(*(timed() for _ in range(rounds)), strict=True)]
-
-
-def _summarize(costs: Sequence[float]) -> tuple[float, ...]:
-    return (float(np.mean(costs)), *(float(np.quantile(costs, share)) for share in (0.5, 0.99, 1.0)))
 
 
 if __name__ == "__main__":
