@@ -244,7 +244,9 @@ class GaoFit(Detector[GaoFitState], frozen=True):
         late, also = state.late
         if min(abs(late), abs(also)) > _ONE_SIDED * sound.inflation * math.sqrt(_LATE / (2 - _LATE)):
             distances = [d for _, d in state.recent]
-            if max(distances) - min(distances) < 0.05 * max(d for _, d in (*state.path, *state.recent)):
+            # A fifth of its mean pace, too: in a long run 5 % are more than a steady KL moves in these few evals.
+            still = min(0.05, 0.2 * len(distances) / state.pairs) * max(d for _, d in (*state.path, *state.recent))
+            if max(distances) - min(distances) < still:
                 return "the eval score moves while the KL stands still"
             return "the latest eval scores lie on one side of them"
         return None

@@ -134,10 +134,10 @@ class Limits:
     """Limits on what is committed together and on what may wait.
 
     `commits`: concurrent commits, started when earlier ones are slow; the embedded database has one writer.
-    `slow_seconds`: a commit that takes longer no longer blocks others, since it may wait for a lock that they do not
-    need. `edits`: concurrent edits, each in a thread. `requests`, `observations`: in one commit. `waiting`:
-    observations waiting or in a commit. `step_seconds`: a run whose detectors took longer in one commit is committed
-    separately. `replays`: per key.
+    `slow_seconds`: after this long the next commit may start; the slow one is probably waiting for a row lock.
+    `edits`: concurrent edits, each in a thread. `requests`, `observations`: in one commit. `waiting`: observations
+    waiting or in a commit. `step_seconds`: a run whose detectors took longer in one commit is committed separately.
+    `replays`: per key.
     """
 
     commits: int = 4

@@ -235,15 +235,6 @@ class RunAlert:
     since: datetime
 
 
-@dataclass(frozen=True)
-class Running:
-    """The number of running runs, those that may have turned, and the GPUs of those with the label `gpus`."""
-
-    runs: int
-    may_have_turned: int
-    gpus: float
-
-
 Item = TypeVar("Item")
 
 
@@ -275,18 +266,19 @@ def count_awaited_stops(tx: Transaction, project_id: UUID) -> int:
     return int(tx.execute(query).scalar_one())
 
 
-def count_running(tx: Transaction, project_id: UUID) -> Running:
-    """The running runs, those of them that may have turned, and the GPUs of their jobs: a job's count once."""
+def count_running(tx: Transaction, project_id: UUID) -> tuple[int, int]:
+    """The number of running runs, and of those of them that may have turned."""
     may_have_turned = runs.c.verdict["verdict"].as_string() != Call.CONTINUE
-    job = sa.func.coalesce(runs.c.job_key, sa.cast(runs.c.id, sa.Text))
-    labels = sa.func.max(runs.c.labels["gpus"].as_string()).label("gpus")
-    counts = (sa.func.count().label("runs"), sa.func.count().filter(may_have_turned).label("turned"))
-    of_project = (runs.c.project_id == project_id) & (runs.c.status == RunStatus.RUNNING)
-    jobs = sa.select(labels, *counts).where(of_project).group_by(job).subquery()
-    query = sa.select(jobs.c.gpus, sa.func.count(), sa.func.sum(jobs.c.runs), sa.func.sum(jobs.c.turned))
-    rows = tx.execute(query.group_by(jobs.c.gpus)).all()
-    gpus = sum(number * (read_gpus({"gpus": label or ""}) or 0.0) for label, number, *_ in rows)
-    return Running(sum(int(row[2]) for row in rows), sum(int(row[3]) for row in rows), gpus)
+    running = sa.select(sa.func.count()).where(runs.c.project_id == project_id, runs.c.status == RunStatus.RUNNING)
+    return tx.execute(running).scalar_one(), tx.execute(running.where(may_have_turned)).scalar_one()
+
+
+def sum_running_gpus(tx: Transaction, project_id: UUID) -> float:
+    """The GPUs of the jobs of running runs that have the label `gpus`: those of a job with several runs count once."""
+    label = runs.c.labels["gpus"].as_string()
+    query = sa.select(runs.c.job_key, label, sa.func.count()).group_by(runs.c.job_key, label)
+    rows = tx.execute(query.where(runs.c.project_id == project_id, runs.c.status == RunStatus.RUNNING))
+    return sum((read_gpus({"gpus": text or ""}) or 0.0) * (number if job is None else 1) for job, text, number in rows)
 
 
 def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt[RunAlert]:

@@ -76,6 +76,23 @@ def test_untrusted_curve_is_marked() -> None:
     assert "not used" in chart.note
 
 
+def test_kl_stands_still_is_said_only_when_it_does() -> None:
+    """Of a KL that stopped the note says that it stands still, not of one that rises as ever in a long run."""
+    notes = []
+    for stops_at in (380, 400):
+        observed = [
+            observation
+            for step in range(400)
+            for distance in (min(step, stops_at) ** 0.5,)
+            for observation in (
+                Observation(MetricRole.KL, step, distance**2),
+                Observation(MetricRole.EVAL, step, distance + 0.2 * max(step - 380, 0) + 0.02 * (step % 3), 0.02),
+            )
+        ]
+        notes.append(build_chart(observed).note)
+    assert ["stands still" in note for note in notes] == [True, False], notes
+
+
 @given(st.lists(st.tuples(st.sampled_from([MetricRole.KL, MetricRole.EVAL]), st.floats()), max_size=60))
 def test_chart_contains_only_finite_numbers(values: list[tuple[MetricRole, float]]) -> None:
     """NaN, infinities, negative KL and the largest doubles: whatever is drawn is finite."""

@@ -119,6 +119,18 @@ def test_only_completed_runs_can_be_labeled(visitor: httpx.Client, tenant: Tenan
     assert "no outcome yet" in recent
 
 
+def test_tile_counts_running_runs_and_the_gpus_of_their_jobs(visitor: httpx.Client, tenant: Tenant) -> None:
+    """The tile leads to the fleet; runs of one job share its GPUs, and a run that may have turned is counted."""
+    for name, labels in (("a", {"gpus": "8", "slurm_job_id": "7"}), ("b", {"gpus": "8", "slurm_job_id": "7"})):
+        tenant.open_run(name, labels=labels)
+    tenant.post_evals(tenant.open_run("turned", labels={"gpus": "16"}), HACKING)
+    tenant.open_run("unlabeled")
+    tile = read_section(visitor, "running")
+    assert 'href="/runs/fleet"' in tile
+    assert "4 running on 24 GPUs" in tile
+    assert "1 may have turned" in tile
+
+
 @SQLITE_ONLY
 def test_only_enforced_policies_are_listed(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
