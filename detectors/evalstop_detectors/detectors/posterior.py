@@ -61,10 +61,10 @@ from evalstop_detectors.posterior.network import (
     follow_runs,
     forget_plan,
     list_given,
+    list_outlooks,
     load_network,
     round_features,
     to_outlook,
-    to_outlooks,
 )
 from evalstop_detectors.posterior.paired import (
     LEAST_STDERR,
@@ -333,9 +333,8 @@ def _trace(columns: Columns, course: Course) -> Trace:
     first = min((column.steps[0], RANK[role]) for role, column in columns.items())
     orders = [(evals.steps[place], rank) for place in finite]
     before = [first] if first < orders[0] else []
-    outlooks = list(to_outlooks(*course[:2]))
-    turned = np.array([item.turned if item.turned >= SAID_FROM else 0.0 for item in outlooks])
-    covered = np.array([item.covered for item in outlooks])
+    turned, covered = list_outlooks(course.outputs, course.unplanned)
+    turned[turned < SAID_FROM] = 0.0
     turned[: SOONEST - 1], covered[: SOONEST - 1] = 0.0, math.nan
 
     def word(place: int) -> Evidence:
@@ -344,8 +343,9 @@ def _trace(columns: Columns, course: Course) -> Trace:
             return _NO_EVALS
         since, level, best, low = (float(item[index]) for item in course[2:])
         features = FeatureState(evals=index + 1, since=since, level=level, best=best, low=low)
+        outlook = to_outlook(course.outputs[:, index], course.unplanned[index : index + 1], (0.0, 0.0))
         progress = None if evals.progress is None else evals.progress[finite[index]]
-        return _weigh(features, outlooks[index], evals.steps[finite[index - int(since)]], progress)
+        return _weigh(features, outlook, evals.steps[finite[index - int(since)]], progress)
 
     values, levels = np.append(np.zeros(len(before)), turned), np.append(np.full(len(before), math.nan), covered)
     return Trace([*before, *orders], values, levels, word)

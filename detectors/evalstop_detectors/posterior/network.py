@@ -240,11 +240,10 @@ def to_outlook(planned: Whole, unplanned: Whole, added: tuple[float, float]) -> 
     return Outlook(to_probability(max(odds)), to_probability(outputs[1]), (low, middle, high), odds[1] > odds[0])
 
 
-def to_outlooks(planned: Whole, unplanned: Whole) -> Iterator[Outlook]:
-    """Decode many outputs (5, evals), to which nothing is added; `unplanned` are log odds (evals,)."""
-    to_gain = np.sort(np.maximum(planned[2:], 0.0), axis=0).T.tolist()
-    turned, will_turn = to_probabilities(np.array([np.maximum(planned[0], unplanned), planned[1]])).tolist()
-    return map(Outlook, turned, will_turn, map(tuple, to_gain), (unplanned > planned[0]).tolist())
+def list_outlooks(planned: Whole, unplanned: Whole) -> tuple[Whole, Whole]:
+    """`turned` and `covered` of the outlooks of many outputs (5, evals); `unplanned` are log odds (evals,)."""
+    turned = to_probabilities(np.maximum(planned[0], unplanned))
+    return turned, np.floor(100 / (1 + np.maximum(planned[2:], 0.0).max(axis=0))) / 100
 
 
 class Course(NamedTuple):

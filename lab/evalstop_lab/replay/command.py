@@ -24,8 +24,8 @@ from evalstop_lab.sweep import sweep_chunks
 FEW_RUNS = 500
 """Up to this many runs, a second process costs more than it saves."""
 
-CHUNK = 500
-"""Number of runs that a process judges at once."""
+CHUNK = 1000
+"""Number of runs that a process judges at once: the network takes a step of all of them together."""
 
 EXAMPLES = """examples:
   evalstop-lab replay runs.jsonl --policy paper

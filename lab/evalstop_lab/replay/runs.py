@@ -260,7 +260,7 @@ def add_row(run: Run, step: int, row: Mapping[str, Any], number: Number) -> int:
     for column in SECONDS:
         if (cell := row.get(column)) is not None and (seconds := number(cell, column)) is not None:
             run.seconds = max(run.seconds or 0.0, _check_cost(seconds, column))
-    if (cell := row.get(TOTAL_STEPS)) is not None and cell != "":
+    if (cell := row.get(TOTAL_STEPS)) not in (None, "", run.total_steps):
         run.total_steps = parse_total_steps(cell)
     if (cell := row.get("gpus")) is not None and (gpus := number(cell, "gpus")) is not None:
         run.gpus = _check_cost(gpus, "gpus")
@@ -304,6 +304,8 @@ def check_stderr(value: float | None, role: MetricRole) -> float | None:
 
 def parse_step(cell: object) -> int:
     """Parse a step: an integer, also as 10.0 or as text."""
+    if type(cell) is int and 0 <= cell <= MAX_STEP:
+        return cell
     number = cell
     if isinstance(cell, str):
         number = int(cell) if cell.strip().isdecimal() else parse_text_number(cell, "step")
