@@ -73,6 +73,26 @@ def test_scripts_are_shell(block: Block) -> None:
     assert subprocess.run(["sh", "-n"], input=block.text, text=True, check=False).returncode == 0
 
 
+@pytest.mark.skipif(shutil.which("jq") is None, reason="two scripts need jq")
+@pytest.mark.parametrize(
+    ("block", "fails"),
+    # To two scripts the exit code of qstat is the answer, not its words.
+    [(block, fails) for block in SCRIPTS for fails in (True, False) if fails or "qstat" not in block.text],
+    ids=str,
+)
+def test_scheduler_that_does_not_answer_is_asked_again(tmp_path: Path, block: Block, fails: bool) -> None:
+    """A command that fails, or one that succeeds without a word, is taken neither for a job that is there nor gone."""
+    for name in ("curl", "qstat", "condor_q", "condor_history", "flux", "bjobs", "nomad"):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {int(fails)}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "token").write_text("secret")
+    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "RAY_API_SERVER_ADDRESS": "http://ray"}
+    environment["RAY_AUTH_TOKEN_PATH"] = str(tmp_path / "token")
+    arguments = ["check", "7"] if "ray-job" in block.text else ["7"]
+    command = ["sh", "-c", block.text, "check", *arguments]
+    assert subprocess.run(command, env=environment, capture_output=True, check=False).returncode not in (0, 3)
+
+
 @contextmanager
 def running_grid_engine(folder: Path) -> Iterator[dict[str, str]]:
     """Grid Engine with one node; yields the variables that its commands need."""
