@@ -43,7 +43,7 @@ def run_receivers(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     codes = map(int, completed.stdout.split())
