@@ -409,7 +409,7 @@ def test_metric_of_the_best_checkpoint_is_declared(
     ("schedule", "stops_early", "planned"),
     [("constant", True, None), ("constant_with_warmup", True, None), ("constant", False, 300), ("cosine", True, 300)],
 )
-def test_plan_of_transformers_is_told_unless_early_stopping_ends_a_constant_rate(
+def test_plan_of_transformers_is_reported_unless_early_stopping_ends_a_constant_rate(
     connection: dict[str, Any], service: FakeService, tmp_path: Path, schedule: str, stops_early: bool, planned: int
 ) -> None:
     """`max_steps` is only an upper bound where early stopping is to end a run whose learning rate stays constant."""
