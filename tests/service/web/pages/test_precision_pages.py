@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime
 from html import unescape
@@ -104,6 +105,13 @@ def test_panel_compares_detectors_on_the_same_runs(
     disagreed = get_text(visitor, alone)
     assert disagreed.count('class="row-link"') == 3
     assert "called, <bdi>posterior</bdi> did not: 3 runs, 3 of them healthy, 0 turned" in disagreed
+    tried = {"detector": "k_decline", "version": "1", "csrf": read_csrf_token(visitor)}
+    answer = visitor.post("/policies/default/edit/try", data=tried)
+    assert answer.status_code == 303
+    (text,) = re.findall(r"<textarea[^>]*>([^<]*)</textarea>", get_text(visitor, answer.headers["location"]))
+    members = [item for item in json.loads(text)["members"] if item["stop_at"] is not None]
+    assert [item["detector"] for item in members if not item.get("observe")] == ["k_decline"]
+    assert visitor.post("/policies/default/edit/try", data=tried | {"detector": "oracle"}).status_code == 404
 
 
 @SQLITE_ONLY

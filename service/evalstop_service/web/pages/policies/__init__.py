@@ -229,8 +229,19 @@ def save_policy(request: Request, name: str, site: SiteOf, visitor: Admin, docum
 
 
 @router.post("/{name}/edit/try")
-def try_policy(name: str, site: SiteOf, visitor: Operator, document: Document = "") -> Response:
-    """Backtest the document on the newest ended runs."""
+def try_policy(
+    name: str,
+    site: SiteOf,
+    visitor: Operator,
+    document: Document = "",
+    detector: Annotated[str, Form(max_length=100)] = "",
+    version: Annotated[int | None, Form(ge=1, le=2**31 - 1)] = None,
+) -> Response:
+    """Backtest the document on the newest ended runs; `detector`: that of a version in which this detector decides."""
+    if detector:
+        with site.database.reading() as tx:
+            stored = policies.load_version(tx, visitor.project.id, name, version)
+        document = formatting.format_json(_let_decide(stored.document, detector))
     try:
         draft = policy_to_document(_read_policy(document))
         backtest = backtests.request_backtest(
@@ -239,6 +250,22 @@ def try_policy(name: str, site: SiteOf, visitor: Operator, document: Document = 
     except _REFUSALS as error:
         return _render_editor(site, visitor, name, document, problem=str(error))
     return RedirectResponse(f"/policies/{name}/edit?backtest={backtest.id}", 303)
+
+
+def _let_decide(document: Mapping[str, Any], detector: str) -> dict[str, Any]:
+    """A policy in which this detector alone can stop a run, and those that could observe; raises NotFound."""
+    named = dict(name_members(document))
+    if detector not in named:
+        raise NotFound
+    members = []
+    for name, member in named.items():
+        if name == detector:
+            member = {key: value for key, value in member.items() if key != "observe"} | {"weight": 1.0}
+        elif member["stop_at"] is not None:
+            member = {key: value for key, value in member.items() if key != "weight"}
+            member |= {"observe": True, "suspect_at": None}
+        members.append(member)
+    return {**document, "members": members, "gate": [], "at_least": 1.0, "suspect_at_least": 1.0}
 
 
 def _read_policy(text: str) -> Policy:
