@@ -325,20 +325,22 @@ def test_superseded_checkpoint_is_saved_again(project: ProjectFixture, uri: str)
 def test_deadlock_is_retried(postgres_database: Database) -> None:
     """A commit that PostgreSQL aborts to end a deadlock is retried without an error to the caller."""
     project = set_up_project(postgres_database)
-    low, high = sorted((project.open_run(), project.open_run()), key=lambda run: run.id)
-    for run in (low, high):
+    first, second = project.open_run(), project.open_run()
+    for run in (first, second):
         project.post_observations(run, evals(0.1))
-    messages = [build_message(project, run, 0.2, start=1) for run in (low, high)]
     counted = count_deadlocks(postgres_database)  # earlier tests may have used this database
-    with ThreadPoolExecutor(1) as thread:
-        with postgres_database.transaction() as tx:
-            tx.exec_driver_sql(
-                "SET LOCAL deadlock_timeout TO '1h'"
-            )  # so the other transaction detects the deadlock and is aborted
-            runs.lock_runs(tx, [high.id])
-            answers = thread.submit(project.submit_all, messages)
-            wait_for_blocked_process(postgres_database)
-            runs.lock_runs(tx, [low.id])
-        receipts = answers.result(DEADLINE_SECONDS)
-    assert [receipt.accepted for receipt in receipts if isinstance(receipt, Receipt)] == [1, 1]
+    # A commit locks its runs in the order in which PostgreSQL finds them. In one of these two it holds `other` when it
+    # waits for `held`.
+    for start, held, other in ((1, first, second), (2, second, first)):
+        messages = [build_message(project, run, 0.2, start=start) for run in (first, second)]
+        with ThreadPoolExecutor(1) as thread:
+            with postgres_database.transaction() as tx:
+                # So the other transaction detects the deadlock and is aborted.
+                tx.exec_driver_sql("SET LOCAL deadlock_timeout TO '1h'")
+                runs.lock_runs(tx, [held.id])
+                answers = thread.submit(project.submit_all, messages)
+                wait_for_blocked_process(postgres_database)
+                runs.lock_runs(tx, [other.id])
+            receipts = answers.result(DEADLINE_SECONDS)
+        assert [receipt.accepted for receipt in receipts if isinstance(receipt, Receipt)] == [1, 1]
     wait_until(lambda: count_deadlocks(postgres_database) > counted)  # PostgreSQL counts up to ten seconds later
