@@ -185,9 +185,11 @@ def find_experiments(tx: Transaction, project_id: UUID, numbers: Collection[int]
     return find_all(tx, Experiment, query)
 
 
-def list_experiment_ids(tx: Transaction, project_id: UUID) -> list[UUID]:
-    """The ids of a project's stored experiments, newest first."""
+def list_experiment_ids(tx: Transaction, project_id: UUID, name: str | None = None) -> list[UUID]:
+    """The ids of a project's stored experiments, newest first; `name`: of the one with this name."""
     query = sa.select(experiments.c.id).where(experiments.c.project_id == project_id)
+    if name is not None:
+        query = query.where(experiments.c.name == name)
     return list(tx.execute(query.order_by(experiments.c.number.desc())).scalars())
 
 

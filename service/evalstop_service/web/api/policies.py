@@ -92,7 +92,8 @@ def list_backtests(caller: Read, database: Db, query: Annotated[BacktestQuery, Q
     """The project's backtests, newest first."""
     with database.reading() as tx:
         rows = backtest_rows.list_backtests(tx, caller.project_id, **query.to_arguments())
-    return Page[BacktestOut].of([vars(row) | {"findings": None} for row in rows], query.limit)
+    shown = [BacktestOut.model_validate(vars(row) | {"findings": None}) for row in rows]
+    return Page[BacktestOut].of(shown, query.limit)
 
 
 @router.post("/backtests", status_code=202)

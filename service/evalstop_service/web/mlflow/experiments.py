@@ -78,15 +78,22 @@ def get_experiment_by_name(caller: ReadOrIngest, database: Db, root: Root, exper
     return {"experiment": _describe_experiment(experiment)}
 
 
+_NAME_FILTER = re.compile(r"\s*(?:attributes?\.)?name\s*=\s*['\"]([^'\"]*)['\"]\s*")
+"""How training scripts, such as accelerate's tracker, look for an experiment."""
+
+
 @router.post("/search")
 def search_experiments(body: SearchExperiments, caller: ReadOrIngest, context: Ctx, root: Root) -> Document:
-    """All experiments, newest first, with the default experiment last."""
-    if body.filter or body.order_by:
-        raise invalid_parameter("experiments are listed as a whole: leave out filter and order_by")
-    query = body.to_search()
+    """All experiments, newest first, with the default experiment last; or the one with the name in the filter."""
+    named = _NAME_FILTER.fullmatch(body.filter or "")
+    if body.order_by or (body.filter and named is None):
+        raise invalid_parameter("filter: experiments are found by name = '...' alone, and not ordered")
+    name = named[1] if named else None
+    query = body.model_copy(update={"filter": ""}).to_search()
     default = default_experiment(caller.project_id, root)
     with context.limits.spend_on_search(), context.database.reading() as tx:
-        ids = [*mlflow.list_experiment_ids(tx, caller.project_id), default.id]
+        ids = mlflow.list_experiment_ids(tx, caller.project_id, name)
+        ids += [default.id] if name in (None, DEFAULT_NAME) else []
 
         def load(ids: Sequence[UUID]) -> Iterator[Document]:
             stored = {default.id: default} | mlflow.load_experiments(tx, ids)

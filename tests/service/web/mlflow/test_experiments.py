@@ -139,7 +139,11 @@ def test_experiments_are_listed_as_a_whole(client: MlflowClient) -> None:
     assert [item["name"] for item in page["experiments"]] == ["sweep 2", "sweep 1", "sweep 0"]
     rest = client.post("experiments/search", {"max_results": 3, "page_token": page["next_page_token"]})
     assert ([item["name"] for item in rest["experiments"]], "next_page_token" in rest) == (["Default"], False)
-    for body in ({"filter": "name = 'sweep 1'"}, {"order_by": ["name DESC"]}):
+    for name in ("sweep 1", "Default"):  # as accelerate's tracker asks
+        (found,) = client.post("experiments/search", {"filter": f"name = '{name}'"})["experiments"]
+        assert found["name"] == name
+    assert not client.post("experiments/search", {"filter": "name = 'other'"}).get("experiments")
+    for body in ({"filter": "name LIKE 'sweep%'"}, {"order_by": ["name DESC"]}):
         expect_error(client.http.post("experiments/search", json=body), 400, "INVALID_PARAMETER_VALUE")
 
 

@@ -267,5 +267,5 @@ def test_veto_and_label_by_keyboard(site: PopulatedSite) -> None:
     assert page.locator("#turn-label").evaluate("field => field.validity.patternMismatch")
     page.locator("#turn-label").fill("230")
     page.keyboard.press("Enter")
-    expect(page.get_by_text("Outcome: right, turn at step 230")).to_be_visible()
+    expect(page.get_by_text("Outcome: right, turn (as labeled) at step 230")).to_be_visible()
     assert [error for error in site.errors if "404" not in error] == []
