@@ -167,7 +167,7 @@ def test_note_says_that_a_plan_is_doubted() -> None:
         score = min(step, 20) - 0.5 * max(0, step - 20) + 0.1 * ((7 * step) % 5)
         state, evidence = detector.step(state, Observation(MetricRole.EVAL, step, score, progress=(step + 1) / 5000))
     assert evidence.value > 0.95
-    assert evidence.note.endswith("length of the run doubted")
+    assert evidence.note.endswith("length of the run not used")
 
 
 @models

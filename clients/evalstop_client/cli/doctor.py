@@ -10,6 +10,7 @@ from evalstop_client.cli.command import FAILED, OK, Subcommands, add_command, co
 from evalstop_client.errors import KeyRefused, ServiceAway
 from evalstop_client.reading.api import Api
 from evalstop_client.reading.records import RunRecord
+from evalstop_client.receivers.stop.job_control import PARK_REQUESTED, STOP_ESCALATED, STOP_REQUESTED
 
 FINE, NOTE, BLOCKS = "ok", "note", "blocks"
 
@@ -18,9 +19,6 @@ OWN_PREFIX = "evalstop/"
 
 BLOCKED = ("shadow", "held_out", "on_hold", "escalated", "failed", "vetoed", "undone")
 """The states in which a decision ends no job."""
-
-
-STOP_EVENTS = ("run.stop_requested", "run.stop_escalated", "run.park_requested")
 
 
 class Check(NamedTuple):
@@ -112,7 +110,7 @@ def _check_delivery(run: RunRecord, api: Api) -> Iterator[Check]:
     """The last stop that an endpoint accepted; one that was cancelled, or still waits, tells nobody anything."""
     delivered = api.connection.get("/deliveries", {"run_id": run.id, "state": "delivered"})["items"]
     for item in delivered:  # newest first
-        if item["event_type"] in STOP_EVENTS:
+        if item["event_type"] in (STOP_REQUESTED, STOP_ESCALATED, PARK_REQUESTED):
             yield Check("delivery", NOTE, f"{item['event_type']} was delivered to {item['url']}, {item['settled_at']}")
             return
 

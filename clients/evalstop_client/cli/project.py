@@ -282,7 +282,9 @@ def create_key(options: argparse.Namespace) -> int:
     """Create a key of the project and print it; it cannot be shown again."""
     lifetime = options.expires_in_days
     if lifetime is not None and lifetime > MOST_DAYS:
-        raise ConfigurationError(f"expires-in-days {lifetime}: it may be {MOST_DAYS}; leave it out for no end.")
+        raise ConfigurationError(
+            f"expires-in-days {lifetime}: it may be {MOST_DAYS} at most; without it a key never expires."
+        )
     expires_at = None if lifetime is None else (datetime.now(UTC) + timedelta(days=lifetime)).isoformat()
     body = {
         "name": options.name,

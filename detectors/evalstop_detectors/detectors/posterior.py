@@ -11,8 +11,8 @@ Sees        34 numbers an eval (`posterior.features`), free of unit and origin: 
             and a plan are optional. `gru-1` sees the first 27.
 Length      A dip that heals is short relative to the run. Without a planned length, the probability rises
             later. A plan that is overrun counts as none. With `gru-2` a plan never makes it lower than it would be
-            without one, as a plan may be longer than anybody means; where it would, the plan counts as doubted. Where
-            the measurement of the eval changes, the rest of the plan is that of a run that starts there.
+            without one, as a plan may be longer than anybody means; where it would, the plan is not used. Where the
+            measurement of the eval changes, the rest of the plan is that of a run that starts there.
 Paired      An evaluation of the best and the current checkpoint on the same prompts adds the result of
             `posterior.paired` to the log odds, until the run is at a new best. For runs with an evaluator (`requests`),
             the detector asks for one: from a probability on, or once half of the gain was lost at once while the proxy
@@ -363,7 +363,7 @@ def _weigh(features: FeatureState, outlook: Outlook, best_step: int | None, prog
     width = features.best - features.low
     below = (features.best - features.level) / width if width > 0 else 0.0
     plan = "not known" if not progress or math.isnan(progress) else "known" if progress < 1 else "reached"
-    plan = "doubted" if outlook.is_doubted and plan == "known" else plan
+    plan = "not used" if outlook.is_doubted and plan == "known" else plan
     note = (
         f"{format_percent(probability, 1)} likely to have turned for good:"
         f" {format_count(int(features.since), 'eval')} since the best,"
