@@ -611,6 +611,7 @@ def _create_decisions() -> None:
         sa.Column("escalations", sa.Integer(), server_default="0", nullable=False),
         sa.Column("handed_over_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("handed_over_to", sa.Text(), nullable=True),
+        sa.Column("failed_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("asked_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("asked_by", sa.Text(), nullable=True),
         sa.Column("observed_probability", sa.Double(), nullable=False),

@@ -95,7 +95,7 @@ def carry_out_command(
         project = projects.lock_project(tx, project_id)
         command = replace(command, guards=guards.find_guards(tx, project, run, command.at))
     if isinstance(command, Undone):
-        command = replace(command, run_ended=run.status not in UNENDED)
+        command = replace(command, heard_at=run.heard_at)
     moved = transitions.move_decision(tx, run, decision, command, project)
     if moved != decision:
         unpark_run(tx, run, moved, command.at)

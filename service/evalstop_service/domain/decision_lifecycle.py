@@ -160,7 +160,7 @@ class Lifecycle:
     `action`: what is asked of receivers. `due_at`: the end of the veto window. `deadline_at`: when the service acts by
     itself; None: never. `guard_kinds`: the guards last recorded for it. `late_reports`: what receivers reported after
     it was undone. `was_postponed`: a person had it wait in this veto window. `reason`: of its state. `handed_over_at`,
-    `handed_over_to`: when the stop first went out, and to whom, in words.
+    `handed_over_to`: when the stop first went out, and to whom, in words. `failed_at`: when it failed, if it has.
     """
 
     state: DecisionState
@@ -174,6 +174,7 @@ class Lifecycle:
     reason: str = ""
     handed_over_at: datetime | None = None
     handed_over_to: str | None = None
+    failed_at: datetime | None = None
 
     @property
     def is_vetoable(self) -> bool:
@@ -184,6 +185,12 @@ class Lifecycle:
     def is_unsent(self) -> bool:
         """Whether the stop is to go out, and nobody was handed it yet."""
         return self.state in UNSENT and self.handed_over_at is None
+
+    def has_missed(self, heard_at: datetime | None) -> bool:
+        """Whether the stop failed and the run has reported since; `heard_at`: its last report, None once it ended."""
+        if self.state is not DecisionState.FAILED or self.failed_at is None:
+            return False
+        return heard_at is not None and heard_at > self.failed_at
 
 
 @dataclass(frozen=True)
@@ -271,9 +278,12 @@ class Postponed(Command):
 
 @dataclass(frozen=True)
 class Undone(Command):
-    """A person takes back a requested stop, or has a parked job return; `run_ended`: the run is over."""
+    """A person takes back a requested stop, or has a parked job return.
 
-    run_ended: bool = False
+    `heard_at`: when the run last reported; None: it ended.
+    """
+
+    heard_at: datetime | None = None
 
 
 class Recovered(Command):

@@ -129,13 +129,16 @@ def is_allowed(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> bool:
     return after != lifecycle and not any(isinstance(instruction, Refuse) for instruction in instructions)
 
 
-def allowed_actions(lifecycle: Lifecycle | None, at: datetime, *, run_ended: bool) -> list[ActionOfPerson]:
-    """What people may do now about the decision on a run's attempt, if there is one, and about the run."""
+def allowed_actions(lifecycle: Lifecycle | None, at: datetime, heard_at: datetime | None) -> list[ActionOfPerson]:
+    """What people may do now about the decision on a run's attempt, if there is one, and about the run.
+
+    `heard_at`: when the run last reported; None: it ended.
+    """
     if lifecycle is None:
-        return [] if run_ended else ["stop"]
+        return [] if heard_at is None else ["stop"]
     commands: list[tuple[ActionOfPerson, Event]] = [("veto", Vetoed(at, "", "")), ("release", Released(at, "", ""))]
-    commands.append(("undo", Undone(at, "", "", run_ended)))
-    commands += [] if run_ended else [("stop", StopOrdered(at, "", ""))]
+    commands.append(("undo", Undone(at, "", "", heard_at)))
+    commands += [] if heard_at is None else [("stop", StopOrdered(at, "", ""))]
     return [name for name, command in commands if is_allowed(lifecycle, command, Timeouts(0.0, 0.0))]
 
 
@@ -149,16 +152,17 @@ def _apply_time(lifecycle: Lifecycle, event: TimePassed, timeouts: Timeouts) -> 
     # 1. Never request the stop of an earlier attempt again: it might end the current attempt.
     if event.attempt_over:
         return _fail_decision(
-            lifecycle, "no receiver reported what became of the job, and the run resumed in a new attempt"
+            lifecycle, event.at, "no receiver reported what became of the job, and the run resumed in a new attempt"
         )
     # 2. A stop that every receiver refuses is not sent again; after two escalations a person has to act.
     if refused:
-        return _fail_decision(lifecycle, f"no receiver accepts the request: {event.refusal}")
+        return _fail_decision(lifecycle, event.at, f"no receiver accepts the request: {event.refusal}")
     if lifecycle.action is Action.PARK and lifecycle.escalations >= 1:  # parking is never forced
-        return _fail_decision(lifecycle, "no receiver confirmed that the job is parked, even after it was asked again")
+        reason = "no receiver confirmed that the job is parked, even after it was asked again"
+        return _fail_decision(lifecycle, event.at, reason)
     if lifecycle.escalations >= 2:
         return _fail_decision(
-            lifecycle, "no receiver confirmed that the job is gone, even after the stop was escalated"
+            lifecycle, event.at, "no receiver confirmed that the job is gone, even after the stop was escalated"
         )
     # 3. Repeat the same request first, in case it was lost; then escalate to force.
     escalations = lifecycle.escalations + 1
@@ -262,7 +266,8 @@ def _apply_report(lifecycle: Lifecycle, event: Reported, timeouts: Timeouts) -> 
     if event.state is DecisionState.ACKNOWLEDGED:
         record = Record(event.state, event.actor, event.reason, event.details)
         return _await_report(lifecycle, event.state, event.at, timeouts, event.expected_seconds), [record]
-    ended, record = _end_decision(lifecycle, event.state, event.actor, event.reason, event.details)
+    reported = replace(lifecycle, failed_at=event.at) if event.state is DecisionState.FAILED else lifecycle
+    ended, record = _end_decision(reported, event.state, event.actor, event.reason, event.details)
     if event.state is DecisionState.PARKED:
         parked = replace(ended, deadline_at=event.at + timedelta(seconds=PARKED_SECONDS))
         return parked, [record, Announce(EventType.PARKED, {"report": event.details})]
@@ -311,8 +316,10 @@ def _apply_resume(lifecycle: Lifecycle, event: RunResumed) -> Transition:
 def _apply_undo(lifecycle: Lifecycle, event: Undone) -> Transition:
     if lifecycle.state is DecisionState.UNDONE:
         return lifecycle, []
-    if lifecycle.state is DecisionState.FAILED and event.run_ended:
+    if lifecycle.state is DecisionState.FAILED and event.heard_at is None:
         return lifecycle, [Refuse("the stop failed, and the run ended by itself: there is nothing to undo")]
+    if lifecycle.has_missed(event.heard_at):
+        return lifecycle, [Refuse("the stop failed, and the run went on: there is nothing to undo")]
     if lifecycle.state not in STOPPING:
         advice = "; veto it instead" if lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD) else ""
         why = "cannot be undone: its stop was never requested"
@@ -374,9 +381,10 @@ def _await_report(
     return replace(lifecycle, state=state, deadline_at=deadline_at)
 
 
-def _fail_decision(lifecycle: Lifecycle, reason: str) -> Transition:
+def _fail_decision(lifecycle: Lifecycle, at: datetime, reason: str) -> Transition:
     details = {"escalations": lifecycle.escalations}
-    lifecycle, record = _end_decision(lifecycle, DecisionState.FAILED, SERVICE, reason, details)
+    failed = replace(lifecycle, failed_at=at)
+    lifecycle, record = _end_decision(failed, DecisionState.FAILED, SERVICE, reason, details)
     return lifecycle, [record, Announce(EventType.STOP_FAILED, {"report": details})]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -241,27 +241,29 @@ def test_contradicting_event_is_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "handed_over", "run_ended", "expected"),
+    ("state", "handed_over", "heard_at", "expected"),
     [
-        (None, False, False, ["stop"]),
-        (None, False, True, []),
-        (DecisionState.SHADOW, False, False, ["stop"]),
-        (DecisionState.PENDING, False, False, ["veto", "stop"]),
-        (DecisionState.ON_HOLD, False, False, ["veto", "release", "stop"]),
-        (DecisionState.REQUESTED, False, False, ["veto", "undo"]),
-        (DecisionState.REQUESTED, True, False, ["undo"]),
-        (DecisionState.FAILED, True, False, ["undo"]),
-        (DecisionState.FAILED, True, True, []),
-        (DecisionState.PARKED, True, False, ["undo", "stop"]),
-        (DecisionState.CONFIRMED, True, True, ["undo"]),
-        (DecisionState.UNDONE, True, False, []),
-        (DecisionState.VETOED, False, False, ["stop"]),
-        (DecisionState.VETOED, False, True, []),
+        (None, False, NOW, ["stop"]),
+        (None, False, None, []),
+        (DecisionState.SHADOW, False, NOW, ["stop"]),
+        (DecisionState.PENDING, False, NOW, ["veto", "stop"]),
+        (DecisionState.ON_HOLD, False, NOW, ["veto", "release", "stop"]),
+        (DecisionState.REQUESTED, False, NOW, ["veto", "undo"]),
+        (DecisionState.REQUESTED, True, NOW, ["undo"]),
+        (DecisionState.FAILED, True, NOW, ["undo"]),
+        (DecisionState.FAILED, True, None, []),
+        (DecisionState.FAILED, True, NOW + timedelta(seconds=1), []),
+        (DecisionState.PARKED, True, NOW, ["undo", "stop"]),
+        (DecisionState.CONFIRMED, True, None, ["undo"]),
+        (DecisionState.UNDONE, True, NOW, []),
+        (DecisionState.VETOED, False, NOW, ["stop"]),
+        (DecisionState.VETOED, False, None, []),
     ],
 )
 def test_people_are_offered_what_is_allowed(
-    state: DecisionState | None, handed_over: bool, run_ended: bool, expected: list[str]
+    state: DecisionState | None, handed_over: bool, heard_at: datetime | None, expected: list[str]
 ) -> None:
-    """A stop can be vetoed until it is handed over, undone afterwards, and ordered while the run continues."""
-    life = None if state is None else Lifecycle(state, NOW, handed_over_at=NOW if handed_over else None)
-    assert decision_transitions.allowed_actions(life, NOW, run_ended=run_ended) == expected
+    """A stop can be vetoed until it is handed over, undone afterwards unless it failed and the run went on, and ordered
+    while the run continues."""
+    life = None if state is None else Lifecycle(state, NOW, handed_over_at=NOW if handed_over else None, failed_at=NOW)
+    assert decision_transitions.allowed_actions(life, NOW, heard_at) == expected

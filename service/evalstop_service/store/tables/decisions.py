@@ -37,7 +37,7 @@ from evalstop_service.store.tables.columns import UtcTime, make_table, metadata,
 IS_UNSENT = "handed_over_at IS NULL AND state IN ('pending', 'requested', 'escalated')"
 
 
-LIFE = ("state", "due_at", "deadline_at", "escalations", "action", "handed_over_at", "handed_over_to")
+LIFE = ("state", "due_at", "deadline_at", "escalations", "action", "handed_over_at", "handed_over_to", "failed_at")
 """The fields that a decision shares with its life cycle."""
 
 
@@ -73,6 +73,7 @@ class Decision:
     action: Annotated[Action, doc("stop the job, or park it so that it can resume")] = Action.STOP
     handed_over_at: Annotated[datetime | None, doc("when the stop first went out; null: it can still be vetoed")] = None
     handed_over_to: Annotated[str | None, doc("to whom it went out first, a receiver or the trainer")] = None
+    failed_at: Annotated[datetime | None, doc("when the stop last failed; null: it has not")] = None
 
     @property
     def stops(self) -> bool:

@@ -25,7 +25,7 @@ from evalstop_service.domain.run import (
     Verdict,
     find_version,
 )
-from evalstop_service.domain.statuses import RunStatus
+from evalstop_service.domain.statuses import UNENDED, RunStatus
 from evalstop_service.store.tables.columns import Real, UtcTime, make_table, metadata, of_run, partial_index
 
 
@@ -99,6 +99,11 @@ class Run(msgspec.Struct, frozen=True):
     def length_known(self) -> bool:
         """Whether the planned length is known and not exceeded: decisions are then faster."""
         return self.total_steps is not None and (self.last_step or 0) <= self.total_steps
+
+    @property
+    def heard_at(self) -> datetime | None:
+        """When it last got observations or changed; None: it has ended."""
+        return self.updated_at if self.status in UNENDED else None
 
 
 runs = make_table(

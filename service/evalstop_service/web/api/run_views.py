@@ -10,7 +10,7 @@ from msgspec import structs
 from pydantic import AliasPath, Field
 
 from evalstop_service.decisions.commands import tell_trainer_of
-from evalstop_service.domain.decision_lifecycle import Action, ActionOfPerson, DecisionState
+from evalstop_service.domain.decision_lifecycle import Action, ActionOfPerson
 from evalstop_service.domain.decision_transitions import allowed_actions
 from evalstop_service.domain.health import Liveness, MetricFault
 from evalstop_service.domain.run import EvalChange, Recognition, RunAssessment
@@ -226,15 +226,7 @@ def view_runs(tx: Transaction, listed: Sequence[Run], context: Context, now: dat
 def list_actions(run: Run, decision: Decision | None, now: datetime) -> list[ActionOfPerson]:
     """What people may do now about a run, with the decision on its attempt."""
     life = None if decision is None else decision.life
-    allowed = allowed_actions(life, now, run_ended=run.status not in UNENDED)
-    return [name for name in allowed if name != "undo" or not has_gone_on(run, decision)]
-
-
-def has_gone_on(run: Run, decision: Decision | None) -> bool:
-    """Whether the stop failed and the run went on: there is nothing to take back."""
-    if decision is None or decision.state is not DecisionState.FAILED:
-        return False
-    return run.status in OPEN and (run.last_step or 0) > decision.step
+    return allowed_actions(life, now, run.heard_at)
 
 
 def _view_health(tx: Transaction, listed: Sequence[Run], now: datetime) -> dict[UUID, RunHealthOut]:

@@ -18,7 +18,6 @@ from evalstop_service.domain.run import Call
 from evalstop_service.domain.statuses import UNENDED, RunStatus
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.runs import Run
-from evalstop_service.web.api.run_views import has_gone_on
 
 _STATES: dict[str, str] = {
     DecisionState.SHADOW: "recorded only",
@@ -179,7 +178,7 @@ def _describe_decision(run: Run, decision: Decision, now: datetime) -> str:
 
 
 def _describe_job(run: Run, decision: Decision) -> str:
-    if has_gone_on(run, decision):
+    if decision.life.has_missed(run.heard_at):
         return f"The run went on, to step {format_step(run.last_step or 0)} so far."
     return "The job may still be running." if run.status in UNENDED else "The run is over."
 

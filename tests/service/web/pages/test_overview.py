@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta
 from html import unescape
 
@@ -41,8 +42,9 @@ def read_section(visitor: httpx.Client, name: str, path: str = "/") -> str:
 def test_queue_is_ordered_by_urgency(visitor: httpx.Client, tenant: Tenant, now: datetime) -> None:
     """Pending comes before failed, and failed before on hold, each with its reason and buttons; a veto removes its
     entry."""
-    _, decision = tenant.open_stopped_run("failed", HACKING)
+    failed, decision = tenant.open_stopped_run("failed", HACKING)
     tenant.record_report(decision, DecisionState.FAILED, now, reason="the job is owned by root")
+    tenant.post_evals(failed, [replace(HACKING[-1], step=HACKING[-1].step + 10)], now + timedelta(seconds=9))
     tenant.change_settings(veto_window_seconds=900.0)
     _, pending = tenant.open_stopped_run("soon", HACKING)
     on_hold = tenant.open_run("held", mode="enforce")  # without a checkpoint
