@@ -60,7 +60,8 @@ def test_program_writes_the_module(tmp_path: Path, capsys: pytest.CaptureFixture
     """The written module has the detectors, seeds and commands of the calibrations."""
     assert main(["--runs", "40", "--output", str(tmp_path / "calibration.py")]) == 0
     written, *shipped = runpy.run_path(str(tmp_path / "calibration.py"))["CALIBRATIONS"]
-    assert [item["detector"] for item in shipped] == ["posterior", "focus", "river_drift", "divergence", "gao_fit"]
+    posteriors, observers = ["posterior"] * 2, ["focus", "river_drift", "divergence", "gao_fit"]
+    assert [item["detector"] for item in shipped] == [*posteriors, *observers]
     assert (written["detector"], written["data"]["first_seed"], written["data"]["runs"]) == ("plateau_drop", 0, 40)
     assert written["command"].startswith("evalstop-lab calibrate plateau_drop --params ")
     assert [item["rate"] for item in written["thresholds"]] == [0.01, 0.05, 0.1]
