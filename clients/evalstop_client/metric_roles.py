@@ -14,14 +14,15 @@ Direction = Literal["maximize", "minimize"]
 
 class MetricRole(TypedDict, total=False):
     """The role of a metric; its direction, by default minimize for KL, losses and errors such as `failure_rate` and
-    maximize for others; the version of the eval; and with several evals the weight in their mean, by default 1, and
-    whether the run is stopped when this one falls for good."""
+    maximize for others; the version of the eval; and with several evals the weight in their mean, by default 1,
+    whether the run is stopped when this one falls for good, and whether only if it and all other required ones do."""
 
     role: Required[Role]
     direction: Direction
     version: str
     weight: float
     critical: bool
+    required: bool
 
 
 AUTO: Final = "auto"  # the service recognizes the roles of metrics by their names
@@ -32,7 +33,7 @@ Metrics = Mapping[str, MetricRole] | Literal["auto"]
 METRIC_ROLES: tuple[Role, ...] = get_args(Role)
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 MOST_EVALS, LONGEST_VERSION = 32, 100
-FIELDS = {"role", "direction", "version", "weight", "critical"}
+FIELDS = {"role", "direction", "version", "weight", "critical", "required"}
 
 
 def check_metrics(metrics: Metrics) -> dict[str, MetricRole] | Literal["auto"]:
@@ -79,11 +80,12 @@ def _check_version(name: str, role: MetricRole) -> None:
 
 
 def _check_weight(name: str, role: MetricRole) -> None:
-    weight, critical = role.get("weight"), role.get("critical", False)
-    if role["role"] != "eval" and (weight is not None or critical):
-        raise ConfigurationError(f"metrics {name!r}: only an eval has a weight or is critical.")
+    weight, flags = role.get("weight"), {flag: role.get(flag, False) for flag in ("critical", "required")}
+    if role["role"] != "eval" and (weight is not None or any(flags.values())):
+        raise ConfigurationError(f"metrics {name!r}: only an eval has a weight, is critical or is required.")
     is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
     if weight is not None and not (is_number and 0.001 <= weight <= 1000):
         raise ConfigurationError(f"metrics {name!r}: weight {weight!r}; it must be a number from 0.001 to 1000.")
-    if not isinstance(critical, bool):
-        raise ConfigurationError(f"metrics {name!r}: critical {critical!r}; it is True or False.")
+    for flag, value in flags.items():
+        if not isinstance(value, bool):
+            raise ConfigurationError(f"metrics {name!r}: {flag} {value!r}; it is True or False.")

@@ -47,7 +47,8 @@ class Run:
       `resume(step=...)`.
     - `metrics`: the role of each watched metric. With `"auto"` the service recognizes the roles by the names that
       trainers give to metrics; by default metrics called eval, proxy, kl and loss have these roles. Several evals are
-      judged by their mean, by `"weight"`; a `"critical"` one also by itself.
+      judged by their mean, by `"weight"`; a `"critical"` one also by itself; with `"required"` ones the run is
+      stopped only once all of these have turned.
     - `policy`, `mode`: what judges the run, and whether it may be stopped (`enforce`) or stops are only recorded
       (`shadow`), within what the project allows. Default: the project's.
     - `total_steps`: the planned length. Without it decisions come later.

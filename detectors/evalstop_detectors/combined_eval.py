@@ -13,6 +13,9 @@
   eval of a step is finite, neither is the score.
 - **Steps.** A step is complete when all evals have arrived, or a later step begins. The score depends only on the set
   of values ordered by step, and the score of a step on no later value.
+- **Required evals.** Where some evals are required, the score is the mean of the evals' best levels, minus the smallest
+  loss among the required ones (standardized, since their own best levels): it falls only when all of them fall. One
+  that is no longer measured keeps its last value.
 - **Versions.** When the measurement of an eval changes, all evals start again.
 
 The state holds at most 16 moves, 3 values and some numbers for each eval, whatever the run's length.
@@ -57,6 +60,7 @@ class EvalState(Struct, frozen=True):
     """The state of one eval: its last values, newest last, its moves, and its level when the score was best.
 
     `missed`: evals since its last value. `factor`: its current factor in the score; 0 while it does not count.
+    `best_level`: where some evals are required, the highest level of this one.
     """
 
     recent: tuple[float, ...] = ()
@@ -82,7 +86,7 @@ class CombinedState(Struct, frozen=True):
     """The state on which the next score depends.
 
     `pending`: the values of an incomplete step. `last`: the last step that has a score. `unit`: see the
-    module. `best`: the highest level of the score, None before the first.
+    module. `best`: the highest level of the score, None before the first. `required`: the indexes of required evals.
     """
 
     evals: tuple[EvalState, ...]
@@ -92,6 +96,7 @@ class CombinedState(Struct, frozen=True):
     unit: float = 1.0
     best: float | None = None
     eval_version: int = 0
+    required: tuple[int, ...] = ()
 
     @property
     def level(self) -> float:
@@ -104,8 +109,9 @@ class CombinedState(Struct, frozen=True):
         return tuple(item.factor * (item.best_level - item.level) for item in self.evals)
 
 
-def start_combining(count: int) -> CombinedState:
-    return CombinedState((EvalState(),) * count)
+def start_combining(count: int, required: Iterable[int] = ()) -> CombinedState:
+    """The state before the first value of `count` evals; `required`: the indexes of those that all have to fall."""
+    return CombinedState((EvalState(),) * count, required=tuple(required))
 
 
 def combine_values(
@@ -149,17 +155,23 @@ def _score_step(weights: Sequence[float], state: CombinedState) -> tuple[Combine
     """
     step, version = state.pending[0].step, state.pending[0].eval_version
     if version != state.eval_version:
-        state = replace(start_combining(len(state.evals)), pending=state.pending, eval_version=version)
+        state = replace(start_combining(len(state.evals), state.required), pending=state.pending, eval_version=version)
     finite = {item.place: item for item in state.pending if abs(item.value) < _LARGEST}
     evals = [_take_value(item, finite.get(index)) for index, item in enumerate(state.evals)]
+    if state.required:
+        evals = [_raise_best(before, item) for before, item in zip(state.evals, evals, strict=True)]
     unit = state.unit * _measure_unit_change(weights, state.evals, evals)
     present = math.fsum(weight for weight, item in zip(weights, evals, strict=True) if item.counts)
     offset, moved = state.offset, []
     for weight, before, item in zip(weights, state.evals, evals, strict=True):
         factor = unit * weight / (item.scale * present) if item.counts and item.scale else 0.0
-        offset += (before.factor - factor) * (before.level if before.recent else item.level)
+        kept = before if before.recent else item
+        offset += (before.factor - factor) * (kept.best_level if state.required else kept.level)
         moved.append(replace(item, factor=factor))
-    state = CombinedState(tuple(moved), (), step, offset, unit, state.best, version)
+    state = replace(state, evals=tuple(moved), pending=(), last=step, offset=offset, unit=unit, eval_version=version)
+    if state.required:
+        value, stderr = _subtract_smallest_loss(state)
+        return state, Score(step, value if finite else math.nan, stderr, version)
     value = offset + math.fsum(item.factor * item.recent[-1] for item in moved if item.recent) if finite else math.nan
     level = state.level
     if finite and (state.best is None or level > state.best):
@@ -179,6 +191,22 @@ def _take_value(state: EvalState, item: EvalValue | None) -> EvalState:
     return replace(
         state, recent=(*state.recent, item.value)[-_LEVEL:], stderr=item.stderr, moves=moves, scale=scale, missed=0
     )
+
+
+def _raise_best(before: EvalState, after: EvalState) -> EvalState:
+    """The eval with the highest level that it has had."""
+    return replace(after, best_level=max(before.best_level, after.level) if before.recent else after.level)
+
+
+def _subtract_smallest_loss(state: CombinedState) -> tuple[float, float | None]:
+    """The score where some evals are required, and its standard error: that of the eval which lost least."""
+    best = state.offset + math.fsum(item.factor * item.best_level for item in state.evals)
+    required = [state.evals[index] for index in state.required if state.evals[index].scale]
+    losses = [state.unit * (item.best_level - item.recent[-1]) / item.scale for item in required]
+    if not losses:
+        return best, None
+    least, item = min(zip(losses, required, strict=True), key=lambda pair: pair[0])
+    return best - least, None if item.stderr is None else state.unit * item.stderr / item.scale
 
 
 def _measure_unit_change(weights: Sequence[float], before: Sequence[EvalState], after: Sequence[EvalState]) -> float:

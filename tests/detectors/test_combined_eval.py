@@ -157,3 +157,43 @@ def test_late_values_are_refused() -> None:
     for step in (0, -1):
         with pytest.raises(OutOfOrder):
             combine_values([1.0, 1.0], state, [EvalValue(step, 0, 1.0)])
+
+
+@given(table=tables, data=st.data())
+def test_required_evals_give_the_same_scores_in_batches(
+    table: tuple[list[float], list[Row]], data: st.DataObject
+) -> None:
+    """With required evals too, batches of any size give the same scores, which are finite where an eval is usable."""
+    weights, rows = table
+    values = to_values(rows)
+    state, scores = start_combining(len(weights), (0, 1)), list[Score]()
+    expected = combine_values(weights, state, values)
+    remaining = list(values)
+    while remaining:
+        size = data.draw(st.integers(1, len(remaining)))
+        state, new = combine_values(weights, state, remaining[:size])
+        scores += new
+        remaining = remaining[size:]
+    assert repr((state, scores)) == repr(expected)
+    for score in scores:
+        assert math.isfinite(score.value) == any(value is not None and abs(value) < 1e100 for value in rows[score.step])
+
+
+def test_score_falls_only_if_all_required_evals_fall() -> None:
+    """While one of two required evals stands at its best, the score holds; once both fall, it falls with the better."""
+    rising: list[Row] = [(float(step), 10.0 * step) for step in range(20)]
+    one_falls: list[Row] = [(19.0 - step, 190.0) for step in range(1, 11)]
+    both_fall: list[Row] = [(9.0 - step, 190.0 - 10.0 * step) for step in range(1, 6)]
+    _, scores = combine_values([1.0, 1.0], start_combining(2, (0, 1)), to_values([*rising, *one_falls, *both_fall]))
+    values = [score.value for score in scores]
+    assert values[20:30] == pytest.approx([18.5] * 10)
+    assert values[30:] == pytest.approx([17.5, 16.5, 15.5, 14.5, 13.5])
+
+
+def test_required_eval_that_is_not_measured_keeps_its_last_value() -> None:
+    """A required eval which was healthy when its values ceased holds the score, however long ago."""
+    rising: list[Row] = [(float(step), float(step)) for step in range(20)]
+    _, scores = combine_values(
+        [1.0, 1.0], start_combining(2, (0, 1)), to_values([*rising, *((19.0 - step, None) for step in range(1, 15))])
+    )
+    assert [score.value for score in scores[20:]] == pytest.approx([scores[20].value] * 13)

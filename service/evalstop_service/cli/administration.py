@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 
 from evalstop_service import configuration
 from evalstop_service.cli.entry import FAILED, OK, Add, Subcommands, tell
 from evalstop_service.cli.execution import open_database
-from evalstop_service.clock import rfc3339, utc_now
-from evalstop_service.decisions import pause as pausing
+from evalstop_service.clock import utc_now
 from evalstop_service.errors import Invalid
 from evalstop_service.projects import api_keys, audit_trail, project_settings
 from evalstop_service.projects.api_keys import COMMAND_LINE
@@ -20,7 +18,7 @@ from evalstop_service.store.schema import Phase
 
 
 def add_to(commands: Subcommands, add: Add) -> None:
-    """Add `migrate`, `pause`, `resume`, `secrets rotate`, `audit verify` and `admin key create`."""
+    """Add `migrate`, `secrets rotate`, `audit verify` and `admin key create`."""
     migration = add(commands, "migrate", migrate)
     migration.add_argument(
         "--phase",
@@ -28,13 +26,6 @@ def add_to(commands: Subcommands, add: Add) -> None:
         default=Phase.ALL.value,
         help="before: what the new release needs, while the old one runs; after: the rest, once the old one is gone",
     )
-    for name, run in (("pause", pause), ("resume", resume)):
-        command = add(commands, name, run)
-        command.add_argument("project", metavar="PROJECT", help="its name")
-        command.add_argument("--actor", help="recorded in the audit log (default: your user name)")
-        if run is pause:
-            command.add_argument("--reason", default="", help="shown with each stop on hold")
-            command.add_argument("--until", metavar="TIME", help="when it resumes by itself: 4h, 2d, or a time")
     add(_add_group(commands, "secrets", "Encrypt webhook secrets.", "VERB"), "rotate", secrets_rotate)
     verifying = add(_add_group(commands, "audit", "Verify the audit log.", "VERB"), "verify", audit_verify)
     verifying.add_argument("--contains", metavar="HASH", help="an earlier hash that the log must contain")
@@ -69,38 +60,6 @@ def migrate(settings: Settings, options: argparse.Namespace) -> int:
     text = f"the schema is at {after}" + (", as it was" if before == after else f" (was {before or 'empty'})")
     tell(options, {"before": before, "after": after}, text)
     return OK
-
-
-def pause(settings: Settings, options: argparse.Namespace) -> int:
-    """Pause all stops in a project until it is resumed; returns when no stop remains to be sent."""
-    database = open_database(settings)
-    before = project_settings.find_project(database, options.project)
-    until, actor = pausing.read_end(options.until, utc_now()), options.actor or _find_user()
-    project = pausing.pause_project(database, before.id, actor, options.reason, utc_now(), until=until)
-    ends_at = project.paused_until and rfc3339(project.paused_until)
-    end = f" until {ends_at}" if ends_at else ""
-    if before.paused_at is not None:
-        end += f" (it was paused already, since {rfc3339(before.paused_at)}; the later end holds)"
-    document = {"project": project.name, "paused": True, "paused_until": ends_at}
-    tell(options, document, f"project {project.name} is paused{end}: no stop is sent")
-    return OK
-
-
-def resume(settings: Settings, options: argparse.Namespace) -> int:
-    """Resume stops in a paused project."""
-    database = open_database(settings)
-    project = project_settings.find_project(database, options.project)
-    pausing.resume_project(database, project.id, options.actor or _find_user(), utc_now())
-    tell(options, {"project": project.name, "paused": False}, f"project {project.name} is resumed")
-    return OK
-
-
-def _find_user() -> str:
-    """The name of the user, who in a container may have none."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return COMMAND_LINE
 
 
 def secrets_rotate(settings: Settings, options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""What uvicorn's protocol lacks and no proxy does for it: bounded heads of requests, and answers in one piece.
+"""What uvicorn's protocol lacks and no proxy does for it: bounded heads of requests.
 
 A proxy with TLS stands in front of whatever strangers reach: it cuts off clients that send or read too slowly. These it
 passes on, so they are bounded here:
@@ -10,9 +10,8 @@ passes on, so they are bounded here:
 
 from __future__ import annotations
 
-import asyncio
 import resource
-from typing import Any, cast
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -27,40 +26,6 @@ SPARE_FILES = 128
 """File descriptors kept for the database, deliveries and connections being refused."""
 
 
-class CoalescingTransport:
-    """A transport that writes the headers of an answer together with its body, which halves the system calls.
-
-    A chunk waits for the next one until the end of this iteration of the event loop.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
-        self._waiting = b""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        if self._waiting:
-            waiting, self._waiting = self._waiting, b""
-            self._transport.writelines((waiting, data))
-        elif data:
-            self._waiting = data
-            self._loop.call_soon(self._flush)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def get_write_buffer_size(self) -> int:
-        return self._transport.get_write_buffer_size() + len(self._waiting)
-
-    def _flush(self) -> None:
-        if self._waiting:
-            waiting, self._waiting = self._waiting, b""
-            self._transport.write(waiting)
-
-
 class BoundedConnection(HttpToolsProtocol):
     """One connection, whose requests have bounded heads; a longer one is answered 400."""
 
@@ -68,9 +33,6 @@ class BoundedConnection(HttpToolsProtocol):
         super().__init__(*arguments, **keywords)
         self._request_bytes = 0
         self._in_head = True
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast(asyncio.Transport, CoalescingTransport(transport, self.loop)))
 
     def data_received(self, data: bytes) -> None:
         self._request_bytes += len(data)

@@ -27,8 +27,6 @@ COMMANDS = {
     "openapi": "Print the OpenAPI document.",
     "migrate": "Migrate the schema of the database.",
     "demo-data": "Fill a project with some 300 example runs.",
-    "pause": "Pause all stops in a project until it is resumed.",
-    "resume": "Resume stops in a paused project.",
     "secrets": "Encrypt webhook secrets.",
     "audit": "Verify the audit log.",
     "admin": "Create a key directly in the database, such as the first one.",
@@ -86,8 +84,7 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         "  evalstop migrate --database-url postgresql://evalstop@db/evalstop\n"
         "  evalstop serve   --database-url postgresql://evalstop@db/evalstop --host 0.0.0.0\n"
         "  evalstop deliver --database-url postgresql://evalstop@db/evalstop\n"
-        "  evalstop admin key create --name provisioning --scopes admin --installation\n"
-        "  evalstop pause alignment --reason 'the eval set is broken'",
+        "  evalstop admin key create --name provisioning --scopes admin --installation",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")

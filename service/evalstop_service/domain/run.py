@@ -187,13 +187,14 @@ COMBINED_METRIC = "evalstop/score"
 
 
 class MetricFields(TypedDict):
-    """A metric with a role: the role, and the direction. One of several evals also has its weight, by default 1, and
-    whether a lasting fall of it alone counts as a fall of the run."""
+    """A metric with a role: the role, and the direction. One of several evals also has its weight, by default 1,
+    whether a lasting fall of it alone counts as a fall of the run, and whether the run only falls if it does."""
 
     role: str
     direction: str
     weight: NotRequired[float]
     critical: NotRequired[bool]
+    required: NotRequired[bool]
 
 
 class Recognition(Struct, frozen=True):

@@ -10,14 +10,14 @@ import math
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from evalstop_detectors import CombinedState, EvalValue, Score, combine_values, start_combining
+from evalstop_detectors import CombinedState, EvalValue, Score, combine_values
 from evalstop_detectors.wording import format_percent
 from msgspec.structs import replace
 
 from evalstop_service.domain.run import COMBINED_METRIC
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest.run_state import RunState, describe_failure
-from evalstop_service.runs.watched_metrics import select_eval_values
+from evalstop_service.runs.watched_metrics import select_eval_values, start_run_combining
 from evalstop_service.store.observations import PostedObservation
 
 LEAST_SHARE = 0.1
@@ -113,7 +113,7 @@ def _with_scores(state: RunState, scores: Sequence[Score], first_step: int | Non
 
 def _combine_all(state: RunState, points: Iterable[PostedObservation]) -> tuple[CombinedState, list[Score]]:
     values = select_eval_values(state.run, points)
-    return combine_values(_weights(state), start_combining(len(state.watch.combined)), values)
+    return combine_values(_weights(state), start_run_combining(state.run), values)
 
 
 def _weights(state: RunState) -> tuple[float, ...]:

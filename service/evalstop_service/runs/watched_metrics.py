@@ -1,6 +1,6 @@
 """The metrics of a run by role, as its detectors see them: with signs such that higher is better. Pure.
 
-A run with several evals is judged by one score, their weighted mean, which ingestion stores as a separate series
+A run with several evals is judged by one score, by default their weighted mean, which ingestion stores as a series
 (`COMBINED_METRIC`): all code that reads a run treats it as the eval. See `evalstop_detectors.combined_eval`.
 """
 
@@ -14,6 +14,7 @@ from operator import attrgetter
 import msgspec
 from evalstop_detectors import (
     ROLES,
+    CombinedState,
     EvalValue,
     MetricRole,
     Observation,
@@ -147,6 +148,13 @@ def find_combined_evals(run: Run) -> dict[str, float]:
     return {metric: run.metrics[metric].get("weight", 1.0) for metric in sorted(evals)} if len(evals) > 1 else {}
 
 
+def start_run_combining(run: Run) -> CombinedState:
+    """The state before the first value of the run's evals."""
+    evals = find_combined_evals(run)
+    required = (place for place, metric in enumerate(evals) if run.metrics[metric].get("required"))
+    return start_combining(len(evals), required)
+
+
 def list_watched(run: Run) -> dict[str, MetricFields]:
     """The metrics with a role, and the mean of several evals, which is then the eval."""
     if not find_combined_evals(run):
@@ -221,6 +229,7 @@ class EvalShare:
     metric: str
     weight: float
     critical: bool
+    required: bool
     change: float
     missing: bool
 
@@ -228,9 +237,10 @@ class EvalShare:
 def list_shares(run: Run, points: Iterable[PostedObservation]) -> list[EvalShare]:
     """The evals of a run that has several, largest fall first, from all their observations."""
     weights = find_combined_evals(run)
-    state, _ = combine_values(tuple(weights.values()), start_combining(len(weights)), select_eval_values(run, points))
+    state, _ = combine_values(tuple(weights.values()), start_run_combining(run), select_eval_values(run, points))
     shares = [
-        EvalShare(metric, weight, run.metrics[metric].get("critical", False), -fall, not item.counts)
+        EvalShare(metric, weight, role.get("critical", False), role.get("required", False), -fall, not item.counts)
         for (metric, weight), fall, item in zip(weights.items(), state.falls, state.evals, strict=True)
+        for role in [run.metrics[metric]]
     ]
     return sorted(shares, key=lambda share: share.change)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import pwd
 import select
 import signal
 import socket
@@ -22,7 +21,7 @@ import pytest
 from evalstop_service import cli
 from evalstop_service.clock import utc_now
 from evalstop_service.security.encryption import Encryption
-from evalstop_service.store import endpoints, projects, schema
+from evalstop_service.store import endpoints, schema
 from evalstop_service.store.database import Database
 
 from tests.fixtures.forked_commands import FORKSERVER, ForkedCommand
@@ -146,13 +145,6 @@ def test_installation_is_set_up_by_commands(environment: dict[str, str]) -> None
     assert plain.stdout.startswith("esk_")
     with run_in_background(environment, "serve", "--port", "0", "--json") as process:
         assert request_runs(read_first_line(process)["url"], key["key"]) == 200
-    paused = run_evalstop(environment, "pause", "alignment", "--actor", "dana", "--reason", "broken evals", "--json")
-    assert json.loads(paused.stdout) == {"project": "alignment", "paused": True, "paused_until": None}
-    again = run_evalstop(environment, "pause", "alignment", "--until", "1h")
-    assert again.stdout.startswith("project alignment is paused (it was paused already, since ")
-    assert "resumed" in run_evalstop(environment, "resume", "alignment").stdout
-    unknown_project = run_evalstop(environment, "pause", "nosuch")
-    assert (unknown_project.returncode, "nosuch" in unknown_project.stderr) == (1, True)
     for name in ("a\nb", " ", "\udcff"):
         assert (
             run_evalstop(environment, "admin", "key", "create", "--project", "alignment", "--name", name).returncode
@@ -226,27 +218,6 @@ def test_file_that_is_no_database_is_left_alone(environment: dict[str, str], tmp
     assert "not a database" in finished.stderr
     assert "Traceback" not in finished.stderr
     assert file.read_text().startswith("not a database")
-
-
-def test_user_without_a_name_can_run_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container whose user id has no name the schema is migrated, and a pause is recorded as of the command
-    line."""
-
-    def find_nobody(uid: int) -> None:
-        raise KeyError(f"getpwuid(): uid not found: {uid}")
-
-    monkeypatch.setattr(pwd, "getpwuid", find_nobody)
-    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("EVALSTOP_DATA_FOLDER", str(tmp_path))
-    assert cli.main(["migrate"]) == 0
-    assert cli.main(["admin", "key", "create", "--project", "p", "--name", "k"]) == 0
-    assert cli.main(["pause", "p"]) == 0
-    database = Database(f"sqlite:///{tmp_path}/evalstop.db")
-    with database.reading() as tx:
-        project = projects.find_project_by_name(tx, "p")
-    assert project is not None
-    assert project.paused_by == "command line"
 
 
 def test_wrong_usage_exits_with_2(environment: dict[str, str]) -> None:

@@ -137,3 +137,22 @@ def test_single_eval_has_no_combined_metric(project: ProjectFixture) -> None:
     project.post_observations(run, build_observations("chat", [3.0, 2.0, 1.0, 0.0]))
     assert {row["metric"] for row in project.load_rows(tables.observations, run)} == {"chat"}
     assert project.load_run(run).verdict.critical is None
+
+
+@pytest.mark.parametrize(("chat_falls", "verdict"), [(False, "continue"), (True, "stop")])
+def test_required_evals_stop_the_run_only_together(project: ProjectFixture, chat_falls: bool, verdict: str) -> None:
+    """A run with required evals goes on while one of them holds, and is stopped once the last has turned."""
+    evals: dict[str, MetricFields] = {
+        metric: {"role": "eval", "direction": "maximize", "required": True} for metric in ("code", "math", "chat")
+    }
+    run = project.open_run(metrics=evals, policy="paper")
+    turned = [float(min(step, 40 - step)) for step in range(60)]
+    risen = [float(min(step, 20)) for step in range(60)]
+    for metric in evals:
+        stopped = project.post_observations(run, build_observations(metric, risen if metric == "chat" else turned))
+    assert stopped.run.verdict.verdict == "continue"
+    if chat_falls:
+        for metric in evals:
+            values = [-20.0 - step if metric != "chat" else 19.0 - 2 * step for step in range(15)]
+            stopped = project.post_observations(run, build_observations(metric, values, first_step=60))
+    assert stopped.run.verdict.verdict == verdict

@@ -39,7 +39,11 @@ def _check_unique_roles(metrics: dict[str, AnyRole]) -> dict[str, AnyRole]:
 
 _WEIGHED: JsonDict = {"properties": {"weight": {"type": "number"}}, "required": ["weight"]}
 _CRITICAL: JsonDict = {"properties": {"critical": {"const": True}}, "required": ["critical"]}
-_OF_EVALS: JsonDict = {"if": {"anyOf": [_WEIGHED, _CRITICAL]}, "then": {"properties": {"role": {"const": "eval"}}}}
+_REQUIRED: JsonDict = {"properties": {"required": {"const": True}}, "required": ["required"]}
+_OF_EVALS: JsonDict = {
+    "if": {"anyOf": [_WEIGHED, _CRITICAL, _REQUIRED]},
+    "then": {"properties": {"role": {"const": "eval"}}},
+}
 
 
 class WeighedRole(Role):
@@ -53,11 +57,15 @@ class WeighedRole(Role):
     critical: bool = Field(
         False, description="with several evals: if this one falls for good, the run is stopped, whatever the mean does"
     )
+    required: bool = Field(
+        False,
+        description="with several evals: the run is stopped only once this one and all other required ones have turned",
+    )
 
     @model_validator(mode="after")
     def _check_weight(self) -> Self:
-        if self.role != "eval" and (self.weight is not None or self.critical):
-            raise ValueError("only an eval has a weight or is critical")
+        if self.role != "eval" and (self.weight is not None or self.critical or self.required):
+            raise ValueError("only an eval has a weight, is critical or is required")
         return self
 
 
@@ -107,6 +115,8 @@ def complete_directions(metrics: Mapping[str, WeighedRole]) -> dict[str, MetricF
             completed[metric]["weight"] = role.weight
         if role.critical:
             completed[metric]["critical"] = True
+        if role.required:
+            completed[metric]["required"] = True
     return completed
 
 
