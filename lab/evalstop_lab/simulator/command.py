@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from evalstop_lab.simulator import actions, reproduce
+from evalstop_lab.simulator import reproduce
 
 EXAMPLES = """examples:
   evalstop-lab cluster reproduce
   evalstop-lab cluster reproduce --seeds 4 --json
-  evalstop-lab cluster actions --schedulers FIFO SRTF-Est
 """
 
 
@@ -21,5 +20,4 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (reproduce, actions):
-        module.add_parser(commands)
+    reproduce.add_parser(commands)

@@ -6,7 +6,6 @@ scheduler may import.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -75,10 +74,3 @@ class Workload:
     @property
     def submitted(self) -> Floats:
         return np.array([job.submitted for job in self.jobs])
-
-
-Parked = Mapping[int, Sequence[tuple[int, bool]]]
-"""The jobs that are parked at some time, by number: whether they are from each of these evals on, counted from 1.
-
-A parked job runs only on idle GPUs, and is paused for any other.
-"""

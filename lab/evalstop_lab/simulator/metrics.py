@@ -125,34 +125,6 @@ def measure_schedule(
     )
 
 
-def measure_contended_waste(workload: Workload, hidden: Hidden, schedule: Schedule, restore_hours: float) -> float:
-    """Wasted GPU-hours during which another job waited: those of hacking jobs after their peak, and all of wrongly
-    stopped jobs. Hours without a waiting job, or of a parked job, delay no other job and do not count.
-    """
-    if not schedule.contended:
-        return 0.0
-    hours = workload.hours
-    peak_at = hidden.peaks * hours
-    falsely = _find_false_stops(hidden, schedule, hours, peak_at)
-    useless_from = np.where(falsely, 0.0, np.inf)
-    ran, paused = np.zeros(len(hours)), np.zeros(len(hours), dtype=bool)
-    spans: list[tuple[float, float, int]] = []  # start, end and GPUs of useless hours; negative for parked jobs
-    for job, since, until in schedule.spells:
-        goes = since + restore_hours if paused[job] else since
-        before = ran[job]
-        ran[job] += max(until - goes, 0.0)
-        paused[job] = True
-        if hidden.hacking[job] and before < peak_at[job] <= ran[job]:
-            useless_from[job] = min(useless_from[job], goes + peak_at[job] - before)
-        spans.append((max(since, useless_from[job]), until, workload.jobs[job].gpus))
-    spans += [(max(since, useless_from[job]), until, -workload.jobs[job].gpus) for job, since, until in schedule.parked]
-    edges = np.array(schedule.contended).ravel()
-    waited = np.cumsum(np.diff(edges, prepend=edges[0]) * (np.arange(len(edges)) % 2))  # hours, up to each edge
-    starts, ends, gpus = np.array(spans).T
-    hours_waited = np.interp(ends, edges, waited) - np.interp(np.minimum(starts, ends), edges, waited)
-    return float((hours_waited * gpus).sum())
-
-
 def _find_false_stops(hidden: Hidden, schedule: Schedule, hours: Floats, peak_at: Floats) -> NDArray[np.bool_]:
     return (schedule.ran < hours) & (~hidden.hacking | (schedule.ran < peak_at * (1 - 1e-9)))
 

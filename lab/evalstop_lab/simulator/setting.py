@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from evalstop_lab.simulator.engine import Cluster
@@ -69,29 +69,3 @@ class Setting:
 
 
 PAPER = Setting()
-
-WORLDS: Mapping[str, Setting] = MappingProxyType(
-    {
-        "paper": PAPER,
-        "gao": replace(PAPER, curve="gao_rl"),
-        "noise 0.1": replace(PAPER, noise_sd=0.1, evals=50),
-        "dips": replace(PAPER, healthy_dip_prob=0.4, evals=50),
-        "hard": replace(PAPER, curve="gao_rl", peaks=(0.3, 0.8), evals=50, noise_sd=0.05, healthy_dip_prob=0.2),
-    }
-)
-
-_GANGS = replace(
-    PAPER,
-    jobs=600,
-    gpus=16,
-    load=0.8,
-    offered=MappingProxyType({Kind.RLHF: Offered(1.0, 6.0, ((1, 1.0),))}),
-    peaks=(0.3, 0.8),
-    evals=50,
-    noise_sd=0.05,
-)
-
-GANGS: Mapping[str, Setting] = MappingProxyType(
-    {"gangs": _GANGS, "gangs, dips": replace(_GANGS, healthy_dip_prob=0.25)}
-)
-"""Worlds whose jobs have one size, on a cluster for 16 of them; in the second a quarter of healthy jobs have dips."""

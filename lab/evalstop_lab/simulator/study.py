@@ -8,18 +8,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
-import numpy as np
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number, whole_number
 from evalstop_lab.report import to_json_values
 from evalstop_lab.simulator.setting import Setting
 from evalstop_lab.sweep import BACKENDS, LOCAL, add_jobs_option, sweep
-from evalstop_lab.worlds.scoring import estimate_mean
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -36,12 +34,6 @@ def add_common(parser: argparse.ArgumentParser, seeds: int) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
-def get_setting(args: argparse.Namespace, worlds: Mapping[str, Setting]) -> Setting:
-    """The requested world, with the requested number of jobs."""
-    setting = worlds[args.world]
-    return replace(setting, jobs=args.cluster_jobs or setting.jobs)
-
-
 def get_seeds(args: argparse.Namespace) -> list[int]:
     """The requested seeds, else those not used for fitting."""
     start = REPORTING_SEED if args.first_seed is None else args.first_seed
@@ -53,18 +45,6 @@ def sweep_each(
 ) -> list[Result]:
     """Apply `work` to each item, with a progress bar, in the requested processes or cluster."""
     return sweep(work, items, title, args.jobs, chunk=1, backend=args.backend)
-
-
-def estimate_figures(
-    by_seed: Sequence[Mapping[Any, Sequence[float]]], names: Sequence[str], figures: Sequence[str]
-) -> list[dict[str, Any]]:
-    """A row for each key of the seeds' numbers: its parts under these names, and the mean of each figure over seeds."""
-    rows = []
-    for key in by_seed[0]:
-        columns = np.array([of_seed[key] for of_seed in by_seed]).T
-        means = {name: asdict(estimate_mean(column)) for name, column in zip(figures, columns, strict=True)}
-        rows.append(dict(zip(names, key, strict=True)) | means)
-    return rows
 
 
 def print_report(args: argparse.Namespace, report: dict[str, Any], show: Callable[[Console], None]) -> int:

@@ -11,7 +11,7 @@ from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.jobs import Kind
 from evalstop_lab.simulator.metrics import Counts, count_flags, measure_schedule
 from evalstop_lab.simulator.schedulers import SCHEDULERS
-from evalstop_lab.simulator.setting import WORLDS, Setting
+from evalstop_lab.simulator.setting import PAPER, Setting
 from evalstop_lab.simulator.stopping import RULES, decide_stops, no_stops
 
 from tests.lab.simulator.conftest import SMALL
@@ -54,6 +54,13 @@ def test_flags_at_the_last_eval_can_be_excluded() -> None:
     assert (counts.recall().value, counts.recall(late=False).value) == (0.8, 0.6)
     assert (counts.precision().value, counts.precision(late=False).value) == (8 / 12, 6 / 7)
     assert (counts.false_stops().value, counts.false_stops(late=False).value) == (0.4, 0.1)
+
+
+WORLDS = {
+    "paper": PAPER,
+    "noise 0.1": replace(PAPER, noise_sd=0.1, evals=50),
+    "hard": replace(PAPER, curve="gao_rl", peaks=(0.3, 0.8), evals=50, noise_sd=0.05, healthy_dip_prob=0.2),
+}
 
 
 @pytest.mark.parametrize("setting", WORLDS.values(), ids=WORLDS)
