@@ -20,9 +20,10 @@ class MetricRole(StrEnum):
     Members are in the order in which detectors see the roles of one step: the eval score comes after the others, so
     that a detector that compares the proxy with it has the whole step when the eval score arrives.
     `paired` is not a trainer's metric: the eval score of this step's checkpoint less that of the best one so far,
-    both evaluated on the same prompts on request.
+    both evaluated on the same prompts on request. The learning rate is known by its name and cannot be assigned.
     """
 
+    LEARNING_RATE = "learning_rate"
     KL = "kl"
     LOSS = "loss"
     PROXY = "proxy"
@@ -50,6 +51,7 @@ class RoleTraits(NamedTuple):
 
 
 ROLES: Mapping[MetricRole, RoleTraits] = {
+    MetricRole.LEARNING_RATE: RoleTraits("the learning rate", keeps_sign=True),
     MetricRole.EVAL: RoleTraits("the eval score"),
     MetricRole.PROXY: RoleTraits("the proxy reward"),
     MetricRole.KL: RoleTraits("the KL to the initial policy", minimized=True, keeps_sign=True),

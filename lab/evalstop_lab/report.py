@@ -10,7 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.worlds.scoring import Figure
@@ -80,9 +82,26 @@ def save_figure(
     plt.close(figure)
 
 
-def show_percent(*axes: Any) -> None:
-    """Format the tick labels of these axes as percentages."""
-    from matplotlib.ticker import PercentFormatter
-
-    for axis in axes:
-        axis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
+    """Print a table with one row per rule; intervals are 95 %."""
+    runs = next(iter(result.values()))["runs"]
+    table = new_table(
+        f"{name}: {runs} runs",
+        *("rule", "recall", "false stops", "premature", "delay", "delay / bound", "saved", "eval lost"),
+        caption="saved: share of the evals after the peaks, minus those lost by wrong stops; eval lost: of the gain",
+    )
+    by_saved = sorted(
+        result.items(), key=lambda item: np.nan_to_num(item[1]["saved"]["value"], nan=-math.inf), reverse=True
+    )
+    for rule, figures in by_saved:
+        table.add_row(
+            rule,
+            format_figure(figures["recall"]),
+            format_figure(figures["false_stops"]),
+            format_percent(figures["premature"]["value"]),
+            format_number(figures["delay"]["value"], 0),
+            format_number(figures["delay_to_bound"]["value"], 1),
+            format_figure(figures["saved"]),
+            format_percent(figures["eval_lost"]["value"]),
+        )
+    console.print(table)

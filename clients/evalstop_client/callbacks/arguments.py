@@ -46,6 +46,12 @@ def filled(
     return cast(CallbackArguments, merged)
 
 
+def is_plan_meant(*, is_constant: bool, stops_early: bool) -> bool:
+    """Whether a planned length is more than an upper bound: the learning rate decays towards it, or nothing else is to
+    end the training. What a stop saves of an upper bound would not have been run."""
+    return not (is_constant and stops_early)
+
+
 def choose_monitor(monitors: Iterable[tuple[str | None, str]]) -> tuple[str | None, str]:
     """The first of these monitored metrics that is held out, with its direction from a mode `min`, `max` or `auto`."""
     directions = {"max": "maximize", "min": "minimize"}

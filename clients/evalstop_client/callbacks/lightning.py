@@ -21,6 +21,7 @@ from evalstop_client.callbacks.arguments import (
     CallbackArguments,
     choose_monitor,
     filled,
+    is_plan_meant,
     keep_numbers,
     open_run,
     repeats_steps,
@@ -62,7 +63,9 @@ class EvalStopCallback(Callback):
             planned = trainer.estimated_stepping_batches  # computed from epochs, too; infinite or -1 if unknown
             # Of manual optimization it counts batches, where `global_step` counts the steps of all optimizers.
             is_known = 0 < planned < math.inf and pl_module.automatic_optimization
-            total_steps = int(planned) if is_known else None
+            is_constant = all(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
+            is_meant = is_plan_meant(is_constant=is_constant, stops_early=bool(trainer.early_stopping_callbacks))
+            total_steps = int(planned) if is_known and is_meant else None
             resumes = trainer.global_step > 0
             saving = [item for item in trainer.checkpoint_callbacks if getattr(item, "save_top_k", 0)]
             monitors = [

@@ -15,7 +15,7 @@ from typing import Any, Unpack
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from evalstop_client.callbacks.arguments import CallbackArguments, filled, repeats_steps, to_uri
+from evalstop_client.callbacks.arguments import CallbackArguments, filled, is_plan_meant, repeats_steps, to_uri
 from evalstop_client.callbacks.pytorch import AGREE_EVERY_STEPS, DistributedRun
 from evalstop_client.eval_request import Evaluate, answer_requests
 
@@ -52,7 +52,11 @@ class EvalStopCallback(TrainerCallback):
         name = getattr(args, "run_name", None) or args.output_dir
         resumes = state.global_step > 0
         best_by = _find_best_metric(args)
-        planned = None if _doubts_plan(args, state) else state.max_steps or None
+        schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+        is_constant = schedule.startswith("constant") or schedule == "reduce_lr_on_plateau"
+        stops_early = "EarlyStoppingCallback" in (state.stateful_callbacks or {})
+        is_meant = is_plan_meant(is_constant=is_constant, stops_early=stops_early)
+        planned = state.max_steps or None if is_meant else None
         arguments = filled(self._arguments, name=name, total_steps=planned, resumes=resumes, best_by=best_by)
         self._run = DistributedRun(agree_every_steps=self._agree_every_steps, **arguments)
         self._pins = bool(args.save_total_limit) and args.metric_for_best_model is None
@@ -116,14 +120,6 @@ class EvalStopCallback(TrainerCallback):
         if self._run is not None:
             self._run.finish()
             self._run = None
-
-
-def _doubts_plan(args: TrainingArguments, state: TrainerState) -> bool:
-    """Whether the planned length is only an upper bound: the learning rate stays constant, and early stopping is to
-    find the end. A plan that a run will not reach delays its stops, and what they save of it would not have been run.
-    """
-    kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-    return str(kind).startswith("constant") and "EarlyStoppingCallback" in (state.stateful_callbacks or {})
 
 
 def _find_best_metric(args: TrainingArguments) -> tuple[str | None, str]:

@@ -21,7 +21,7 @@ from evalstop_detectors.detectors.detector import Evidence
 from evalstop_detectors.errors import OutOfOrder
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_columns, to_observations
 from evalstop_detectors.policy.catalog import Call, Verdict
-from evalstop_detectors.policy.opening import Opening, add_eval
+from evalstop_detectors.policy.opening import Opening
 from evalstop_detectors.policy.panel import Calls, PanelState, add_calls, fold_observers, step_observers
 from evalstop_detectors.policy.policy import Policy
 from evalstop_detectors.policy.state import MonitorState, start, start_anew
@@ -52,11 +52,16 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
     if changed:
         state = start_anew(policy, state, observation.eval_version)
     panel = step_observers(policy, state.panel, observation) if policy.observers else state.panel
+    is_eval, opening = role is MetricRole.EVAL and observation.finite, state.opening
+    if is_eval:
+        opening = opening.add_eval(state.evals, observation.value)
+    elif role is MetricRole.LEARNING_RATE:
+        opening = opening.add_rate(observation.value)
+        if opening is state.opening and not changed and not policy.shows_rates:
+            return state, state.verdict  # `last` stays too: the evals before it are not late
     if role not in policy.deciding_roles:
-        return replace(state, last=order, panel=panel), state.verdict
+        return replace(state, last=order, panel=panel, opening=opening), state.verdict
     states, evidence = list(state.states), list(state.evidence)
-    is_eval = role is MetricRole.EVAL and observation.finite
-    opening = add_eval(state.opening, state.evals, observation.value) if is_eval else state.opening
     stale, calls = changed or not _is_settled(policy, state.verdict.step, state.evals, state.opening), panel.calls
     for index, detector_step in policy.shown[role]:
         states[index], latest = detector_step(states[index], observation)
@@ -159,20 +164,23 @@ def advance(
         columns = to_columns(watched)
     if not columns:
         return state, [state.verdict]
-    last = max((column.steps[-1], RANK[role]) for role, column in columns.items())
+    openings = Openings(state, columns)
+    shown = [role for role in columns if policy.shows_rates or role is not MetricRole.LEARNING_RATE]
+    ends = [order for order in (state.last, openings.last_rate) if order is not None]
+    last = max([*ends, *((columns[role].steps[-1], RANK[role]) for role in shown)], default=None)
     panel = fold_observers(policy, state.panel, columns) if policy.observers else state.panel
     deciding = {role: column for role, column in columns.items() if role in policy.deciding_roles}
     if not deciding:
-        return replace(state, last=last, panel=panel), [state.verdict]
+        return replace(state, last=last, panel=panel, opening=openings.last), [state.verdict]
     # 2. Each detector takes in everything new: a verdict never changes what a detector sees.
     states, evidence, changes, calls = _fold_detectors(policy, state, deciding, panel.calls)
     # 3. The verdict is recomputed only where evidence changed, or where the step or the count of evals still matters.
-    eval_orders, opening = list_finite_evals(deciding), list_openings(state, deciding)[-1]
+    eval_orders = list_finite_evals(deciding)
     verdict, verdicts = state.verdict, list[Verdict]()
     settled = _is_settled(policy, state.verdict.step, state.evals, state.opening)
     if (changes or not settled) and not policy.keeps(state.verdict):
         ordered = sorted(changes, key=ORDER)
-        judged = judge_changes(policy, state, deciding, eval_orders, list(state.evidence), ordered)
+        judged = judge_changes(policy, state, deciding, openings, eval_orders, list(state.evidence), ordered)
         verdict, verdicts = _follow_calls(policy, state.verdict, judged)
     suspect_step = verdicts[0].step if state.suspect_step is None and verdicts else state.suspect_step
     # 4. A continuing verdict gets the latest step; a stop stays as it was reached.
@@ -184,7 +192,7 @@ def advance(
     evals = state.evals + len(eval_orders)
     version, panel = state.eval_version, PanelState(panel.states, panel.evidence, calls)
     return MonitorState(
-        tuple(states), tuple(evidence), last, evals, verdict, suspect_step, version, (), panel, opening
+        tuple(states), tuple(evidence), last, evals, verdict, suspect_step, version, (), panel, openings.last
     ), verdicts
 
 
@@ -293,35 +301,54 @@ def _moved_to(verdict: Verdict, step: int) -> Verdict:
     )
 
 
-def list_openings(state: MonitorState, columns: Columns) -> list[Opening]:
-    """The opening now and after each further finite eval of these columns, until it is over."""
-    column, openings = columns.get(MetricRole.EVAL), [state.opening]
-    if column is not None and len(state.opening) == state.evals:
-        for count, value in enumerate(filter(math.isfinite, column.values), start=state.evals):
-            openings.append(add_eval(openings[-1], count, value))
-            if not openings[-1]:
+class Openings:
+    """The opening of a run in this state, and at each observation of these columns."""
+
+    def __init__(self, state: MonitorState, columns: Columns) -> None:
+        self.last, self.last_rate, evals = state.opening, None, state.evals
+        self._orders, self._openings = list[Order](), [state.opening]
+        pairs = [_list_finite(columns, role) for role in (MetricRole.LEARNING_RATE, MetricRole.EVAL)]
+        for order, value in heapq.merge(*pairs):
+            before, is_eval = self.last, order[1] == RANK[MetricRole.EVAL]
+            self.last = before.add_eval(evals, value) if is_eval else before.add_rate(value)
+            evals += is_eval
+            if self.last is not before:
+                self._orders.append(order)
+                self._openings.append(self.last)
+                self.last_rate = self.last_rate if is_eval else order
+            if evals and not self.last.scores and (MetricRole.LEARNING_RATE not in columns or self.last.has_peaked):
                 break
-    return openings
+
+    def before(self, order: Order) -> Opening:
+        return self._openings[bisect_left(self._orders, order)]
+
+    def at(self, order: Order) -> Opening:
+        return self._openings[bisect_right(self._orders, order)]
+
+
+def _list_finite(columns: Columns, role: MetricRole) -> Iterator[tuple[Order, float]]:
+    if (column := columns.get(role)) is not None:
+        for step, value in zip(column.steps, column.values, strict=True):
+            if math.isfinite(value):
+                yield (step, RANK[role]), value
 
 
 def list_finite_evals(columns: Columns) -> list[Order]:
-    column, rank = columns.get(MetricRole.EVAL), RANK[MetricRole.EVAL]
-    if column is None:
-        return []
-    return [(step, rank) for step, value in zip(column.steps, column.values, strict=True) if math.isfinite(value)]
+    return [order for order, _ in _list_finite(columns, MetricRole.EVAL)]
 
 
 def judge_changes(
     policy: Policy,
     state: MonitorState,
     columns: Columns,
+    openings: Openings,
     eval_orders: Sequence[Order],
     evidence: list[Evidence | None],
     changes: Iterable[Change],
 ) -> Iterator[Verdict]:
     """The verdicts on these columns, in order, wherever they may differ; those between that call for nothing are
     omitted, except the last. `changes` are in order; `evidence` is updated to the returned verdict."""
-    verdict, skipped, openings = state.verdict, None, list_openings(state, columns)
+    verdict, skipped = state.verdict, None
     loud = {member for member, item in enumerate(evidence) if policy.alarms(member, item)}
     unsettled = ((order, -1, None) for order in sorted(_unsettled(policy, state, columns, eval_orders, openings)))
     for order, group in groupby(heapq.merge(changes, unsettled, key=ORDER), key=ORDER):
@@ -331,7 +358,7 @@ def judge_changes(
                 (loud.add if policy.alarms(member, item) else loud.discard)(member)
         if loud or verdict.verdict is not Call.CONTINUE:
             count = bisect_right(eval_orders, order)
-            judged = policy.judge(evidence, order[0], state.evals + count, openings[min(count, len(openings) - 1)])
+            judged = policy.judge(evidence, order[0], state.evals + count, openings.at(order))
             verdict, skipped = _follow(verdict, judged), None
             yield verdict
         else:
@@ -345,11 +372,12 @@ def _is_settled(policy: Policy, judged: int | None, evals: int, opening: Opening
 
     `judged`: the step of the verdict. Without an eval the detectors may just have restarted: see `start_anew`.
     """
-    return judged is not None and judged >= policy.warmup_steps and evals >= max(policy.min_evals, 1) and not opening
+    is_over = evals >= max(policy.min_evals, 1) and not opening.scores
+    return is_over and judged is not None and judged >= policy.warmup_steps
 
 
 def _unsettled(
-    policy: Policy, state: MonitorState, columns: Columns, eval_orders: Sequence[Order], openings: Sequence[Opening]
+    policy: Policy, state: MonitorState, columns: Columns, eval_orders: Sequence[Order], openings: Openings
 ) -> set[Order]:
     """The observations before which verdicts were not settled."""
     last = state.verdict.step
@@ -358,7 +386,7 @@ def _unsettled(
     unsettled = set[Order]()
     for order in sorted((at, RANK[role]) for role, column in columns.items() for at in column.steps):
         count = bisect_left(eval_orders, order)
-        if _is_settled(policy, last, state.evals + count, openings[min(count, len(openings) - 1)]):
+        if _is_settled(policy, last, state.evals + count, openings.before(order)):
             break
         last = order[0]
         unsettled.add(order)

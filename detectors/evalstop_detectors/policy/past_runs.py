@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from evalstop_detectors.detectors.detector import Evidence, Trace
 from evalstop_detectors.observation import RANK, Columns
 from evalstop_detectors.policy.catalog import NOTHING_SEEN, Call, Verdict
-from evalstop_detectors.policy.monitor import Change, Order, judge_changes, list_finite_evals
+from evalstop_detectors.policy.monitor import Change, Openings, Order, judge_changes, list_finite_evals
 from evalstop_detectors.policy.policy import Policy
 from evalstop_detectors.policy.state import start
 
@@ -42,14 +42,15 @@ def replay_runs(policy: Policy, runs: Sequence[Columns]) -> list[PastRun]:
         member_traces = member.detector.trace_runs([role_columns[index] for index in seeing])
         for index, trace in zip(seeing, member_traces, strict=True):
             traces[index][number] = trace
-    return [_judge_run(policy, columns, run_traces) for columns, run_traces in zip(watched, traces, strict=True)]
+    return [_judge_run(policy, *item) for item in zip(runs, watched, traces, strict=True)]
 
 
-def _judge_run(policy: Policy, columns: Columns, traces: Mapping[int, Trace]) -> PastRun:
+def _judge_run(policy: Policy, run: Columns, columns: Columns, traces: Mapping[int, Trace]) -> PastRun:
     state = start(policy)
     evidence, verdict, suspect_step = list(state.evidence), NOTHING_SEEN, None
     changes = _list_changes(policy, traces)
-    for verdict in judge_changes(policy, state, columns, list_finite_evals(columns), evidence, changes):
+    openings = Openings(state, run)
+    for verdict in judge_changes(policy, state, columns, openings, list_finite_evals(columns), evidence, changes):
         if suspect_step is None and verdict.verdict is not Call.CONTINUE:
             suspect_step = verdict.step
         if verdict.stops:

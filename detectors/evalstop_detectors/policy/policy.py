@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from evalstop_detectors.detectors.detector import Detector, EvalRequests, Evidence, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.policy.catalog import Action, Call, Finding, Ground, GuardKind, Verdict
-from evalstop_detectors.policy.opening import Opening, explain_wait
+from evalstop_detectors.policy.opening import NO_EVALS, Opening
 from evalstop_detectors.wording import format_count
 
 LEVELLED_OFF_AT = 0.97
@@ -173,8 +173,13 @@ class Policy(Struct, frozen=True, dict=True):
 
     @cached_property
     def roles(self) -> frozenset[MetricRole]:
-        """The roles that are watched: `deciding_roles`, and those that only observers see."""
-        return self.deciding_roles.union(*(member.detector.roles for member in self.observers))
+        """The roles that are watched: `deciding_roles`, those that only observers see, and the learning rate."""
+        return self.deciding_roles.union({MetricRole.LEARNING_RATE}, *(item.detector.roles for item in self.observers))
+
+    @cached_property
+    def shows_rates(self) -> bool:
+        """Whether a detector sees the learning rate, which otherwise only tells when the warm-up is over."""
+        return any(MetricRole.LEARNING_RATE in member.detector.roles for member in (*self.members, *self.observers))
 
     @cached_property
     def stopping_roles(self) -> frozenset[MetricRole]:
@@ -256,9 +261,9 @@ class Policy(Struct, frozen=True, dict=True):
         """Whether the verdict is final."""
         return verdict.stops and self.action is Action.STOP
 
-    def judge(self, evidence: Sequence[Evidence | None], step: int, evals: int, opening: Opening = ()) -> Verdict:
+    def judge(self, evidence: Sequence[Evidence | None], step: int, evals: int, opening: Opening = NO_EVALS) -> Verdict:
         """The verdict for one evidence per member (None: that member has seen nothing), after `evals` finite evals, of
-        which `opening` are the first while it lasts.
+        which the `opening` holds the first while it lasts.
 
         1. Find the members that call for a stop, on each ground, and those that are alarmed.
         2. Stop on the first ground on which enough of them call for it and nothing holds the stop back.
@@ -273,7 +278,7 @@ class Policy(Struct, frozen=True, dict=True):
             is_enough = _reaches(stopping, self.at_least)
             objection = self._held_back(is_enough, stopping, evidence, step, evals)
             if objection is None and not self._suffices_at_first(stopping):
-                objection = explain_wait(opening)
+                objection = opening.explain_wait()
             if objection is None and self.guessed:
                 objection = self._doubt(stopping)
             if objection is None:

@@ -12,7 +12,7 @@ from evalstop_detectors.policy.policy import Policy
 _NOT_FINITE: list[dict[str, Any]] = [
     {"detector": "non_finite", "id": f"non_finite-{role}", "params": {"role": role}}
     for role in reversed(MetricRole)
-    if role is not MetricRole.PAIRED
+    if role not in (MetricRole.PAIRED, MetricRole.LEARNING_RATE)
 ]
 
 _POSTERIOR: dict[str, Any] = {"detector": "posterior", "params": {"model": "gru-2"}}

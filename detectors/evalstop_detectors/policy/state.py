@@ -32,7 +32,7 @@ class MonitorState(Struct, frozen=True):
     latest observation. At the first of another version, the detectors that see the eval restart, and so does `evals`:
     levels are compared only within a version. `guarded`: for a policy with critical evals, the states of the
     watched score and of each critical eval; the other fields but the verdict copy the first. `panel`: what verdicts do
-    not depend on. `opening`: the first finite evals, see `policy.opening`.
+    not depend on. `opening`: the first finite evals and learning rates, see `policy.opening`.
     """
 
     states: tuple[Any, ...]
@@ -44,7 +44,7 @@ class MonitorState(Struct, frozen=True):
     eval_version: int = 0
     guarded: tuple[MonitorState, ...] = ()
     panel: PanelState = PanelState((), (), ())
-    opening: Opening = ()
+    opening: Opening = Opening()
 
 
 def start(policy: Policy) -> MonitorState:
@@ -83,7 +83,10 @@ def start_anew(policy: Policy, state: MonitorState, eval_version: int) -> Monito
     ]
     states, evidence = zip(*restarted, strict=True)
     panel = restart_observers(policy, state.panel)
-    return replace(state, states=states, evidence=evidence, evals=0, eval_version=eval_version, panel=panel, opening=())
+    opening = replace(state.opening, scores=())
+    return replace(
+        state, states=states, evidence=evidence, evals=0, eval_version=eval_version, panel=panel, opening=opening
+    )
 
 
 class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,7 +103,7 @@ class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
     observer_states: list[msgspec.Raw] = []
     observer_evidence: list[Evidence | None] = []
     calls: list[int | None] = []
-    opening: tuple[float, ...] = ()
+    opening: Opening = Opening()
 
 
 def state_to_json(policy: Policy, state: MonitorState) -> bytes:

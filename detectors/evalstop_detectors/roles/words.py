@@ -183,6 +183,13 @@ KNOWN_NAMES: dict[str, Meaning] = {
 }
 """By the whole name, as `recognition` compares it: in lower case, without `train/`."""
 
+LEARNING_RATES = (
+    *("learning_rate", "train/learning_rate", "lr", "train/lr", "actor/lr", "train/actor_lr", "optim/lr"),
+    *("charts/learning_rate", "lr-Adam", "lr-AdamW", "lr-SGD", "lr/pg0"),
+)
+"""The learning rate, as transformers, SB3, torchtune, verl, OpenRLHF, prime-rl, CleanRL, Lightning and Ultralytics call
+it, in order of preference. Not a role of a run: whoever logs it under such a name is understood."""
+
 _TOKEN_BY_TOKEN = {"mean_token_accuracy": 3}
 
 KNOWN_HELD_OUT: dict[str, Meaning] = {

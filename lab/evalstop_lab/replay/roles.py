@@ -67,7 +67,7 @@ def _explain_log(log: Log, metrics: set[str], count: int, requested: RequestedRo
     roles, recognised = choose_roles(log, metrics, requested)
     chosen = {}
     for role, metric in roles.columns.items():
-        if metric not in metrics:
+        if metric not in metrics or role is MetricRole.LEARNING_RATE:  # it has no role in the service
             continue
         reason = REQUESTED if role in requested.named else DECLARED if log.roles is not None else None
         reason = reason or (NAMED if metric == role else recognised.reasons.get(metric, ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from evalstop_detectors import ROLES, MetricRole, RoleOrigin, choose_direction
-from evalstop_detectors.roles.recognition import FIRST_EVALS, RecognizedRoles, is_constant, recognize_roles
+from evalstop_detectors.roles.recognition import FIRST_EVALS, RecognizedRoles, is_constant, recognize_by_values
+from evalstop_detectors.roles.words import LEARNING_RATES
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -36,7 +37,7 @@ def add_role_options(parser: argparse.ArgumentParser) -> None:
     """Add an option for the column of each role, `--minimize` and `--step`."""
     for role, traits in ROLES.items():
         text = f"column of {traits.meaning} (default: recognized by its name)"
-        parser.add_argument(f"--{role}", metavar="COLUMN", help=text)
+        parser.add_argument(f"--{role.replace('_', '-')}", metavar="COLUMN", help=text)
     parser.add_argument("--minimize", action="append", default=[], metavar="COLUMN", help="a column to minimize")
     parser.add_argument("--step", metavar="COLUMN", help="the column that counts steps (default: step)")
 
@@ -187,43 +188,35 @@ def _read_file(module: Any, path: Path, name: str, runs: Runs, roles: Roles, err
 
 def choose_roles(log: Log, metrics: set[str], requested: RequestedRoles) -> tuple[Roles, RecognizedRoles]:
     """The roles of the metrics of a log, as requested, else as declared by its run, else by name, and the roles by
-    name. As in the service, a guessed eval that does not change in its first evals gives way to another candidate."""
-    constant, tags = set[str](), log.tags()
-    while True:
-        roles, recognised = _choose_by_names(log, tags, metrics, requested, constant)
-        guess = recognised.guessed_eval
-        if MetricRole.EVAL not in roles.guessed or guess is None or guess in constant or not _is_constant(log, roles):
-            return roles, recognised
-        constant.add(guess)
-
-
-def _is_constant(log: Log, roles: Roles) -> bool:
-    """Whether the eval changes in none of the runs of the log that have enough evals to tell."""
-    runs = Runs()
-    log.read(runs, roles, ReadErrors(strict=False))
-    runs.settle()
-    evals = [run.series[MetricRole.EVAL].values for run in runs.by_name.values() if MetricRole.EVAL in run.series]
-    long = [values for values in evals if len(values) >= FIRST_EVALS]
-    return bool(long) and all(map(is_constant, long))
-
-
-def _choose_by_names(
-    log: Log, tags: Mapping[str, str], metrics: set[str], requested: RequestedRoles, constant: Collection[str]
-) -> tuple[Roles, RecognizedRoles]:
+    name."""
     names, roles = metrics - NO_METRICS, log.roles
-    recognised = recognize_roles(names, tags, constant)
+    step = requested.step or next((name for name in STEPS if name in metrics), "step")
+
+    def load_evals(metric: str) -> Sequence[float]:
+        """The evals of a run that is long enough to tell whether they change, preferably of one where they do."""
+        runs = Runs()
+        if roles is None and MetricRole.EVAL not in requested.named:
+            log.read(runs, Roles({MetricRole.EVAL: metric}, frozenset(), step), ReadErrors(strict=False))
+        runs.settle()
+        evals = [series.values for run in runs.by_name.values() for series in run.series.values()]
+        long = [values for values in evals if len(values) >= FIRST_EVALS]
+        return next((values for values in long if not is_constant(values)), long[0] if long else ())
+
+    recognised = recognize_by_values(names, log.tags(), load_evals)
     columns: dict[MetricRole, str] = {}
     minimized, guessed = set(requested.minimized), set[MetricRole]()
     for role in MetricRole:
         declared = roles.columns.get(role) if roles is not None else None
         recognised_name = next((name for name, item in recognised.roles.items() if item.role is role), None)
+        if role is MetricRole.LEARNING_RATE:
+            recognised_name = next((name for name in LEARNING_RATES if name in names), None)
         literal = role.value if role.value in names else None
         chosen = requested.named.get(role) or declared or literal or (recognised_name if roles is None else None)
         other_columns = {*columns.values(), *(column for other, column in requested.named.items() if other is not role)}
         if chosen is None or chosen in other_columns:
             continue
         columns[role] = chosen
-        by_name = chosen == recognised_name and role not in requested.named
+        by_name = chosen == recognised_name and chosen in recognised.roles and role not in requested.named
         direction = recognised.roles[chosen].direction if by_name else choose_direction(role, chosen)
         if by_name and chosen != declared and recognised.origins[chosen] is RoleOrigin.GUESSED:
             guessed.add(role)
@@ -234,7 +227,6 @@ def _choose_by_names(
     if roles is not None:
         minimized |= roles.minimized
         guessed |= roles.guessed - requested.named.keys()
-    step = requested.step or next((name for name in STEPS if name in metrics), "step")
     return Roles(columns, frozenset(minimized), step, frozenset(guessed)), recognised
 
 
@@ -312,7 +304,8 @@ def _read_log(log: Log, runs: Runs, requested: RequestedRoles, errors: ReadError
     first = ReadErrors(errors.strict, repeats=True)
     metrics = log.metrics(first)
     roles, _ = choose_roles(log, metrics, requested)
-    fits = bool(metrics & set(roles.columns.values()))
+    # The learning rate says nothing of a run without another metric.
+    fits = bool(metrics & {column for role, column in roles.columns.items() if role is not MetricRole.LEARNING_RATE})
     if fits:
         log.read(runs, roles, errors)
     else:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from evalstop_client.callbacks.arguments import is_plan_meant
 from evalstop_detectors import MetricRole
 from evalstop_detectors.roles.params import EVAL_TAG
 
@@ -236,7 +237,9 @@ class TrainerState:
                 errors.add(UnreadableInput(path, f"entry {index} of log_history: {error}"))
         state = _load_state(path)
         run.stopped_early = _describe_early_stop(state)
-        run.doubts_plan = _doubts_plan(state)
+        callbacks = state.get("stateful_callbacks")
+        stops_early = isinstance(callbacks, dict) and "EarlyStoppingCallback" in callbacks
+        run.doubts_plan = not is_plan_meant(is_constant=_stays_constant(state), stops_early=stops_early)
         if isinstance(planned := state.get("max_steps"), int) and planned > 0:
             run.total_steps = planned
         evals = run.series[MetricRole.EVAL].values if MetricRole.EVAL in run.series else ()
@@ -248,13 +251,11 @@ class TrainerState:
             )
 
 
-def _doubts_plan(state: dict[str, Any]) -> bool:
-    """Whether early stopping is to find the end: it is on, and after the warm-up the learning rate stays constant, as
-    transformers' callback sees from the arguments."""
+def _stays_constant(state: dict[str, Any]) -> bool:
+    """Whether the learning rate stays at its highest value."""
     rows = [row for row in state["log_history"] if isinstance(row, dict)]
     rates = [rate for row in rows if isinstance(rate := row.get("learning_rate"), float)]
-    saved = state.get("stateful_callbacks")
-    return len(rates) > 1 and rates[-2] == rates[-1] == max(rates) and "EarlyStoppingCallback" in (saved or ())
+    return len(rates) > 1 and rates[-2] == rates[-1] == max(rates)
 
 
 def _describe_early_stop(state: dict[str, Any]) -> str:

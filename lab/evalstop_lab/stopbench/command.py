@@ -18,10 +18,9 @@ from rich.console import Console
 
 from evalstop_lab.arguments import positive_number, require_writable
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.report import list_versions, to_json_values
+from evalstop_lab.report import list_versions, print_suite, to_json_values
 from evalstop_lab.stopbench.judging import SEEDS, SUITES, compute_figures, judge_run
 from evalstop_lab.stopbench.recording import FIRST_SEED, record_runs
-from evalstop_lab.stopbench.report import draw_scatter, print_suite
 from evalstop_lab.stopbench.rules import BUILT_IN, is_installed, load_rule
 from evalstop_lab.sweep import add_jobs_option, sweep
 
@@ -52,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     judging.add_argument("--seeds", choices=SEEDS, default="public", help="public to develop, held-out to report")
     judging.add_argument("--runs", type=positive_number, metavar="N", help="only the first N of each suite, to try it")
     judging.add_argument(
-        "--folder", type=Path, default=Path("stopbench"), help="folder for report and plots (default: %(default)s)"
+        "--folder", type=Path, default=Path("stopbench"), help="folder for the report (default: %(default)s)"
     )
     add_jobs_option(judging)
     judging.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
@@ -85,7 +84,6 @@ def run_rules(args: argparse.Namespace) -> int:
     args.folder.mkdir(parents=True, exist_ok=True)
     document = json.dumps(to_json_values(report))
     (args.folder / "report.json").write_text(document + "\n", encoding="utf-8")
-    draw_scatter(args.folder / "rules.png", results)
     if args.json:
         sys.stdout.write(document + "\n")
         return 0
@@ -94,7 +92,7 @@ def run_rules(args: argparse.Namespace) -> int:
         print_suite(console, name, result)
     for name in missing:
         console.print(f"{name} was skipped: its library is not installed.")
-    console.print(f"Wrote report.json (also by family, noise and known length) and rules.png to {args.folder}/")
+    console.print(f"Wrote report.json (also by family, noise and known length) to {args.folder}/")
     return 0
 
 

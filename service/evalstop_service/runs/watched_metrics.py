@@ -24,6 +24,7 @@ from evalstop_detectors import (
     combine_values,
     start_combining,
 )
+from evalstop_detectors.roles.words import LEARNING_RATES
 
 from evalstop_service.domain.run import COMBINED_METRIC, MetricFields, find_version
 from evalstop_service.domain.run import Verdict as RecordedVerdict
@@ -71,6 +72,9 @@ class WatchedMetrics:
             for metric, role in run.metrics.items()
             if role["role"] in policy.roles and metric not in self.combined
         }
+        self._roles |= {
+            metric: (MetricRole.LEARNING_RATE, 1.0) for metric in LEARNING_RATES if metric not in run.metrics
+        }
         self._critical = {metric: number for number, metric in enumerate(policy.critical, start=1)}
         if self.combined:
             self._roles[COMBINED_METRIC] = (MetricRole.EVAL, 1.0)
@@ -107,7 +111,18 @@ class WatchedMetrics:
                 )
         if not in_order:
             observations.sort(key=_ORDER_OF_SEVERAL if critical else _ORDER)
+            return _keep_highest_rates(observations)
         return observations
+
+
+def _keep_highest_rates(observations: list[Observation]) -> list[Observation]:
+    """The observations with one learning rate a step: several optimizers log one each."""
+    rates = [item for item in observations if item.role is MetricRole.LEARNING_RATE]
+    if len({item.step for item in rates}) == len(rates):
+        return observations
+    highest = {item.step: item for item in sorted(rates, key=lambda item: (math.isfinite(item.value), item.value))}
+    others = [item for item in observations if item.role is not MetricRole.LEARNING_RATE]
+    return sorted([*others, *highest.values()], key=_ORDER_OF_SEVERAL)
 
 
 _ORDER = attrgetter("order")

@@ -92,6 +92,41 @@ def test_run_that_breaks_at_its_second_eval_is_not_stopped_before_the_sixth(poli
     assert choose_step(negate(BROKEN_AT_THE_SECOND)) == 1
 
 
+def list_warm_up(scores: Sequence[float], peak: int, planned: int) -> list[Observation]:
+    """Evals at steps 10, 20, ... of a run whose learning rate, logged at every fifth step, rises until `peak`."""
+    steps = range(5, 10 * len(scores) + 1, 5)
+    rates = [Observation(MetricRole.LEARNING_RATE, step, min(step / peak, 2.0 - step / peak)) for step in steps]
+    evals = [
+        Observation(MetricRole.EVAL, 10 * place, score, progress=place / planned)
+        for place, score in enumerate(scores, start=1)
+    ]
+    return sorted([*rates, *evals], key=lambda item: item.order)
+
+
+LONG_DIP = [*np.linspace(0, -1, 9).tolist(), *np.linspace(-1, 3, 22)[1:].tolist()]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_stops_within_a_warm_up_that_reached_nothing(seed: int) -> None:
+    """The eval falls while the learning rate rises, and recovers."""
+    scores = vary(LONG_DIP, seed)
+    without = [item for item in list_warm_up(scores, 90, 30) if item.role is MetricRole.EVAL]
+    assert replay(POLICIES["early"], without[:8]).verdict.verdict is Call.STOP
+    held = replay(POLICIES["early"], list_warm_up(scores[:8], 90, 30)).verdict
+    assert held.verdict is Call.SUSPECT
+    assert "no stop: the learning rate still rises" in held.reason
+    assert not replay(POLICIES["early"], list_warm_up(scores, 190, 30)).verdict.stops
+
+
+def test_fall_after_the_warm_up_or_after_a_gain_is_judged() -> None:
+    """Nothing is held back once the learning rate has peaked, or where an eval was better than the first two."""
+    assert replay(POLICIES["early"], list_warm_up(vary(LONG_DIP, 2), 90, 30)).verdict.step == 100
+    gained = [0.0, 0.1, 1.0, 0.8, 0.5, 0.3, 0.1, -0.1, -0.3, -0.5, -0.7, -0.9]
+    stop = judge("early", gained, 30).step
+    assert stop is not None
+    assert replay(POLICIES["early"], list_warm_up(gained, 500, 30)).verdict.step == 10 * stop
+
+
 def test_counting_rules_judge_the_first_evals() -> None:
     """Three declines from the first eval on stop a run under a policy that asks for three declines."""
     assert judge("paper", [0.9, 0.8, 0.7, 0.6], None).step == 4

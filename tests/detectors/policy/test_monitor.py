@@ -34,7 +34,6 @@ from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline, KDeclineState
 from evalstop_detectors.detectors.non_finite import NonFinite
 from evalstop_detectors.detectors.posterior import Posterior
-from evalstop_detectors.policy.opening import add_eval
 from evalstop_detectors.policy.panel import PanelState
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -67,7 +66,11 @@ def compute_reference_states(policy: Policy, observations: list[Observation]) ->
     panel = list(policy.panel.values())
     for item in observations:
         before = states[-1]
-        if item.role not in policy.roles:
+        is_eval, opening = item.role is MetricRole.EVAL and math.isfinite(item.value), before.opening
+        opening = opening.add_eval(before.evals, item.value) if is_eval else opening
+        is_rate = item.role is MetricRole.LEARNING_RATE
+        opening = opening.add_rate(item.value) if is_rate else opening
+        if item.role not in policy.roles or (is_rate and opening == before.opening and not policy.shows_rates):
             states.append(before)
             continue
         folded = [*before.states, *before.panel.states]
@@ -82,11 +85,9 @@ def compute_reference_states(policy: Policy, observations: list[Observation]) ->
         size = len(policy.members)
         seen = PanelState(tuple(folded[size:]), tuple(evidence[size:]), tuple(calls))
         if item.role not in policy.deciding_roles:
-            states.append(msgspec.structs.replace(before, last=item.order, panel=seen))
+            states.append(msgspec.structs.replace(before, last=item.order, panel=seen, opening=opening))
             continue
-        is_eval = item.role is MetricRole.EVAL and math.isfinite(item.value)
         evals = before.evals + is_eval
-        opening = add_eval(before.opening, before.evals, item.value) if is_eval else before.opening
         verdict = before.verdict if before.verdict.stops else policy.judge(evidence[:size], item.step, evals, opening)
         suspect_step = before.suspect_step
         if suspect_step is None and verdict.verdict is not Call.CONTINUE:
@@ -203,8 +204,10 @@ def test_unwatched_roles_change_nothing(policy: Policy, observations: list[Obser
 
 @given(policy=policies(), observations=runs)
 def test_late_observations_are_refused(policy: Policy, observations: list[Observation]) -> None:
-    """An observation at or before the last one is late and raises OutOfOrder with its role and step."""
-    watched = [item for item in observations if item.role in policy.roles]
+    """An observation at or before the last one is late and raises OutOfOrder with its role and step. A learning rate
+    that changes nothing is none of them."""
+    counts = policy.roles if policy.shows_rates else policy.roles - {MetricRole.LEARNING_RATE}
+    watched = [item for item in observations if item.role in counts]
     assume(watched)
     state = replay(policy, watched)
     for item in watched:

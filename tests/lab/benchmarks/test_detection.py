@@ -1,4 +1,4 @@
-"""The detection benchmark: its report, tables, plots and contenders."""
+"""The detection benchmark: its report, tables and contenders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from evalstop_detectors import POLICIES
 from evalstop_lab.benchmarks.detection import step_cost
 from evalstop_lab.benchmarks.detection.command import main
 from evalstop_lab.benchmarks.detection.contenders import list_contenders, list_detectors, run_oracle
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.slow
 RECORDED = str(Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl")
 
 
-def test_quick_run_writes_report_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The report has the figures of each contender at each point, with the known recall of the paper's rule."""
     names = ["k_decline", "policy paper", "oracle"]
     arguments = ["--quick", "--jobs", "1", "--folder", str(tmp_path), "--recorded", RECORDED]
@@ -32,7 +31,6 @@ def test_quick_run_writes_report_and_plots(tmp_path: Path, capsys: pytest.Captur
     assert report["suites"]["recorded"]["policy paper, as shipped"]["recall"]["hits"] == 47
     assert paper["recall"] == rules["k_decline k=3, as shipped"]["recall"]
     assert rules["oracle, 1 %"]["false_stops"]["hits"] == 0
-    assert (tmp_path / "contenders.png").stat().st_size > 10_000
 
 
 def test_tables_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,10 +44,10 @@ def test_tables_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_step_costs_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every detector in the benchmark and every shipped policy has its row."""
+    """Every detector in the benchmark has its row."""
     assert step_cost.main(["--evals", "14", "--rounds", "1"]) == 0
     printed = capsys.readouterr().out
-    for name in (*list_detectors(), *POLICIES):
+    for name in list_detectors():
         assert name in printed
 
 

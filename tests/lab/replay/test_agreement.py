@@ -73,6 +73,7 @@ def test_minimized_metrics_change_their_sign_except_the_kl() -> None:
     for role in MetricRole:
         run.add(role, 1, 2.0, 0.5)
     assert [(item.role, item.value) for item in run.observations()] == [
+        ("learning_rate", 2.0),
         ("kl", 2.0),
         ("loss", -2.0),
         ("proxy", -2.0),

@@ -26,9 +26,8 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.detection.contenders import AS_SHIPPED, STATED, Contender, list_contenders
 from evalstop_lab.calibrate.command import HEALTHY, PLANNED_SHARE
 from evalstop_lab.calibrate.evidence import Records, calibrate_thresholds
-from evalstop_lab.report import format_number, format_percent, list_versions, new_table, to_json_values
+from evalstop_lab.report import format_number, format_percent, list_versions, new_table, print_suite, to_json_values
 from evalstop_lab.stopbench.judging import BOUND_ERROR, compute_figures, keep_highest
-from evalstop_lab.stopbench.report import draw_scatter, print_suite
 from evalstop_lab.sweep import add_jobs_option, sweep
 from evalstop_lab.worlds import (
     HELD_OUT,
@@ -55,7 +54,7 @@ Point = tuple[str, float, float]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark, print its tables, and write a plot and the report to a folder."""
+    """Run the benchmark, print its tables, and write the report to a folder."""
     parser = argparse.ArgumentParser(
         prog="make bench-detection", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -69,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only", nargs="+", metavar="NAME", help="contenders by the start of their names (default: all)"
     )
     parser.add_argument("--recorded", type=Path, default=RECORDED, metavar="FILE", help=f"recorded runs ({RECORDED})")
-    parser.add_argument("--folder", type=Path, default=Path("bench-detection"), help="for the plot (%(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path("bench-detection"), help="for the report (%(default)s)")
     add_jobs_option(parser)
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_RUNS} runs of each kind; the figures are not representative"
@@ -82,7 +81,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.folder.mkdir(parents=True, exist_ok=True)
     document = json.dumps(to_json_values(report))
     (options.folder / "report.json").write_text(document + "\n", encoding="utf-8")
-    draw_scatter(options.folder / "contenders.png", report["suites"])
     if options.json:
         sys.stdout.write(document + "\n")
         return 0
@@ -90,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, result in report["suites"].items():
         print_suite(console, name, result)
     _print_noise_tables(console, report)
-    console.print(f"Wrote contenders.png and report.json (also by noise and family) to {options.folder}/")
+    console.print(f"Wrote report.json (also by noise and family) to {options.folder}/")
     return 0
 
 

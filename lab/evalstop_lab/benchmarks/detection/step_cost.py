@@ -1,8 +1,6 @@
-"""`make bench-detectors`: the time that detectors and policies need for one observation.
+"""`make bench-detectors`: the time that each detector needs for an eval.
 
 Every step of a turning run is timed several times and the fastest time counts, which reduces the effect of other load.
-The tables show the time of an eval by detector, and of an observation by policy and role, one by one and in batches of
-100.
 """
 
 from __future__ import annotations
@@ -13,21 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import evalstop_detectors
 import numpy as np
-from evalstop_detectors import POLICIES, Detector, MetricRole, Observation, Policy
+from evalstop_detectors import Detector, MetricRole, Observation
 from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.detection.contenders import list_detectors
 
-METRICS = tuple(role for role in MetricRole if role is not MetricRole.PAIRED)
-_BATCH = 100
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark and print its tables; return the exit code."""
+    """Run the benchmark and print its table; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--evals", type=positive_number, default=400, help="evals of the run (default: 400)")
     parser.add_argument("--rounds", type=positive_number, default=3, help="rounds, of which the fastest counts")
@@ -38,12 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, detector in list_detectors().items():
         costs = time_detector(detector, run, options.rounds)
         table.add_row(name, *(f"{cost:.1f}" for cost in (np.mean(costs), *np.quantile(costs, (0.5, 0.99, 1.0)))))
-    console.print(table)
-    table = Table("policy", *(str(role) for role in METRICS), "in batches", title="microseconds per observation")
-    for name, policy in POLICIES.items():
-        by_role = time_policy(policy, run, options.rounds)
-        means = [f"{float(np.mean(by_role[role])):.2f}" for role in METRICS]
-        table.add_row(name, *means, f"{time_batches(policy, run, options.rounds):.2f}")
     console.print(table)
     return 0
 
@@ -71,28 +59,6 @@ def time_detector(detector: Detector[Any], run: Sequence[Observation], rounds: i
     observations = [item for item in run if item.role in detector.roles]
     costs = _take_fastest(lambda: _time_steps(detector.start(), detector.step, observations), rounds)
     return [cost for cost, item in zip(costs, observations, strict=True) if item.role is MetricRole.EVAL]
-
-
-def time_policy(policy: Policy, run: Sequence[Observation], rounds: int) -> dict[MetricRole, list[float]]:
-    """Microseconds of each observation, by role."""
-
-    def step(state: Any, item: Observation) -> Any:
-        return evalstop_detectors.step(policy, state, item)
-
-    costs = _take_fastest(lambda: _time_steps(evalstop_detectors.start(policy), step, run), rounds)
-    return {role: [cost for cost, item in zip(costs, run, strict=True) if item.role is role] for role in MetricRole}
-
-
-def time_batches(policy: Policy, run: Sequence[Observation], rounds: int) -> float:
-    """Microseconds per observation in batches of 100, of which one in twenty is an eval."""
-    thinned = [item for item in run if item.role is not MetricRole.EVAL or item.step % 6 == 0]
-    batches = [thinned[start : start + _BATCH] for start in range(0, len(thinned), _BATCH)]
-
-    def step(state: Any, batch: Sequence[Observation]) -> Any:
-        return evalstop_detectors.advance(policy, state, batch)
-
-    costs = _take_fastest(lambda: _time_steps(evalstop_detectors.start(policy), step, batches), rounds)
-    return float(sum(costs)) / len(thinned)
 
 
 def _time_steps(state: Any, step: Callable[[Any, Any], Any], items: Sequence[Any]) -> list[float]:
