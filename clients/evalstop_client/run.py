@@ -7,11 +7,13 @@ import logging
 import os
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 from evalstop_client import observations
+from evalstop_client.config import LONGEST_VALUE, fit_line, replace_controls
 from evalstop_client.eval_request import EvalRequest
 from evalstop_client.latest_answer import Decision, LatestAnswer, Verdict, describe_run
 from evalstop_client.observations import LoggedValues
@@ -206,6 +208,18 @@ class Run:
             self._warnings.count_dropped("eval_changed", 1, reason, step, why)
         else:
             self._put_entry(Entry("eval-changes", {"step": whole_step, "reason": why[:500], "version": version}))
+
+    def alert(self, title: str, text: str = "") -> None:
+        """Tell people of something by the channels that ask for `run.alert`, and on the run's page; 20 an hour."""
+        if not isinstance(title, str) or not isinstance(text, str) or not fit_line(title):
+            self._warnings.count_dropped("alert", 1, "alert: title %.80r and text must be texts", title)
+        else:
+            body = {
+                "id": str(uuid.uuid4()),
+                "title": fit_line(title),
+                "text": replace_controls(text, "\n\t")[:LONGEST_VALUE],
+            }
+            self._put_entry(Entry("alerts", body))
 
     def eval_requests(self) -> Iterator[EvalRequest]:
         """The paired evaluations that the service requests and that are not yet answered; usually none.

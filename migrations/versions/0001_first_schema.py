@@ -147,6 +147,7 @@ def _create_projects() -> None:
         sa.Column("price_per_gpu_hour", sa.Double(), nullable=True),
         sa.Column("currency", sa.Text(), nullable=False),
         sa.Column("retention_days", sa.Integer(), nullable=True),
+        sa.Column("rules", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("paused_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("paused_by", sa.Text(), nullable=True),

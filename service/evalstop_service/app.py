@@ -28,7 +28,7 @@ from evalstop_service.configuration import (
     read_grants,
     reveal,
 )
-from evalstop_service.decisions import deadlines, stale_runs
+from evalstop_service.decisions import deadlines, notices, stale_runs
 from evalstop_service.decisions.commands import tell_trainer
 from evalstop_service.decisions.veto_windows import VetoListener
 from evalstop_service.evaluation import backtests, change_point, rollout_stage
@@ -272,6 +272,7 @@ async def deliver(settings: Settings, database: Database, stop: asyncio.Event, s
         retention.create_job(database, utc_now, service_metrics),
         deadlines.create_job(database, utc_now),
         stale_runs.create_job(database, utc_now),
+        notices.create_job(database, utc_now),
         rollout_stage.create_job(database, utc_now),
         backtests.create_job(database, utc_now),
         audit_trail.create_job(database),

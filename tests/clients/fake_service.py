@@ -151,6 +151,8 @@ class FakeService:
                 return self._observe(self._run(run_id), body)
             case ["runs", run_id, "checkpoints"]:
                 return self._checkpoint(self._run(run_id), body)
+            case ["runs", run_id, "alerts"]:
+                return Answer(200, self._run_json(self._run(run_id)))
             case ["runs", run_id, "eval-changes"]:
                 if set(body) != {"step", "reason", "version"} or not body["reason"]:
                     raise Problem(422, "step, reason and version are needed")

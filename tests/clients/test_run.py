@@ -8,6 +8,7 @@ import pickle
 import sys
 import tempfile
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -380,6 +381,18 @@ def test_eval_change_is_posted_in_order(
     assert [kind for kind, _ in posts] == ["observations", "eval-changes", "observations"]
     assert posts[1][1] == {"step": 2, "reason": "a stricter grader", "version": "gsm8k-v2"}
     assert any("must be a non-negative integer, and why '' a text" in line for line in caplog.messages)
+
+
+def test_alert_is_posted_with_an_id(server: FakeServer, service: FakeService) -> None:
+    """alert() is posted with an id of its own, as one line; what is not a text is dropped."""
+    with open_run(server, metrics=METRICS) as run:
+        run.alert("the grader\nis slow", "9 s an answer")
+        run.alert("")
+        run.alert(3)  # type: ignore[arg-type]
+    (body,) = [body for kind, body in list_posts(service) if kind == "alerts"]
+    assert (body["title"], body["text"]) == ("the grader is slow", "9 s an answer")
+    assert uuid.UUID(body["id"])
+    assert run.dropped == 2
 
 
 @pytest.mark.parametrize("metrics", [{"kl": {"role": "kl", "version": "2"}}, {"score": {"role": "eval", "version": 2}}])

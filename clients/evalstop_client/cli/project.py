@@ -26,7 +26,7 @@ from evalstop_client.reading.api import Api, is_id
 from evalstop_client.service import Json
 from evalstop_client.settings import parse_pairs
 
-LISTS = ("allowed_policies",)
+LISTS = ("allowed_policies", "rules")
 LIST_WORDS: dict[str, list[str] | None] = {"any": None, "none": []}
 """For a list null is no bound, and so the opposite of an empty one."""
 WORDS = {"none": None, "yes": True, "no": False}
@@ -148,7 +148,7 @@ def _format_setting(name: str, value: object) -> Shown:
         return _format_duration(value)
     if name == "stop_hours" and isinstance(value, dict):
         return f"{','.join(value['days'])} {value['from']}-{value['to']} {value['time_zone']}"
-    if value is None and name in LISTS:
+    if value is None and name == "allowed_policies":
         return "any"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"

@@ -29,6 +29,8 @@ class EventType(StrEnum):
     LOST = "run.lost"
     METRIC_FAULT = "run.metric_fault"
     OBSERVER_CALLED = "run.observer_called"
+    RULE_MET = "run.rule_met"
+    ALERT = "run.alert"
     ROLLOUT_STAGE_PROPOSED = "policy.rollout_stage_proposed"
     ROLLOUT_STAGE_CHANGED = "policy.rollout_stage_changed"
     ENDPOINT_TEST = "endpoint.test"
@@ -47,6 +49,9 @@ PENDING_EVENTS = (EventType.STOP_PENDING, EventType.PARK_PENDING)
 
 URGENT_EVENTS = frozenset({*REQUEST_EVENTS, EventType.RESUME_REQUESTED})
 """Events that ask a receiver to act: they do not wait behind other events of their run."""
+
+NOTICES = (EventType.RULE_MET, EventType.ALERT)
+"""Events by which a project's rules and its trainers notify people; the page of the run lists them."""
 
 NAMED_EVENTS = frozenset({EventType.OBSERVER_CALLED})
 """Events for those who subscribe to them by name: `*` leaves them out, and without a subscriber none is written."""
@@ -75,6 +80,7 @@ PRESETS = {
             EventType.FAILED,
             EventType.LOST,
             EventType.METRIC_FAULT,
+            *NOTICES,
         ),
     ),
     "team": Preset(
@@ -88,6 +94,7 @@ PRESETS = {
             EventType.STOP_FAILED,
             EventType.COMPLETED,
             EventType.FAILED,
+            *NOTICES,
         ),
     ),
     "on_call": Preset(
@@ -100,6 +107,7 @@ PRESETS = {
             EventType.STALE,
             EventType.LOST,
             EventType.METRIC_FAULT,
+            *NOTICES,
         ),
     ),
 }

@@ -14,13 +14,15 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from evalstop_service.domain.confidence_sequences import HELD_OUT_SHARE
 from evalstop_service.domain.decision_lifecycle import Mode
-from evalstop_service.domain.fields import Integral, Line
+from evalstop_service.domain.fields import Integral, Line, Rule
+from evalstop_service.domain.metric_rules import PATTERN as PATTERN_OF_RULES
+from evalstop_service.domain.metric_rules import check_rule
 from evalstop_service.domain.times import EXAMPLE, PATTERN, StopHours, format_duration, parse_duration
 
 
@@ -32,6 +34,7 @@ class Group(StrEnum):
     GUARDS = "Guards"
     CASES = "Cases that count towards a rollout stage"
     COSTS = "Costs and retention"
+    NOTICES = "Notices"
 
 
 class Widens(StrEnum):
@@ -73,7 +76,7 @@ Seconds = Annotated[
     float, Field(ge=0, le=30 * 86_400, allow_inf_nan=False), BeforeValidator(read_seconds), _describe_seconds(0)
 ]
 Count = Annotated[int, Field(ge=1, le=1_000_000), Integral]
-_NEW_RUNS, _STOPPING, _GUARDS, _CASES, _COSTS = Group
+_NEW_RUNS, _STOPPING, _GUARDS, _CASES, _COSTS, _NOTICES = Group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +217,16 @@ class ProjectSettings:
             _COSTS, "Retention", "how long the details of a run are kept after its end", empty="forever", unit="days"
         ),
     ] = None
+    rules: Annotated[
+        Annotated[list[Annotated[str, Rule(check_rule, {"pattern": PATTERN_OF_RULES})]], Field(max_length=20)] | None,
+        Setting(
+            _NOTICES,
+            "Rules",
+            "rules on metrics of runs, such as `kl > 20`, `loss change > 0.5 over 20`, `grad_norm z_score > 6` and "
+            "`eval absent_for 2h`, which are announced as run.rule_met and stop nothing",
+            empty="none",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -235,6 +248,11 @@ class Declared:
     def is_duration(self) -> bool:
         """Whether its value is a number of seconds, written as a duration."""
         return self.name.endswith("_seconds")
+
+    @property
+    def is_list(self) -> bool:
+        """Whether its value is a list of texts."""
+        return any(get_origin(part) is list for part in get_args(self.bare))
 
     @property
     def description(self) -> str:

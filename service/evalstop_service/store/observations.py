@@ -162,6 +162,14 @@ def list_latest(tx: Transaction, run_id: UUID) -> list[LatestObservation]:
     return [LatestObservation(*row) for row in rows]
 
 
+def list_newest(tx: Transaction, run_id: UUID, metric: str, limit: int) -> list[StoredObservation]:
+    """The live observations of a metric at its highest steps, the highest first."""
+    query = sa.select(*columns_of(observations, StoredObservation)).where(
+        observations.c.run_id == run_id, observations.c.metric == metric, observations.c.superseded_by == LIVE
+    )
+    return [StoredObservation(*row) for row in tx.execute(query.order_by(observations.c.step.desc()).limit(limit))]
+
+
 def load_times(tx: Transaction, run_id: UUID, metric: str, steps: Sequence[int]) -> dict[int, datetime]:
     """The times of the live observations at these steps; the time of receipt where the trainer sent none."""
     rows = _read_at_steps(tx, run_id, metric, steps, observations.c.observed_at, observations.c.received_at)

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct, UnsetType, field
 
 from evalstop_service.domain.confidence_sequences import Estimate
 from evalstop_service.domain.health import MetricFault
+from evalstop_service.domain.metric_rules import RuleBreach
 from evalstop_service.domain.run import BestCheckpoint, Verdict
 
 Time = Annotated[datetime, Meta(tz=True)]
@@ -131,6 +132,26 @@ class ObserverCalled(RunEvent, kw_only=True):
     """An observer called for a stop."""
 
     call: ObserverCall
+
+
+class RuleMet(RunEvent, kw_only=True):
+    """A run met a rule of its project."""
+
+    rule: RuleBreach
+
+
+class Alert(Struct):
+    """What the trainer tells people."""
+
+    id: UUID
+    title: str
+    text: str
+
+
+class AlertRaised(RunEvent, kw_only=True):
+    """A trainer raised an alert."""
+
+    alert: Alert
 
 
 class EvalRequest(Struct):

@@ -19,6 +19,7 @@ import msgspec
 from evalstop_service.domain.confidence_sequences import Bounds, Estimate
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.health import FaultKind, MetricFault
+from evalstop_service.domain.metric_rules import RuleBreach
 from evalstop_service.domain.run import BestCheckpoint, Call, Evidence, Verdict
 from evalstop_service.store import run_details
 from evalstop_service.store.database import Transaction
@@ -198,6 +199,22 @@ DECLARATIONS: dict[EventType, Declaration] = {
         "does not subscribe to it: name it.",
         "would be stopped by a detector that only observes",
         event_data.ObserverCalled(**_NO_DECISION, call=event_data.ObserverCall("k_decline", 150)),
+    ),
+    EventType.RULE_MET: Declaration(
+        "The run met one of the project's rules on metrics. Not sent again for this rule within its pause. Nothing is "
+        "stopped.",
+        "met a rule",
+        event_data.RuleMet(**_NO_DECISION, rule=RuleBreach("kl > 20", "kl", 150, 23.1, "kl is 23.1 at step 150")),
+    ),
+    EventType.ALERT: Declaration(
+        "The trainer called `run.alert`.",
+        "raised an alert",
+        event_data.AlertRaised(
+            **_NO_DECISION,
+            alert=event_data.Alert(
+                UUID("0199aa13-2222-7d33-8e44-778899aabbcc"), "The grader is slow", "9 s an answer instead of 2"
+            ),
+        ),
     ),
     EventType.ROLLOUT_STAGE_PROPOSED: Declaration(
         "A policy's measured precision allows a higher rollout stage. An admin has to confirm it.",

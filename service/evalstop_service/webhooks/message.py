@@ -9,9 +9,10 @@ import msgspec
 from msgspec import Struct
 
 from evalstop_service.domain.event_types import PENDING_EVENTS, EventType
+from evalstop_service.domain.metric_rules import RuleBreach
 from evalstop_service.domain.run import BestCheckpoint, Verdict
 from evalstop_service.domain.times import format_duration
-from evalstop_service.webhooks.event_data import Decision, Guard, Policy, Project, RolloutStage, Run
+from evalstop_service.webhooks.event_data import Alert, Decision, Guard, Policy, Project, RolloutStage, Run
 from evalstop_service.webhooks.events import DECLARATIONS
 
 MAX_TEXT_CHARACTERS = 600
@@ -32,6 +33,8 @@ class _Data(Struct):
     guards: list[Guard] = []
     policy: Policy | None = None
     rollout_stage: RolloutStage | None = None
+    rule: RuleBreach | None = None
+    alert: Alert | None = None
 
 
 class _Event(Struct):
@@ -94,6 +97,8 @@ def _list_details(event: _Event) -> list[tuple[str, str]]:
     cause = data.verdict or data.rollout_stage
     details = {
         "Owner": run and run.owner,
+        "Rule": data.rule and f"{data.rule.rule}: {data.rule.reason}",
+        "Alert": data.alert and f"{data.alert.title}: {data.alert.text}",
         "When": _describe_end(event),
         "Reason": data.verdict.reason_in_words if data.verdict else cause and cause.reason,
         "Guards": "; ".join(guard.reason for guard in data.guards),

@@ -73,6 +73,16 @@ def add_event(
     return event_id
 
 
+def list_data(
+    tx: Transaction, run_id: UUID, types: Collection[EventType], *, since: datetime | None = None, limit: int = 100
+) -> list[tuple[datetime, dict[str, Any]]]:
+    """When a run's newest events of these types were written, and their data, newest first."""
+    query = sa.select(events.c.created_at, events.c.body).where(events.c.run_id == run_id, events.c.type.in_(types))
+    query = query if since is None else query.where(events.c.created_at > since)
+    rows = tx.execute(query.order_by(events.c.id.desc()).limit(limit))
+    return [(created_at, json.loads(body)["data"]) for created_at, body in rows]
+
+
 def add_deliveries(tx: Transaction, requested: Iterable[tuple[UUID, UUID, str, UUID]], now: datetime) -> list[UUID]:
     """Add one delivery for each (run, event, event type, endpoint); returns their ids."""
     rows: list[dict[str, Any]] = [

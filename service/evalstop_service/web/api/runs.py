@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from evalstop_service.decisions import commands, second_person
+from evalstop_service.decisions import commands, notices, second_person
 from evalstop_service.domain.decision_lifecycle import StopOrdered
 from evalstop_service.domain.fields import Body, Integral, Line, Mode, Name, Plain
 from evalstop_service.domain.run import NOTHING_SAID, DescriptionIn, DetectorCall, EvalSegment
@@ -20,6 +20,7 @@ from evalstop_service.ingest.open_request import describe_limits
 from evalstop_service.projects import api_keys
 from evalstop_service.runs.descriptions import describe_run
 from evalstop_service.store import projects, run_details, run_lists, runs
+from evalstop_service.store.ids import new_id
 from evalstop_service.store.run_details import VerdictChange
 from evalstop_service.web.api.decisions import read_label
 from evalstop_service.web.api.json_body import JsonRoute
@@ -37,6 +38,7 @@ from evalstop_service.web.api.run_views import (
 )
 from evalstop_service.web.api.schemas import MAX_STEP, ActionIn, Answer, OutcomeIn, Page, RunId, Step, answers
 from evalstop_service.web.context import Commit, Ctx, DatabaseNow, Db, Ingest, Now, Operate, Read, ReadOrIngest
+from evalstop_service.webhooks.event_data import Alert
 
 router = APIRouter(prefix="/runs", tags=["runs"], route_class=JsonRoute)
 
@@ -113,6 +115,14 @@ class EvalChangeIn(Body):
         description="what changed, for people", examples=["the grader was made stricter"]
     )
     version: EvalVersion | None = Field(None, description="the eval version from there on")
+
+
+class AlertIn(Body):
+    """What the trainer tells people."""
+
+    id: UUID | None = Field(None, strict=False, description="idempotency key: the same id raises one alert")
+    title: Name = Field(description="a short headline", examples=["the grader is slow"])
+    text: Line = Field("", description="details, for people", examples=["9 s an answer instead of 2"])
 
 
 class FinishIn(Body):
@@ -254,6 +264,16 @@ def change_eval(
 def record_heartbeat(run_id: RunId, caller: Ingest, context: Ctx, database: Db, now: Now) -> RunOut:
     """Report that the run is alive although it has no new observations, as during a long eval; takes no body."""
     run = run_opening.record_heartbeat(database, caller.project_id, run_id, now)
+    return answer_trainer(database, run, context, now)
+
+
+@router.post("/{run_id}/alerts")
+def post_alert(run_id: RunId, body: AlertIn, caller: Ingest, context: Ctx, database: Db, now: Now) -> RunOut:
+    """Tell people of something: endpoints get the event `run.alert`, and the run's page shows it. A run may raise 20
+    alerts an hour (409)."""
+    alert = Alert(body.id or new_id(), body.title, body.text)
+    with database.transaction() as tx:
+        run = notices.raise_alert(tx, caller.project_id, run_id, alert, now)
     return answer_trainer(database, run, context, now)
 
 

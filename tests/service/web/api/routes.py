@@ -43,6 +43,7 @@ ROUTE_SCOPES: dict[tuple[str, str], set[str]] = {
     ("GET", "/runs/{run_id}"): {"read", "ingest"},
     ("POST", "/runs/{run_id}/resume"): {"ingest"},
     ("POST", "/runs/{run_id}/eval-changes"): {"ingest"},
+    ("POST", "/runs/{run_id}/alerts"): {"ingest"},
     ("POST", "/runs/{run_id}/heartbeat"): {"ingest"},
     ("POST", "/runs/{run_id}/finish"): {"ingest"},
     ("GET", "/runs/{run_id}/verdicts"): {"read"},

@@ -11,6 +11,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Response
 
 from evalstop_service.domain.decision_lifecycle import AWAITING_CONFIRMATION, Action, DecisionState
+from evalstop_service.domain.event_types import NOTICES
 from evalstop_service.domain.health import LOST_TIMES, stale_after_seconds
 from evalstop_service.domain.run import COMBINED_METRIC, DetectorCall, MetricFields
 from evalstop_service.domain.statuses import OPEN, UNENDED, RunStatus
@@ -33,6 +34,7 @@ from evalstop_service.store import (
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.observations import LatestObservation, PostedObservation
+from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
 from evalstop_service.store.series import Segment
 from evalstop_service.web.api.run_views import list_actions
@@ -70,6 +72,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         changes = run_details.list_verdicts(tx, run.id, limit=MOST_VERDICTS)
         metrics = _order_by_role(run, observations.list_latest(tx, run.id))
         requests = run_details.list_requests(tx, run.id)
+        notices = outbox.list_data(tx, run.id, NOTICES, limit=MOST_VERDICTS)
         subjects = {str(run.id), *(str(decision.id) for decision in on_record)}
         proposed = proposals.list_open(tx, run.project_id, site.clock(), subjects)
         shares = _load_shares(tx, run)
@@ -104,6 +107,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         calls=calls,
         silent=[call.detector for call in calls if not (call.observes or call.evidence or call.step)],
         eval_requests=requests[::-1],
+        notices=notices,
         curves=curves,
         metrics=metrics[:MOST_METRICS],
         paired_metric=watched_metrics.PAIRED_METRIC,

@@ -63,7 +63,7 @@ def change_settings(
     for declared in list_settings():
         if declared.name in written:
             text = written[declared.name].strip()
-            value = _parse_policies(text) if declared.name == "allowed_policies" else text
+            value = _parse_list(text) if declared.is_list else text
             changes[declared.name] = None if not text and declared.is_nullable else value
     try:
         change = parse_form(ProjectChange, changes)
@@ -191,7 +191,7 @@ def _describe_fields(
             yield declared, written.get(declared.name, stored), choices
 
 
-def _parse_policies(text: str) -> list[str]:
+def _parse_list(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     return [] if names == [NONE] else names
 
