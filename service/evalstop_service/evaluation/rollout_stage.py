@@ -18,6 +18,7 @@ that fell back needs new cases to move up: stages do not oscillate.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -30,7 +31,7 @@ from evalstop_detectors.wording import format_percent
 
 from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
-from evalstop_service.domain.confidence_sequences import Estimate, StageNumbers
+from evalstop_service.domain.confidence_sequences import Estimate, StageNumbers, Stratum, estimate_precision
 from evalstop_service.domain.decision_lifecycle import SERVICE
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.project_settings import Shortfall
@@ -50,6 +51,8 @@ from evalstop_service.webhooks import events
 log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 60.0
+
+_MOST_FORECAST = 100_000
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,21 @@ class StageCases:
     since: Estimate
     counted: int
     not_counted: dict[Shortfall, int]
+
+    def count_missing(self, required: float) -> int | None:
+        """How many more cases, as often right as those so far, take both lower bounds to what is required.
+
+        None: however many there are, they do not, because too many are wrong or undecided.
+        """
+        known = [(e.decided + e.undecided, (e.value or 0.0) * e.decided) for e in (self.of_version, self.since)]
+        share = known[0][1] / max(1, known[0][0])
+
+        def find_low(more: int) -> float:
+            strata = [Stratum(right + more * share, cases - right + more * (1 - share)) for cases, right in known]
+            return min(estimate_precision([stratum]).low for stratum in strata)
+
+        missing = bisect_left(range(_MOST_FORECAST), required, key=find_low) if share > required else _MOST_FORECAST
+        return missing if missing < _MOST_FORECAST else None
 
 
 class StageTerms(msgspec.Struct, frozen=True):

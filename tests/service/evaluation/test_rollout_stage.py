@@ -17,7 +17,7 @@ from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.statuses import Stage
 from evalstop_service.errors import Conflict, UnreadableRow
 from evalstop_service.evaluation import rollout_stage
-from evalstop_service.evaluation.rollout_stage import StageTerms, choose_move, get_enforced_share
+from evalstop_service.evaluation.rollout_stage import StageCases, StageTerms, choose_move, get_enforced_share
 from evalstop_service.store import audit, proposals, rollout_stages
 from evalstop_service.store.audit import Author
 from evalstop_service.store.proposals import Proposal
@@ -34,6 +34,23 @@ LATER = NOW + timedelta(hours=1)
 @cache
 def estimate(right: int, wrong: int, unknown: int = 0) -> Estimate:
     return estimate_precision([Stratum(right, wrong, unknown)])
+
+
+@pytest.mark.parametrize(
+    ("before", "required", "missing"),
+    [
+        ((0, 0, 0), 0.9, None),  # nothing says how often its stops are right
+        ((9, 0, 0), 0.9, 60),  # 69 cases in all
+        ((8, 1, 0), 0.9, None),
+        ((9, 0, 9), 0.7, None),  # undecided cases count as wrong
+        ((19, 1, 0), 0.8, 40),  # 57 of 60
+        ((69, 0, 0), 0.9, 0),
+    ],
+)
+def test_forecast_of_the_missing_cases(before: tuple[int, int, int], required: float, missing: int | None) -> None:
+    """So many more cases with the precision so far, and no fewer, take the lower bound to the required precision."""
+    known = estimate(*before)
+    assert StageCases(known, known, sum(before), {}).count_missing(required) == missing
 
 
 @pytest.mark.nightly

@@ -120,6 +120,7 @@ def _create_environment() -> Environment:
     environment.globals["find_notice"] = cookies.find_notice
     environment.globals["periods"] = PERIODS
     environment.globals["help_is_built"] = static_files.is_built
+    environment.globals["summarize_help"] = static_files.summarize_help
     environment.filters.update(
         step=formatting.format_step,
         number=formatting.format_number,

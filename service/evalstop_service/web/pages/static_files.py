@@ -7,12 +7,14 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import html
 import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.staticfiles import StaticFiles
@@ -76,6 +78,7 @@ def _load_asset(name: str) -> _Asset:
 
 FOLDER = Path(__file__).parents[2] / "help"
 
+_TAG = re.compile(r"<[^>]*>")
 _INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
@@ -94,6 +97,19 @@ def redirect_to_start() -> Response:
 def is_built() -> bool:
     """Whether the documentation was built."""
     return (FOLDER / "index.html").is_file()
+
+
+_PARAGRAPH = re.compile(r"\s*<p>(.*?)</p>", re.DOTALL)
+_SENTENCE_END = re.compile(r"(?<=[.?])\s+(?=[A-Z`])")
+
+
+@cache
+def summarize_help(place: str) -> str:
+    """The first two sentences at a place of the documentation, such as "roles/#presets"."""
+    entries = msgspec.json.decode((FOLDER / "search/search_index.json").read_bytes())["docs"]
+    paragraphs = next((_PARAGRAPH.findall(entry["text"]) for entry in entries if entry["location"] == place), [])
+    sentences = [part for text in paragraphs for part in _SENTENCE_END.split(html.unescape(_TAG.sub("", text)))]
+    return " ".join(sentences[:2])
 
 
 class _Pages(StaticFiles):

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from evalstop_service.store.database import Database
 from evalstop_service.web import pages
-from evalstop_service.web.pages.static_files import FOLDER
+from evalstop_service.web.pages.static_files import FOLDER, summarize_help
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from playwright.sync_api import expect
 
@@ -99,6 +99,26 @@ def test_site_has_every_page_and_no_external_source(built_site: Path) -> None:
     assert not [page for page in pages if 'src="http' in page.read_text(encoding="utf-8")]
 
 
+def test_question_mark_opens_two_sentences_without_a_script(window: Window, tenant: Tenant) -> None:
+    """The button opens what the documentation says first, Escape closes it, and its link leads to the page."""
+    window.sign_in(tenant)
+    context = window.page.context.browser.new_context(  # type: ignore[union-attr]
+        java_script_enabled=False, storage_state=window.page.context.storage_state()
+    )
+    page = context.new_page()
+    page.goto(f"{window.address}/settings")
+    text, button = page.locator("#members .help-text"), page.get_by_role("button", name="Help: roles of members")
+    expect(text).to_be_hidden()
+    button.click()
+    expect(text).to_contain_text("A visitor sees one project at a time, in one role. The page Settings names")
+    page.keyboard.press("Escape")
+    expect(text).to_be_hidden()
+    button.click()
+    text.get_by_role("link", name="More about roles of members").click()
+    expect(page.get_by_role("heading", name="Roles")).to_be_visible()
+    context.close()
+
+
 def test_every_help_link_has_a_label_and_a_target(built_site: Path, embedded_database: Database, now: datetime) -> None:
     """Each help link has an accessible name and leads to a heading that the site has."""
     tenant = add_tenant(embedded_database, now, veto_window_seconds=3600)
@@ -107,13 +127,16 @@ def test_every_help_link_has_a_label_and_a_target(built_site: Path, embedded_dat
         visitor.follow_redirects = True
         sign_in_by_link(visitor, tenant.key)
         pages = "".join(visitor.get(path).text for path in paths)
-        help_links = set(re.findall(r'<a class="help"[^>]*>', pages))
+        buttons = set(re.findall(r'<button class="help"[^>]*>', pages))
         templates = "".join(file.read_text() for file in PAGES.rglob("*.html"))
         conditional_targets = re.findall(r'(?:help_link\(|heading\(.*?, )"([^" ]+/[^" ]*)"', templates)
         targets = {*re.findall(r'href="/help/([^"]*)"', pages), *conditional_targets}
         assert [target for target in sorted(targets) if not has_target(visitor, target)] == []
-    assert len(help_links) > 30
-    assert [link for link in help_links if not re.search(r'aria-label="Help: [^"]+"', link)] == []
+    assert len(buttons) > 30
+    assert [button for button in buttons if not re.search(r'aria-label="Help: [^"]+"', button)] == []
+    summaries = {target: summarize_help(target) for target in targets if "/#" in target or target.endswith("/")}
+    texts = {target: text for target, text in summaries.items() if f'href="/help/{target}">More about' in pages}
+    assert {target: text for target, text in texts.items() if not re.fullmatch(r".{70,340}[.?]", text)} == {}
 
 
 def has_target(visitor: httpx.Client, target: str) -> bool:

@@ -75,7 +75,11 @@ def test_rollout_is_promoted_and_lowered(visitor: httpx.Client, database: Databa
     assert visitor.post(f"{page}/stage", data=form).headers["location"] == f"{page}#stage"
     refused = visitor.post(f"{page}/stage", data=form | {"required_percent": "100"})
     assert (refused.status_code, "Required percent: Input should be less than 100." in refused.text) == (422, True)
+    assert "When this stage is decided is not known before the first decided case." in visitor.get(page).text
     insert_cases(database, run, 9, utc_now())
+    decided = re.search(r"stage is decided by\s+<time>([\d-]+)</time>: (\d+) more cases", visitor.get(page).text)
+    assert decided
+    assert (decided[1], decided[2]) >= (f"{utc_now():%Y-%m-%d}", "20")
     insert_cases(database, run, 3, utc_now(), seconds=40.0)
     page_text = visitor.get(page).text
     assert re.search(r"at least \d+\.\d % right, of \d+\.\d %", page_text)

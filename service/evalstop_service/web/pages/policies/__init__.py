@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -138,6 +139,7 @@ def name_members(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]
     return list(zip(ids, members, strict=True))
 
 
+_FARTHEST_DAYS = 36_500.0
 _OF_STAGE = (ProposalKind.RAISE_STAGE, ProposalKind.REMOVE_STAGE, ProposalKind.CHANGE_STAGE)
 
 
@@ -148,6 +150,19 @@ class Ladder:
     current: RolloutStage
     cases: StageCases
     proposed: Sequence[Proposal]
+    now: datetime
+
+    @property
+    def missing(self) -> int | None:
+        """The cases that the next step still takes; None: more of them do not help."""
+        return self.cases.count_missing(self.current.required_precision)
+
+    @property
+    def decided_at(self) -> datetime | None:
+        """When the missing cases will be there at the rate of this stage; None: no such rate, or centuries."""
+        counted = self.cases.since.decided + self.cases.since.undecided
+        days = (self.now - self.current.since) / timedelta(days=1) * (self.missing or 0) / max(1, counted)
+        return self.now + timedelta(days=days) if counted and days < _FARTHEST_DAYS else None
 
     @property
     def reached(self) -> float:
@@ -162,7 +177,7 @@ def load_ladder(tx: Transaction, visitor: Visitor, site: SiteOf, name: str) -> L
         return None
     listed = proposals.list_open(tx, visitor.project.id, site.clock(), [name])
     proposed = [proposal for proposal in listed if proposal.kind in _OF_STAGE]
-    return Ladder(current, rollout_stage.load_stage_cases(tx, current), proposed)
+    return Ladder(current, rollout_stage.load_stage_cases(tx, current), proposed, site.clock())
 
 
 @router.post("/{name}/stage")

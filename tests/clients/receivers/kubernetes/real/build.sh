@@ -3,8 +3,8 @@
 #
 #   build.sh FOLDER     leaves FOLDER/bin; a second call finds it there and does nothing
 #
-# It takes 6 minutes of a quiet machine with two cores, and 4 GB of disk while it builds. The newest Kubernetes that can
-# be had from a package registry as source is 1.20: docs/limits.md says what that leaves unproved.
+# It takes 6 minutes of a quiet machine with two cores, and 4 GB of disk while it builds. No newer Kubernetes can be
+# built from packages: from 1.32 on, Debian's source has kubectl alone. docs/limits.md says what that leaves unproved.
 set -euo pipefail
 
 folder=$(mkdir -p "$1" && cd "$1" && pwd)

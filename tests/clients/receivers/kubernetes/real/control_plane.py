@@ -37,7 +37,7 @@ def running_control_plane(folder: Path, programs: Path = CACHE / "bin") -> Itera
     etcd = shutil.which("etcd")
     if etcd is None or not (programs / "kube-apiserver").exists():
         raise KubernetesNotBuilt(KubernetesNotBuilt.__doc__)
-    api_port, store_port, peer_port = find_free_ports(3)
+    api_port, store_port, peer_port, controllers_port = find_free_ports(4)
     url, store, peer = (
         f"https://127.0.0.1:{api_port}",
         f"http://127.0.0.1:{store_port}",
@@ -69,7 +69,6 @@ def running_control_plane(folder: Path, programs: Path = CACHE / "bin") -> Itera
                 "--bind-address=127.0.0.1",
                 "--advertise-address=127.0.0.1",
                 f"--secure-port={api_port}",
-                "--insecure-port=0",
                 f"--cert-dir={folder / 'certs'}",
                 f"--token-auth-file={folder / 'tokens.csv'}",
                 "--authorization-mode=RBAC",
@@ -92,8 +91,8 @@ def running_control_plane(folder: Path, programs: Path = CACHE / "bin") -> Itera
                 f"--kubeconfig={kubeconfig}",
                 f"--controllers={','.join(CONTROLLERS)}",
                 "--leader-elect=false",
-                "--port=0",
-                "--secure-port=0",
+                "--bind-address=127.0.0.1",
+                f"--secure-port={controllers_port}",
             )
         )
         yield ApiServer(url, ADMIN, TOKEN, tls, certificate, is_real=True)
