@@ -99,7 +99,8 @@ def _announce(database: Database, run: Run, breach: RuleBreach, pause_seconds: f
     several processes one announces it."""
     with database.transaction() as tx:
         run = runs.lock_run(tx, run.project_id, run.id)
-        earlier = outbox.list_data(tx, run.id, [EventType.RULE_MET], since=now - timedelta(seconds=pause_seconds))
+        since = now - timedelta(seconds=pause_seconds)
+        earlier = outbox.list_data(tx, run.id, [EventType.RULE_MET], since=since, limit=10_000)
         if run.status is RunStatus.RUNNING and all(data["rule"]["rule"] != breach.rule for _, data in earlier):
             project = projects.get_project(tx, run.project_id)
             events.announce_run_event(tx, EventType.RULE_MET, project, run, now, rule=breach)

@@ -10,16 +10,21 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
-from evalstop_service.decisions import commands, deadlines, stale_runs, veto_windows
+from evalstop_service.decisions import commands, deadlines, notices, stale_runs, veto_windows
 from evalstop_service.domain.decision_lifecycle import DecisionState, Reported, Undone, Vetoed
+from evalstop_service.domain.event_types import EventType
+from evalstop_service.domain.metric_rules import RuleBreach
 from evalstop_service.domain.run import MetricFields
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import StageTerms
 from evalstop_service.ingest import EvalChanged, Resumed
+from evalstop_service.store import projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.pages.run_list import PAGE
 from evalstop_service.web.pages.run_page import MOST_POINTS
+from evalstop_service.webhooks import events
+from evalstop_service.webhooks.event_data import Alert
 
 from tests.service.web.pages.recorded_runs import (
     Tenant,
@@ -87,6 +92,30 @@ def test_several_evals_show_their_mean_and_parts(visitor: httpx.Client, tenant: 
     assert "the weighted mean of the evals" in html
     (series,) = visitor.get(f"/runs/{run.id}/series.json").json()["series"]
     assert (series["metric"], series["role"], len(series["steps"])) == ("evalstop/score", "eval", 11)
+
+
+@SQLITE_ONLY
+def test_alerts_met_rules_and_required_evals_are_shown(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """The page lists what a trainer and the rules of the project told people, and which evals have to turn together."""
+    metrics: dict[str, MetricFields] = {
+        metric: {"role": "eval", "direction": "maximize", "required": True} for metric in ("math", "code")
+    }
+    run = tenant.open_run(metrics=metrics)
+    tenant.post_observations(
+        run, [PostedObservation(metric, step, step / 2) for metric in metrics for step in range(6)]
+    )
+    breach = RuleBreach("kl > 20", "kl", 5, 23.1, "kl is <23.1> at step 5")
+    with database.transaction() as tx:
+        project = projects.get_project(tx, run.project_id)
+        notices.raise_alert(tx, project.id, run.id, Alert(run.id, "slow <grader>", "9 s"), now)
+        events.announce_run_event(tx, EventType.RULE_MET, project, run, now, rule=breach)
+    html = get_html(visitor, f"/runs/{run.id}")
+    listed = html.split('data-part="notices"')[1].split("</ol>")[0]
+    for words in ("slow &lt;grader&gt;", "9 s", "kl &gt; 20", "kl is &lt;23.1&gt; at step 5", "rule met"):
+        assert words in listed
+    assert html.split('data-part="evals"')[1].split("</table>")[0].count("required") == 2
 
 
 def test_stale_lost_and_flat_runs_are_marked(
