@@ -113,10 +113,11 @@ format: $(READY)  ## Format the code and repair what can be repaired
 	$(BIN)/ruff format .
 
 .PHONY: system-packages
-system-packages:  ## Install PostgreSQL, Chromium, Slurm and small tools for the tests where they are missing (Debian, as root)
+system-packages:  ## Install PostgreSQL, pgbouncer, Chromium, Slurm and small tools for the tests where they are missing (Debian, as root)
 	@missing=()
 	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null \
 	  || [ -n "$${TEST_DATABASE_URL:-}" ] || missing+=(postgresql)
+	command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || missing+=(pgbouncer)
 	command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core)
 	command -v curl >/dev/null || missing+=(curl)
 	command -v jq >/dev/null || missing+=(jq)

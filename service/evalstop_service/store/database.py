@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
+from functools import cached_property
 from typing import Any, TypeVar
 
 import asyncpg
@@ -39,11 +40,13 @@ _TCP_TIMEOUTS = {
 }
 """When an unresponsive peer is given up, in libpq's terms; TCP alone takes minutes."""
 
+_SET_UP_POOLED = "SET timezone TO 'UTC'"  # a pooler sets it again in each session that it uses for this client
+
 # JIT compilation of a plan over all partitions takes 100 ms and more, which no statement here ever earns back. A role
 # or database may default to another isolation level, at which concurrent inserts fail instead of waiting. The server
 # gets the same TCP limits as the client: the locks of a client that vanished block others until it is noticed.
 _SET_UP = "; ".join(
-    ["SET jit TO off", "SET timezone TO 'UTC'", "SET default_transaction_isolation TO 'read committed'"]
+    [_SET_UP_POOLED, "SET jit TO off", "SET default_transaction_isolation TO 'read committed'"]
     + [f"SET tcp_{name.removeprefix('tcp_')} TO {value}" for name, value in _TCP_TIMEOUTS.items()]
 )
 
@@ -91,6 +94,7 @@ class Database:
             pool_timeout=_WAIT_SECONDS,
             json_deserializer=_json_value,
             hide_parameters=True,  # a failed statement is logged, and its parameters may be secrets
+            **({} if self.embedded else {"isolation_level": "READ COMMITTED"}),  # at each begin, also through a pooler
         )
         self.ordinary_connections = connections - max(1, connections // 5)
         self._ordinary = threading.Semaphore(self.ordinary_connections)
@@ -137,8 +141,17 @@ class Database:
             if is_ordinary:
                 self._ordinary.release()
 
+    @cached_property
+    def is_pooled(self) -> bool:
+        """Whether a pooler such as pgbouncer stands before the server: each transaction may run in another session."""
+        if self.embedded:
+            return False
+        with self.engine.connect() as connection:
+            return getattr(connection.connection.driver_connection, "prepare_threshold", None) is None
+
     def async_engine(self) -> AsyncEngine:
         """An engine for an event loop, on asyncpg, in autocommit and without a pool: the caller manages connections."""
+        cached_statements = 0 if self.is_pooled else 100  # the default of both, asyncpg and SQLAlchemy
 
         async def connect() -> asyncpg.Connection[asyncpg.Record]:
             url = self.url.set(drivername="postgresql")
@@ -147,14 +160,19 @@ class Database:
                 url, query = url.set(host=None), query | {"host": address}
             url = url.set(query=query)
             connection = await asyncpg.connect(
-                url.render_as_string(hide_password=False), timeout=_CONNECT_SECONDS, command_timeout=_COMMAND_SECONDS
+                url.render_as_string(hide_password=False),
+                timeout=_CONNECT_SECONDS,
+                command_timeout=_COMMAND_SECONDS,
+                statement_cache_size=cached_statements,
             )
-            await connection.execute(_SET_UP)
+            await connection.execute(_SET_UP_POOLED if self.is_pooled else _SET_UP)
             return connection
 
+        unnamed = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
         return create_async_engine(
             "postgresql+asyncpg://",
             async_creator=connect,
+            connect_args=unnamed if self.is_pooled else {},
             poolclass=sa.NullPool,
             isolation_level="AUTOCOMMIT",
             json_deserializer=_json_value,
@@ -178,7 +196,11 @@ def _prepare_postgresql(engine: sa.Engine) -> None:
 
     @sa.event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:
-        connection.execute(_SET_UP)
+        # A pooler gives its clients process ids of its own.
+        is_pooled = connection.info.backend_pid != connection.execute("SELECT pg_backend_pid()").fetchone()[0]
+        if is_pooled:
+            connection.prepare_threshold = None  # what one session has prepared is missing in the next
+        connection.execute(_SET_UP_POOLED if is_pooled else _SET_UP)
         connection.commit()
 
     @sa.event.listens_for(engine, "handle_error")

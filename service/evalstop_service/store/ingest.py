@@ -206,6 +206,7 @@ class PostgresIngest:
 
     def __init__(self, database: Database) -> None:
         self._engine = database.async_engine()
+        self._is_pooled = database.is_pooled
         self._idle: list[_Connection] = []
 
     async def read(self, query: Callable[[Transaction], T]) -> T:
@@ -217,11 +218,12 @@ class PostgresIngest:
         """See `IngestStore`."""
         arguments = save_arguments(changes, now)
         async with self._borrow_connection() as connection:
-            if follow_up is None:
+            if follow_up is None and not self._is_pooled:
                 return {row[0] for row in await connection.raw.fetch(SAVE, *arguments)}
-            async with connection.raw.transaction():
+            write = follow_up or _write_nothing
+            async with connection.raw.transaction(isolation="read_committed"):
                 saved = {row[0] for row in await connection.raw.fetch(SAVE, *arguments)}
-                await connection.wrapped.run_sync(_run_in_block(lambda tx: follow_up(tx, saved)))
+                await connection.wrapped.run_sync(_run_in_block(lambda tx: write(tx, saved)))
             return saved
 
     async def close(self) -> None:
@@ -259,6 +261,10 @@ class PostgresIngest:
         raw = (await wrapped.get_raw_connection()).driver_connection
         assert raw is not None
         return _Connection(wrapped, raw)
+
+
+def _write_nothing(_tx: Transaction, _saved: Collection[UUID]) -> None:
+    """The `FollowUp` of a save without consequences."""
 
 
 async def _discard_connection(connection: _Connection) -> None:

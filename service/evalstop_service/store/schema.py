@@ -105,24 +105,27 @@ def _hold_migration_lock(database: Database) -> Iterator[sa.Connection]:
         with database.transaction() as tx:
             yield tx
         return
-    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as guard:
+    with database.engine.connect() as guard:
         if (encoding := guard.exec_driver_sql("SHOW server_encoding").scalar_one()) != "UTF8":
             raise ServiceError(
                 f"the database's encoding is {encoding}; create it anew: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE "
                 "template0"
             )
-        # Polled: a statement that waits inside PostgreSQL holds a snapshot, which others may wait for.
-        while not guard.exec_driver_sql(f"SELECT pg_try_advisory_lock({_LOCK})").scalar_one():
+        # Of a transaction, since a pooler keeps its session until that ends. Polled: a statement that waits inside
+        # PostgreSQL holds a snapshot, which others may wait for.
+        while not guard.exec_driver_sql(f"SELECT pg_try_advisory_xact_lock({_LOCK})").scalar_one():
+            guard.rollback()
             time.sleep(_WAIT_SECONDS)
-        try:
-            with database.engine.connect() as connection:
-                connection.exec_driver_sql(f"SET lock_timeout TO '{_LOCK_TIMEOUT_SECONDS}s'")
-                connection.commit()
-                yield connection
-                connection.exec_driver_sql("RESET lock_timeout")
-                connection.commit()
-        finally:
-            guard.exec_driver_sql(f"SELECT pg_advisory_unlock({_LOCK})")
+        guard.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout TO 0")
+        with database.engine.connect() as connection:
+            sa.event.listen(connection, "begin", _set_timeouts)
+            yield connection
+
+
+def _set_timeouts(connection: sa.Connection) -> None:
+    connection.exec_driver_sql(
+        f"SET LOCAL lock_timeout TO '{_LOCK_TIMEOUT_SECONDS}s'; SET LOCAL statement_timeout TO 0"
+    )
 
 
 @cache

@@ -1,0 +1,106 @@
+"""The commands behind a real pgbouncer that gives each transaction another session."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from evalstop_service.store import schema
+from evalstop_service.store.database import Database
+
+from tests.acceptance.fake_receiver import start_fake_receiver
+from tests.acceptance.programs import FAST_DELIVERY, Program
+from tests.faults.retrying_clients import RetryingClient
+from tests.faults.run_records import create_project_and_key
+from tests.faults.test_many_stops import build_scores
+from tests.fixtures.pgbouncer import start_pgbouncer
+from tests.service.concurrency import run_concurrently
+
+pytestmark = pytest.mark.real
+
+DEADLINE_SECONDS = 90.0
+POLICIES = ("paper", "default", "cautious")
+
+
+@pytest.fixture
+def pooled_url(empty_postgres_url: str) -> Iterator[str]:
+    """The URL of a database without tables, through pgbouncer."""
+    with start_pgbouncer(empty_postgres_url) as url:
+        yield url
+
+
+def test_pooler_is_recognized(pooled_url: str, empty_postgres_url: str) -> None:
+    """A database knows from its first connection whether transactions keep their session."""
+    for url, expected in ((pooled_url, True), (empty_postgres_url, False)):
+        database = Database(url)
+        assert database.is_pooled is expected
+        database.close()
+
+
+def test_every_command_works_behind_a_pooler(pooled_url: str, tmp_path: Path) -> None:
+    """Migrations, runs that are opened at once, posts, checkpoints, a stop and restarts: no request is refused."""
+    with ExitStack() as stack:
+        database = Database(pooled_url)
+        stack.callback(database.close)
+        assert run_concurrently(*[lambda: schema.upgrade_schema(database)] * 2) == []
+        _, key = create_project_and_key(database)
+        environment = FAST_DELIVERY | {"EVALSTOP_DATABASE_URL": pooled_url}
+        serve = Program(tmp_path / "serve.log", "serve", "--json", "--port", "0", **environment)
+        deliver = Program(tmp_path / "deliver.log", "deliver", **environment)
+        for program in (serve, deliver):
+            stack.callback(program.kill)
+            program.launch()
+        urls = [str(serve.wait_until_server_ready()["url"])]
+        deliver.wait_until_ready()
+        receiver = stack.enter_context(start_fake_receiver(random.Random(1)))
+        client = stack.enter_context(RetryingClient(key, lambda: urls[-1]))
+        wanted = {"url": receiver.url, "event_types": ["run.stop_requested"]}
+        receiver.secret = client.post("/endpoints", wanted)["secret"]
+
+        def train(number: int) -> str:
+            """Open a run, let its eval rise and fall; returns the run's id."""
+            opened = {"name": f"run-{number}", "policy": POLICIES[number % len(POLICIES)], "mode": "enforce"}
+            run_id = str(client.post("/runs", opened)["id"])
+            for step in range(12):
+                client.post(f"/runs/{run_id}/observations", build_scores(step, float(min(step, 12 - step))))
+            client.post(f"/runs/{run_id}/observations", build_scores(3, 3.0))  # known already
+            client.post(f"/runs/{run_id}/checkpoints", {"step": 6, "uri": "file:///6"})
+            return run_id
+
+        with ThreadPoolExecutor(6) as threads:
+            run_ids = list(threads.map(train, range(6)))
+        stopped = {run_ids[0], run_ids[3]}  # of the policy `paper`
+        requests = receiver.events
+        assert receiver.wait_for(
+            lambda: stopped <= {data["run"]["id"] for data in requests("run.stop_requested")}, DEADLINE_SECONDS
+        )
+        for data in requests("run.stop_requested"):
+            reported = client.post(f"/decisions/{data['decision']['id']}/report", {"state": "confirmed"})
+            assert reported["state"] == "confirmed"
+        serve.terminate()
+        serve.wait(DEADLINE_SECONDS)
+        urls.append(str(serve.start_server()["url"]))
+        for run_id in run_ids:
+            assert client.get(f"/runs/{run_id}")["best_checkpoint"]["step"] == 6
+            assert len(client.get(f"/runs/{run_id}/observations", metric="eval")["items"]) == 12
+        assert (client.refusals, client.connection_errors) == ([], 0)
+        for program in (serve, deliver):
+            assert "Traceback" not in program.read_log()
+
+
+def test_isolation_is_the_services_own_behind_a_pooler(pooled_url: str) -> None:
+    """Transactions through a pooler name their isolation level, since no setting of a session lasts there."""
+    database = Database(pooled_url)
+    with database.transaction() as tx:
+        tx.exec_driver_sql(f"ALTER DATABASE {tx.engine.url.database} SET default_transaction_isolation TO serializable")
+    database.close()
+    database = Database(pooled_url)
+    for _ in range(3):
+        with database.transaction() as tx:
+            assert tx.execute(sa.text("SHOW transaction_isolation")).scalar_one() == "read committed"
+    database.close()
