@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-import sqlalchemy as sa
-
-from evalstop_service.store.database import is_transient
+from evalstop_service.store.faults import Fault, find_fault
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +49,9 @@ def handle_each(items: Iterable[Item], handle: Callable[[Item], object]) -> None
     for item in items:
         try:
             handle(item)
-        except sa.exc.OperationalError:  # the database is unreachable: the others would fail as well
-            raise
         except Exception as error:
+            if find_fault(error) is not Fault.BUG:  # such as a database out of reach: the others would fail as well
+                raise
             error.add_note(f"while handling {item}")
             failure = error
     if failure is not None:
@@ -82,8 +80,8 @@ def _repeat_job(job: PeriodicJob, stop: threading.Event) -> None:
         try:
             next_seconds = job.do(stop.wait)
         except Exception as error:
-            if isinstance(error, sa.exc.TimeoutError) or (isinstance(error, sa.exc.DBAPIError) and is_transient(error)):
-                log.warning("%s: database unavailable, retrying in %g s: %s", job.name, pause_seconds, error)
+            if (fault := find_fault(error)) is not Fault.BUG:
+                log.warning("%s: %s, retrying in %g s: %s", job.name, fault.value, pause_seconds, error)
             else:
                 log.exception("%s failed, retrying in %g s", job.name, pause_seconds)
             stop.wait(pause_seconds)

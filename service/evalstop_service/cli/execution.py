@@ -15,6 +15,7 @@ from evalstop_service.observability import logs
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
+from evalstop_service.store.faults import find_fault
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -36,7 +37,7 @@ def execute(options: argparse.Namespace) -> int:
         command: Command = options.command
         return command(settings, options)
     except sa.exc.DBAPIError as error:
-        print(f"evalstop: the database does not answer: {str(error.orig).strip()}", file=sys.stderr)
+        print(f"evalstop: {find_fault(error).value}: {str(error.orig).strip()}", file=sys.stderr)
     except (ServiceError, OSError) as error:
         print(f"evalstop: {error}", file=sys.stderr)
     except KeyboardInterrupt:

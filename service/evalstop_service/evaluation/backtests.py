@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
-import sqlalchemy as sa
 from evalstop_detectors import (
     DetectorError,
     Evidence,
@@ -40,6 +39,7 @@ from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_polic
 from evalstop_service.store import audit, backtests, observations, projects
 from evalstop_service.store.backtests import Backtest, BacktestFinding, PastRun
 from evalstop_service.store.database import Database, Transaction, read_now
+from evalstop_service.store.faults import Fault, find_fault
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
@@ -137,9 +137,9 @@ def run_next_backtest(database: Database, clock: Clock, pause: Wait = lambda _: 
                 with database.transaction() as tx:
                     backtests.save_progress(tx, backtest, replace(backtest, lease_until=None))
                 break
-    except sa.exc.OperationalError:
-        raise
-    except Exception:
+    except Exception as error:
+        if find_fault(error) is not Fault.BUG:
+            raise
         log.exception("backtest %s failed", backtest.id)
         with database.transaction() as tx:
             now = read_now(tx, clock)

@@ -35,7 +35,8 @@ from evalstop_service.ingest.run_state import RunState
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.store import run_health, runs
-from evalstop_service.store.database import Database, Transaction, is_disk_full, is_transient
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.faults import Fault, find_fault
 from evalstop_service.store.ingest import IngestStore, RunChange, save_edit
 from evalstop_service.store.run_details import EvalRequest
 
@@ -144,7 +145,7 @@ class GroupCommit:
             try:
                 await attempt()
             except sa.exc.DBAPIError as error:
-                if pause_seconds is None or not is_transient(error):
+                if pause_seconds is None or not find_fault(error).is_transient:
                     raise
                 # It may have been committed; the stored observations are then found to be duplicates.
                 self._cache.drop_states(group)
@@ -367,7 +368,7 @@ class Editor:
 
 def _is_away(error: Exception) -> bool:
     """Whether no message can be committed for now."""
-    return isinstance(error, sa.exc.DBAPIError) and (is_transient(error) or is_disk_full(error))
+    return (fault := find_fault(error)).is_transient or fault is Fault.DISK_FULL
 
 
 def _measure(

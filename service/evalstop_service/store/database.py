@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import operator
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from evalstop_service.store.faults import READ_ONLY
 from evalstop_service.store.turns import WORK, Turns
 
 T = TypeVar("T")
@@ -40,7 +40,8 @@ _TCP_TIMEOUTS = {
 }
 """When an unresponsive peer is given up, in libpq's terms; TCP alone takes minutes."""
 
-_SET_UP_POOLED = "SET timezone TO 'UTC'"  # a pooler sets it again in each session that it uses for this client
+_SET_UP_POOLED = "SET timezone TO 'UTC'; SET datestyle TO 'ISO'"
+"""What a pooler sets again in each session that it uses for this client."""
 
 # JIT compilation of a plan over all partitions takes 100 ms and more, which no statement here ever earns back. A role
 # or database may default to another isolation level, at which concurrent inserts fail instead of waiting. The server
@@ -59,12 +60,6 @@ _BOTH_DRIVERS = {
     *("ssl_min_protocol_version", "ssl_max_protocol_version", "target_session_attrs"),
 }
 """URL parameters that asyncpg understands as libpq does. It would pass others of libpq to the server as settings."""
-
-READ_ONLY = "25006"
-"""The SQLSTATE of a server that has become read-only."""
-
-INSUFFICIENT_PRIVILEGE = "42501"
-"""The SQLSTATE of what the role has no right to."""
 
 Transaction = sa.Connection
 """The first argument of every query."""
@@ -238,36 +233,6 @@ def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
         # A deferred transaction that reads and then writes fails at once if another wrote in between.
         writes = connection.get_execution_options().get("evalstop_writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def is_transient(error: sa.exc.DBAPIError) -> bool:
-    """Whether retrying the same transaction may succeed.
-
-    True for a deadlock victim, a serialization failure, a locked file and a lost connection. In the last case the
-    transaction may have been committed.
-    """
-    if error.connection_invalidated:
-        return True
-    if (state := getattr(error.orig, "sqlstate", None)) is not None:
-        return state in ("40001", "40P01") or state.startswith(("08", "57P"))
-    if (name := getattr(error.orig, "sqlite_errorname", None)) is not None:
-        return str(name).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
-    return isinstance(error, sa.exc.OperationalError)  # PostgreSQL is unreachable
-
-
-def is_disk_full(error: sa.exc.DBAPIError) -> bool:
-    """Whether the disk with the database's files is full."""
-    return getattr(error.orig, "sqlstate", None) == "53100" or getattr(error.orig, "sqlite_errorname", None) in (
-        "SQLITE_FULL",
-        "SQLITE_IOERR_SHMSIZE",
-    )
-
-
-def lacks_schema(error: sa.exc.DBAPIError) -> bool:
-    """Whether a table or a column is missing, because the database was not migrated or a statement is wrong."""
-    if (state := getattr(error.orig, "sqlstate", None)) is not None:
-        return state in ("42P01", "42703")
-    return re.match(r"no such (table|column): |table \S+ has no column named ", str(error.orig)) is not None
 
 
 def read_now(tx: Transaction, here: Callable[[], datetime]) -> datetime:

@@ -23,7 +23,7 @@ from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from evalstop_service.domain.run import Verdict
-from evalstop_service.store.database import READ_ONLY, Database, Transaction, save_row
+from evalstop_service.store.database import Database, Transaction, save_row
 from evalstop_service.store.observations import PostedObservation, add_observations
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import moment_text, monitor_states, runs
@@ -324,16 +324,8 @@ def _run_in_block(query: Callable[[Transaction], T]) -> Callable[[Transaction], 
 
 def _translate_error(error: Exception) -> sa.exc.DBAPIError:
     """An asyncpg error as the SQLAlchemy exception that any other statement would raise."""
-    sqlstate: str | None = getattr(error, "sqlstate", None)
-    lost = sqlstate is None or sqlstate.startswith(("08", "57P", READ_ONLY))
-    kind = sa.exc.DBAPIError
-    if sqlstate is None or sqlstate.startswith(("08", "40", "53", "57", "58", READ_ONLY)):
-        kind = sa.exc.OperationalError
-    elif sqlstate.startswith("23"):
-        kind = sa.exc.IntegrityError
-    elif sqlstate.startswith("42"):
-        kind = sa.exc.ProgrammingError
-    return kind("the statement that saves observations", None, error, connection_invalidated=lost)
+    lost = getattr(error, "sqlstate", None) is None
+    return sa.exc.DBAPIError("the statement that saves observations", None, error, connection_invalidated=lost)
 
 
 def load_states(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, StoredMonitorState]:

@@ -18,6 +18,7 @@ from alembic.util import CommandError
 
 from evalstop_service.errors import ServiceError
 from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.faults import Fault, find_fault
 from evalstop_service.store.tables import metadata, projects
 
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
@@ -25,7 +26,6 @@ MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _LOCK = 0x45_56_53_54  # any fixed number: replicas that start together migrate one after the other
 _WAIT_SECONDS = 0.1
 _LOCK_TIMEOUT_SECONDS = 2  # statements queue behind a waiting migration, and no trainer should wait for longer
-_LOCK_CONFLICTS = ("55P03", "40P01")  # a lock was not available, or a deadlock was resolved by cancelling the migration
 _TRIES = 100
 
 
@@ -53,8 +53,8 @@ def upgrade_schema(database: Database, phase: Phase = Phase.ALL, folder: Path = 
                 return
             except CommandError as error:
                 raise ServiceError(f"{error}; the schema was probably created by a newer EvalStop") from error
-            except sa.exc.OperationalError as error:
-                if not tries_left or getattr(error.orig, "sqlstate", None) not in _LOCK_CONFLICTS:
+            except sa.exc.OperationalError as error:  # such as a deadlock, or a lock that was not free in time
+                if not tries_left or find_fault(error) is not Fault.CONFLICT:
                     raise
             time.sleep(_WAIT_SECONDS)
 

@@ -35,7 +35,7 @@ from evalstop_service.errors import (
 from evalstop_service.observability import logs
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.security.encryption import UnreadableSecret
-from evalstop_service.store.database import INSUFFICIENT_PRIVILEGE, is_disk_full, lacks_schema
+from evalstop_service.store.faults import Fault, find_fault
 from evalstop_service.web.problem_kinds import PATH, ProblemKind, render_page
 
 MEDIA_TYPE = "application/problem+json"
@@ -248,26 +248,27 @@ def _list_methods(request: Request, path: str) -> set[str]:
 
 
 def _explain_database_error(error: Exception) -> Problem:
-    if isinstance(error, sa.exc.DBAPIError) and lacks_schema(error):
-        _log.error("the schema is missing or too old; run `evalstop migrate`", exc_info=error)
-        return Problem(503, ProblemKind.SCHEMA_TOO_OLD, "nothing was stored; run `evalstop migrate`")
-    if getattr(getattr(error, "orig", None), "sqlstate", None) == INSUFFICIENT_PRIVILEGE:
-        _log.error("the database refuses this to the service's role: %s", error)
-        return Problem(503, ProblemKind.DATABASE_REFUSES, "nothing was stored; the service's log has the reason")
-    is_away = not isinstance(error, sa.exc.InternalError) or error.connection_invalidated
-    if isinstance(error, sa.exc.ProgrammingError) or not is_away:
+    fault = find_fault(error)
+    if fault is Fault.BUG:
         return _describe_bug(error)
-    if isinstance(error, sa.exc.DBAPIError) and is_disk_full(error):
-        _log.error("the database's disk is full: %s", error.orig)
-        detail = "the disk is full; nothing was stored. Free space and send the same request again"
-        return Problem(503, ProblemKind.DISK_FULL, detail, headers={"Retry-After": "10"})
-    _log.error("the database does not answer: %s", error)
-    return Problem(
-        503,
-        ProblemKind.DATABASE_AWAY,
-        "the request may not have been stored; send the same request again, which is harmless if it was",
-        headers={"Retry-After": "1"},
-    )
+    _log.error("%s: %s", fault.value, error)
+    kind, detail, seconds = _DATABASE_PROBLEMS[fault]
+    return Problem(503, kind, detail, headers={"Retry-After": seconds})
+
+
+_AWAY = "the request may not have been stored; send the same request again, which is harmless if it was"
+
+_DATABASE_PROBLEMS = {
+    Fault.CONFLICT: (ProblemKind.DATABASE_AWAY, _AWAY, "1"),
+    Fault.AWAY: (ProblemKind.DATABASE_AWAY, _AWAY, "1"),
+    Fault.DISK_FULL: (
+        ProblemKind.DISK_FULL,
+        "the disk is full; nothing was stored. Free space and send the same request again",
+        "10",
+    ),
+    Fault.REFUSED: (ProblemKind.DATABASE_REFUSES, "nothing was stored; the service's log has the reason", "10"),
+    Fault.NO_SCHEMA: (ProblemKind.SCHEMA_TOO_OLD, "nothing was stored; run `evalstop migrate`", "10"),
+}
 
 
 def _describe_bug(error: Exception) -> Problem:
@@ -311,9 +312,7 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     AddressRefused: _describe_refused_address,
     InvalidPolicy: lambda error: Problem(422, ProblemKind.INVALID_POLICY, str(error)),
     RequestValidationError: _invalid_request,
-    sa.exc.OperationalError: _explain_database_error,
-    sa.exc.ProgrammingError: _explain_database_error,
-    sa.exc.InternalError: _explain_database_error,  # of a server that is read-only
+    sa.exc.DBAPIError: _explain_database_error,
     sa.exc.TimeoutError: _explain_database_error,
     Exception: _describe_bug,
 }

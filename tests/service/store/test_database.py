@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from evalstop_service.errors import ServiceError
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema
-from evalstop_service.store.database import Database, Transaction, contains_text, insert_if_new, is_transient
+from evalstop_service.store.database import Database, Transaction, contains_text, insert_if_new
+from evalstop_service.store.faults import find_fault
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 from evalstop_service.store.tables import projects
@@ -207,14 +208,15 @@ def test_isolation_is_the_services_own(empty_postgres_url: str) -> None:
     assert read_by_both_drivers(empty_postgres_url, "SHOW transaction_isolation") == ["read committed"] * 2
 
 
-def test_other_encoding_is_refused(postgres_database: Database, empty_postgres_url: str) -> None:
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_other_encoding_is_refused(postgres_database: Database, empty_postgres_url: str, encoding: str) -> None:
     """Migrations say which encoding the database has, and how to create one that works."""
     url, name = sa.make_url(empty_postgres_url), f"latin_{uuid.uuid4().hex[:8]}"
     with postgres_database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'")
+        connection.exec_driver_sql(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LOCALE 'C'")
         database = Database(url.set(database=name).render_as_string(False))
         try:
-            with pytest.raises(ServiceError, match=r"encoding is SQL_ASCII.*ENCODING 'UTF8'"):
+            with pytest.raises(ServiceError, match=rf"encoding is {encoding}.*ENCODING 'UTF8'"):
                 schema.upgrade_schema(database)
         finally:
             database.close()
@@ -260,7 +262,7 @@ def test_read_only_server_is_left(empty_postgres_url: str) -> None:
         tx.exec_driver_sql("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
     with pytest.raises(sa.exc.InternalError) as raised:
         create("between")
-    assert is_transient(raised.value)
+    assert find_fault(raised.value).is_transient
     answer = problem_of(raised.value)
     assert (answer.status, answer.headers) == (503, {"Retry-After": "1"})
     create("after")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
-import sqlalchemy as sa
 from fastapi import APIRouter
 from pydantic import Field
 
@@ -16,8 +13,6 @@ from evalstop_service.web.context import Commit, Db
 from evalstop_service.web.limits import in_thread
 from evalstop_service.web.problem_kinds import ProblemKind
 from evalstop_service.web.problems import Problem
-
-log = logging.getLogger(__name__)
 
 router = APIRouter(tags=["health"], route_class=JsonRoute)
 
@@ -37,12 +32,8 @@ async def check_liveness() -> Health:
 @router.get("/readyz")
 async def check_readiness(database: Db, committer: Commit) -> Health:
     """The schema is up to date, and requests and observations, each on connections of their own, may be written."""
-    try:
-        await _check_connection(database)
-        await committer.read(schema.require_writing)
-    except sa.exc.SQLAlchemyError as error:
-        log.warning("the database does not answer, or may only be read: %s", error)
-        raise Problem(503, ProblemKind.DATABASE_AWAY, "the service's log has the reason") from error
+    await _check_connection(database)
+    await committer.read(schema.require_writing)
     return Health()
 
 

@@ -55,7 +55,7 @@ def not_found(message: str) -> MlflowError:
 
 _EXPECTED = (
     *(MlflowError, Problem, ServiceError, HTTPException, RequestValidationError),
-    *(sa.exc.OperationalError, sa.exc.ProgrammingError, sa.exc.InternalError, sa.exc.TimeoutError),
+    *(sa.exc.DBAPIError, sa.exc.TimeoutError),
 )
 
 

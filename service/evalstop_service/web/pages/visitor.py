@@ -27,6 +27,7 @@ from evalstop_service.security.scopes import EVERY, Grants, VisitorRole, find_ro
 from evalstop_service.store import keys, projects, runs
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.faults import Fault, find_fault
 from evalstop_service.store.keys import Key, Session
 from evalstop_service.store.projects import Project
 from evalstop_service.store.proposals import Proposal
@@ -86,7 +87,9 @@ class Streams:
                 while True:
                     try:
                         revision = await anyio.to_thread.run_sync(read_revision, limiter=self._polls)
-                    except (sa.exc.OperationalError, sa.exc.TimeoutError):
+                    except sa.exc.SQLAlchemyError as error:
+                        if find_fault(error) is Fault.BUG:
+                            raise
                         revision = seen_revision  # no event until the database answers again
                     if revision is None:
                         yield ServerSentEvent(event="gone", data="")

@@ -33,6 +33,7 @@ from evalstop_service.observability import logs
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store.database import Database, read_now
+from evalstop_service.store.faults import Fault, find_fault
 from evalstop_service.store.queue import leases
 from evalstop_service.store.queue.attempts import (
     BreakerLimits,
@@ -57,9 +58,6 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 SETTLE_SECONDS = 10.0
 """How long a stopping worker tries to record its last attempts while the database is unavailable."""
-
-DATABASE_UNAVAILABLE = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError, sa.exc.TimeoutError)
-"""Raised when the database restarts, is full or unreachable; any other error is a bug and ends the worker."""
 
 T = TypeVar("T")
 
@@ -138,9 +136,11 @@ class DeliveryWorker:
         while not stop.is_set():
             try:
                 await self._settle_and_claim()
-            except DATABASE_UNAVAILABLE as error:
+            except sa.exc.SQLAlchemyError as error:
+                if (fault := find_fault(error)) is Fault.BUG:  # which ends the worker
+                    raise
                 first = pause == FIRST_PAUSE_SECONDS
-                log.error("database unavailable (%s), retrying in %.2f s", error, pause, exc_info=first)
+                log.error("%s (%s), retrying in %.2f s", fault.value, error, pause, exc_info=first)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), pause)
                 pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
@@ -155,10 +155,10 @@ class DeliveryWorker:
         room = {endpoint_id: per_endpoint - count for endpoint_id, count in self._running.items()}
         try:
             settled, claimed = await self._call(self._settle_and_claim_rows, finished, limit, room)
-        except DATABASE_UNAVAILABLE:
-            self._finished = finished + self._finished
-            raise
-        except Exception:
+        except Exception as error:
+            if find_fault(error) is not Fault.BUG:
+                self._finished = finished + self._finished
+                raise
             if not finished:
                 raise
             log.exception("cannot record %d attempts together; recording them one by one", len(finished))
@@ -196,10 +196,10 @@ class DeliveryWorker:
         for number, attempt in enumerate(finished):
             try:
                 self._report_settled([attempt], await self._call(self._settle_rows, [attempt]))
-            except DATABASE_UNAVAILABLE:
-                self._finished = [*finished[number:], *self._finished]
-                raise
-            except Exception:
+            except Exception as error:
+                if find_fault(error) is not Fault.BUG:
+                    self._finished = [*finished[number:], *self._finished]
+                    raise
                 log.exception("cannot record delivery %s; it is sent again after its lease", attempt.claimed.id)
 
     def _settle_rows(self, finished: Sequence[FinishedAttempt]) -> Settlement:
@@ -214,7 +214,9 @@ class DeliveryWorker:
             try:
                 if finished:
                     self._report_settled(finished, await self._call(self._settle_rows, finished))
-            except DATABASE_UNAVAILABLE as error:
+            except sa.exc.SQLAlchemyError as error:
+                if find_fault(error) is Fault.BUG:
+                    raise
                 self._finished = finished + self._finished
                 deadline = deadline or time.monotonic() + SETTLE_SECONDS
                 if time.monotonic() >= deadline:
