@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from evalstop_service.store import schema
-from evalstop_service.store.database import Database
+from evalstop_service.store.database import IS_POOLED, Database
 
 from tests.acceptance.fake_receiver import start_fake_receiver
 from tests.acceptance.programs import FAST_DELIVERY, Program
@@ -38,7 +38,7 @@ def test_pooler_is_recognized(pooled_url: str, empty_postgres_url: str) -> None:
     """A database knows from its first connection whether transactions keep their session."""
     for url, expected in ((pooled_url, True), (empty_postgres_url, False)):
         database = Database(url)
-        assert database.is_pooled is expected
+        assert database.learned[IS_POOLED] is expected
         database.close()
 
 

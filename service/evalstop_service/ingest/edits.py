@@ -171,7 +171,7 @@ class Edit:
             self._leave_unchanged()
             return
         follows = before.decision is not None and before.decision.follows_run
-        last_steps = observations.load_last_steps(tx, [run.id], until=step)[run.id]
+        last_steps = observations.load_last_steps(tx, [run], until=step)[run.id]
         scores = Scores().add_checkpoints({item.step: item.uri for item in saved if item.step <= step})
         state = with_eval_changes(before, carry_into_attempt(run.eval_changes, step))
         state = replace(state, scores=scores, last_steps=last_steps, combined=None)

@@ -119,7 +119,7 @@ class GroupCommit:
         except Exception as error:
             self._cache.drop_states(group)
             unanswered = [entry for entries in group.values() for entry in entries if not entry.is_answered]
-            if _is_away(error) or len(unanswered) <= 1:
+            if find_fault(error) is not Fault.BUG or len(unanswered) <= 1:
                 for entry in unanswered:
                     entry.answer(error)
                 return
@@ -364,11 +364,6 @@ class Editor:
         if edit.has_replayed:
             self.costs.charge(message, changes.seconds)
         return changes
-
-
-def _is_away(error: Exception) -> bool:
-    """Whether no message can be committed for now."""
-    return (fault := find_fault(error)).is_transient or fault is Fault.DISK_FULL
 
 
 def _measure(

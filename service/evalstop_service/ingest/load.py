@@ -225,7 +225,8 @@ def _catch_up(
     saved = run_details.load_checkpoints(tx, grown) if grown else {}
     unseen = {run_id: _find_unseen_steps(state) for run_id, state in states.items()}
     series_steps = {(run_id, metric): step for run_id, steps in unseen.items() for metric, step in steps.items()}
-    last_steps, series = observations.load_last_steps_and_series(tx, list(states), series_steps, SAVE_EVERY)
+    last_steps = observations.load_last_steps(tx, [state.run for state in states.values()])
+    series = observations.load_together(tx, series_steps, SAVE_EVERY)
     caught_up = {}
     for run_id, state in states.items():
         points = series.get(run_id, [])

@@ -61,6 +61,14 @@ _BOTH_DRIVERS = {
 }
 """URL parameters that asyncpg understands as libpq does. It would pass others of libpq to the server as settings."""
 
+HAS_CITUS = "has_citus"
+"""In the `info` of a connection: whether tables of its database may be distributed by Citus."""
+
+IS_POOLED = "is_pooled"
+"""The same: whether a pooler such as pgbouncer may run each transaction in another session of the server."""
+
+_ASK = "SELECT pg_backend_pid(), EXISTS (SELECT FROM pg_extension WHERE extname = 'citus')"
+
 Transaction = sa.Connection
 """The first argument of every query."""
 
@@ -137,16 +145,14 @@ class Database:
                 self._ordinary.release()
 
     @cached_property
-    def is_pooled(self) -> bool:
-        """Whether a pooler such as pgbouncer stands before the server: each transaction may run in another session."""
-        if self.embedded:
-            return False
+    def learned(self) -> Mapping[Any, bool]:
+        """What a connection has found out about PostgreSQL: IS_POOLED and HAS_CITUS."""
         with self.engine.connect() as connection:
-            return getattr(connection.connection.driver_connection, "prepare_threshold", None) is None
+            return {name: connection.info[name] for name in (IS_POOLED, HAS_CITUS)}
 
     def async_engine(self) -> AsyncEngine:
         """An engine for an event loop, on asyncpg, in autocommit and without a pool: the caller manages connections."""
-        cached_statements = 0 if self.is_pooled else 100  # the default of both, asyncpg and SQLAlchemy
+        is_pooled = self.learned[IS_POOLED]
 
         async def connect() -> asyncpg.Connection[asyncpg.Record]:
             url = self.url.set(drivername="postgresql")
@@ -158,21 +164,23 @@ class Database:
                 url.render_as_string(hide_password=False),
                 timeout=_CONNECT_SECONDS,
                 command_timeout=_COMMAND_SECONDS,
-                statement_cache_size=cached_statements,
+                statement_cache_size=0 if is_pooled else 100,
             )
-            await connection.execute(_SET_UP_POOLED if self.is_pooled else _SET_UP)
+            await connection.execute(_SET_UP_POOLED if is_pooled else _SET_UP)
             return connection
 
         unnamed = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
-        return create_async_engine(
+        engine = create_async_engine(
             "postgresql+asyncpg://",
             async_creator=connect,
-            connect_args=unnamed if self.is_pooled else {},
+            connect_args=unnamed if is_pooled else {},
             poolclass=sa.NullPool,
             isolation_level="AUTOCOMMIT",
             json_deserializer=_json_value,
             hide_parameters=True,
         )
+        sa.event.listen(engine.sync_engine, "connect", lambda _, record: record.info.update(self.learned))
+        return engine
 
     def close(self) -> None:
         """Close all pooled connections."""
@@ -190,9 +198,10 @@ def _prepare_postgresql(engine: sa.Engine) -> None:
     """Set up each connection, and ping it before use only if it was idle for a while, not before each use."""
 
     @sa.event.listens_for(engine, "connect")
-    def set_up(connection: Any, _record: Any) -> None:
+    def set_up(connection: Any, record: Any) -> None:
+        process_id, record.info[HAS_CITUS] = connection.execute(_ASK).fetchone()
         # A pooler gives its clients process ids of its own.
-        is_pooled = connection.info.backend_pid != connection.execute("SELECT pg_backend_pid()").fetchone()[0]
+        record.info[IS_POOLED] = is_pooled = connection.info.backend_pid != process_id
         if is_pooled:
             connection.prepare_threshold = None  # what one session has prepared is missing in the next
         connection.execute(_SET_UP_POOLED if is_pooled else _SET_UP)

@@ -32,7 +32,7 @@ _FAULTS = {
     **dict.fromkeys(("40", "55P03", "57014"), Fault.CONFLICT),  # serialization, deadlock, timeouts of lock or statement
     **dict.fromkeys(("08", "25P03", "25P04", "53", "57P", "58", READ_ONLY), Fault.AWAY),
     "53100": Fault.DISK_FULL,
-    **dict.fromkeys(("28", "3D", "42501"), Fault.REFUSED),  # the account, the database, a right
+    **dict.fromkeys(("0A", "28", "3D", "42501"), Fault.REFUSED),  # what Citus lacks, the account, the database, a right
     **dict.fromkeys(("42P01", "42703"), Fault.NO_SCHEMA),
     # SQLite: the longest beginning of the error's name.
     **dict.fromkeys(("SQLITE_BUSY", "SQLITE_LOCKED"), Fault.CONFLICT),

@@ -23,7 +23,7 @@ from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from evalstop_service.domain.run import Verdict
-from evalstop_service.store.database import Database, Transaction, save_row
+from evalstop_service.store.database import IS_POOLED, Database, Transaction, save_row
 from evalstop_service.store.observations import PostedObservation, add_observations
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import moment_text, monitor_states, runs
@@ -206,7 +206,7 @@ class PostgresIngest:
 
     def __init__(self, database: Database) -> None:
         self._engine = database.async_engine()
-        self._is_pooled = database.is_pooled
+        self._is_pooled = database.learned[IS_POOLED]
         self._idle: list[_Connection] = []
 
     async def read(self, query: Callable[[Transaction], T]) -> T:

@@ -8,18 +8,18 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 
 from evalstop_service.clock import in_utc
 from evalstop_service.domain.fields import doc
 from evalstop_service.store import runs
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import HAS_CITUS, Transaction
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import LIVE, observations
 from evalstop_service.store.tables.columns import Real, columns_of
@@ -109,57 +109,35 @@ def load_each_after(tx: Transaction, run_id: UUID, first_steps: Mapping[str, int
     return [point for point in points if point.step >= first_steps[point.metric]]
 
 
-def load_last_steps_and_series(
-    tx: Transaction, run_ids: Sequence[UUID], first_steps: Mapping[tuple[UUID, str], int], most: int
-) -> tuple[dict[UUID, dict[str, int]], dict[UUID, list[PostedObservation] | None]]:
-    """`load_last_steps`, and the live observations of each series (run, metric) from its step on.
-
-    These come without their times, in the order of the series, each by ascending step; None for a run with a metric
-    that has more than `most`. On PostgreSQL this is one statement, since a round trip costs more than its rows.
-    """
-    series: dict[UUID, dict[str, list[PostedObservation]]] = defaultdict(dict)
-    for run_id, metric in first_steps:
-        series[run_id][metric] = []
-    if tx.dialect.name == "postgresql":
-        last_steps: dict[UUID, dict[str, int]] = {run_id: {} for run_id in run_ids}
-        series_parameters = {
-            "given_ids": [run_id for run_id, _ in first_steps],
-            "metrics": [metric for _, metric in first_steps],
-            "steps": list(first_steps.values()),
-        }
-        rows = tx.execute(
-            _LAST_STEPS_AND_SERIES, {"run_ids": list(run_ids), "until": MAX_STEP, **series_parameters, "most": most}
-        )
-        for run_id, metric, last_step, *point in rows:
-            last_steps[run_id][metric] = last_step
-            if point[0] is not None:
-                series[run_id][metric].append(PostedObservation(metric, *point))
-    else:
-        last_steps = load_last_steps(tx, run_ids)
-        keys = list(first_steps)
-        requested = [(run_id.hex, metric, step) for (run_id, metric), step in first_steps.items()]
-        parameters = {"series": msgspec.json.encode(requested).decode(), "most": most}
-        for index, *point in tx.execute(_SERIES_ON_SQLITE, parameters) if first_steps else ():
-            run_id, metric = keys[index]
-            series[run_id][metric].append(PostedObservation(metric, *point))
-    return last_steps, {
-        run_id: None if any(len(points) > most for points in by_metric.values()) else list(chain(*by_metric.values()))
-        for run_id, by_metric in series.items()
-    }
+def load_together(
+    tx: Transaction, first_steps: Mapping[tuple[UUID, str], int], most: int
+) -> dict[UUID, list[PostedObservation] | None]:
+    """The live observations of each series (run, metric) from its step on, by run: a metric that has more than `most`
+    makes it None. They come without their times, in the order of the series, each by ascending step."""
+    points: dict[tuple[UUID, str], list[PostedObservation]] = {series: [] for series in first_steps}
+    series = [(run_id, metric, step) for (run_id, metric), step in first_steps.items()]
+    for (run_id, metric, _), row in read_series(tx, _SERIES, series, most=most + 1):
+        points[run_id, metric].append(PostedObservation(metric, *row))
+    together: dict[UUID, list[PostedObservation] | None] = {}
+    for (run_id, _), of_metric in points.items():
+        earlier = together.get(run_id, [])
+        together[run_id] = None if earlier is None or len(of_metric) > most else [*earlier, *of_metric]
+    return together
 
 
-def load_last_steps(tx: Transaction, run_ids: Sequence[UUID], until: int = MAX_STEP) -> dict[UUID, dict[str, int]]:
+def load_last_steps(tx: Transaction, runs: Collection[Run], until: int = MAX_STEP) -> dict[UUID, dict[str, int]]:
     """The highest live step of each metric of these runs, at most `until`; a run without any has an empty dict."""
-    last_steps: dict[UUID, dict[str, int]] = {run_id: {} for run_id in run_ids}
-    for run_id, metric, step in tx.execute(_LAST_STEPS, {"run_ids": run_ids, "until": until}):
+    ends = [(run.id, "", min(until, run.last_step)) for run in runs if run.last_step is not None]
+    last_steps: dict[UUID, dict[str, int]] = {run.id: {} for run in runs}
+    for (run_id, _, _), (metric, step) in read_series(tx, _LAST_STEPS, ends):
         last_steps[run_id][metric] = step
     return last_steps
 
 
-def list_latest(tx: Transaction, run_id: UUID) -> list[LatestObservation]:
+def list_latest(tx: Transaction, run: Run) -> list[LatestObservation]:
     """Each metric of a run, by name."""
-    rows = tx.execute(_LATEST, {"run_ids": [run_id], "until": MAX_STEP})
-    return [LatestObservation(*row) for row in rows]
+    ended = [] if run.last_step is None else [(run.id, "", run.last_step)]
+    return [LatestObservation(*row) for _, row in read_series(tx, _LATEST, ended)]
 
 
 def list_newest(tx: Transaction, run_id: UUID, metric: str, limit: int) -> list[StoredObservation]:
@@ -295,94 +273,112 @@ def _write_time(tx: Transaction, column: sa.ColumnElement[datetime]) -> sa.Colum
 
 _POINT = [observations.c[name] for name in ("metric", "step", "value", "stderr", "observed_at")]
 
-# Each series is read through its index, and only as far as wanted.
-_SERIES_ON_SQLITE = sa.text(f"""
-WITH given (place, run_id, metric, step) AS (
-    SELECT key, json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')
-    FROM json_each(:series)
-), bounded (place, run_id, metric, step, last_step) AS MATERIALIZED (
-    SELECT given.*, coalesce((
-        SELECT o.step FROM observations AS o
-        WHERE o.run_id = given.run_id AND o.metric = given.metric AND o.step >= given.step AND o.superseded_by = {LIVE}
-        ORDER BY o.step LIMIT 1 OFFSET :most
-    ), {MAX_STEP}) FROM given
-)
-SELECT given.place, o.step, o.value, o.stderr
-FROM bounded AS given CROSS JOIN observations AS o ON o.run_id = given.run_id AND o.metric = given.metric
-    AND o.step >= given.step AND o.step <= given.last_step AND o.superseded_by = {LIVE}
-ORDER BY given.place, o.step
-""").columns(  # noqa: S608
-    sa.column("place", sa.Integer), sa.column("step", sa.BigInteger), sa.column("value", Real), sa.column("stderr")
+Series = tuple[UUID, str, int]
+"""A run, one of its metrics, and a step."""
+
+
+def read_series(
+    tx: Transaction, statements: Mapping[str, sa.TextualSelect], series: Sequence[Series], **parameters: Any
+) -> Iterator[tuple[Series, Sequence[Any]]]:
+    """The rows of a statement of `write_statements`, each with the one of these series that it is about.
+
+    Citus routes a statement that is more than a plain join only if it is about one run: others take all at once.
+    """
+    database, together = tx.dialect.name, [series] if series else []
+    if tx.info.get(HAS_CITUS):
+        database, together = "citus", [list(group) for _, group in groupby(series, itemgetter(0))]
+    for asked in together:
+        given = msgspec.json.encode([(run_id.hex, metric, step) for run_id, metric, step in asked]).decode()
+        parameters |= {"given": given, "run_id": str(asked[0][0])}
+        for number, *row in tx.execute(statements[database], parameters):
+            yield asked[number - 1], row
+
+
+def write_statements(
+    query: str, *columns: sa.ColumnClause[Any], on_sqlite: str | None = None
+) -> dict[str, sa.TextualSelect]:
+    """A query for each database, on the rows `{given}` (number, run_id, metric, step) of `read_series`.
+
+    Its columns follow the number of the series. `{routed}` begins each condition on the observations of a series.
+    """
+    of_postgresql = (
+        "(SELECT number, CAST(item ->> 0 AS uuid) AS run_id, item ->> 1 AS metric, CAST(item ->> 2 AS bigint) AS step"
+        " FROM json_array_elements(CAST(:given AS json)) WITH ORDINALITY AS items (item, number)) AS given"
+    )
+    of_sqlite = (
+        "(SELECT key + 1 AS number, json_extract(value, '$[0]') AS run_id, json_extract(value, '$[1]') AS metric,"
+        " json_extract(value, '$[2]') AS step FROM json_each(:given)) AS given"
+    )
+    texts = {
+        "postgresql": query.format(given=of_postgresql, routed=""),
+        "sqlite": (on_sqlite or query).format(given=of_sqlite, routed=""),
+        "citus": query.format(given=of_postgresql, routed="o.run_id = CAST(:run_id AS uuid) AND "),
+    }
+    number = sa.column("number", sa.BigInteger)
+    return {database: sa.text(text).columns(number, *columns) for database, text in texts.items()}
+
+
+_METRIC, _STEP = sa.column("metric", sa.Text), sa.column("step", sa.BigInteger)
+_VALUE, _STDERR = sa.column("value", Real), sa.column("stderr", sa.Double)
+
+_OF_SERIES = f"""
+{{routed}}o.run_id = given.run_id AND o.metric = given.metric AND o.step >= given.step AND o.superseded_by = {LIVE}
+"""
+
+# On PostgreSQL LATERAL, so that each series is read through the index, and no further than wanted.
+_SERIES = write_statements(
+    f"""
+SELECT given.number, points.* FROM {{given}} CROSS JOIN LATERAL (
+    SELECT o.step, o.value, o.stderr FROM observations AS o WHERE {_OF_SERIES} ORDER BY o.step LIMIT :most
+) AS points ORDER BY given.number, points.step
+""",  # noqa: S608
+    *(_STEP, _VALUE, _STDERR),
+    on_sqlite=f"""
+SELECT number, step, value, stderr FROM (
+    SELECT given.number, o.step, o.value, o.stderr,
+        row_number() OVER (PARTITION BY given.number ORDER BY o.step) AS place
+    FROM {{given}} CROSS JOIN observations AS o WHERE {_OF_SERIES}
+) WHERE place <= :most ORDER BY number, step
+""",  # noqa: S608
 )
 
 # Walk the index from one metric of a run to the next, and to the last live step of each. Observations past the
 # run's last step are superseded, and there may be very many.
 _ENDS = f"""
-WITH RECURSIVE found (run_id, last_step, metric) AS (
-    SELECT runs.id, runs.last_step, (SELECT min(o.metric) FROM observations AS o WHERE o.run_id = runs.id)
-    FROM runs WHERE runs.id IN :run_ids
+WITH RECURSIVE found (number, run_id, last_step, metric) AS (
+    SELECT number, run_id, step, (SELECT min(o.metric) FROM observations AS o WHERE {{routed}}o.run_id = given.run_id)
+    FROM {{given}}
     UNION ALL
-    SELECT run_id, last_step, (
-        SELECT min(o.metric) FROM observations AS o WHERE o.run_id = found.run_id AND o.metric > found.metric
+    SELECT number, run_id, last_step, (
+        SELECT min(o.metric) FROM observations AS o
+        WHERE {{routed}}o.run_id = found.run_id AND o.metric > found.metric
     )
     FROM found WHERE metric IS NOT NULL
-), ended (run_id, metric, step) AS (
-    SELECT run_id, metric, (
+), ended (number, run_id, metric, step) AS (
+    SELECT number, run_id, metric, (
         SELECT o.step FROM observations AS o
-        WHERE o.run_id = found.run_id AND o.metric = found.metric
-            AND o.step <= found.last_step AND o.step <= :until AND o.superseded_by = {LIVE}
+        WHERE {{routed}}o.run_id = found.run_id AND o.metric = found.metric
+            AND o.step <= found.last_step AND o.superseded_by = {LIVE}
         ORDER BY o.step DESC LIMIT 1
     )
     FROM found WHERE metric IS NOT NULL
 )
 """  # noqa: S608
 
-_STEPS = "SELECT run_id, metric, step FROM ended WHERE step IS NOT NULL"
+_LAST_STEPS = write_statements(
+    f"{_ENDS} SELECT number, metric, step FROM ended WHERE step IS NOT NULL",  # noqa: S608
+    *(_METRIC, _STEP),
+)
 
-_LATEST_OBSERVATIONS = f"""
-SELECT ended.metric, (
+_LATEST = write_statements(
+    f"""{_ENDS}
+SELECT ended.number, ended.metric, (
     SELECT count(*) FROM observations AS o
-    WHERE o.run_id = ended.run_id AND o.metric = ended.metric AND o.superseded_by = {LIVE}
+    WHERE {{routed}}o.run_id = ended.run_id AND o.metric = ended.metric AND o.superseded_by = {LIVE}
 ), ended.step, o.value, o.stderr
-FROM ended JOIN observations AS o ON o.run_id = ended.run_id AND o.metric = ended.metric
+FROM ended JOIN observations AS o ON {{routed}}o.run_id = ended.run_id AND o.metric = ended.metric
     AND o.step = ended.step AND o.superseded_by = {LIVE}
 ORDER BY ended.metric
-"""  # noqa: S608
-
-
-# For a series of which nothing is wanted, the step is NULL, and the comparison yields no rows.
-_STEPS_AND_SERIES = f"""
-SELECT ended.run_id, ended.metric, ended.step, o.step, o.value, o.stderr
-FROM ended
-LEFT JOIN unnest(:given_ids, :metrics, :steps) AS given (run_id, metric, step)
-    ON given.run_id = ended.run_id AND given.metric = ended.metric
-LEFT JOIN LATERAL (
-    SELECT step, value, stderr FROM observations
-    WHERE run_id = ended.run_id AND metric = ended.metric AND step >= given.step AND superseded_by = {LIVE}
-    ORDER BY step LIMIT :most + 1
-) AS o ON true
-WHERE ended.step IS NOT NULL
-ORDER BY ended.run_id, ended.metric, o.step
-"""  # noqa: S608
-
-
-def _of_runs(query: str) -> sa.TextClause:
-    """A query on the result of `_ENDS`."""
-    ids = sa.bindparam("run_ids", expanding=True, type_=sa.Uuid)
-    return sa.text(_ENDS + query).bindparams(ids, sa.bindparam("until", type_=sa.BigInteger))
-
-
-_METRIC, _STEP = sa.column("metric", sa.Text), sa.column("step", sa.BigInteger)
-_VALUE, _STDERR = sa.column("value", Real), sa.column("stderr", sa.Double)
-_LAST_STEPS = _of_runs(_STEPS).columns(sa.column("run_id", sa.Uuid), _METRIC, _STEP)
-_LATEST = _of_runs(_LATEST_OBSERVATIONS).columns(_METRIC, sa.column("count", sa.BigInteger), _STEP, _VALUE, _STDERR)
-_LAST_STEPS_AND_SERIES = (
-    _of_runs(_STEPS_AND_SERIES)
-    .bindparams(
-        sa.bindparam("given_ids", type_=postgresql.ARRAY(sa.Uuid)),
-        sa.bindparam("metrics", type_=postgresql.ARRAY(sa.Text)),
-        sa.bindparam("steps", type_=postgresql.ARRAY(sa.BigInteger)),
-        sa.bindparam("most", type_=sa.BigInteger),
-    )
-    .columns(sa.column("run_id", sa.Uuid), _METRIC, sa.column("last_step", sa.BigInteger), _STEP, _VALUE, _STDERR)
+""",  # noqa: S608
+    *(_METRIC, sa.column("count", sa.BigInteger), _STEP, _VALUE, _STDERR),
 )

@@ -6,14 +6,12 @@ on the run's row locks that row first; a heartbeat locks only the health row.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 
 from evalstop_service.domain.health import NEWEST, Liveness, Reading
 from evalstop_service.store.database import Transaction, find_all, insert_if_new
@@ -102,34 +100,16 @@ def postpone_checks(tx: Transaction, next_checks: Mapping[UUID, datetime | None]
 
 def list_post_times(tx: Transaction, run: Run) -> list[list[datetime]]:
     """For each watched metric the times of its newest values, as `health.measure_cadence` takes them."""
-    return [
-        list(
-            tx.execute(
-                _select_newest(run, metric, NEWEST_POSTS).with_only_columns(observations.c.received_at)
-            ).scalars()
-        )
-        for metric in run.metrics
-    ]
+    newest = (_select_newest(run, metric, NEWEST_POSTS) for metric in run.metrics)
+    return [list(tx.execute(query.with_only_columns(observations.c.received_at)).scalars()) for query in newest]
 
 
 def load_readings(tx: Transaction, series: Sequence[tuple[Run, str]]) -> dict[tuple[UUID, str], list[Reading]]:
     """The newest readings of these metrics of runs, each by ascending step."""
-    readings: dict[tuple[UUID, str], list[Reading]] = {(run.id, metric): [] for run, metric in series}
-    if tx.dialect.name == "postgresql":
-        parameters = {
-            "run_ids": [run.id for run, _ in series],
-            "metrics": [metric for _, metric in series],
-            "steps": [run.last_step for run, _ in series],
-        }
-        rows = tx.execute(_NEWEST, parameters)
-        for run_id, metric, step, value, at in rows:
-            readings[run_id, metric].append(Reading(step, math.nan if value is None else value, at))
-    else:
-        for run, metric in series:
-            readings[run.id, metric] = [Reading(*row) for row in tx.execute(_select_newest(run, metric, NEWEST))]
-    for newest in readings.values():
-        newest.reverse()
-    return readings
+    return {
+        (run.id, metric): [Reading(*row) for row in tx.execute(_select_newest(run, metric, NEWEST))][::-1]
+        for run, metric in series
+    }
 
 
 def _select_newest(run: Run, metric: str, most: int) -> sa.Select[Any]:
@@ -142,18 +122,3 @@ def _select_newest(run: Run, metric: str, most: int) -> sa.Select[Any]:
         .order_by(table.step.desc())
         .limit(most)
     )
-
-
-_NEWEST = sa.text(f"""
-SELECT wanted.run_id, wanted.metric, newest.step, newest.value, newest.received_at
-FROM unnest(:run_ids, :metrics, :steps) AS wanted (run_id, metric, last_step) CROSS JOIN LATERAL (
-    SELECT o.step, o.value, o.received_at FROM observations AS o
-    WHERE o.run_id = wanted.run_id AND o.metric = wanted.metric AND o.superseded_by = {LIVE}
-        AND o.step <= wanted.last_step
-    ORDER BY o.step DESC LIMIT {NEWEST}
-) AS newest
-""").bindparams(  # noqa: S608
-    sa.bindparam("run_ids", type_=postgresql.ARRAY(sa.Uuid)),
-    sa.bindparam("metrics", type_=postgresql.ARRAY(sa.Text)),
-    sa.bindparam("steps", type_=postgresql.ARRAY(sa.BigInteger)),
-)

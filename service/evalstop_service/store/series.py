@@ -8,10 +8,10 @@ from collections.abc import Collection
 from typing import NamedTuple
 from uuid import UUID
 
-import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.observations import read_series, write_statements
 from evalstop_service.store.tables import LIVE, observations
 
 FEW = 10_000
@@ -84,43 +84,40 @@ def load_segments(tx: Transaction, requested: Collection[Series], stretches: int
     A series longer than `OUTLINED` is not read as a whole: that many single values are taken, evenly over its steps.
     """
     segments: dict[Series, list[Segment]] = defaultdict(list)
-    if not requested:
-        return segments
-    series = list(requested)
-    given = msgspec.json.encode([(run_id.hex, metric) for run_id, metric in series]).decode()
-    parameters = {"stretches": stretches, "series": given}
-    for number, *segment in tx.execute(_SEGMENTS[tx.dialect.name], parameters):
-        segments[series[number - 1]].append(Segment(*segment))
+    series = [(run_id, metric, 0) for run_id, metric in requested]
+    for (run_id, metric, _), segment in read_series(tx, _SEGMENTS, series, stretches=stretches):
+        segments[run_id, metric].append(Segment(*segment))
     return segments
 
 
 _OF_SERIES = f"""
 FROM observations AS o
-WHERE o.run_id = {{series}}.run_id AND o.metric = {{series}}.metric AND o.superseded_by = {LIVE}
+WHERE {{{{routed}}}}o.run_id = {{series}}.run_id AND o.metric = {{series}}.metric AND o.superseded_by = {LIVE}
 """
 _FIRST_OF_GIVEN = f"(SELECT o.step {_OF_SERIES.format(series='given')} ORDER BY o.step LIMIT 1"
 _OF_BOUNDS = _OF_SERIES.format(series="bounds")
 _AFTER_PLACE = f"""
-{_OF_BOUNDS} AND o.step >= bounds.first + (bounds.last - bounds.first) * places.place / (:stretches - 1)
+{_OF_BOUNDS} AND o.step >= bounds.first + (bounds.last - bounds.first) * places.place / (CAST(:stretches AS bigint) - 1)
 ORDER BY o.step LIMIT 1
 """
 _IS_FINITE = f"BETWEEN {-sys.float_info.max!r} AND {sys.float_info.max!r}"
 
 # Short series are grouped by stretch. Of long ones the first value at or after each of many steps is looked up.
-_QUERY = f"""
+_SEGMENTS = write_statements(
+    f"""
 WITH RECURSIVE bounds (number, run_id, metric, first, last, is_long) AS (
     SELECT given.number, given.run_id, given.metric, {_FIRST_OF_GIVEN}),
         (SELECT o.step {_OF_SERIES.format(series="given")} ORDER BY o.step DESC LIMIT 1),
         {_FIRST_OF_GIVEN} OFFSET {OUTLINED}) IS NOT NULL
     FROM {{given}}
 ), places (place) AS (
-    SELECT 0 UNION ALL SELECT place + 1 FROM places WHERE place + 1 < :stretches
+    SELECT 0 UNION ALL SELECT place + 1 FROM places WHERE place + 1 < CAST(:stretches AS bigint)
 )
 SELECT bounds.number, max(o.step) AS step, min(o.value), max(o.value)
 FROM bounds CROSS JOIN observations AS o
-WHERE NOT bounds.is_long AND o.run_id = bounds.run_id AND o.metric = bounds.metric AND o.superseded_by = {LIVE}
-    AND o.value {_IS_FINITE}
-GROUP BY bounds.number, (o.step - bounds.first) * :stretches / (bounds.last - bounds.first + 1)
+WHERE {{routed}}NOT bounds.is_long AND o.run_id = bounds.run_id AND o.metric = bounds.metric
+    AND o.superseded_by = {LIVE} AND o.value {_IS_FINITE}
+GROUP BY bounds.number, (o.step - bounds.first) * CAST(:stretches AS bigint) / (bounds.last - bounds.first + 1)
 UNION ALL
 SELECT number, step, value, value FROM (
     SELECT DISTINCT bounds.number, (SELECT o.step {_AFTER_PLACE}) AS step, (SELECT o.value {_AFTER_PLACE}) AS value
@@ -128,18 +125,6 @@ SELECT number, step, value, value FROM (
 ) AS samples
 WHERE value {_IS_FINITE}
 ORDER BY 1, 2
-"""  # noqa: S608
-
-_SEGMENT_COLUMNS = [sa.column("number", sa.BigInteger), sa.column("step", sa.BigInteger)]
-_SEGMENT_COLUMNS += [sa.column("lowest", sa.Double), sa.column("highest", sa.Double)]
-_STRETCHES = sa.bindparam("stretches", type_=sa.BigInteger)
-_GIVEN = {
-    "postgresql": "(SELECT number, CAST(item ->> 0 AS uuid) AS run_id, item ->> 1 AS metric"
-    " FROM json_array_elements(CAST(:series AS json)) WITH ORDINALITY AS items (item, number)) AS given",
-    "sqlite": "(SELECT key + 1 AS number, json_extract(value, '$[0]') AS run_id, json_extract(value, '$[1]') AS metric"
-    " FROM json_each(:series)) AS given",
-}
-_SEGMENTS = {
-    dialect: sa.text(_QUERY.format(given=given)).bindparams(_STRETCHES).columns(*_SEGMENT_COLUMNS)
-    for dialect, given in _GIVEN.items()
-}
+""",  # noqa: S608
+    *(sa.column("step", sa.BigInteger), sa.column("lowest", sa.Double), sa.column("highest", sa.Double)),
+)

@@ -252,15 +252,16 @@ def _explain_database_error(error: Exception) -> Problem:
     if fault is Fault.BUG:
         return _describe_bug(error)
     _log.error("%s: %s", fault.value, error)
-    kind, detail, seconds = _DATABASE_PROBLEMS[fault]
+    kind, detail, seconds = _DATABASE_PROBLEMS[Fault.AWAY if fault.is_transient else fault]
     return Problem(503, kind, detail, headers={"Retry-After": seconds})
 
 
-_AWAY = "the request may not have been stored; send the same request again, which is harmless if it was"
-
 _DATABASE_PROBLEMS = {
-    Fault.CONFLICT: (ProblemKind.DATABASE_AWAY, _AWAY, "1"),
-    Fault.AWAY: (ProblemKind.DATABASE_AWAY, _AWAY, "1"),
+    Fault.AWAY: (
+        ProblemKind.DATABASE_AWAY,
+        "the request may not have been stored; send the same request again, which is harmless if it was",
+        "1",
+    ),
     Fault.DISK_FULL: (
         ProblemKind.DISK_FULL,
         "the disk is full; nothing was stored. Free space and send the same request again",

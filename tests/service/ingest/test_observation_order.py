@@ -267,12 +267,9 @@ def test_series_read_together_equal_single_reads(
             tx, [(runs[run].id, PostedObservation(name, step, value)) for (run, name, step), value in cells.items()]
         )
         observations.supersede_observations(tx, runs[0].id, superseded, 2)
-        tx.execute(tables.runs.update().values(last_step=LAST_STEP))
     with project.database.reading() as tx:
         requested = {(runs[index].id, metric): step for (index, metric), step in wanted.items()}
-        run_ids = [run.id for run in runs]
-        last_steps, together = observations.load_last_steps_and_series(tx, run_ids, requested, limit)
-        assert last_steps == observations.load_last_steps(tx, run_ids)
+        together = observations.load_together(tx, requested, limit)
         single_reads = {key: observations.load_series(tx, key[0], [key[1]], step) for key, step in requested.items()}
     assert together.keys() == {run_id for run_id, _ in requested}
     for run_id, loaded in together.items():

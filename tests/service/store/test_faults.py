@@ -69,8 +69,9 @@ def test_errors_of_both_drivers_mean_the_same(postgres_database: Database, name:
 @pytest.mark.parametrize("wrong", ["user", "database"])
 def test_refused_connection_is_no_silence(postgres_url: str, wrong: str) -> None:
     """A server that refuses the account or knows no such database answers, and is not said to be silent."""
-    named = {"username": "nobody_here"} if wrong == "user" else {"database": "nowhere"}
-    database = Database(sa.make_url(postgres_url).set(**named).render_as_string(False))
+    url = sa.make_url(postgres_url)
+    url = url.set(username="nobody_here") if wrong == "user" else url.set(database="nowhere")
+    database = Database(url.render_as_string(False))
     with pytest.raises(sa.exc.OperationalError) as raised, database.reading():
         pass
     assert find_fault(raised.value) is Fault.REFUSED

@@ -106,7 +106,7 @@ def test_last_steps_skip_superseded_observations(project: ProjectFixture) -> Non
     project.submit(second, Resumed(6))
     project.post_observations(second, [PostedObservation("kl", 6, 1.0)])
     with project.database.reading() as tx:
-        last_steps = observations.load_last_steps(tx, [empty.id, second.id, first.id])
+        last_steps = observations.load_last_steps(tx, [project.load_run(run) for run in (empty, second, first)])
     assert last_steps == {
         first.id: {"eval": 2, "loss": 9, "ends/with/Ω": 4},
         second.id: {"eval": 5, "kl": 6},
@@ -284,8 +284,8 @@ def test_latest_observation_and_count_per_metric(project: ProjectFixture) -> Non
     project.submit(run, Resumed(4))
     project.post_observations(run, [PostedObservation("loss", 6, 2.0, 0.25)])
     with project.database.reading() as tx:
-        latest = observations.list_latest(tx, run.id)
-        assert observations.list_latest(tx, new_id()) == []
+        latest = observations.list_latest(tx, project.load_run(run))
+        assert observations.list_latest(tx, project.open_run()) == []
     assert [(item.metric, item.count, item.step, item.stderr) for item in latest] == [
         ("eval", 3, 2, None),
         ("loss", 1, 6, 0.25),

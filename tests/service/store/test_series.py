@@ -6,10 +6,11 @@ import math
 from itertools import pairwise
 
 import pytest
-from evalstop_service.store import observations, runs, series, tables
+from evalstop_service.store import observations, runs, series
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
+from msgspec.structs import replace
 
 from tests.service.project_fixture import ProjectFixture, insert_observations, set_up_project
 
@@ -86,6 +87,6 @@ def test_highest_steps_do_not_overflow(project: ProjectFixture) -> None:
 def test_metrics_are_counted(project: ProjectFixture, run: Run) -> None:
     """Each metric has the count of its live observations."""
     with project.database.transaction() as tx:
-        tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(last_step=2 * END))
-        counts = {item.metric: item.count for item in observations.list_latest(tx, run.id)}
+        ended = replace(run, last_step=2 * END)
+        counts = {item.metric: item.count for item in observations.list_latest(tx, ended)}
     assert counts == {"loss": END - 100, "eval": 100}

@@ -152,8 +152,8 @@ class MetricOut(Answer):
 def list_run_metrics(run_id: RunId, caller: Read, database: Db) -> Items[MetricOut]:
     """Every metric that the run has reported, with its role and its last value, by name."""
     with database.reading() as tx:
-        roles = list_watched(runs.load_run(tx, caller.project_id, run_id))
-        latest = observations.list_latest(tx, run_id)
+        run = runs.load_run(tx, caller.project_id, run_id)
+        roles, latest = list_watched(run), observations.list_latest(tx, run)
     items = [vars(item) | {"role": roles[item.metric]["role"] if item.metric in roles else None} for item in latest]
     return Items[MetricOut].model_validate({"items": items})
 

@@ -152,7 +152,7 @@ def _run_documents(tx: Transaction, page: Sequence[Run], context: Context, root:
         updated = to_milliseconds(run.updated_at)
         metrics = [
             {"key": item.metric, "value": encode_number(item.value), "step": item.step, "timestamp": updated}
-            for item in observations.list_latest(tx, run.id)
+            for item in observations.list_latest(tx, run)
         ]
         data = {
             "metrics": metrics,

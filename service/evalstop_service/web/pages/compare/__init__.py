@@ -118,7 +118,7 @@ def _load_rows(tx: Transaction, runs: Sequence[Run]) -> tuple[list[tuple[str, st
     ids = [run.id for run in runs]
     decided = decisions.load_decisions(tx, ids)
     params = mlflow.load_mlflow_runs(tx, ids)
-    last_steps = observations.load_last_steps(tx, ids)
+    last_steps = observations.load_last_steps(tx, runs)
     fields = [dict(_list_fields(run, params[run.id].params)) for run in runs]
     every = dict.fromkeys(field for run_fields in fields for field in run_fields)
     differing = [field for field in every if len({run_fields.get(field) for run_fields in fields}) > 1]

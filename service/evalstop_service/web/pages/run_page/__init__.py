@@ -70,7 +70,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         histories = decisions.load_changes(tx, on_record)
         judged = outcomes.load_outcomes(tx, [(run.id, decision.attempt) for decision in on_record])
         changes = run_details.list_verdicts(tx, run.id, limit=MOST_VERDICTS)
-        metrics = _order_by_role(run, observations.list_latest(tx, run.id))
+        metrics = _order_by_role(run, observations.list_latest(tx, run))
         requests = run_details.list_requests(tx, run.id)
         notices = outbox.list_data(tx, run.id, NOTICES, limit=MOST_VERDICTS)
         subjects = {str(run.id), *(str(decision.id) for decision in on_record)}
@@ -225,7 +225,7 @@ def show_metric_charts(
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
         charted = list_charted(run)
-        other_metrics = [item for item in observations.list_latest(tx, run.id) if item.metric not in charted]
+        other_metrics = [item for item in observations.list_latest(tx, run) if item.metric not in charted]
         segments = series.load_segments(tx, [(run.id, item.metric) for item in other_metrics[:shown]], STRETCHES)
     charts = [_draw_chart(item, segments.get((run.id, item.metric), ())) for item in other_metrics[:shown]]
     more_link = make_link(f"/runs/{run.id}/metric-charts", {"shown": min(shown + A_PAGE, MOST_SHOWN)})

@@ -40,7 +40,7 @@ def show_observations(
     """Observations of one metric after a step, superseded ones included."""
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
-        names = [item.metric for item in observations.list_latest(tx, run.id)]
+        names = [item.metric for item in observations.list_latest(tx, run)]
         chosen = metric if metric in names else next((name for name in [*run.metrics, *names] if name in names), None)
         after = (step, superseded_by)
         points = (
