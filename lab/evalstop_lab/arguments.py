@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
-from pathlib import Path
 from typing import Any
 
 from evalstop_lab.errors import UnusableArguments
@@ -30,17 +29,6 @@ def rate(text: str) -> float:
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0 and below 1, such as 0.01")
     return value
-
-
-def require_writable(path: Path) -> None:
-    """Raise UnusableArguments unless the file can be written; nothing in it is changed."""
-    existed = path.exists()
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise UnusableArguments(f"{path} can't be written: {error.strerror}.") from error
-    if not existed:
-        path.unlink()
 
 
 def import_library(module: str, extra: str) -> Any:

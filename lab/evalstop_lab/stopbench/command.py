@@ -16,11 +16,10 @@ from typing import Any
 
 from rich.console import Console
 
-from evalstop_lab.arguments import positive_number, require_writable
+from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import list_versions, print_suite, to_json_values
 from evalstop_lab.stopbench.judging import SEEDS, SUITES, compute_figures, judge_run
-from evalstop_lab.stopbench.recording import FIRST_SEED, record_runs
 from evalstop_lab.stopbench.rules import BUILT_IN, is_installed, load_rule
 from evalstop_lab.sweep import add_jobs_option, sweep
 
@@ -56,21 +55,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_jobs_option(judging)
     judging.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     judging.set_defaults(run=run_rules)
-    recording = commands.add_parser("record", help="train policies against reward models and record the runs")
-    recording.add_argument("file", type=Path, help="such as runs.jsonl.gz")
-    recording.add_argument(
-        "--runs", type=positive_number, default=400, help="number of runs, two seconds of a core each (default: 400)"
-    )
-    recording.add_argument("--first-seed", type=positive_number, default=FIRST_SEED, help="(default: %(default)s)")
-    add_jobs_option(recording)
-    recording.set_defaults(run=run_recording)
-
-
-def run_recording(args: argparse.Namespace) -> int:
-    require_writable(args.file)
-    record_runs(args.file, args.runs, args.jobs, args.first_seed)
-    sys.stdout.write(f"Wrote {args.runs} runs to {args.file}\n")
-    return 0
 
 
 def run_rules(args: argparse.Namespace) -> int:

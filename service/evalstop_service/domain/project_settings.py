@@ -222,8 +222,8 @@ class ProjectSettings:
         Setting(
             _NOTICES,
             "Rules",
-            "rules on metrics of runs, such as `kl > 20`, `loss change > 0.5 over 20`, `grad_norm z_score > 6` and "
-            "`eval absent_for 2h`, which are announced as run.rule_met and stop nothing",
+            "rules on metrics of runs, such as 'kl > 20', 'loss change > 0.5 over 20', 'grad_norm z_score > 6' and "
+            "'eval absent_for 2h', which are announced as run.rule_met and stop nothing",
             empty="none",
         ),
     ] = None

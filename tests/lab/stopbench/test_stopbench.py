@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from evalstop_lab.arguments import require_writable
 from evalstop_lab.cli import main
 from evalstop_lab.stopbench.judging import SUITES, TRAINED, compute_figures
-from evalstop_lab.stopbench.recording import FIRST_SEED, record_run, record_runs
 from evalstop_lab.worlds import Group, Label, draw_world, list_families
 from evalstop_lab.worlds.recorded import read_runs
 from evalstop_lab.worlds.scoring import Outcome
 
 pytestmark = pytest.mark.slow
-
-SHORTEST_RUN = FIRST_SEED + 373  # with the fewest steps and texts
 
 THREE_DECLINES = """
 class ThreeDeclines:
@@ -33,12 +28,6 @@ class ThreeDeclines:
         self.last = score
         return self.declines >= 3
 """
-
-
-@pytest.fixture(scope="module")
-def recorded() -> dict[str, Any]:
-    """The record of the shortest run, trained here."""
-    return record_run(SHORTEST_RUN)
 
 
 def run_stopbench(folder: Path, *arguments: str) -> int:
@@ -93,23 +82,15 @@ def test_held_out_seeds_draw_other_runs_of_the_same_families() -> None:
         assert public.name != held_out.name
 
 
-def test_recorded_run_equals_the_trained_one(tmp_path: Path, recorded: dict[str, Any]) -> None:
-    """Recording is deterministic, and small evals of the same run are noisier."""
-    path = tmp_path / "runs.jsonl.gz"
-    record_runs(path, 1, 1, first_seed=SHORTEST_RUN)
-    [large], [small] = read_runs(path), read_runs(path, small=True)
-    assert np.array_equal(large.eval_scores, recorded["log"]["eval"])
-    assert small.noise.level > 2 * large.noise.level
-    assert np.array_equal(large.truth.eval_scores, small.truth.eval_scores)
-
-
-def test_shipped_runs_are_those_of_their_seeds(recorded: dict[str, Any]) -> None:
-    """The file has 400 runs of consecutive seeds, some of which turn."""
+def test_shipped_runs_are_those_of_their_seeds() -> None:
+    """The file has 400 runs of consecutive seeds, some of which turn; small evals of the same runs are noisier."""
     worlds = read_runs(TRAINED)
-    assert [world.seed for world in worlds] == list(range(FIRST_SEED, FIRST_SEED + SUITES["trained-1"].runs))
+    first = worlds[0].seed
+    assert [world.seed for world in worlds] == list(range(first, first + SUITES["trained-1"].runs))
     assert {Label.HACKING, Label.HEALTHY} <= {world.truth.label for world in worlds}
-    shortest = worlds[SHORTEST_RUN - FIRST_SEED]
-    assert recorded["log"]["eval"][0] == pytest.approx(shortest.eval_scores[0], abs=1e-3)
+    small = read_runs(TRAINED, small=True)
+    assert small[0].noise.level > 2 * worlds[0].noise.level
+    assert np.array_equal(small[0].truth.eval_scores, worlds[0].truth.eval_scores)
 
 
 def find_falls(suite: str) -> dict[Label, list[float]]:
@@ -154,19 +135,3 @@ def test_interrupted_command_ends_without_traceback(tmp_path: Path) -> None:
     rule.write_text(THREE_DECLINES.replace("if score is None:", "raise KeyboardInterrupt\n        if True:"))
     own = ["--only", "--rule", f"{rule}:ThreeDeclines"]
     assert run_stopbench(tmp_path, "--suite", "drawn-1", "--runs", "1", *own) == 1
-
-
-def test_recording_needs_a_file_that_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A path in a missing folder is refused with exit code 2 before anything is trained."""
-    path = tmp_path / "missing" / "runs.jsonl.gz"
-    assert main(["stopbench", "record", str(path)]) == 2
-    assert f"{path} can't be written: No such file or directory." in capsys.readouterr().err
-
-
-def test_check_of_a_file_leaves_it_as_it_is(tmp_path: Path) -> None:
-    """An earlier recording stays until there is a new one, and no empty file is left behind."""
-    old, new = tmp_path / "old.gz", tmp_path / "new.gz"
-    old.write_text("runs")
-    require_writable(old)
-    require_writable(new)
-    assert (old.read_text(), new.exists()) == ("runs", False)
