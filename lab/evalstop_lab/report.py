@@ -87,8 +87,9 @@ def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
     runs = next(iter(result.values()))["runs"]
     table = new_table(
         f"{name}: {runs} runs",
-        *("rule", "recall", "false stops", "premature", "delay", "delay / bound", "saved", "eval lost"),
-        caption="saved: share of the evals after the peaks, minus those lost by wrong stops; eval lost: of the gain",
+        *("rule", "recall", "cliffs", "false stops", "premature", "delay", "delay / bound", "saved", "eval lost"),
+        caption="cliffs: sudden falls after which it stopped within six evals; eval lost: of the gain\n"
+        "saved: share of the evals after the peaks, minus those lost by wrong stops",
     )
     by_saved = sorted(
         result.items(), key=lambda item: np.nan_to_num(item[1]["saved"]["value"], nan=-math.inf), reverse=True
@@ -97,6 +98,7 @@ def print_suite(console: Console, name: str, result: Mapping[str, Any]) -> None:
         table.add_row(
             rule,
             format_figure(figures["recall"]),
+            format_figure(figures["cliffs"]),
             format_figure(figures["false_stops"]),
             format_percent(figures["premature"]["value"]),
             format_number(figures["delay"]["value"], 0),

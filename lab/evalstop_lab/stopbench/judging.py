@@ -1,7 +1,7 @@
 """The suites of StopBench; applies rules to their runs, and computes figures of the results.
 
 A suite never changes: a suite with other runs gets another number. docs/stopbench.md describes them. Develop a rule on
-the seeds `public`; report once on the seeds `held-out`, which the recorded suites, all but the first two, don't have.
+the seeds `public`; report once on the seeds `held-out`, which the recorded suites don't have.
 """
 
 from __future__ import annotations
@@ -17,8 +17,18 @@ import numpy as np
 
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.stopbench.rules import Factory, PolicyRule, load_rule
-from evalstop_lab.worlds import LEVELS, Label, World, add_planned_steps, draw_world, plan_worlds, second_suite
+from evalstop_lab.worlds import (
+    LEVELS,
+    Label,
+    World,
+    add_planned_steps,
+    draw_world,
+    plan_worlds,
+    second_suite,
+    third_suite,
+)
 from evalstop_lab.worlds.answers import Evaluator
+from evalstop_lab.worlds.public_outlines import OUTLINES
 from evalstop_lab.worlds.recorded import read_runs
 from evalstop_lab.worlds.scoring import (
     Outcome,
@@ -26,6 +36,7 @@ from evalstop_lab.worlds.scoring import (
     classify_outcome,
     compare_with_bound,
     estimate_mean,
+    score_cliffs,
     score_outcomes,
 )
 
@@ -58,6 +69,11 @@ def _draw_second(seeds: str, number: int) -> World:
     return second_suite.draw_world(kinds[number % len(kinds)], SEEDS[seeds] + number)
 
 
+def _draw_kinds(kinds: Mapping[str, third_suite.Kind], seeds: str, number: int) -> World:
+    turns = third_suite.list_turns(kinds)
+    return third_suite.draw_world(turns[number % len(turns)], SEEDS[seeds] + number, kinds)
+
+
 def _draw_recorded(file: Path, small: bool, seeds: str, number: int) -> World:
     return _read_recorded(file, small)[number]
 
@@ -65,6 +81,8 @@ def _draw_recorded(file: Path, small: bool, seeds: str, number: int) -> World:
 SUITES: Mapping[str, Suite] = {
     "drawn-1": Suite(DRAWN_RUNS, _draw_first),
     "second-1": Suite(DRAWN_RUNS, _draw_second),
+    "third-1": Suite(1720, partial(_draw_kinds, third_suite.THIRD_SUITE)),
+    "public-1": Suite(1460, partial(_draw_kinds, OUTLINES)),
     "trained-1": Suite(400, partial(_draw_recorded, TRAINED, False), held_out=False),
     "trained-1-small": Suite(400, partial(_draw_recorded, TRAINED, True), held_out=False),
     "language-1": Suite(72, partial(_draw_recorded, LANGUAGE, False), held_out=False),
@@ -148,6 +166,7 @@ def _compute_group(judged: Judged, error: float) -> dict[str, Any]:
         "recall": asdict(scores.recall),
         "false_stops": asdict(scores.false_stops),
         "premature": asdict(scores.premature),
+        "cliffs": asdict(score_cliffs(pairs)),
         "runs": len(judged),
         "delay": asdict(scores.delay),
         "delay_to_bound": asdict(ratio),

@@ -19,6 +19,7 @@ from scipy import stats
 from evalstop_lab.worlds.truth import Floats, Label, Truth
 
 CONFIDENCE = 0.95
+CLIFF_EVALS, CLIFF_SHARE, CLIFF_WAIT = 3, 0.6, 6
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,34 @@ def score_outcomes(pairs: Iterable[tuple[Outcome, Truth]]) -> Score:
         delay_p90=estimate_quantile(delays, 0.9),
         eval_lost=estimate_mean([lost for o, t in pairs if (lost := compute_eval_loss(o, t)) is not None]),
     )
+
+
+def find_cliff(truth: Truth) -> int | None:
+    """The first eval of a fall within `CLIFF_EVALS` evals that makes up most of what a turned run lost; else None."""
+    after = truth.eval_scores[truth.peak :]
+    reach = min(CLIFF_EVALS, len(after) - 1)
+    if truth.label is not Label.HACKING:
+        return None
+    falls = after[:-reach] - after[reach:]
+    start = int(np.argmax(falls))
+    if falls[start] < CLIFF_SHARE * truth.drop:
+        return None
+    fallen = after[start] - after[start : start + reach + 1] >= falls[start] / 2
+    return truth.peak + start + int(np.argmax(fallen))
+
+
+def score_cliffs(pairs: Iterable[tuple[Outcome, Truth]]) -> Share:
+    """The share of cliffs after which the run was stopped within `CLIFF_WAIT` evals, of those with as many before the
+    last."""
+    hits = n = 0
+    for outcome, truth in pairs:
+        cliff = find_cliff(truth)
+        if cliff is None or cliff + CLIFF_WAIT > len(truth.steps) - 1:
+            continue
+        n += 1
+        if classify_outcome(outcome, truth) is OutcomeKind.RIGHT and outcome.stop_step is not None:
+            hits += outcome.stop_step <= truth.steps[cliff + CLIFF_WAIT - 1]
+    return wilson(hits, n)
 
 
 def compute_bound(truth: Truth, alpha: float) -> int | None:
