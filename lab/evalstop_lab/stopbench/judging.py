@@ -81,8 +81,8 @@ def _draw_recorded(file: Path, small: bool, seeds: str, number: int) -> World:
 SUITES: Mapping[str, Suite] = {
     "drawn-1": Suite(DRAWN_RUNS, _draw_first),
     "second-1": Suite(DRAWN_RUNS, _draw_second),
-    "third-1": Suite(1720, partial(_draw_kinds, third_suite.THIRD_SUITE)),
-    "public-1": Suite(1460, partial(_draw_kinds, OUTLINES)),
+    "third-1": Suite(860, partial(_draw_kinds, third_suite.THIRD_SUITE)),
+    "public-1": Suite(730, partial(_draw_kinds, OUTLINES)),
     "trained-1": Suite(400, partial(_draw_recorded, TRAINED, False), held_out=False),
     "trained-1-small": Suite(400, partial(_draw_recorded, TRAINED, True), held_out=False),
     "language-1": Suite(72, partial(_draw_recorded, LANGUAGE, False), held_out=False),
