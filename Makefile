@@ -162,13 +162,9 @@ bench-pages: $(READY)  ## Measure how long each page takes with 100,000 runs and
 screenshots: $(READY) $(HELP)  ## Draw the pages for the docs from recorded runs, in a real browser
 	$(BIN)/python -m tests.screenshots
 
-.PHONY: bench-detection
-bench-detection: $(READY)  ## Measure how well and how fast each detector and policy finds the turn; BENCH=--quick tries it
-	@$(BIN)/python -m evalstop_lab.benchmarks.detection.command $(BENCH)
-
 .PHONY: bench-detectors
 bench-detectors: $(READY)  ## Measure what an observation costs each detector and policy
-	@$(BIN)/python -m evalstop_lab.benchmarks.detection.step_cost $(BENCH)
+	@$(BIN)/python -m evalstop_lab.benchmarks.step_cost $(BENCH)
 
 # --- build it
 

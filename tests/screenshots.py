@@ -11,7 +11,6 @@ from uuid import UUID
 
 from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_lab import cli as lab_cli
-from evalstop_lab.worlds.recorded import load_recorded_runs
 from evalstop_service.cli import demo_data
 from evalstop_service.clock import utc_now
 from evalstop_service.evaluation import backtests, rollout_stage
@@ -20,15 +19,11 @@ from evalstop_service.store import keys, projects, schema
 from evalstop_service.store.database import Database
 from playwright.sync_api import Browser, Page, expect
 
-from tests.service.web.pages.recorded_runs import (
-    Tenant,
-    add_tenant,
-    load_recorded_evals,
-)
+from tests.fixtures.recorded_runs import load_run_records
+from tests.service.web.pages.recorded_runs import Tenant, add_tenant, load_recorded_evals
 from tests.service.web.pages.serving import launch_chromium, sign_in_link, start_dashboard_server
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
-RECORDED = Path(__file__).parent / "data" / "rlhf_runs_public.jsonl"
 
 NOW = datetime.now(UTC)
 
@@ -133,8 +128,12 @@ def backtest(database: Database, tenant: Tenant) -> UUID:
 def shoot_backtest(browser: Browser, scratch: Path, file: Path) -> None:
     """A picture of the page that `evalstop-lab backtest` writes of the recorded runs, down to the worst of them."""
     log, made = scratch / "recorded.jsonl", scratch / "backtest.html"
-    rows = (row for world in load_recorded_runs(RECORDED) for row in world.rows())
-    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    names = {"step": "step", "gold": "eval", "gold_se": "eval_stderr", "proxy": "proxy", "kl": "kl"}
+    with log.open("w", encoding="utf-8") as lines:
+        for record in load_run_records():
+            for values in zip(*(record["log"][name] for name in names), strict=True):
+                row = dict(zip(names.values(), values, strict=True))
+                lines.write(json.dumps({"run": record["run_id"], **row}) + "\n")
     lab_cli.main(["backtest", str(log), "--policy", "default", "--against", "paper", "--html", str(made)])
     with browser.new_page(viewport={"width": 1160, "height": 1560}, color_scheme="light") as page:
         page.goto(made.as_uri())

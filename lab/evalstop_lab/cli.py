@@ -23,7 +23,6 @@ SUBCOMMANDS = {
     "stopbench": "evalstop_lab.stopbench.command",
     "train": "evalstop_lab.rlhf.job",
     "train-posterior": "evalstop_lab.posterior.train",
-    "train-paired": "evalstop_lab.posterior.train_paired",
 }
 """The module of each subcommand; its `add_parser` sets the function that runs the subcommand as the default of `run`.
 

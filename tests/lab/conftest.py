@@ -21,7 +21,6 @@ IN_MAKE_TEST = (
     "simulator/test_studies.py::test_reproduce_compares_eleven_figures",
     "stopbench/test_stopbench.py::test_custom_rule_equals_the_policy_that_it_copies",
     "test_cli.py::test_help_lists_all_subcommands",
-    "worlds/test_recorded_runs.py",
     "worlds/test_worlds.py::test_run_of_a_seed_does_not_change",
 )
 """Paths and tests that are not nightly; whatever starts like one of them."""

@@ -2,10 +2,9 @@
 
 Source      Original. A paired difference measures how far a run is below its best far better than the curve does, but
             not whether such a fall heals. How much it adds to the log odds that the run has turned is learned
-            like the network: on runs of the prior that ask for paired evaluations and get them
-            (`evalstop_lab.posterior.train_paired`). One layer of 32 units gets the features that `gru-1` sees and 11
-            numbers of the latest answer; `gru-1.paired.int16` holds it, in integers like the network's. `gru-2` uses
-            the same layer.
+            like the network: on runs of its prior that ask for paired evaluations and get them. One layer of 32 units
+            gets the features that `gru-1` sees and 11 numbers of the latest answer; `gru-1.paired.int16` holds it, in
+            integers like the network's. `gru-2` uses the same layer.
 Certificate E = mean over b in {1/2, 1, 2, 4} of the product over all answers of exp(b z - b^2/2), with
             z = (fall - 0.05 gain)/stderr: an e-value against `never more than a twentieth of its gain below the best`,
             valid at any time. Dips make it large too; it is reported, and decides nothing.

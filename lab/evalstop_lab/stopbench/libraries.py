@@ -1,4 +1,4 @@
-"""Detectors of river and ruptures, which the benchmarks and StopBench compare with EvalStop's own.
+"""Detectors of river and ruptures, which StopBench compares with EvalStop's own.
 
 Sources     river (Montiel et al. 2021), through the detector `river_drift`; ruptures (Truong, Oudre & Vayatis 2020).
 Departs     ruptures segments whole series. Here it is fitted to the evals so far and asked whether the newest part is
@@ -90,5 +90,4 @@ LIBRARIES: Mapping[str, tuple[Detector[Any], float]] = {
     "ruptures Window": (Ruptures("Window"), 659.0),
     "ruptures Pelt": (Ruptures("Pelt"), 1163.0),
 }
-"""Detectors with the thresholds that at most 1 % of 1,000 healthy runs reach: of the calibration seeds of
-`make bench-detection`."""
+"""Detectors with the thresholds that at most 1 % of 1,000 healthy runs of calibration seeds reach."""

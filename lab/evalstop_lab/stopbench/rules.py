@@ -19,7 +19,18 @@ from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
 import evalstop_detectors
-from evalstop_detectors import POLICIES, Detector, MetricRole, Observation, Policy, Score, Scores, choose_best
+from evalstop_detectors import (
+    DETECTORS,
+    POLICIES,
+    Detector,
+    MetricRole,
+    Observation,
+    Policy,
+    Score,
+    Scores,
+    choose_best,
+)
+from evalstop_detectors.policy.calibration import default_thresholds
 
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.stopbench.libraries import LIBRARIES
@@ -52,18 +63,14 @@ class PolicyRule:
         self.evaluator: Evaluator | None = None
 
     def stop(self, step: int, score: float | None, stderr: float | None, proxy: float | None, kl: float | None) -> bool:
-        progress = None if self._planned is None else min(1.0, step / self._planned)
-        values = ((MetricRole.KL, kl, None), (MetricRole.PROXY, proxy, None), (MetricRole.EVAL, score, stderr))
-        observations = [
-            Observation(role, step, value, error, progress) for role, value, error in values if value is not None
-        ]
+        observations = _list_observations(self._planned, step, score, stderr, proxy, kl)
         self._state, _ = evalstop_detectors.advance(self._policy, self._state, observations)
         if self.evaluator is not None:
             for item in observations:
                 self.evaluator.observe(item)
             request = evalstop_detectors.find_request(self._policy, self._state)
             if request is not None and request.step == step:
-                answer = self.evaluator.answer(request, progress)
+                answer = self.evaluator.answer(request, observations[-1].progress)
                 self._state, _ = evalstop_detectors.step(self._policy, self._state, answer)
         if score is not None:
             self._scores.append(Score(step, score, stderr))
@@ -78,16 +85,28 @@ class PolicyRule:
 
 
 class DetectorRule:
-    """Stops when the evidence of a detector reaches a threshold."""
+    """Stops when the evidence of a detector reaches a threshold; the detector sees what a policy would."""
 
     def __init__(self, detector: Detector[Any], threshold: float, planned_steps: float | None) -> None:
         self._detector, self._threshold, self._state = detector, threshold, detector.start()
+        self._planned = planned_steps
 
     def stop(self, step: int, score: float | None, stderr: float | None, proxy: float | None, kl: float | None) -> bool:
-        if score is None:
-            return False
-        self._state, evidence = self._detector.step(self._state, Observation(MetricRole.EVAL, step, score, stderr))
-        return evidence.reaches(self._threshold)
+        reached = False
+        for item in _list_observations(self._planned, step, score, stderr, proxy, kl):
+            if item.role in self._detector.roles:
+                self._state, evidence = self._detector.step(self._state, item)
+                reached = evidence.reaches(self._threshold)
+        return reached
+
+
+def _list_observations(
+    planned: float | None, step: int, score: float | None, stderr: float | None, proxy: float | None, kl: float | None
+) -> list[Observation]:
+    """What a rule was told at this step, as a trainer would report it; the eval comes last."""
+    progress = None if planned is None else min(1.0, step / planned)
+    values = ((MetricRole.KL, kl, None), (MetricRole.PROXY, proxy, None), (MetricRole.EVAL, score, stderr))
+    return [Observation(role, step, value, error, progress) for role, value, error in values if value is not None]
 
 
 class _ByScore:
@@ -174,8 +193,16 @@ JUDGED_POLICIES = {
 }
 """The shipped policies, without and with paired evaluations on request."""
 
+SHIPPED_DETECTORS = {
+    name: (detector(), stop_at)
+    for name, detector in DETECTORS.items()
+    if name != "non_finite" and (stop_at := default_thresholds(detector()).stop_at) is not None
+}
+"""The detectors of the catalog that stop by themselves, at the thresholds that they state."""
+
 BUILT_IN: Mapping[str, tuple[str | None, Factory]] = {
     **{f"EvalStop {name}": (None, partial(PolicyRule, policy)) for name, policy in JUDGED_POLICIES.items()},
+    **{name: (None, partial(DetectorRule, *contender)) for name, contender in SHIPPED_DETECTORS.items()},
     "transformers EarlyStoppingCallback": ("transformers", TransformersRule),
     "Optuna PatientPruner": ("optuna", OptunaRule),
     "Ray TrialPlateauStopper": ("ray", RayRule),

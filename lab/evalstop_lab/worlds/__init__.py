@@ -2,7 +2,6 @@
 
 from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, HELD_OUT, REPORTING, Group, list_families
 from evalstop_lab.worlds.noise import LEVELS, NoiseKind
-from evalstop_lab.worlds.recorded import load_recorded_runs
 from evalstop_lab.worlds.truth import Label, Truth, label_curve
 from evalstop_lab.worlds.world import (
     CALIBRATION_SEED,
@@ -30,6 +29,5 @@ __all__ = [
     "draw_world",
     "label_curve",
     "list_families",
-    "load_recorded_runs",
     "plan_worlds",
 ]

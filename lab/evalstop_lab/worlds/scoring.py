@@ -155,7 +155,7 @@ def score_cliffs(pairs: Iterable[tuple[Outcome, Truth]]) -> Share:
             continue
         n += 1
         if classify_outcome(outcome, truth) is OutcomeKind.RIGHT and outcome.stop_step is not None:
-            hits += outcome.stop_step <= truth.steps[cliff + CLIFF_WAIT - 1]
+            hits += int(outcome.stop_step <= truth.steps[cliff + CLIFF_WAIT - 1])
     return wilson(hits, n)
 
 

@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from evalstop_detectors import Detector, MetricRole, Observation
+from evalstop_detectors import DETECTORS, Detector, MetricRole, Observation
 from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.benchmarks.detection.contenders import list_detectors
+from evalstop_lab.stopbench.libraries import LIBRARIES
+
+# non_finite watches faults that the run doesn't have; river's detectors are listed with those of other libraries.
+_NOT_RUN = frozenset({"non_finite", "river_drift"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table.add_row(name, *(f"{cost:.1f}" for cost in (np.mean(costs), *np.quantile(costs, (0.5, 0.99, 1.0)))))
     console.print(table)
     return 0
+
+
+def list_detectors() -> dict[str, Detector[Any]]:
+    """The detectors of the catalog with their default parameters, and those of other libraries, by name."""
+    own = {name: detector() for name, detector in DETECTORS.items() if name not in _NOT_RUN}
+    return own | {name: detector for name, (detector, _) in LIBRARIES.items()}
 
 
 def draw_turning_run(evals: int) -> list[Observation]:
