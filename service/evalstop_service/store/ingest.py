@@ -324,8 +324,9 @@ def _run_in_block(query: Callable[[Transaction], T]) -> Callable[[Transaction], 
 
 def _translate_error(error: Exception) -> sa.exc.DBAPIError:
     """An asyncpg error as the SQLAlchemy exception that any other statement would raise."""
-    lost = getattr(error, "sqlstate", None) is None
-    return sa.exc.DBAPIError("the statement that saves observations", None, error, connection_invalidated=lost)
+    sqlstate = getattr(error, "sqlstate", None)
+    kind = sa.exc.IntegrityError if sqlstate and sqlstate.startswith("23") else sa.exc.DBAPIError
+    return kind("the statement that saves observations", None, error, connection_invalidated=sqlstate is None)
 
 
 def load_states(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, StoredMonitorState]:
