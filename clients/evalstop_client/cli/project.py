@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 
 from evalstop_client.cli.command import (
     FAILED,
@@ -22,7 +23,7 @@ from evalstop_client.cli.command import (
     show_result,
 )
 from evalstop_client.errors import ConfigurationError, NotFound, Rejected
-from evalstop_client.reading.api import Api, is_id
+from evalstop_client.reading.api import Api, is_id, parse_moment
 from evalstop_client.service import Json
 from evalstop_client.settings import parse_pairs
 
@@ -179,7 +180,11 @@ def add_endpoint(commands: Subcommands, text: str) -> None:
         help="the types for receiver, parking_receiver, owner, team or on_call (default: what suits URL and format)",
     )
     adding.add_argument("--format", default="standard", help="slack, teams or email: messages for people")
-    for name, run in (("test", send_test), ("rm", remove_endpoint)):
+    listing = add_command(verbs, "deliveries", list_deliveries)
+    listing.add_argument("--state", choices=("waiting", "delivered", "dead", "cancelled"), help="only in this state")
+    listing.add_argument("--since", help="only of events since then: 15m, 12h, 30d, or a time")
+    listing.add_argument("--limit", type=parse_count, default=50, metavar="N", help="default: %(default)s")
+    for name, run in (("test", send_test), ("rotate", rotate_secret), ("rm", remove_endpoint)):
         add_command(verbs, name, run).add_argument("endpoint", metavar="ENDPOINT", help="its id or URL")
 
 
@@ -214,6 +219,22 @@ def send_test(options: argparse.Namespace) -> int:
     tested = api.connection.post(f"/endpoints/{_find_endpoint_id(api, options.endpoint)}/test")
     show_result(options, tested, _describe_test(tested))
     return OK if tested["delivered"] else FAILED
+
+
+def rotate_secret(options: argparse.Namespace) -> int:
+    """Give an endpoint a new signing secret and print it; the previous one stays valid for a day."""
+    api = connect(options)
+    rotated = api.connection.post(f"/endpoints/{_find_endpoint_id(api, options.endpoint)}/rotate-secret")
+    return show_result(options, rotated, rotated["secret"])
+
+
+def list_deliveries(options: argparse.Namespace) -> int:
+    """List what was sent to the endpoints, or waits, newest first."""
+    query = {"state": options.state, "since": parse_moment(options.since)}
+    items = list(islice(connect(options).connection.pages("/deliveries", query), options.limit))
+    fields = ("event_type", "url", "state", "attempts", "last_error")
+    rows = [(parse_time(item["created_at"]), *(item[name] for name in fields)) for item in items]
+    return show_list(options, items, ("created", "event", "to", "state", "attempts", "error"), rows)
 
 
 def remove_endpoint(options: argparse.Namespace) -> int:

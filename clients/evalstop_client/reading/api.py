@@ -92,8 +92,8 @@ class Api:
             "group": group,
             "tag": [tags] if isinstance(tags, str) else list(tags),
             "label": [f"{label}={format_value(value)}" for label, value in (labels or {}).items()],
-            "since": _as_time(since),
-            "until": _as_time(until),
+            "since": parse_moment(since),
+            "until": parse_moment(until),
         }
 
         def fetch() -> Iterator[RunRecord]:
@@ -122,7 +122,13 @@ class Api:
     ) -> Table[DecisionRecord]:
         """The project's decisions that match all filters, newest first. `run_id` may be the name of a run."""
         run_id = run_id if run_id is None or is_id(run_id) else self.run(run_id).id
-        query = {"state": state, "run_id": run_id, "policy": policy, "since": _as_time(since), "until": _as_time(until)}
+        query = {
+            "state": state,
+            "run_id": run_id,
+            "policy": policy,
+            "since": parse_moment(since),
+            "until": parse_moment(until),
+        }
 
         def fetch() -> Iterator[DecisionRecord]:
             for fields in self.connection.pages("/decisions", query):
@@ -140,7 +146,8 @@ class Api:
         return decision
 
 
-def _as_time(moment: Since | None) -> str | None:
+def parse_moment(moment: Since | None) -> str | None:
+    """The time, as the API reads it; raises ConfigurationError."""
     return parse_since(moment, datetime.now(UTC)).isoformat() if moment is not None else None
 
 

@@ -35,6 +35,9 @@ class Connection:
     def patch(self, path: str, body: Json) -> Json:
         return _require_success(_read_document(self._service.send("PATCH", path, body)))
 
+    def put(self, path: str, body: Json) -> Json:
+        return _require_success(_read_document(self._service.send("PUT", path, body)))
+
     def delete(self, path: str) -> None:
         _read_document(self._service.send("DELETE", path))
 
@@ -57,9 +60,9 @@ class Connection:
 
 
 def _require_success(document: Json) -> Json:
-    """Return the document; raises ConfirmationNeeded if it is a proposal, which another person must confirm."""
-    if "proposed_by" in document:
-        raise ConfirmationNeeded(f"{document['summary']}: proposal {document['id']}, on the page Overview.")
+    """Return the document; raises ConfirmationNeeded if it is an open proposal, which another person must confirm."""
+    if "proposed_by" in document and document["state"] == "open":
+        raise ConfirmationNeeded(f"{document['summary']}: `evalstop proposals confirm {document['id']}`.")
     return document
 
 

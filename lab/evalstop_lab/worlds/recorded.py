@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,6 @@ def read_runs(path: Path, small: bool = False) -> list[World]:
     """The recorded runs as worlds; `small`: by their evals of 64 texts instead of 1,024."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         return [_to_world(json.loads(line), small) for line in lines]
-
-
-def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Write recorded runs as `read_runs` reads them; equal runs give equal bytes."""
-    with path.open("wb") as file, gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed:
-        for record in records:
-            packed.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
 
 
 def _to_world(record: dict[str, Any], small: bool) -> World:

@@ -139,6 +139,35 @@ def test_stop_may_need_a_second_person(shell: Shell, project: Project) -> None:
         assert project.api.run("rises").decision is None
 
 
+def test_proposals_are_settled_by_another_person(
+    shell: Shell, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one person proposes another one lists, and refuses or confirms; it is then carried out."""
+    monkeypatch.setenv("LEE", shell.run("key", "create", "--name", "lee", "--scopes", "admin").strip())
+    shell.run("project", "set", "second_person=yes", "max_mode=shadow", "default_mode=shadow")
+    for action, state in (("refuse", "refused"), ("confirm", "confirmed")):
+        refused = shell.run("project", "set", "max_mode=enforce", code=1)
+        (proposal,) = shell.read("proposals", "ls")
+        assert f"evalstop proposals confirm {proposal['id']}" in refused
+        assert proposal["summary"] in shell.run("proposals", "ls")
+        settled = shell.run("proposals", action, proposal["id"], "--key-env", "LEE")
+        assert settled == f"{state}: {proposal['summary']}\n"
+    assert shell.read("proposals", "ls") == []
+    assert shell.read("project", "show")["max_mode"] == "enforce"
+
+
+def test_policies_are_stored_and_staged(shell: Shell, tmp_path: Path) -> None:
+    """A policy of a file becomes the next version; its rollout starts in shadow, and is not promoted without cases."""
+    file = tmp_path / "ours.json"
+    member = {"detector": "k_decline", "params": {"k": 4}}
+    file.write_text(json.dumps({"name": "ours", "members": [member]}))
+    assert shell.run("policy", "add", str(file)) == "stored ours@1\n"
+    assert "JSON file" in shell.run("policy", "add", "ours", code=2)
+    assert shell.run("policy", "stage", "ours", "--required-precision", "0.9") == "policy ours is in shadow\n"
+    assert "has not earned one" in shell.run("policy", "promote", "ours", code=1)
+    assert "shadow" in shell.run("policy", "demote", "ours", "--reason", "x", code=1)
+
+
 def test_keys_are_created_listed_and_revoked(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the secret is printed; it is valid until it is revoked."""
     secret = shell.run("key", "create", "--name", "reader", "--scopes", "read", "--expires-in-days", "1").strip()
@@ -159,6 +188,8 @@ def test_endpoints_are_added_tested_and_removed(shell: Shell) -> None:
     assert "run.stop_requested" in listed["event_types"]
     assert "http://127.0.0.1:9/" in shell.run("endpoint", "ls")
     assert "not delivered" in shell.run("endpoint", "test", "http://127.0.0.1:9/", code=1)
+    assert shell.run("endpoint", "rotate", "http://127.0.0.1:9/").startswith("whsec_")
+    assert shell.read("endpoint", "deliveries", "--since", "15m", "--state", "dead") == []
     assert shell.read("endpoint", "test", listed["id"], code=1)["delivered"] is False
     assert shell.run("endpoint", "rm", "http://127.0.0.1:9/") == "endpoint http://127.0.0.1:9/ was removed\n"
     assert "no endpoint has" in shell.run("endpoint", "rm", "http://127.0.0.1:9/", code=1)
