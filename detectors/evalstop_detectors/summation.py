@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from operator import mul
 
 LARGEST = 1e120
+FAR = 1e100
+"""Values up to this far from zero can be added up without clipping."""
 
 
 def add_up(values: Iterable[float]) -> float:

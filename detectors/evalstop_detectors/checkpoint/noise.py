@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
+import numpy as np
 from msgspec import Struct
 
 from evalstop_detectors.summation import LARGEST
@@ -101,9 +102,11 @@ class NoiseTrace:
 
     def __init__(self, values: Sequence[float], stderrs: Sequence[float | None] | None = None) -> None:
         self._origin = clipped(values[0])
-        self.values = [clipped(clipped(value) - self._origin) for value in values]
-        self._lows, self._highs = list(accumulate(self.values, min)), list(accumulate(self.values, max))
-        self._errors = None if stderrs is None else list(accumulate(stderrs, _add_stderr, initial=(0, 0.0)))
+        relative = np.clip(np.clip(values, -LARGEST, LARGEST) - self._origin, -LARGEST, LARGEST)
+        self.values: list[float] = relative.tolist()
+        self._lows, self._highs = np.minimum.accumulate(relative).tolist(), np.maximum.accumulate(relative).tolist()
+        is_known = stderrs is not None and any(stderr is not None for stderr in stderrs)
+        self._errors = list(accumulate(stderrs or (), _add_stderr, initial=(0, 0.0))) if is_known else None
         self._latest = NoiseState()
 
     def after(self, count: int) -> NoiseState:

@@ -37,7 +37,7 @@ from msgspec.structs import replace
 from evalstop_detectors.checkpoint.noise import NoiseState, NoiseTrace, advance, clipped, estimate
 from evalstop_detectors.detectors.detector import NO_VALUES, Changes, Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Columns, MetricRole, Observation
-from evalstop_detectors.summation import LARGEST, add_up
+from evalstop_detectors.summation import FAR, LARGEST, add_up
 from evalstop_detectors.wording import format_count
 
 _START = 3
@@ -208,8 +208,9 @@ class Collapse(Detector[CollapseState], frozen=True):
         if state.noise.seen or MetricRole.EVAL not in columns or MetricRole.PAIRED in columns:
             return self.fold_at_evals(state, evidence, columns, _take_values)
         evals = columns[MetricRole.EVAL]
-        finite = [place for place, value in enumerate(evals.values) if math.isfinite(value)]
-        if len(finite) <= _LEAST_EVALS:
+        finite = evals.list_finite()
+        proxies = columns.get(MetricRole.PROXY, NO_VALUES).values
+        if len(finite) <= _LEAST_EVALS or any(FAR < abs(value) < math.inf for value in proxies):
             return self.fold_at_evals(state, evidence, columns, _take_values)
         steps, stderrs = [evals.steps[place] for place in finite], evals.stderrs
         noises = NoiseTrace(
@@ -339,15 +340,22 @@ def _cut(columns: Columns, first: int, last: int | None) -> Columns:
 
 def _follow_course(course: Course, steps: Sequence[int], columns: Columns) -> Course:
     """The course after evals at these steps, of which it has seen no value yet."""
-    proxies, kls = columns.get(MetricRole.PROXY, NO_VALUES), columns.get(MetricRole.KL, NO_VALUES)
-    if not proxies.steps and not kls.steps:
-        steps = steps[:2]  # without values nothing changes after two evals
-    proxy = kl = 0
-    for step in steps:
-        proxies_end, kls_end = bisect_right(proxies.steps, step, proxy), bisect_right(kls.steps, step, kl)
-        course = course.add_values(proxies.values[proxy:proxies_end], kls.values[kl:kls_end]).add_eval()
-        proxy, kl = proxies_end, kls_end
-    return course
+    at, proxies = columns.get(MetricRole.PROXY, NO_VALUES).place_finite(steps)
+    origin = course.origin if course.origin is not None or not len(proxies) else proxies.item(0)
+    counts = np.bincount(at, minlength=len(steps))
+    totals = np.bincount(at, proxies - (origin or 0.0), minlength=len(steps))  # adds them up one after the other
+    last, low, high, move, moves = course.last, course.low, course.high, course.move, course.moves
+    for mean in (totals[counts > 0] / counts[counts > 0]).tolist():
+        if last:
+            moves += 1
+            move += (abs(mean - last[-1]) - move) / moves
+        low, high = (min(low, mean), max(high, mean)) if last else (mean, mean)
+        last = (*last[1 - _START :], mean)
+    at, kls = columns.get(MetricRole.KL, NO_VALUES).place_finite(steps)
+    tops = [
+        max(*course.kl_tops, 0.0, *np.minimum(kls[at < end], LARGEST).tolist()) for end in (len(steps) - 1, len(steps))
+    ]
+    return Course(origin, last=last, low=low, high=high, move=move, moves=moves, kl_tops=tuple(tops))
 
 
 def _take_values(state: CollapseState, proxies: Sequence[float], kls: Sequence[float]) -> CollapseState:

@@ -11,13 +11,13 @@ import heapq
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice, pairwise
+from itertools import compress, groupby, islice, pairwise, repeat
 from operator import attrgetter, itemgetter, lt
 from typing import Any
 
 from msgspec.structs import replace
 
-from evalstop_detectors.detectors.detector import Evidence
+from evalstop_detectors.detectors.detector import NO_VALUES, Evidence
 from evalstop_detectors.errors import OutOfOrder
 from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_columns, to_observations
 from evalstop_detectors.policy.catalog import Call, Verdict
@@ -327,14 +327,13 @@ class Openings:
 
 
 def _list_finite(columns: Columns, role: MetricRole) -> Iterator[tuple[Order, float]]:
-    if (column := columns.get(role)) is not None:
-        for step, value in zip(column.steps, column.values, strict=True):
-            if math.isfinite(value):
-                yield (step, RANK[role]), value
+    column = columns.get(role, NO_VALUES)
+    pairs = zip(zip(column.steps, repeat(RANK[role]), strict=False), column.values, strict=True)
+    return compress(pairs, map(math.isfinite, column.values))
 
 
 def list_finite_evals(columns: Columns) -> list[Order]:
-    return [order for order, _ in _list_finite(columns, MetricRole.EVAL)]
+    return list(map(ORDER, _list_finite(columns, MetricRole.EVAL)))
 
 
 def judge_changes(
@@ -384,7 +383,7 @@ def _unsettled(
     if _is_settled(policy, last, state.evals, state.opening):
         return set()
     unsettled = set[Order]()
-    for order in sorted((at, RANK[role]) for role, column in columns.items() for at in column.steps):
+    for order in heapq.merge(*(zip(column.steps, repeat(RANK[role])) for role, column in columns.items())):
         count = bisect_left(eval_orders, order)
         if _is_settled(policy, last, state.evals + count, openings.before(order)):
             break

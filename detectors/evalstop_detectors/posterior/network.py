@@ -33,7 +33,7 @@ from evalstop_detectors.posterior.features import (
     Given,
     advance,
 )
-from evalstop_detectors.summation import LARGEST
+from evalstop_detectors.summation import FAR, LARGEST
 
 Whole = NDArray[np.float64]
 """Whole numbers in float64."""
@@ -305,8 +305,6 @@ def _follow_group(network: Network, runs: Sequence[Given]) -> list[Course]:
 
 
 _NO_VALUES = Column((), ())
-_FAR = 1e100
-"""Values up to this far from zero can be added up without clipping."""
 
 
 def list_given(columns: Columns) -> Given | None:
@@ -324,12 +322,12 @@ def list_given(columns: Columns) -> Given | None:
     steps = np.array(evals.steps)[finite]
     stderr, progress = (_to_floats(column, finite) for column in (evals.stderrs, evals.progress))
     has_stderr = (stderr > 0) & (stderr < np.inf)
-    proxy_at, proxies = _place(columns.get(MetricRole.PROXY, _NO_VALUES), steps)
-    if np.any(np.abs(proxies) > _FAR):
+    proxy_at, proxies = columns.get(MetricRole.PROXY, _NO_VALUES).place_finite(steps)
+    if np.any(np.abs(proxies) > FAR):
         return None
     waiting = np.bincount(proxy_at, minlength=count + 1)[:count]
     total = np.bincount(proxy_at, proxies - proxies[:1], minlength=count + 1)[:count]
-    kl_at, kls = _place(columns.get(MetricRole.KL, _NO_VALUES), steps)
+    kl_at, kls = columns.get(MetricRole.KL, _NO_VALUES).place_finite(steps)
     kl, has_kl = np.zeros(count + 1), np.zeros(count + 1)
     kl[kl_at], has_kl[kl_at] = np.clip(kls, -LARGEST, LARGEST), 1.0  # of several at one index the last stays
     return Given(
@@ -350,10 +348,3 @@ def _to_floats(values: Sequence[float | None] | None, finite: NDArray[np.bool_])
     if values is None:
         return np.full(int(np.count_nonzero(finite)), np.nan)
     return np.array(values, dtype=np.float64)[finite]
-
-
-def _place(column: Column, eval_steps: NDArray[np.int64]) -> tuple[NDArray[np.intp], Floats]:
-    """The finite values of a column, and the index of the eval that each precedes; past the last eval: their count."""
-    values = np.array(column.values, dtype=np.float64)
-    finite = np.isfinite(values)
-    return np.searchsorted(eval_steps, np.array(column.steps, dtype=np.int64)[finite]), values[finite]
