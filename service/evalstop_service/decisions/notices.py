@@ -29,6 +29,9 @@ EVERY_SECONDS = 15.0
 OVERLAP_SECONDS = 30.0
 """How far a look reaches back beyond the last one: a commit may become visible later than the time that it wrote."""
 
+FIRST_LOOK_SECONDS = 3600.0
+"""How far the first look reaches back: values may have been received while no process ran the job."""
+
 MOST_RUNS = 1000
 """The newest running runs of a project that are looked at."""
 
@@ -50,7 +53,7 @@ def raise_alert(tx: Transaction, project_id: UUID, run_id: UUID, alert: Alert, n
 
 def create_job(database: Database, clock: Clock) -> PeriodicJob:
     """The periodic job that looks at all running runs of projects with rules."""
-    looked_at = clock()
+    looked_at = clock() - timedelta(seconds=FIRST_LOOK_SECONDS)
 
     def look(pause: Wait) -> float:
         nonlocal looked_at
@@ -95,12 +98,17 @@ def _check_run(tx: Transaction, run: Run, rule: MetricRule, since: datetime, now
 
 
 def _announce(database: Database, run: Run, breach: RuleBreach, pause_seconds: float, now: datetime) -> None:
-    """Announce a breach, unless its rule was announced for this run within the pause. The run is locked, so that of
-    several processes one announces it."""
+    """Announce a breach, unless it was announced, or its rule was for this run within the pause. The run is locked, so
+    that of several processes one announces it."""
     with database.transaction() as tx:
         run = runs.lock_run(tx, run.project_id, run.id)
-        since = now - timedelta(seconds=pause_seconds)
-        earlier = outbox.list_data(tx, run.id, [EventType.RULE_MET], since=since, limit=10_000)
-        if run.status is RunStatus.RUNNING and all(data["rule"]["rule"] != breach.rule for _, data in earlier):
+        pause = timedelta(seconds=pause_seconds)
+        since = now - max(pause, timedelta(seconds=FIRST_LOOK_SECONDS + OVERLAP_SECONDS))
+        is_known = any(
+            data["rule"]["rule"] == breach.rule
+            and (at > now - pause or (breach.step is not None and data["rule"]["step"] == breach.step))
+            for at, data in outbox.list_data(tx, run.id, [EventType.RULE_MET], since=since, limit=10_000)
+        )
+        if run.status is RunStatus.RUNNING and not is_known:
             project = projects.get_project(tx, run.project_id)
             events.announce_run_event(tx, EventType.RULE_MET, project, run, now, rule=breach)

@@ -71,6 +71,17 @@ def test_resent_and_ended_runs_are_not_announced(project: ProjectFixture) -> Non
     assert load_notices(project, ended) == []
 
 
+def test_spike_while_no_process_ran_is_announced_once(project: ProjectFixture) -> None:
+    """What was received before the job began is found at its first look, and not announced again by a restarted one."""
+    project.change_settings(rules=["kl > 20 every 1m"])
+    run = project.open_run()
+    post(project, run, 1.0, 25.0, 2.0)
+    for minutes in (30, 45):
+        now = NOW + timedelta(minutes=minutes)
+        create_job(project.database, lambda now=now: now).do(lambda _: False)  # type: ignore[misc]
+        assert [notice["rule"]["step"] for notice in load_notices(project, run)] == [1]
+
+
 def test_absent_metric_is_announced_by_the_job(project: ProjectFixture) -> None:
     """A running run whose metric has no value for so long is announced; one without rules never is."""
     run, now = project.open_run(), [NOW]
