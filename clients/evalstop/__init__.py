@@ -50,6 +50,10 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 ANSWER_SECONDS = 3.0
 """How long to wait for the service before the line is printed."""
 

@@ -123,3 +123,9 @@ def test_both_packages_export_the_same_objects() -> None:
     script = "import evalstop, sys; print(sorted({'httpx', 'pandas', 'argparse', 'html'} & set(sys.modules)))"
     completed = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=True)
     assert completed.stdout.strip() == "[]"
+
+
+def test_dir_shows_what_the_package_offers() -> None:
+    """`dir(evalstop)` names what people use, also what is imported on demand, and nothing else."""
+    assert dir(evalstop) == sorted(evalstop.__all__)
+    assert "Api" in dir(evalstop)

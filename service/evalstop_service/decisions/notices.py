@@ -6,6 +6,7 @@ look, so that a spike between two looks is found, and values that are sent again
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from evalstop_service.clock import Clock
 from evalstop_service.domain import metric_rules
 from evalstop_service.domain.event_types import EventType
 from evalstop_service.domain.metric_rules import MetricRule, Point, RuleBreach, RuleKind
+from evalstop_service.domain.run import read_gpus
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Conflict
 from evalstop_service.store import observations, projects, run_lists, runs
@@ -34,6 +36,12 @@ FIRST_LOOK_SECONDS = 3600.0
 
 MOST_RUNS = 1000
 """The newest running runs of a project that are looked at."""
+
+USED: dict[str, Callable[[float, float | None], float | None]] = {
+    "evalstop/hours": lambda hours, _: hours,
+    "evalstop/gpu_hours": lambda hours, gpus: None if gpus is None else hours * gpus,
+}
+"""What a run has used since it was opened, by the names that rules have for it; None: its GPUs are not known."""
 
 MOST_ALERTS = 20
 """The most alerts of a run in an hour."""
@@ -85,6 +93,9 @@ def _check_run(tx: Transaction, run: Run, rule: MetricRule, since: datetime, now
         newest = observations.list_newest(tx, run.id, rule.metric, 1)
         silent_since = newest[0].received_at if newest else run.created_at
         return metric_rules.find_absence(rule, (now - silent_since).total_seconds())
+    if rule.metric in USED:
+        used = USED[rule.metric]((now - run.created_at).total_seconds() / 3600, read_gpus(run.labels))
+        return None if used is None else metric_rules.find_breach(rule, [Point(run.last_step or 0, used)])
     if run.updated_at < since:
         return None
     newest = observations.list_newest(tx, run.id, rule.metric, metric_rules.MOST_OVER * 2)[::-1]

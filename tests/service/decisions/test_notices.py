@@ -95,6 +95,16 @@ def test_absent_metric_is_announced_by_the_job(project: ProjectFixture) -> None:
     assert [notice["rule"]["metric"] for notice in load_notices(project, run)] == ["kl"]
 
 
+def test_budget_is_a_rule_on_what_a_run_has_used(project: ProjectFixture) -> None:
+    """A run that has used its hours, or GPU-hours, is announced; GPU-hours of a run without a number of GPUs never."""
+    project.change_settings(rules=["evalstop/gpu_hours > 30", "evalstop/hours > 8"])
+    run, unknown = project.open_run(labels={"gpus": "4"}), project.open_run()
+    for hours, budgets in ((7, []), (7.6, ["evalstop/gpu_hours"]), (8.1, ["evalstop/gpu_hours", "evalstop/hours"])):
+        check(project, NOW + timedelta(hours=hours))
+        assert [notice["rule"]["metric"] for notice in load_notices(project, run)] == budgets
+    assert {notice["rule"]["metric"] for notice in load_notices(project, unknown)} == {"evalstop/hours"}
+
+
 def test_alert_counts_once_and_has_a_limit(project: ProjectFixture) -> None:
     """An alert that is sent again is one event; beyond the limit of an hour alerts are refused."""
     run = project.open_run()
