@@ -10,10 +10,10 @@ import httpx
 import pytest
 from evalstop_service.domain.statuses import RunOutcome
 from evalstop_service.errors import Invalid
-from evalstop_service.evaluation import cases
 from evalstop_service.projects import api_keys
 from evalstop_service.store import decisions, outcomes
 from evalstop_service.store.database import Database
+from evalstop_service.web.pages import labeling
 from playwright.sync_api import expect
 
 from tests.service.web.pages.accessibility import find_accessibility_faults
@@ -93,10 +93,10 @@ def test_outcome_of_a_decision_follows_from_the_label(tenant: Tenant) -> None:
         (healthy, None, "wrong", "right"),
         (RunOutcome.UNDECIDED, None, "unknown", "unknown"),
     ):
-        assert cases.judge_outcome(label, step, decision) == flagged
-        assert cases.judge_outcome(label, step, None) == unflagged
+        assert labeling.judge_outcome(label, step, decision) == flagged
+        assert labeling.judge_outcome(label, step, None) == unflagged
     with pytest.raises(Invalid, match="only a run that turned"):
-        cases.judge_outcome(healthy, 10, decision)
+        labeling.judge_outcome(healthy, 10, decision)
 
 
 @pytest.mark.nightly
