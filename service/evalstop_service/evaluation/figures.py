@@ -50,7 +50,11 @@ class Hours:
     lost: Annotated[float, doc("lost by false stops that were carried out, estimated from held-out stops")] = 0.0
     lost_as_reported: Annotated[float, doc("lost by stops that were carried out and labeled wrong")] = 0.0
     would_have_saved: Annotated[
-        float, doc("by right stops that were recorded only (held out or in shadow mode); by detector: by right calls")
+        float,
+        doc(
+            "by right stops that were recorded only (held out or in shadow mode); by detector: after right calls in"
+            " runs that nobody stopped, unweighted"
+        ),
     ] = 0.0
     would_have_lost: Annotated[float, doc("not lost: wrong stops that were held out or in shadow mode")] = 0.0
     parked: Annotated[float, doc("freed for other jobs while jobs were parked")] = 0.0

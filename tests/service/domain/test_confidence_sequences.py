@@ -152,9 +152,11 @@ def test_undecided_cases_only_widen_the_bounds(flagged: list[Stratum], passed: S
             assert estimate.low - 1e-9 <= estimate.value <= estimate.high + 1e-9
 
 
-@pytest.mark.slow
-def test_intervals_by_detector_cover_however_often_one_looks() -> None:
-    """In 100 projects that hold out a part of their stops, an observer's figures cover those without any stop.
+@pytest.mark.parametrize(
+    "projects", [pytest.param(40, marks=pytest.mark.slow), pytest.param(400, marks=pytest.mark.nightly)]
+)
+def test_intervals_by_detector_cover_however_often_one_looks(projects: int) -> None:
+    """In projects that hold out a part of their stops, an observer's figures cover those without any stop.
 
     The detector and the policy that stops the runs agree more often than chance, and more often on runs that turned.
     """
@@ -165,7 +167,7 @@ def test_intervals_by_detector_cover_however_often_one_looks() -> None:
     right = turn_rate * (caught * call_rates[True, True] + (1 - caught) * call_rates[True, False])
     wrong = (1 - turn_rate) * (fooled * call_rates[False, True] + (1 - fooled) * call_rates[False, False])
     truth = (right / (right + wrong), right / turn_rate, wrong / (1 - turn_rate))
-    projects, failures = 100, np.zeros(3)
+    failures = np.zeros(3)
     for _ in range(projects):
         held_out = random_source.choice([0.1, 0.3, 1.0])
         called, silent = ({1.0: np.zeros(2), held_out: np.zeros(2)} for _ in range(2))  # turned, healthy
