@@ -86,7 +86,7 @@ def add_calls(policy: Policy, calls: Calls, place: int, changes: Changes) -> Cal
     level = policy.stop_levels[place]
     if level is None or calls[place] is not None:
         return calls
-    step = next((at for (at, _), item in changes if item.value >= level), None)
+    step = next((at for (at, _), item in changes if item.reaches(level)), None)
     return calls if step is None else (*calls[:place], step, *calls[place + 1 :])
 
 
