@@ -131,6 +131,7 @@ def _create_projects() -> None:
         sa.Column("default_mode", sa.Text(), nullable=False),
         sa.Column("max_mode", sa.Text(), nullable=False),
         sa.Column("allowed_policies", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("panel", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("veto_window_seconds", sa.Double(), nullable=False),
         sa.Column("stop_hours", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("act_from_messages", sa.Boolean(), nullable=False),

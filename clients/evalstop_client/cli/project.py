@@ -27,9 +27,8 @@ from evalstop_client.reading.api import Api, is_id, parse_moment
 from evalstop_client.service import Json
 from evalstop_client.settings import parse_pairs
 
-LISTS = ("allowed_policies", "rules")
-LIST_WORDS: dict[str, list[str] | None] = {"any": None, "none": []}
-"""For a list null is no bound, and so the opposite of an empty one."""
+LISTS = {"allowed_policies": "any", "panel": "shipped", "rules": "none"}
+"""The settings that are lists, and the word for null; `none` is an empty one."""
 WORDS = {"none": None, "yes": True, "no": False}
 SET_ELSEWHERE = {
     "quotas": "by `PUT /api/v1/projects/{id}/quotas`, with a key to the installation",
@@ -46,7 +45,7 @@ def add_project(commands: Subcommands, text: str) -> None:
         "settings",
         nargs="+",
         metavar="SETTING=VALUE",
-        help="such as max_mode=enforce; `none` for no value; commas between several values policies, any: all",
+        help="such as max_mode=enforce; `none` for no value; commas between several; any policies, the shipped panel",
     )
     pausing = add_command(verbs, "pause", pause_project)
     pausing.add_argument("--reason", default="", help="shown with each stop on hold")
@@ -90,12 +89,11 @@ def parse_setting(name: str, text: str) -> object:
     >>> [parse_setting("allowed_policies", text) for text in ("early", "none", "any")]
     [['early'], [], None]
     """
-    if name in LISTS and text in LIST_WORDS:
-        return LIST_WORDS[text]
+    if name in LISTS:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return [] if text == "none" else None if text == LISTS[name] else parts
     if text in WORDS:
         return WORDS[text]
-    if name in LISTS:
-        return [part.strip() for part in text.split(",") if part.strip()]
     try:
         value: object = json.loads(text)
     except ValueError:
@@ -149,8 +147,8 @@ def _format_setting(name: str, value: object) -> Shown:
         return _format_duration(value)
     if name == "stop_hours" and isinstance(value, dict):
         return f"{','.join(value['days'])} {value['from']}-{value['to']} {value['time_zone']}"
-    if value is None and name == "allowed_policies":
-        return "any"
+    if value is None and name in LISTS:
+        return LISTS[name]
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     if isinstance(value, dict):

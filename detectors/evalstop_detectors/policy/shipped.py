@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from evalstop_detectors.observation import MetricRole
 from evalstop_detectors.policy.codec import policy_from_document
@@ -99,3 +101,18 @@ class _Shipped(Mapping[str, Policy]):
 
 
 POLICIES: Mapping[str, Policy] = _Shipped()
+
+
+def with_panel(policy: Policy, names: Sequence[str] | None) -> Policy:
+    """A shipped policy, observed by detectors with these names, of which those that decide in it are left out.
+
+    Each has the parameters and the threshold with which shipped policies observe it, else its defaults. None: the
+    observers that the policy ships with.
+    """
+    if names is None:
+        return replace(policy, observers=POLICIES[policy.name].observers)
+    usual = {item["detector"]: item for item in (*_OBSERVERS, _POSTERIOR | _AT_1_PERCENT)}
+    deciding = {member.detector.name for member in policy.members}
+    chosen = [usual.get(name, {"detector": name, "observe": True}) for name in names if name not in deciding]
+    panel = {"name": policy.name, "members": [{"detector": "k_decline", "id": "decides"}, *chosen]}
+    return replace(policy, observers=policy_from_document(panel).observers)

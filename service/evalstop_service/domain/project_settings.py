@@ -76,6 +76,15 @@ Seconds = Annotated[
     float, Field(ge=0, le=30 * 86_400, allow_inf_nan=False), BeforeValidator(read_seconds), _describe_seconds(0)
 ]
 Count = Annotated[int, Field(ge=1, le=1_000_000), Integral]
+
+
+def check_different(names: list[str]) -> list[str]:
+    """The names; raises ValueError when two are the same."""
+    if len(set(names)) < len(names):
+        raise ValueError("name each one once")
+    return names
+
+
 _NEW_RUNS, _STOPPING, _GUARDS, _CASES, _COSTS, _NOTICES = Group
 
 
@@ -109,6 +118,16 @@ class ProjectSettings:
             "policies that runs may request in addition to default_policy, as NAME or NAME@VERSION",
             Widens.OTHER,
             empty="any",
+        ),
+    ] = None
+    panel: Annotated[
+        Annotated[list[Line], Field(max_length=32), Rule(check_different, {"uniqueItems": True})] | None,
+        Setting(
+            _NEW_RUNS,
+            "Panel",
+            "detectors that observe runs under the shipped policies and decide nothing; a change adds a version to each"
+            " of these policies",
+            empty="shipped",
         ),
     ] = None
     veto_window_seconds: Annotated[

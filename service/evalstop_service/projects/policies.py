@@ -8,7 +8,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from evalstop_detectors import POLICIES, InvalidPolicy, Policy, policy_from_document, policy_to_document
+from evalstop_detectors import DETECTORS, POLICIES, InvalidPolicy, Policy, policy_from_document, policy_to_document
+from evalstop_detectors.policy.catalog import explain_unknown
+from evalstop_detectors.policy.shipped import with_panel
 
 from evalstop_service.domain.quotas import Quota
 from evalstop_service.errors import Invalid, NotFound
@@ -122,6 +124,16 @@ def create_policy(tx: Transaction, author: Author, policy: Policy) -> StoredPoli
         counts.require_room(tx, project, Quota.POLICIES, author.at, added=1)
         author.record(tx, "policy.created", f"policy {stored.reference}", {"id": str(stored.id)})
     return stored
+
+
+def change_panel(tx: Transaction, author: Author, project: Project) -> None:
+    """Store each shipped policy with the panel of the project as its next version, unless it has that; raises Invalid
+    for an unknown detector."""
+    if unknown := [name for name in project.panel or () if name not in DETECTORS]:
+        raise Invalid(f"panel: {explain_unknown(unknown[0])}", "panel", explain_unknown(unknown[0]))
+    for name in POLICIES:
+        latest = policy_from_document(load_version(tx, project.id, name).document, stored=True)
+        create_policy(tx, author, with_panel(latest, project.panel))
 
 
 def require_storable(policy: Policy) -> None:

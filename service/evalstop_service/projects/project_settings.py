@@ -116,6 +116,8 @@ def insert_project(tx: Transaction, settings: NewProject, actor: str, now: datet
     _check_modes(project)
     if not projects.add_project(tx, project):
         raise Conflict(f"a project called {project.name!r} already exists")
+    if project.panel is not None:
+        policies.change_panel(tx, Author(project.id, actor, now), project)
     policies.store_referred_policy(tx, project, project.default_policy, now)
     audit.record_action(tx, project.id, actor, "project.created", f"project {project.name}", None, now)
     return project
@@ -147,6 +149,8 @@ def apply_change(tx: Transaction, author: Author, change: ProjectChange) -> Proj
     changed = {name: value for name, value in values.items() if getattr(before, name) != value}
     if changed:
         projects.update_project(tx, project)
+        if "panel" in changed:
+            policies.change_panel(tx, author, project)
         author.record(tx, "project.changed", f"project {project.name}", msgspec.to_builtins(changed))
     return project
 

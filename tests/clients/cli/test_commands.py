@@ -116,7 +116,10 @@ def test_project_settings_are_changed(shell: Shell, project: Project) -> None:
     for policies, stored in (("none", []), ("any", None)):
         assert shell.run("project", "set", f"allowed_policies={policies}").split() == ["allowed_policies", policies]
         assert shell.read("project", "show")["allowed_policies"] == stored
-    for wrong, message in (("mode=enforce", "mode"), ("max_mode=loud", "max_mode")):
+    for panel, stored in (("cusum, floor", ["cusum", "floor"]), ("none", []), ("shipped", None)):
+        assert shell.run("project", "set", f"panel={panel}").split(maxsplit=1) == ["panel", f"{panel}\n"]
+        assert shell.read("project", "show")["panel"] == stored
+    for wrong, message in (("panel=loud", "k_decline"), ("mode=enforce", "mode"), ("max_mode=loud", "max_mode")):
         assert message in shell.run("project", "set", wrong, code=1)
     assert "NAME=VALUE" in shell.run("project", "set", "max_mode", code=2)
     assert "PUT /api/v1/projects/{id}/quotas" in shell.run("project", "set", "quotas=1", code=2)

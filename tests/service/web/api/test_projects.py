@@ -40,6 +40,52 @@ def test_project_is_created_and_its_settings_changed(service: Service) -> None:
         )
 
 
+def test_panel_is_observed_by_runs_opened_from_then_on(service: Service) -> None:
+    """A changed panel is a new version of the shipped policies: open runs keep theirs, and verdicts stay the same."""
+    name = uuid.uuid4().hex
+    expect_json(service.open_client(None, "admin").post("/projects", json={"name": name}), 201)
+    tenant = service.open_client(name)
+    chosen = ["cusum", "posterior", "river_drift"]
+    panels: list[list[str] | None] = [None, chosen, [], None]
+    seen = []
+    for number, panel in enumerate(panels):
+        assert expect_json(tenant.patch("/project", json={"panel": panel}), 200)["panel"] == panel
+        seen.append(open_run(tenant, name=f"run-{number}"))
+    evals = [{"metric": "eval", "step": step, "value": min(step, 60 - step)} for step in range(80)]
+    observers, verdicts = [], []
+    for run in seen:
+        path = f"/runs/{run['id']}"
+        answer = expect_json(tenant.post(f"{path}/observations", json={"observations": evals}), 200)
+        verdicts.append(answer["verdict"])
+        calls = expect_json(tenant.get(f"{path}/calls"), 200)["items"]
+        observers.append([call["detector"] for call in calls if call["observes"]])
+    shipped = ["k_decline", "focus", "river_drift", "divergence", "gao_fit"]
+    assert observers == [shipped, ["cusum", "river_drift"], [], shipped], "the posterior decides: it observes nothing"
+    assert [run["policy"]["version"] for run in seen] == [1, 2, 3, 4]
+    assert verdicts[0]["verdict"] == "stop"
+    assert verdicts == verdicts[:1] * 4
+    assert expect_json(tenant.patch("/project", json={"panel": None}), 200)["panel"] is None
+    versions = {item["version"]: item["document"] for item in expect_json(tenant.get("/policies/paper"), 200)["items"]}
+    assert list(versions) == [4, 3, 2, 1]
+    assert versions[4] == versions[1]
+    assert [item["detector"] for item in versions[2]["members"]] == ["k_decline", *chosen]
+
+
+def test_panel_names_different_detectors_and_is_set_by_admins(service: Service) -> None:
+    """A name that is unknown or occurs twice is refused, and changes nothing, as does a key without admin."""
+    name = uuid.uuid4().hex
+    installation = service.open_client(None, "admin")
+    created = expect_json(installation.post("/projects", json={"name": name, "panel": ["cusum"]}), 201)
+    tenant = service.open_client(name)
+    for wrong, said in ((["loud"], "k_decline"), (["cusum", "floor", "cusum"], "cusum"), (["default"], "k_decline")):
+        problem = expect_problem(tenant.patch("/project", json={"panel": wrong}), 422)
+        assert problem["errors"][0]["pointer"] == "/panel"
+        assert said in str(problem)
+    expect_problem(service.open_client(name, "ingest", "read", "report", "operate").patch("/project", json={}), 403)
+    assert expect_json(tenant.get("/project"), 200) == created
+    assert [item["version"] for item in expect_json(tenant.get("/policies/early"), 200)["items"]] == [2, 1]
+
+
 def test_durations_and_hours_are_written_as_people_write_them(service: Service) -> None:
     """Settings take durations and hours as texts or as numbers and documents; answers hold the latter."""
     name = uuid.uuid4().hex
