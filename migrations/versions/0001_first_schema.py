@@ -541,7 +541,6 @@ def _create_decisions() -> None:
         sa.Column("observed_probability", sa.Double(), nullable=True),
         sa.Column("decided_step", sa.BigInteger(), nullable=True),
         sa.Column("detectors", sa.JSON(none_as_null=True), nullable=True),
-        sa.Column("calls", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("stated_risk", sa.Double(), nullable=True),
         sa.Column("outcome", sa.Text(), nullable=False),
         sa.Column("delay_steps", sa.BigInteger(), nullable=True),

@@ -51,7 +51,7 @@ def insert_cases(database: Database, run: Run, number: int, at: datetime = NOW, 
         row |= {"decision_id": None, "observed_probability": None, "detectors": None}
     with database.transaction() as tx:
         rows = [{"key_id": new_id()} | row | {"attempt": next(_ATTEMPTS)} for _ in range(number)]
-        tx.execute(cases.insert(), rows)
+        tx.execute(cases.insert(), [{name: value for name, value in row.items() if name != "calls"} for row in rows])
         if calls := [call for row in rows for call in list_call_rows(row)]:
             tx.execute(case_calls.insert(), calls)
 

@@ -185,7 +185,7 @@ def _save_case(
 
 def _judge_calls(
     tx: Transaction, run: Run, attempt: int, recorded: Outcome | None, run_outcome: RunOutcome, hours: _GpuHours
-) -> dict[str, JudgedCall] | None:
+) -> dict[str, JudgedCall]:
     """The first calls of the policy's detectors in an attempt, each judged as if it had stopped the run.
 
     As with a decision, the evals that led to a call cannot confirm it: the last evals have to come after it.
@@ -193,8 +193,7 @@ def _judge_calls(
     calls = {name: (call.step, hours.after_step(call.step, run.last_step)) for name, call in run.calls.items()}
     if attempt != run.attempt:  # the row has the calls of the current attempt
         before = cases.find_case(tx, run.id, attempt)
-        if before is None or before.calls is None:
-            return None
+        assert before is not None, "an earlier attempt has ended"
         calls = {name: (call.step, call.gpu_hours_after) for name, call in before.calls.items()}
     turn_step = recorded.turn_step if recorded else None
     last = recorded.assessment.last if recorded and recorded.assessment else None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
 from msgspec import structs
 
+from evalstop_service.domain.run import JudgedCall
 from evalstop_service.domain.statuses import LEFT_ALONE, DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.errors import Invalid
 from evalstop_service.store.database import Transaction, find_all, find_one, match_given
@@ -27,7 +28,7 @@ from evalstop_service.store.tables.decisions import Case as Case
 def save_case(tx: Transaction, case: Case) -> None:
     """Store a case, replacing the attempt's previous one; its run is locked in this transaction."""
     delete_case(tx, case.run_id, case.attempt)
-    tx.execute(cases.insert().values(**vars(case)))
+    tx.execute(cases.insert().values({name: value for name, value in vars(case).items() if name in cases.c}))
     if case.calls:
         tx.execute(case_calls.insert(), list_call_rows(vars(case)))
 
@@ -41,13 +42,27 @@ def delete_case(tx: Transaction, run_id: UUID, attempt: int) -> None:
 def list_call_rows(case: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows of the calls in a case, which repeat what they are counted by."""
     shared = {name: case[name] for name in COUNTED_BY}
-    return [shared | {"detector": name} | structs.asdict(call) for name, call in (case["calls"] or {}).items()]
+    return [shared | {"detector": name} | structs.asdict(call) for name, call in case["calls"].items()]
 
 
 def find_case(tx: Transaction, run_id: UUID, attempt: int) -> Case | None:
     """The case of an attempt; None while the attempt has not ended."""
     query = sa.select(*columns_of(cases, Case)).where(cases.c.run_id == run_id, cases.c.attempt == attempt)
-    return find_one(tx, Case, query)
+    case = find_one(tx, Case, query)
+    return None if case is None else _add_calls(tx, [case])[0]
+
+
+_Listed = TypeVar("_Listed", bound=Case)
+
+
+def _add_calls(tx: Transaction, listed: Sequence[_Listed]) -> list[_Listed]:
+    """The cases with their calls, the first ones first."""
+    keys, calls_of = [(case.run_id, case.attempt) for case in listed], defaultdict[Any, dict[str, JudgedCall]](dict)
+    columns = [case_calls.c[name] for name in ("run_id", "attempt", "detector", *JudgedCall.__struct_fields__)]
+    query = sa.select(*columns).where(sa.tuple_(*columns[:2]).in_(keys)).order_by(case_calls.c.step)
+    for run_id, attempt, detector, *call in tx.execute(query):
+        calls_of[run_id, attempt][detector] = JudgedCall(*call)
+    return [replace(case, calls=calls_of[key]) for case, key in zip(listed, keys, strict=True)]
 
 
 Grouping = Literal["policy", "detector", "job_kind", "day", "week", "month"]
@@ -233,7 +248,7 @@ def list_cases(
     query = filter_cases(sa.select(*columns), project_id, case_filter)
     query = query.join(runs, runs.c.id == cases.c.run_id).join(policies, policies.c.id == cases.c.policy_id)
     query = query.where(*match_given(before={sa.tuple_(*order): before}))
-    return find_all(tx, ListedCase, query.order_by(*(column.desc() for column in order)).limit(limit))
+    return _add_calls(tx, find_all(tx, ListedCase, query.order_by(*(column.desc() for column in order)).limit(limit)))
 
 
 def list_job_kinds(tx: Transaction, project_id: UUID) -> list[str]:
@@ -253,22 +268,20 @@ IS_SEEN = sa.or_(cases.c.treatment.is_(None), cases.c.treatment == Treatment.OBS
 
 def filter_cases(query: sa.Select[Any], project_id: UUID, case_filter: CaseFilter) -> sa.Select[Any]:
     """A query of the cases that match a filter."""
-    detector = case_filter.detector
-    outcome: sa.ColumnElement[Any] = cases.c.outcome
+    detector, outcome, silent = case_filter.detector, case_filter.outcome, [case_filter.silent]
+    conditions = _match_origin(cases, project_id, case_filter)
     if detector is not None and case_filter.called is not False:
-        outcome = _of_call(detector, "outcome")
+        conditions.append(_has_called(detector, outcome))
+        outcome = None  # that of the case is another
+    else:
+        silent.append(detector)
     exact = {
         cases.c.treatment: case_filter.treatment,
-        outcome: case_filter.outcome,
+        cases.c.outcome: outcome,
         cases.c.run_outcome: case_filter.run_outcome,
         IS_FLAGGED: case_filter.flagged,
     }
-    conditions = [*_match_origin(cases, project_id, case_filter), *match_given(exact)]
-    if detector is not None:
-        has_called = _of_call(detector, "step").is_not(None)
-        conditions.append(~has_called if case_filter.called is False else has_called)
-    if case_filter.silent is not None:
-        conditions.append(_of_call(case_filter.silent, "step").is_(None))
+    conditions += [*match_given(exact), *(~_has_called(name) for name in silent if name is not None)]
     if (detector is not None or case_filter.silent is not None) and case_filter.treatment is None:
         conditions.append(IS_SEEN)
     return query.select_from(cases).where(*conditions)
@@ -289,10 +302,11 @@ def _match_origin(table: sa.Table, project_id: UUID, case_filter: CaseFilter) ->
     return conditions
 
 
-def _of_call(detector: str, field: str) -> sa.ColumnElement[Any]:
-    """A field of the call of a detector, as text; NULL if it did not call."""
-    text: sa.ColumnElement[Any] = cases.c.calls[(detector, field)].as_string()
-    return text
+def _has_called(detector: str, outcome: DecisionOutcome | None = None) -> sa.Exists:
+    """Whether a detector called for a stop in a case, with this outcome."""
+    call = case_calls.c
+    of_case = [call.run_id == cases.c.run_id, call.attempt == cases.c.attempt, call.detector == detector]
+    return sa.exists().where(*of_case, *match_given({call.outcome: outcome}))
 
 
 def key_column(tx: Transaction, by: Grouping, table: sa.Table = cases) -> sa.ColumnElement[Any]:

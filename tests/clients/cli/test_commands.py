@@ -113,9 +113,9 @@ def test_project_settings_are_changed(shell: Shell, project: Project) -> None:
     assert (settings["max_mode"], settings["held_out_share"], settings["stops_per_hour"]) == ("enforce", 0.0, None)
     assert settings["allowed_policies"] == ["default", "early"]
     assert project.name in shell.run("project", "show")
-    for policies, stored in (("none", []), ("any", None)):
+    for policies, allowed in (("none", []), ("any", None)):
         assert shell.run("project", "set", f"allowed_policies={policies}").split() == ["allowed_policies", policies]
-        assert shell.read("project", "show")["allowed_policies"] == stored
+        assert shell.read("project", "show")["allowed_policies"] == allowed
     for panel, stored in (("cusum, floor", ["cusum", "floor"]), ("none", []), ("shipped", None)):
         assert shell.run("project", "set", f"panel={panel}").split(maxsplit=1) == ["panel", f"{panel}\n"]
         assert shell.read("project", "show")["panel"] == stored

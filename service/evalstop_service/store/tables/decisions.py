@@ -210,9 +210,8 @@ class Case:
     decided_step: Annotated[int | None, doc("the step at which the policy wanted a stop; null: never flagged")] = None
     detectors: Annotated[list[str] | None, doc("the detectors that wanted the stop")] = None
     calls: Annotated[
-        dict[str, JudgedCall] | None,
-        doc("the detectors of its policy that called for a stop, observers included; null: not known"),
-    ]
+        dict[str, JudgedCall], doc("the detectors of its policy that called for a stop, observers included")
+    ] = field(default_factory=dict)
     stated_risk: Annotated[float | None, doc("the share of healthy runs that the policy states it stops")] = None
     outcome: Annotated[DecisionOutcome, doc("outcome of the decision to stop it or, without one, of letting it run")]
     delay_steps: Annotated[int | None, doc("from the turn to the decision")] = None
@@ -246,6 +245,7 @@ cases = make_table(
     partial_index("ix_cases_flagged", "project_id", "policy_id", "ended_at", where="decision_id IS NOT NULL"),
     partial_index("ix_cases_passed", "project_id", "policy_id", "outcome", where="decision_id IS NULL"),
     key="run_id attempt",
+    without="calls",
 )
 
 COUNTED_BY = (
@@ -254,8 +254,7 @@ COUNTED_BY = (
 )
 """The columns of a case that the rows of its calls repeat."""
 
-# The calls of each case, a row each, with what they are counted by: they are several times as many as the cases, and
-# counting them in the JSON of the cases took twelve times as long.
+# The calls of each case, a row each, with what they are counted by: they are several times as many as the cases.
 case_calls = make_table(
     "case_calls",
     JudgedCall,
