@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ from evalstop_service.domain.statuses import LEFT_ALONE, DecisionOutcome, RunOut
 from evalstop_service.projects import policies
 from evalstop_service.store import cases
 from evalstop_service.store import policies as policy_rows
-from evalstop_service.store.cases import CaseCount, CaseFilter, Delay, Grouping, Key
+from evalstop_service.store.cases import CaseCount, CaseFilter, Grouping, Key
 from evalstop_service.store.database import Transaction
 
 OUTCOMES = tuple(DecisionOutcome)
@@ -113,6 +113,8 @@ class _Totals:
     strata: _Strata = field(default_factory=lambda: defaultdict(lambda: dict.fromkeys(OUTCOMES, 0)))
     passed: _Strata = field(default_factory=lambda: defaultdict(lambda: dict.fromkeys(OUTCOMES, 0)))
     hours: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    delays: list[tuple[int, float]] = field(default_factory=list)  # of right stops: steps, cases that they stand for
+    delayed: int = 0
     without_gpus: int = 0
     parks: Parks = Parks()
     since: datetime | None = None
@@ -135,6 +137,9 @@ class _Totals:
         if row == Treatment.OBSERVED:
             assert count.probability is not None, "a stop that was not carried out has a probability"
             self.strata[count.probability][count.outcome] += count.cases
+            if count.delay is not None and count.outcome is DecisionOutcome.RIGHT:
+                self.delays.append((count.delay, count.cases / count.probability))
+                self.delayed += count.cases
             self.hours["would_have_lost"] += count.gpu_hours_lost
             # Each held-out stop represents (1 - p) / p stops that were carried out.
             self.hours["lost"] += count.gpu_hours_lost * (1 - count.probability) / count.probability
@@ -163,20 +168,18 @@ def load_figures(
     By detector, or of one, as if its first call had stopped the run: of each on the panel of the cases' policies.
     """
     if case_filter.detector is not None or "detector" in by:
-        called, delays, panels = _count_by_detector(tx, project_id, case_filter, by)
+        called, panels = _count_by_detector(tx, project_id, case_filter, by)
         return [
             replace(group, observes=_observes(name_key_parts(group.key, by), panels, case_filter.detector))
-            for group in compute_figures(called, delays, of_calls=True)
+            for group in compute_figures(called, of_calls=True)
         ]
     counts = cases.count_cases(tx, project_id, case_filter, by)
-    if not counts and not by:
-        return [_compute_group((), _Totals(), ())]
-    return compute_figures(counts, cases.count_delays(tx, project_id, case_filter, by))
+    return compute_figures(counts) if by else [compute_total(counts)]
 
 
 def load_detectors_by_week(tx: Transaction, project_id: UUID, case_filter: CaseFilter) -> dict[str, list[GroupFigures]]:
     """The cumulative figures of each detector, up to the end of each week."""
-    counts, _, _ = _count_by_detector(tx, project_id, case_filter, ["detector", "week"], delays=False)
+    counts, _ = _count_by_detector(tx, project_id, case_filter, ["detector", "week"], delays=False)
     counts_of = defaultdict[str, list[CaseCount]](list)
     for count in counts:
         counts_of[count.key[0]].append(replace(count, key=count.key[1:]))
@@ -189,7 +192,7 @@ _Panels = dict[Key, dict[str, bool]]
 
 def _count_by_detector(
     tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping], *, delays: bool = True
-) -> tuple[list[CaseCount], list[Delay], _Panels]:
+) -> tuple[list[CaseCount], _Panels]:
     """The cases of each detector, called or silent.
 
     1. Count the cases in which nobody stopped the run: after a stop nobody sees whether the detector would have called.
@@ -199,12 +202,16 @@ def _count_by_detector(
     """
     split: list[Grouping] = ["policy", *(grouping for grouping in by if grouping not in ("policy", "detector"))]
     of_all = replace(case_filter, detector=None)
-    seen = cases.count_seen(tx, project_id, of_all, split)
+    seen = Counter[tuple[Key, float, RunOutcome]]()
+    for count in cases.count_cases(tx, project_id, of_all, split):
+        if count.treatment in (None, Treatment.OBSERVED):
+            assert count.run_outcome is not None, "the row of a case has it"
+            seen[count.key, count.probability or 1.0, count.run_outcome] += count.cases
     panels = {name: _load_panel(tx, project_id, *name) for name in {key[:2] for key, *_ in seen}}
     silent: dict[tuple[str, Key, float, RunOutcome], int] = {
         (detector, *kind): number for kind, number in seen.items() for detector in panels[kind[0][:2]]
     }
-    counts, late = list[CaseCount](), list[Delay]()
+    counts = list[CaseCount]()
     for call in cases.count_calls(tx, project_id, of_all, [*split, "detector"], delays=delays):
         parts, detector = call.key[:-1], call.key[-1]
         key, probability = _arrange_key(by, split, parts, detector), call.probability or 1.0
@@ -218,13 +225,11 @@ def _count_by_detector(
             kind = (detector, parts, probability, call.run_outcome)
             if kind in silent:  # else this release cannot read the policy
                 silent[kind] -= call.cases
-            if call.delay is not None:
-                late.append(Delay(key, call.delay, probability, call.cases))
     for (detector, parts, probability, run_outcome), number in silent.items():
         if case_filter.detector in (None, detector):
             key, judged = _arrange_key(by, split, parts, detector), judge_decision(run_outcome, None, None)
             counts.append(CaseCount(key, None, probability, judged, number))
-    return counts, late, panels
+    return counts, panels
 
 
 def _observes(parts: Mapping[str, Any], panels: Mapping[Key, Mapping[str, bool]], detector: str | None) -> bool:
@@ -249,26 +254,21 @@ def _arrange_key(by: Sequence[Grouping], split: Sequence[Grouping], parts: Seque
     return tuple(part for grouping in by for part in named[grouping])
 
 
-def compute_total(counts: Iterable[CaseCount], delays: Iterable[Delay]) -> GroupFigures:
+def compute_total(counts: Iterable[CaseCount]) -> GroupFigures:
     """The figures of all groups together."""
     sums = _Totals()
     for count in counts:
         sums.add(count)
-    return _compute_group((), sums, list(delays))
+    return _compute_group((), sums)
 
 
-def compute_figures(
-    counts: Iterable[CaseCount], delays: Iterable[Delay], *, of_calls: bool = False
-) -> list[GroupFigures]:
+def compute_figures(counts: Iterable[CaseCount], *, of_calls: bool = False) -> list[GroupFigures]:
     """The figures of each group, ordered by key; `of_calls`: of detectors, whose runs others stopped."""
     totals: dict[Key, _Totals] = defaultdict(_Totals)
     for count in counts:
         totals[count.key].add(count)
-    delays_of: dict[Key, list[Delay]] = defaultdict(list)
-    for delay in delays:
-        delays_of[delay.key].append(delay)
     ordered = sorted(totals.items(), key=lambda item: [(part is None, part or "") for part in item[0]])
-    return [_compute_group(key, sums, delays_of[key], of_calls=of_calls) for key, sums in ordered]
+    return [_compute_group(key, sums, of_calls=of_calls) for key, sums in ordered]
 
 
 def compute_running_figures(counts: Iterable[CaseCount], *, of_calls: bool = False) -> list[GroupFigures]:
@@ -277,7 +277,7 @@ def compute_running_figures(counts: Iterable[CaseCount], *, of_calls: bool = Fal
     for key, counts_of_period in groupby(sorted(counts, key=lambda count: count.key), key=lambda count: count.key):
         for count in counts_of_period:
             totals.add(count)
-        groups.append(_compute_group(key, totals, (), of_calls=of_calls))
+        groups.append(_compute_group(key, totals, of_calls=of_calls))
     return groups
 
 
@@ -332,7 +332,7 @@ def _find_period(grouping: Grouping, first: str) -> tuple[datetime, datetime]:
     return datetime.combine(begin, time.min, UTC), datetime.combine(end, time.min, UTC)
 
 
-def _compute_group(key: Key, sums: _Totals, delays: Sequence[Delay], *, of_calls: bool = False) -> GroupFigures:
+def _compute_group(key: Key, sums: _Totals, *, of_calls: bool = False) -> GroupFigures:
     flagged, passed = _list_strata(sums.strata), _list_strata(sums.passed)
     return GroupFigures(
         key,
@@ -341,7 +341,7 @@ def _compute_group(key: Key, sums: _Totals, delays: Sequence[Delay], *, of_calls
         ),
         confidence_sequences.estimate_recall(flagged, *passed),
         confidence_sequences.estimate_false_stops(flagged, *passed),
-        _compute_quartiles(delays),
+        _compute_quartiles(sums),
         Hours(since=sums.since, **sums.hours, without_gpus=sums.without_gpus),
         sums.parks,
         deepcopy(sums.cells),
@@ -349,9 +349,9 @@ def _compute_group(key: Key, sums: _Totals, delays: Sequence[Delay], *, of_calls
     )
 
 
-def _compute_quartiles(delays: Sequence[Delay]) -> Delays | None:
-    ordered = sorted((delay.steps, delay.cases / delay.probability) for delay in delays)
+def _compute_quartiles(sums: _Totals) -> Delays | None:
+    ordered = sorted(sums.delays)
     if not ordered:
         return None
     lower, median, upper = (confidence_sequences.weighted_quantile(ordered, share) for share in (0.25, 0.5, 0.75))
-    return Delays(sum(delay.cases for delay in delays), lower, median, upper)
+    return Delays(sums.delayed, lower, median, upper)

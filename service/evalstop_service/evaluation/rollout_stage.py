@@ -137,8 +137,8 @@ def load_stage_cases(tx: Transaction, stage: RolloutStage) -> StageCases:
     counted, not_counted = rollout_stages.count_towards_stage(tx, stage.project_id, of_version, needed)
     since, _ = rollout_stages.count_towards_stage(tx, stage.project_id, replace(of_version, since=stage.since), needed)
     return StageCases(
-        figures.compute_total(counted, ()).precision,
-        figures.compute_total(since, ()).precision,
+        figures.compute_total(counted).precision,
+        figures.compute_total(since).precision,
         sum(count.cases for count in counted),
         not_counted,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -105,7 +105,8 @@ class CaseCount:
     `without_gpus`: the number of other cases. `parked`: cases whose job was parked, `parked_seconds` their total;
     `parked_gpu_hours`: of those with GPUs. `stated_risk`: the highest. `first_ended_at`: of the flagged cases.
 
-    Of a detector's calls, `outcome` and `delay` are those of the call, and `gpu_hours_saved` the hours after it.
+    `run_outcome`: of the run. `delay`: steps from the turn to a right stop. Of a detector's calls, `outcome` and
+    `delay` are those of the call, and `gpu_hours_saved` the hours after it.
     """
 
     key: Key
@@ -123,16 +124,6 @@ class CaseCount:
     first_ended_at: datetime | None = None
     run_outcome: RunOutcome | None = None
     delay: int | None = None
-
-
-@dataclass(frozen=True)
-class Delay:
-    """Steps from their turn until runs were rightly flagged, and the probability with which that could be observed."""
-
-    key: Key
-    steps: int
-    probability: float
-    cases: int
 
 
 @dataclass(frozen=True)
@@ -172,19 +163,14 @@ def parse_cursor(cursor: str | None) -> Place | None:
 def count_cases(
     tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = ()
 ) -> list[CaseCount]:
-    """Count the cases of a project by group, treatment and outcome."""
-    return count_flagged(tx, project_id, case_filter, by) + count_unflagged(tx, project_id, case_filter, by)
+    """Count the cases of a project by group, treatment, outcomes and delay.
 
-
-def count_flagged(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]
-) -> list[CaseCount]:
-    """Count the cases with a decision to stop by group, treatment and outcome."""
-    keys = [key_column(tx, split) for split in by]
-    kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome]
-    columns: list[Any] = [
-        *keys,
-        *kinds,
+    Those that were never flagged are many times as many as the others; by policy or as a whole an index alone answers.
+    """
+    keys = [key_column(tx, grouping) for grouping in by]
+    last = (cases.c.run_outcome, cases.c.delay_steps)
+    kinds = (cases.c.treatment, cases.c.observed_probability, cases.c.outcome)
+    sums = [
         sa.func.count(),
         sa.func.coalesce(sa.func.sum(cases.c.gpu_hours_saved), 0.0),
         sa.func.coalesce(sa.func.sum(cases.c.gpu_hours_lost), 0.0),
@@ -195,38 +181,13 @@ def count_flagged(
         sa.func.max(cases.c.stated_risk),
         sa.func.min(cases.c.ended_at),
     ]
-    query = filter_cases(sa.select(*columns), project_id, case_filter).where(IS_FLAGGED).group_by(*keys, *kinds)
+    flagged = filter_cases(sa.select(*keys, *kinds, *sums, *last), project_id, case_filter).where(IS_FLAGGED)
+    passed = filter_cases(sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, case_filter)
     name_key = _load_key_names(tx, project_id, by)
-    return [CaseCount(name_key(row), *row[len(keys) :]) for row in tx.execute(query)]
-
-
-def count_unflagged(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = ()
-) -> list[CaseCount]:
-    """Count the cases that were never flagged, by group and outcome.
-
-    They are many times as many as the flagged ones; by policy or as a whole an index alone answers.
-    """
-    keys = [key_column(tx, grouping) for grouping in by]
-    query = filter_cases(sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, case_filter)
-    rows = tx.execute(query.where(~IS_FLAGGED).group_by(*keys, cases.c.outcome))
-    name_key = _load_key_names(tx, project_id, by)
-    return [CaseCount(name_key(row), None, None, *row[len(keys) :]) for row in rows]
-
-
-def count_delays(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping] = ()
-) -> list[Delay]:
-    """The delays of all stops that were observed and right and whose turn is known."""
-    kinds = [*(key_column(tx, split) for split in by), cases.c.delay_steps, cases.c.observed_probability]
-    query = filter_cases(sa.select(*kinds, sa.func.count()), project_id, case_filter).where(
-        IS_FLAGGED,
-        cases.c.treatment == Treatment.OBSERVED,
-        cases.c.outcome == DecisionOutcome.RIGHT,
-        cases.c.delay_steps.is_not(None),
-    )
-    name_key = _load_key_names(tx, project_id, by)
-    return [Delay(name_key(row), *row[len(by) :]) for row in tx.execute(query.group_by(*kinds))]
+    counts = [CaseCount(name_key(row), *row[len(keys) :]) for row in tx.execute(flagged.group_by(*keys, *kinds, *last))]
+    for *key, outcome, number in tx.execute(passed.where(~IS_FLAGGED).group_by(*keys, cases.c.outcome)):
+        counts += [CaseCount(name_key(key), None, None, outcome, number, run_outcome=LEFT_ALONE[outcome])]
+    return counts
 
 
 def read_revision(tx: Transaction, project_id: UUID) -> str:
@@ -359,20 +320,3 @@ def count_calls(
         replace(count, without_gpus=without_gpus, run_outcome=run_outcome, delay=delay)
         for count, (without_gpus, run_outcome, delay) in counts
     ]
-
-
-def count_seen(
-    tx: Transaction, project_id: UUID, case_filter: CaseFilter, by: Sequence[Grouping]
-) -> Counter[tuple[Key, float, RunOutcome]]:
-    """The number of cases in which nobody stopped the run, by group, probability and outcome of the run."""
-    # Runs that were never flagged are counted by the outcome that an index has.
-    counts = Counter[tuple[Key, float, RunOutcome]]()
-    for count in count_unflagged(tx, project_id, case_filter, by):
-        counts[count.key, 1.0, LEFT_ALONE[count.outcome]] += count.cases
-    kinds = [*(key_column(tx, grouping) for grouping in by), cases.c.observed_probability, cases.c.run_outcome]
-    query = filter_cases(sa.select(*kinds, sa.func.count()), project_id, case_filter)
-    query = query.where(IS_FLAGGED, cases.c.treatment == Treatment.OBSERVED)
-    name_key = _load_key_names(tx, project_id, by)
-    for row in tx.execute(query.group_by(*kinds)):
-        counts[name_key(row), row[-3], row[-2]] += row[-1]
-    return counts

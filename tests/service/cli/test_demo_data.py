@@ -52,7 +52,7 @@ def test_shipped_policy_is_almost_always_right(embedded_database: Database) -> N
         assert project is not None
         counts = cases.count_cases(tx, project.id, CaseFilter(policy="default"), ("policy",))
         panel = figures.load_figures(tx, project.id, CaseFilter(policy="default"), ("detector",))
-    (default,) = figures.compute_figures(counts, ())
+    (default,) = figures.compute_figures(counts)
     assert default.precision is not None
     assert default.precision.value is not None
     assert default.precision.value > 0.95

@@ -84,7 +84,7 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         overview = _load_overview(tx, visitor.project.id, site.clock())
         counts = cases.count_cases(tx, visitor.project.id, case_filter, ("policy",))
         stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, visitor.project.id)}
-        ranked = precision.rank_policies(figures.compute_figures(counts, ()), stages)
+        ranked = precision.rank_policies(figures.compute_figures(counts), stages)
         panels = precision.load_panels(tx, visitor.project.id, case_filter, ranked[:1])
         gpus = run_lists.sum_running_gpus(tx, visitor.project.id)  # not in the revision, which open pages read often
         queued = runs.load_runs(tx, overview.run_ids)
@@ -95,7 +95,7 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
         overview=overview,
         sparks=sparks,
         gpus=gpus,
-        whole=figures.compute_total(counts, ()),
+        whole=figures.compute_total(counts),
         enforced=[group for group in ranked if precision.is_enforced(group, stages)],
         stages=stages,
         panel=next((panel for panel in panels if panel.rows), None),

@@ -57,7 +57,7 @@ def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
     return render_page(
         "policies.html",
         visitor=visitor,
-        measured={group.key: group for group in figures.compute_figures(counts, ())},
+        measured={group.key: group for group in figures.compute_figures(counts)},
         stages=stages,
         newest=list(newest.values()),
         version_counts={name: sum(version.name == name for version in versions) for name in newest},

@@ -128,9 +128,8 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         # Read first, so that what follows is never older than the revision.
         revision = cases.read_revision(tx, project_id)
         counts = cases.count_cases(tx, project_id, filters.case_filter, ("policy",))
-        late = cases.count_delays(tx, project_id, filters.case_filter, ("policy",))
         stages = _load_stages(tx, project_id)
-        by_policy = rank_policies(figures.compute_figures(counts, late), stages)
+        by_policy = rank_policies(figures.compute_figures(counts), stages)
         panels = load_panels(tx, project_id, filters.case_filter, by_policy)
         kinds = cases.list_job_kinds(tx, project_id)
         versions = policies.load_latest_versions(tx, project_id)
@@ -138,7 +137,7 @@ def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Res
         filters.choose_version(*by_policy[0].key)
         whole = replace(by_policy[0], key=())
     else:
-        whole = figures.compute_total(counts, late)
+        whole = figures.compute_total(counts)
     return render_page(
         "precision.html",
         visitor=visitor,
@@ -186,7 +185,7 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Respo
     project_id, chosen = visitor.project.id, filters.case_filter
     with site.database.reading() as tx:
         by_week = cases.count_cases(tx, project_id, chosen, ("week",))
-        by_policy = figures.compute_figures(cases.count_cases(tx, project_id, chosen, ("policy",)), ())
+        by_policy = figures.compute_figures(cases.count_cases(tx, project_id, chosen, ("policy",)))
         first = rank_policies(by_policy, _load_stages(tx, project_id))[:1]
         version = figures.select_group(chosen, ("policy",), first[0].key) if first else chosen
         detectors = figures.load_detectors_by_week(tx, project_id, version)
@@ -194,7 +193,7 @@ def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Respo
     return send_json(
         {
             "running": [_encode_week(group) for group in figures.compute_running_figures(by_week)],
-            "weeks": [_encode_week(group) for group in figures.compute_figures(by_week, ())],
+            "weeks": [_encode_week(group) for group in figures.compute_figures(by_week)],
             "detectors": [
                 {"name": name, "observes": observes, "running": [_encode_week(group) for group in detectors[name]]}
                 for name, observes in callers.items()
@@ -219,10 +218,10 @@ def show_cases(site: SiteOf, visitor: SignedIn, case_filter: ListedCases, cursor
         not_counted = rollout_stage.explain_shortfalls(tx, visitor.project.id, listed)
         shown = runs.load_runs(tx, list({case.run_id for case in listed[:PAGE]}))
         sparks = draw_sparklines(tx, list(shown.values()), decisions.load_decisions(tx, shown))
-        disagreed = Counter[RunOutcome]()
+        disagreed = Counter[RunOutcome | None]()
         if case_filter.detector and case_filter.silent:
-            for (_, _, run_outcome), number in cases.count_seen(tx, visitor.project.id, case_filter, ()).items():
-                disagreed[run_outcome] += number
+            for count in cases.count_cases(tx, visitor.project.id, case_filter):
+                disagreed[count.run_outcome] += count.cases
     parameters = figures.filter_to_query(case_filter)
     after = {"cursor": listed[PAGE - 1].cursor} if len(listed) > PAGE else None
     return render_page(

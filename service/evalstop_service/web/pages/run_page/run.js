@@ -187,7 +187,7 @@ function fillForward(track) {
 }
 
 function describeEvidence(track, i) {
-  const number = (value) => (value === null ? "no value" : Number(value.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 }));
+  const number = (value) => (value === null ? "no value" : Math.abs(value) < 1e-6 ? "0" : Number(value.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 }));
   const evidence = track.stop_at === null ? number(track.values[i]) : `${number(track.values[i])} of ${number(track.stop_at)}`;
   const note = track.notes[i].length > MOST_NOTED ? `${track.notes[i].slice(0, MOST_NOTED)}…` : track.notes[i];
   return narrow.matches || !note ? evidence : `${evidence}: ${note.replace(/[&<>]/g, (sign) => `&#${sign.charCodeAt(0)};`)}`;
