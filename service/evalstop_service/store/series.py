@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import read_series, write_statements
 from evalstop_service.store.tables import LIVE, observations
+from evalstop_service.store.tables.columns import Real
 
 FEW = 10_000
 """Up to this many observations are read individually."""
@@ -90,6 +91,12 @@ def load_segments(tx: Transaction, requested: Collection[Series], stretches: int
     return segments
 
 
+def load_last_values(tx: Transaction, requested: Collection[Series]) -> dict[Series, tuple[int, float]]:
+    """The last live step and value of each series that has any."""
+    rows = read_series(tx, _LAST_VALUES, [(run_id, metric, 0) for run_id, metric in requested])
+    return {(run_id, metric): (step, value) for (run_id, metric, _), (step, value) in rows if step is not None}
+
+
 _OF_SERIES = f"""
 FROM observations AS o
 WHERE {{{{routed}}}}o.run_id = {{series}}.run_id AND o.metric = {{series}}.metric AND o.superseded_by = {LIVE}
@@ -127,4 +134,10 @@ WHERE value {_IS_FINITE}
 ORDER BY 1, 2
 """,  # noqa: S608
     *(sa.column("step", sa.BigInteger), sa.column("lowest", sa.Double), sa.column("highest", sa.Double)),
+)
+
+_LAST = f"{_OF_SERIES.format(series='given')} ORDER BY o.step DESC LIMIT 1)"
+_LAST_VALUES = write_statements(
+    f"SELECT number, (SELECT o.step {_LAST} AS step, (SELECT o.value {_LAST} AS value FROM {{given}}",  # noqa: S608
+    *(sa.column("step", sa.BigInteger), sa.column("value", Real)),
 )

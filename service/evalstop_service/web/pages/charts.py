@@ -17,7 +17,7 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
-from evalstop_service.store.series import Bucket, Segment
+from evalstop_service.store.series import Bucket, Segment, Series
 
 WIDTH, HEIGHT, MARGIN = 132, 34, 4
 
@@ -184,6 +184,32 @@ CURVE_WIDTH, CURVE_HEIGHT = 1000, 400
 CURVE_STRETCHES = 500
 
 
+def find_evals(runs: Sequence[Run]) -> list[Series]:
+    """The watched eval of each run that has one."""
+    return [(run.id, metric) for run in runs if (metric := watched_metrics.find_eval_metric(run)) is not None]
+
+
+def load_last_evals(tx: Transaction, runs: Sequence[Run]) -> dict[UUID, tuple[int, float]]:
+    """The last step and value of the watched eval of these runs."""
+    return {run_id: last for (run_id, _), last in series.load_last_values(tx, find_evals(runs)).items()}
+
+
+def load_eval_segments(tx: Transaction, runs: Sequence[Run], stretches: int = STRETCHES) -> dict[UUID, list[Segment]]:
+    """The eval scores of these runs, outlined for sparklines and curves."""
+    segments = series.load_segments(tx, find_evals(runs), stretches)
+    return {run_id: run_segments for (run_id, _), run_segments in segments.items()}
+
+
+def draw_evals(tx: Transaction, runs: Sequence[Run]) -> tuple[Frame | None, dict[UUID, str]]:
+    """The lines of the evals of these runs and their common frame, which is None without evals."""
+    segments = load_eval_segments(tx, runs, CURVE_STRETCHES // len(runs))
+    every = sorted(item for run_segments in segments.values() for item in run_segments)
+    if not every:
+        return None, {}
+    frame = _frame_curves(every)
+    return frame, {run_id: frame.line(run_segments) for run_id, run_segments in segments.items()}
+
+
 @dataclass(frozen=True)
 class Curve:
     """A metric: its points in an SVG of CURVE_WIDTH x CURVE_HEIGHT, and the frame that it fills."""
@@ -200,9 +226,12 @@ def load_curves(tx: Transaction, run: Run) -> list[Curve]:
     segments = series.load_segments(tx, series_of_role.values(), CURVE_STRETCHES)
     drawable = [(role, segments[series]) for role, series in series_of_role.items() if segments.get(series)]
     steps = [item.step for _, stretches in drawable for item in stretches]
-    return [_draw_curve(role, stretches, min(steps), max(steps)) for role, stretches in drawable]
+    curves = []
+    for role, stretches in drawable:
+        frame = replace(_frame_curves(stretches), first=min(steps), last=max(steps))
+        curves.append(Curve(role, frame.line(stretches), frame))
+    return curves
 
 
-def _draw_curve(role: str, stretches: Sequence[Segment], first: int, last: int) -> Curve:
-    frame = replace(Frame.around(stretches), first=first, last=last, width=CURVE_WIDTH, height=CURVE_HEIGHT, margin=0)
-    return Curve(role, frame.line(stretches), frame)
+def _frame_curves(stretches: Sequence[Segment]) -> Frame:
+    return replace(Frame.around(stretches), width=CURVE_WIDTH, height=CURVE_HEIGHT, margin=0)

@@ -218,7 +218,6 @@ _PARKING = {
 
 _ROLE_SOURCES = {
     "names": "from its name",
-    "pattern": "from a project pattern",
     "person": "set by a person",
     "default": "default",
 }

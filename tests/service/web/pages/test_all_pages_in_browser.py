@@ -227,6 +227,23 @@ def test_command_palette(site: PopulatedSite) -> None:
     assert [error for error in site.errors if "404" not in error] == []
 
 
+def test_views_of_the_run_list_are_saved_by_name(site: PopulatedSite) -> None:
+    """A named view leads back to its filters, order and columns, until it is removed."""
+    page = site.visit("/runs?verdict=stop&order=step&column=opened")
+    page.get_by_text("Views", exact=True).click()
+    page.get_by_label("Name of this view").fill("stops")
+    page.keyboard.press("Enter")
+    page = site.visit("/runs")
+    page.get_by_text("Views", exact=True).click()
+    page.get_by_role("link", name="stops", exact=True).click()
+    page.wait_for_url(f"{site.address}/runs?verdict=stop&order=step&column=opened")
+    expect(page.get_by_role("columnheader", name="Opened")).to_be_visible()
+    assert find_accessibility_faults(page) == []
+    page.get_by_text("Views", exact=True).click()
+    page.get_by_label("Remove the view stops").click()
+    expect(page.get_by_role("link", name="stops", exact=True)).to_have_count(0)
+
+
 def press_keys(page: Page, *keys: str) -> None:
     for key in keys:
         page.keyboard.press(key)

@@ -60,8 +60,11 @@ def test_table_shows_evals_and_differing_labels(visitor: httpx.Client, tenant: T
         assert words in table
     assert [words in html for words in ("<i>turns", "x" * 201, "host")] == [False] * 3
     run_list = visitor.get("/runs").text
-    for run in (turns, climbs):
+    for run, evals in ((turns, TURNING_EVALS), (climbs, CLIMBING_EVALS)):
         assert f'name="run" value="{run.id}" form="compare"' in run_list
+        assert f'class="c-last right">{evals[-1].gold:.4g}<' in run_list.replace("\N{MINUS SIGN}", "-")
+    assert html.count("<polyline") == 2, "the server draws both evals"
+    assert visitor.get(compare_path(turns.id, climbs.id, x="kl")).text.count("<polyline") == 0
 
 
 def test_series_have_steps_seconds_and_kl(visitor: httpx.Client, tenant: Tenant, now: datetime) -> None:

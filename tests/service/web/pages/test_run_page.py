@@ -48,7 +48,7 @@ def test_what_if_replays_each_shipped_policy(visitor: httpx.Client, database: Da
     page = get_html(visitor, f"/runs/{run.id}")
     stops = set()
     for name in POLICIES:
-        assert f'<option value="{name}@1">' in page
+        assert f'<input type="checkbox" value="{name}@1">' in page
         answer = visitor.get(f"/runs/{run.id}/what-if.json", params={"policy": f"{name}@1"}).json()
         assert answer["step"] == find_stop_step(database, run, name)
         stops.add(answer["step"])

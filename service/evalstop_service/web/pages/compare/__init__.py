@@ -71,11 +71,14 @@ def show_comparison(request: Request, site: SiteOf, visitor: SignedIn, compariso
     with site.database.reading() as tx:
         runs = _load_runs(tx, visitor, comparison)
         differing, rows = _load_rows(tx, runs)
+        frame, lines = charts.draw_evals(tx, runs)
     return render_page(
         "compare.html",
         visitor=visitor,
         comparison=comparison,
         rows=rows,
+        frame=frame,
+        lines=lines,
         differing=differing[:MOST_FIELDS],
         fields_left_out=max(0, len(differing) - MOST_FIELDS),
         series=make_link("/runs/compare/series.json", {"run": [str(run.id) for run in runs]}),
@@ -118,20 +121,16 @@ def _load_rows(tx: Transaction, runs: Sequence[Run]) -> tuple[list[tuple[str, st
     ids = [run.id for run in runs]
     decided = decisions.load_decisions(tx, ids)
     params = mlflow.load_mlflow_runs(tx, ids)
-    last_steps = observations.load_last_steps(tx, runs)
+    last_evals = charts.load_last_evals(tx, runs)
     fields = [dict(_list_fields(run, params[run.id].params)) for run in runs]
     every = dict.fromkeys(field for run_fields in fields for field in run_fields)
     differing = [field for field in every if len({run_fields.get(field) for run_fields in fields}) > 1]
     rows = []
     for run, run_fields in zip(runs, fields, strict=True):
-        metric = watched_metrics.find_eval_metric(run)
-        last_eval = None
-        if metric is not None and (step := last_steps[run.id].get(metric)) is not None:
-            value = observations.load_live_values(tx, run.id, [(metric, step)]).get((metric, step))
-            last_eval = None if value is None else (step, value)
         turn = charts.find_turn(run, decided.get(run.id))
         field_values = [run_fields.get(field) for field in differing[:MOST_FIELDS]]
-        rows.append(ComparedRun(run, run.best_checkpoint or run.raw_maximum, last_eval, turn, field_values))
+        best = run.best_checkpoint or run.raw_maximum
+        rows.append(ComparedRun(run, best, last_evals.get(run.id), turn, field_values))
     return differing, rows
 
 

@@ -1,7 +1,7 @@
 // The charts of a comparison: panels for eval, proxy and KL with one common axis, and a line for each run. The choices are
 // kept in the address.
 
-import { axis, axisTitle, draw, drawable, loneValues, narrow, palette, redrawn, toggles } from "./charts.js";
+import { axis, axisTitle, draw, drawable, loadPlotly, loneValues, narrow, palette, redrawn, toggles } from "./charts.js";
 import { fetchSameOrigin } from "./live.js";
 
 const PANELS = [["eval", "eval", 2], ["proxy", "proxy", 1.2], ["kl", "KL", 1.2]]; // role, title, share of the height
@@ -27,7 +27,9 @@ let runs = null;
 let followed = false;
 
 async function load() {
-  runs = (await (await fetchSameOrigin(main.dataset.series)).json()).runs;
+  const [response] = await Promise.all([fetchSameOrigin(main.dataset.series), loadPlotly()]);
+  runs = (await response.json()).runs;
+  document.getElementById("chart-preview")?.remove(); // the server's drawing of the evals
   for (const run of runs) {
     for (const line of run.lines) line.values = drawable(line.values);
     [run.best_score] = drawable([run.best_score]);

@@ -21,8 +21,8 @@ from evalstop_service.store import run_lists
 from evalstop_service.store.run_lists import ListedVerdict, RunFilter
 from evalstop_service.store.runs import Run, load_runs
 from evalstop_service.store.series import Segment
+from evalstop_service.web.pages.charts import load_eval_segments
 from evalstop_service.web.pages.responses import PageRoute, render_page
-from evalstop_service.web.pages.run_list import load_eval_segments
 from evalstop_service.web.pages.visitor import Follow, SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/fleet", route_class=PageRoute)

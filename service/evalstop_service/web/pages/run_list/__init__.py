@@ -16,14 +16,13 @@ from evalstop_service.domain.health import Liveness, MetricFault
 from evalstop_service.domain.run import RunDescription
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Invalid
-from evalstop_service.runs import health, watched_metrics
-from evalstop_service.store import decisions, policies, run_details, run_health, run_lists, series
+from evalstop_service.runs import health
+from evalstop_service.store import decisions, policies, run_details, run_health, run_lists
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP
 from evalstop_service.store.run_lists import RunFilter
 from evalstop_service.store.runs import Run
-from evalstop_service.store.series import Segment
 from evalstop_service.web.api.list_filters import RunQuery
 from evalstop_service.web.pages import charts, formatting, forms
 from evalstop_service.web.pages.charts import Sparkline
@@ -43,6 +42,7 @@ class Row:
 
     run: Run
     decision: Decision | None
+    last_eval: float | None
     sparkline: Sparkline | None
     health: Liveness
     metric_faults: Sequence[MetricFault]
@@ -53,6 +53,7 @@ class Filters(RunQuery):
     """The filters in the query string; an empty one is off."""
 
     order: Literal["newest", "updated", "step"] = "newest"
+    column: list[Literal["policy", "owner", "group", "tags", "opened"]] = Field([], max_length=5)
     cursor: UUID | None = None
     place: Annotated[str, Field(max_length=40)] = ""
 
@@ -112,7 +113,7 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
         compare_group=make_link("/runs/compare", {"group": filters.group}),
         kinds=sorted({row.run.labels["job_kind"] for row in rows if "job_kind" in row.run.labels}),
         statuses={choice: visitor.link(filters.link(status=choice, **first)) for choice in ("", *STATUSES)},
-        filtered=filters != Filters(order=filters.order),
+        filtered=filters != Filters(order=filters.order, column=filters.column),
         bounded=run_filter.bounded,
         next_page=visitor.link(filters.link(cursor=str(last.id), place=_format_place(run_filter.order, last)))
         if last
@@ -132,20 +133,11 @@ def follow_runs(visitor: SignedIn, filters: Annotated[Filters, Query()], follow:
     return follow(lambda tx: run_lists.read_list_revision(tx, visitor.project.id, run_filter, PAGE))
 
 
-def load_eval_segments(
-    tx: Transaction, runs: Sequence[Run], stretches: int = charts.STRETCHES
-) -> dict[UUID, list[Segment]]:
-    """The eval scores of these runs, outlined for sparklines."""
-    evals = [(run.id, metric) for run in runs if (metric := watched_metrics.find_eval_metric(run)) is not None]
-    segments = series.load_segments(tx, evals, stretches)
-    return {run_id: run_segments for (run_id, _), run_segments in segments.items()}
-
-
 def draw_sparklines(
     tx: Transaction, runs: Sequence[Run], decided: Mapping[UUID, Decision]
 ) -> dict[UUID, Sparkline | None]:
     """The evals of these runs with the best checkpoint and the stop; None for a run without evals."""
-    segments = load_eval_segments(tx, runs)
+    segments = charts.load_eval_segments(tx, runs)
     steps = {run_id: decision.step for run_id, decision in decided.items()}
     return {
         run.id: charts.draw_sparkline(segments.get(run.id, ()), run.best_checkpoint, steps.get(run.id)) for run in runs
@@ -157,10 +149,12 @@ def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, n
     stored = run_health.load_health(tx, [run.id for run in page_of_runs])
     descriptions = run_details.load_descriptions(tx, [run.id for run in page_of_runs])
     sparklines = draw_sparklines(tx, page_of_runs, decided)
+    last_evals = charts.load_last_evals(tx, page_of_runs)
     return [
         Row(
             run,
             decided.get(run.id),
+            last_evals.get(run.id, (None, None))[1],
             sparklines[run.id],
             health.find_liveness(run, run_report := stored.get(run.id), stale_seconds, now),
             run_report.metric_faults if run_report and run.status == RunStatus.RUNNING else [],

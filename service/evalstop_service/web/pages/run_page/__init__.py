@@ -36,7 +36,6 @@ from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.observations import LatestObservation, PostedObservation
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
-from evalstop_service.store.series import Segment
 from evalstop_service.web.api.run_views import list_actions
 from evalstop_service.web.pages import charts, formatting
 from evalstop_service.web.pages.charts import STRETCHES, Frame, list_charted
@@ -208,15 +207,6 @@ A_PAGE = 24
 MOST_SHOWN = 480
 
 
-@dataclass(frozen=True)
-class MetricChart:
-    """The line of a metric and the frame that it fills; none without finite values."""
-
-    latest: LatestObservation
-    line: str
-    frame: Frame | None
-
-
 @router.get("/metric-charts")
 def show_metric_charts(
     run_id: UUID, site: SiteOf, visitor: SignedIn, shown: Annotated[int, Query(ge=1, le=MOST_SHOWN)] = A_PAGE
@@ -227,7 +217,10 @@ def show_metric_charts(
         charted = list_charted(run)
         other_metrics = [item for item in observations.list_latest(tx, run) if item.metric not in charted]
         segments = series.load_segments(tx, [(run.id, item.metric) for item in other_metrics[:shown]], STRETCHES)
-    charts = [_draw_chart(item, segments.get((run.id, item.metric), ())) for item in other_metrics[:shown]]
+    charts = []
+    for item in other_metrics[:shown]:
+        frame = Frame.around(drawn) if (drawn := segments.get((run.id, item.metric))) else None
+        charts.append((item, frame, frame.line(drawn) if frame and drawn else ""))
     more_link = make_link(f"/runs/{run.id}/metric-charts", {"shown": min(shown + A_PAGE, MOST_SHOWN)})
     remaining_count = max(0, len(other_metrics) - shown)
     return render_page(
@@ -238,11 +231,6 @@ def show_metric_charts(
         left=remaining_count,
         more=more_link if remaining_count and shown < MOST_SHOWN else None,
     )
-
-
-def _draw_chart(latest: LatestObservation, segments: Sequence[Segment]) -> MetricChart:
-    frame = Frame.around(segments) if segments else None
-    return MetricChart(latest, frame.line(segments) if frame else "", frame)
 
 
 @dataclass(frozen=True)

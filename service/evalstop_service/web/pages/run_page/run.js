@@ -2,7 +2,7 @@
 // range that the run has covered, and a lane for each other detector: its evidence against its threshold.
 
 import { onAnalysis } from "./analysis.js";
-import { axis, axisTitle, band, draw, drawable, loneValues, narrow, palette, percent, redrawn, stepTicks, toggles } from "./charts.js";
+import { axis, axisTitle, band, draw, drawable, loadPlotly, loneValues, narrow, palette, percent, redrawn, stepTicks, toggles } from "./charts.js";
 import { fetchSameOrigin, onChange } from "./live.js";
 import { onTried, tried } from "./what_if.js";
 
@@ -32,7 +32,7 @@ let segments = null; // loaded when they are first shown
 const SEGMENTS = { rise: "best", plateau: "muted", fall: "stop" };
 
 async function load() {
-  const response = await fetchSameOrigin(main.dataset.series);
+  const [response] = await Promise.all([fetchSameOrigin(main.dataset.series), loadPlotly()]);
   series = await response.json();
   for (const item of series.series) {
     item.values = drawable(item.values);
@@ -245,7 +245,7 @@ function label(x, y, text, paint, more) {
   return { xref: "x", yref: "paper", x, y, yanchor: "bottom", text, showarrow: false, font: { color: paint, size: 12 }, ...more };
 }
 
-// Marks at steps across all panels: the turn, the decision, the tried policy's stop, and the planned steps that were not run.
+// Marks at steps across all panels: the turn, the decision, the stops of tried policies, and the planned steps that were not run.
 function marks(color) {
   const ends = series.series.flatMap((item) => (item.steps.length ? [item.steps[0], item.steps[item.steps.length - 1]] : []));
   const [first, ran] = [Math.min(...ends), Math.max(...ends, series.last_step)];
@@ -256,7 +256,7 @@ function marks(color) {
   const lines = series.eval_changes.filter((change) => change.step > first && change.step <= ran).map((change) => [change.step, "eval changed", color("muted"), "dash"]);
   for (const { name, step } of series.turns) lines.push([step, name, color(name.includes("hindsight") ? "text" : "muted"), "dot"]);
   if (series.decision) lines.push([series.decision.step, series.decision.state, color("stop"), "solid"]);
-  if (tried.step !== null) lines.push([tried.step, `what if ${tried.policy}`, color("accent"), "dash"]);
+  tried.forEach(({ policy, step }, i) => step !== null && lines.push([step, `what if ${policy}`, color(`hue-${(i % 5) + 1}`), "dash"]));
   lines.sort((a, b) => a[0] - b[0]);
   const shapes = lines.map(([step, , paint, dash]) => ({
     type: "line", xref: "x", yref: "paper", x0: step, x1: step, y0: 0, y1: 1, line: { color: paint, width: 1.4, dash }, // above the grid, which would break it

@@ -1,9 +1,9 @@
-// What another policy would have done to this run: the service replays the run for each choice.
+// What other policies would have done to this run: the service replays the run for each choice.
 
 import { fetchSameOrigin, onChange, oneAtATime } from "./live.js";
 
-// The policy that is tried, and the step at which it would have stopped the run.
-export const tried = { policy: "", step: null };
+// The policies that are tried, and the step at which each would have stopped the run, or null.
+export const tried = [];
 
 const main = document.querySelector("main");
 const form = document.getElementById("what-if"); // missing for a run without observations
@@ -15,31 +15,31 @@ export function onTried(redraw) {
 }
 
 const ask = oneAtATime(async () => {
-  try {
-    show(tried.policy ? await fetchAnswer() : { sentence: "", reason: "", step: null });
-  } catch (error) {
-    document.getElementById("what-if-answer").textContent = "The service could not replay it. Choose again in a moment.";
-  }
+  const policies = [...form.querySelectorAll(":checked")].map((box) => box.value);
+  const answers = await Promise.all(policies.map(fetchAnswer));
+  tried.splice(0, Infinity, ...answers);
+  const items = answers.map(({ sentence, reason }) => {
+    const item = document.createElement("li");
+    item.textContent = reason ? `${sentence} (${reason})` : sentence;
+    return item;
+  });
+  document.getElementById("what-if-answers").replaceChildren(...items);
+  for (const redraw of listeners) redraw();
 });
 
-async function fetchAnswer() {
+async function fetchAnswer(policy) {
   const url = new URL(main.dataset.whatIf, location.href);
-  url.searchParams.set("policy", tried.policy);
-  return (await fetchSameOrigin(url)).json();
-}
-
-function show(answer) {
-  document.getElementById("what-if-answer").textContent = answer.reason ? `${answer.sentence} (${answer.reason})` : answer.sentence;
-  tried.step = answer.step;
-  for (const redraw of listeners) redraw();
+  url.searchParams.set("policy", policy);
+  try {
+    return { policy, ...(await (await fetchSameOrigin(url)).json()) };
+  } catch {
+    return { policy, step: null, sentence: `The service could not replay ${policy}. Choose it again in a moment.` };
+  }
 }
 
 if (form) {
   form.hidden = false;
   form.addEventListener("submit", (event) => event.preventDefault());
-  document.getElementById("what-if-policy").addEventListener("change", (event) => {
-    tried.policy = event.target.value;
-    ask();
-  });
-  onChange(() => (tried.policy ? ask() : undefined));
+  form.addEventListener("change", ask);
+  onChange(() => (tried.length ? ask() : undefined));
 }

@@ -9,8 +9,26 @@ export function palette() {
   return (name) => style.getPropertyValue(`--${name}`).trim();
 }
 
+let loading = null;
+
+// Loads Plotly, once. It is 1.5 MB: the page works, and shows the server's drawings, before it has arrived.
+export function loadPlotly() {
+  loading ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = document.getElementById("plotly").href;
+    script.onload = resolve;
+    script.onerror = () => {
+      loading = null;
+      reject(new Error("Plotly could not be loaded"));
+    };
+    document.head.append(script);
+  });
+  return loading;
+}
+
 // Draws Plotly's `traces` and `layout` with the settings that all charts share.
-export function draw(element, traces, layout) {
+export async function draw(element, traces, layout) {
+  await loadPlotly();
   const color = palette();
   const common = {
     uirevision: "kept", // a zoom survives updates
