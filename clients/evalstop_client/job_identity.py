@@ -1,4 +1,4 @@
-"""The job that a process belongs to: what its processes have in common, and the labels by which a receiver finds it.
+"""The job that a process belongs to: a text that its processes share, and the labels that lead a receiver to it.
 
 Both are read from the environment variables of schedulers and launchers.
 """

@@ -67,7 +67,7 @@ def find_eval(metrics: Mapping[str, Any]) -> str | None:
 def describe_run(
     name: str, mode: str | None, policy: str | None, verdict: Verdict | None, decision: object, url: str | None
 ) -> str:
-    """The run as one line; what is None, as before the service's first answer, is left out.
+    """The run as one line; fields that are None, as before the service's first answer, are left out.
 
     >>> describe_run("ppo-7b", "shadow", "default@1", None, None, "http://localhost:8787/runs/1")
     'ppo-7b: shadow, policy default@1, http://localhost:8787/runs/1'

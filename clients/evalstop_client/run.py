@@ -134,7 +134,7 @@ class Run:
     def decision(self) -> Decision | None:
         """The decision to stop the run: its `state`, the `reason`, and the `guards` that hold it; None without one.
 
-        The run stops once `should_stop` is true. Until then this tells why not.
+        The run stops once `should_stop` is true. Until then this says why not.
         """
         return self._latest_answer.decision
 

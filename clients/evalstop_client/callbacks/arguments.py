@@ -85,8 +85,9 @@ if hasattr(os, "register_at_fork"):
 def open_run(arguments: CallbackArguments) -> Run:
     """Open the run of a training, which a framework begins.
 
-    An earlier training of this name in this process has ended, perhaps by an exception, of which most frameworks tell
-    no callback: as in a notebook, where a cell fails and is run again. If its run still counted as alive, the new one
+    An earlier training of this name in this process has ended, perhaps by an exception, as when a failed notebook cell
+    is run again. Most frameworks do not report an exception to callbacks. If its run still counted as alive, the new
+    one
     would attach to it.
     """
     name = arguments.get("name")

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser(arguments: Sequence[str], additions: Sequence[Addition] = ()) -> argparse.ArgumentParser:
-    """The parser of all commands, with the options of the one that `arguments` name; `command` is its function."""
+    """The parser of all commands, with the options of the command in `arguments`; `command` is its function."""
     root = argparse.ArgumentParser(
         prog="evalstop",
         description="Manage runs, decisions and settings of a project over HTTP, with EVALSTOP_URL and EVALSTOP_KEY.",

@@ -107,7 +107,7 @@ def _check_run(run: RunRecord, api: Api) -> Iterator[Check]:
 
 
 def _check_delivery(run: RunRecord, api: Api) -> Iterator[Check]:
-    """The last stop that an endpoint accepted; one that was cancelled, or still waits, tells nobody anything."""
+    """The last stop that an endpoint accepted; a cancelled or waiting delivery says nothing about the receiver."""
     delivered = api.connection.get("/deliveries", {"run_id": run.id, "state": "delivered"})["items"]
     for item in delivered:  # newest first
         if item["event_type"] in (STOP_REQUESTED, STOP_ESCALATED, PARK_REQUESTED):

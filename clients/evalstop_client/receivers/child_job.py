@@ -61,7 +61,7 @@ def find_living_processes(group: int, ancestor: int) -> list[Process]:
 
 
 def find_family(processes: list[Process], pid: int, started: str) -> list[Process]:
-    """Those of these processes that are the one with this id and start time, or its descendants."""
+    """The process with this id and start time and its descendants, of these processes."""
     family = {process.pid for process in processes if (process.pid, process.started) == (pid, started)}
     while born := {process.pid for process in processes if process.parent in family} - family:
         family |= born

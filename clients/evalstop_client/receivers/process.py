@@ -125,7 +125,7 @@ def await_end(control: ProcessJobControl, forwarding: Forwarding) -> int:
 class Forwarding:
     """Forwards the receiver's signals to the job, also those that arrived before it started.
 
-    A signal that ends the job also ends one that is started again: it may arrive while that is being started.
+    A signal that ends the job also ends a restarted job, because it may arrive during the restart.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class WarningLog:
             self.warn_once(kind, message, *args)
 
     def say_error_once(self, kind: str, message: str, *args: object) -> None:
-        """The same at level ERROR, for problems because of which the run is not watched."""
+        """The same at level ERROR, for problems that keep the run from being watched."""
         self._log_once(logging.ERROR, kind, message, *args)
 
     def count_dropped(self, kind: str, count: int, message: str, *args: object) -> None:

@@ -84,7 +84,7 @@ class Spool:
             return None
 
     def list_earlier_openings(self) -> list[Mapping[str, Any]]:
-        """What opens the earlier runs whose entries are sent last, oldest first."""
+        """The requests that open the earlier runs, oldest first; their entries are sent last."""
         return [segment.opening for segment in list(self._segments) if self._is_of_earlier_run(segment)]
 
     def _is_of_earlier_run(self, segment: Segment) -> bool:

@@ -81,7 +81,7 @@ class Course(Struct, frozen=True):
     kl_tops: tuple[float, ...] = ()
 
     def add_values(self, proxies: Sequence[float], kls: Sequence[float]) -> Course:
-        """The course with these, of which those that are not finite are left out."""
+        """The course with these values, without those that are not finite."""
         origin, total, count, top = self.origin, self.total, self.count, self.kl
         for value in map(clipped, filter(math.isfinite, proxies)):
             origin = value if origin is None else origin
@@ -339,7 +339,7 @@ def _cut(columns: Columns, first: int, last: int | None) -> Columns:
 
 
 def _follow_course(course: Course, steps: Sequence[int], columns: Columns) -> Course:
-    """The course after evals at these steps, of which it has seen no value yet."""
+    """The course after evals at these steps, before it has seen their values."""
     at, proxies = columns.get(MetricRole.PROXY, NO_VALUES).place_finite(steps)
     origin = course.origin if course.origin is not None or not len(proxies) else proxies.item(0)
     counts = np.bincount(at, minlength=len(steps))

@@ -262,8 +262,8 @@ class Policy(Struct, frozen=True, dict=True):
         return verdict.stops and self.action is Action.STOP
 
     def judge(self, evidence: Sequence[Evidence | None], step: int, evals: int, opening: Opening = NO_EVALS) -> Verdict:
-        """The verdict for one evidence per member (None: that member has seen nothing), after `evals` finite evals, of
-        which the `opening` holds the first while it lasts.
+        """The verdict for one evidence per member (None: that member has seen nothing), after `evals` finite evals.
+        While the `opening` lasts it holds the first of them.
 
         1. Find the members that call for a stop, on each ground, and those that are alarmed.
         2. Stop on the first ground on which enough of them call for it and nothing holds the stop back.

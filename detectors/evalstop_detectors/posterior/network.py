@@ -91,7 +91,7 @@ class Network(NamedTuple):
 
     def read(self, hidden: Whole, features: Whole) -> tuple[Whole, Whole]:
         """The outputs with the plan that these features tell, and without any: both logits and three quantiles, as
-        plain numbers, (5,) or (5, runs). They are the same where none is told, and those of `gru-1` always."""
+        plain numbers, (5,) or (5, runs). They are the same if no plan is known, and always for `gru-1`."""
         offset = self.of_output_offset if hidden.ndim == 1 else self.of_output_offset[:, None]
         outputs = self.of_output @ hidden
         outputs += offset

@@ -282,7 +282,7 @@ def read_metrics(names: Collection[str], trainers: Sequence[Trainer]) -> list[Ca
 def _understand(name: str, names: Collection[str], trainers: Sequence[Trainer]) -> Candidate | None:
     """The meaning of this name, given the plain `names` of its run.
 
-    1. In the table of the first of the trainers whose marks are present.
+    1. Look them up in the table of the first trainer whose marks are present.
     2. As a known name of any trainer, in full.
     3. By its words, which is a guess.
     """

@@ -135,8 +135,8 @@ def explain_early_end(run: Run) -> str:
 
 
 def infer_early_stopping(runs: Sequence[Run]) -> None:
-    """Note which of these runs seem to have been ended by an early stopping of which their logs say nothing: those of
-    different lengths that end equally many evals, at least two, after their best one."""
+    """Note which of these runs seem to have been ended by an early stopping that their logs do not mention: runs of
+    different lengths that end the same number of evals, at least two, after their best one."""
     by_distance: dict[int, list[Run]] = {}
     for run in runs:
         series = run.series.get(MetricRole.EVAL)

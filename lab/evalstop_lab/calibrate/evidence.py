@@ -60,7 +60,7 @@ class Records:
 
 
 def record_evidence(detector: Detector[Any], observations: Iterable[Observation], last_step: int) -> Records:
-    """Run the detector over a whole run, given in order; where the eval's measurement changes, it starts anew."""
+    """Run the detector over a whole run, given in order; when the eval's measurement changes, it restarts."""
     state, kind, eval_version = detector.start(), None, 0
     steps: list[int] = []
     alarms: list[float] = []

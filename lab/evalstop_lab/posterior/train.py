@@ -112,7 +112,7 @@ def measure_false_stops(network: Network, without: Collection[str], runs: int) -
     """False stops among healthy runs of the whole prior, and among those with each kind of `KINDS`; recall in the rest.
 
     The threshold stops `FALSE_STOPS` of `runs` calibration runs that have nothing of the kinds `without`, as those that
-    the network was trained on; the shares are of `runs` others, in which every kind occurs. A turned run that would be
+    the network was trained on; the shares are of `runs` other runs, with every kind. A turned run that would be
     stopped before its peak is not found.
     """
     calibration = np.array(

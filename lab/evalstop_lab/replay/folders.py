@@ -185,13 +185,13 @@ def _leave_out_beginnings(states: Sequence[Path], findings: Findings) -> list[tu
 
 
 def _find_output_folder(state: Path) -> Path:
-    """The output folder of a training, of which a trainer state may be in a checkpoint."""
+    """The output folder of a training; its trainer state may be in a checkpoint."""
     folder = state.parent
     return folder.parent if re.fullmatch(r"checkpoint-\d+", folder.name) else folder
 
 
 def name_run(path: Path) -> str:
-    """The name of the run of a file whose rows name none."""
+    """The name of the run in a file without names of runs."""
     if path == STANDARD_INPUT:
         return "stdin"
     if path.name in NAMED_BY_FOLDER or EVENTS in path.name:

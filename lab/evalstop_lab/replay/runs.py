@@ -89,9 +89,9 @@ class Run:
     """One run. `total_steps` is its planned end; None if unknown, like `gpus` and `seconds`.
 
     `seconds`: its duration, from the first recorded time to the last. `eval_versions`: the eval version at a step, if
-    known. `eval_changes`: the steps from which the eval was another one. `stopped_early`: how it is known that the
-    trainer's own early stopping ended it, if it did. `doubts_plan`: its planned end is only an upper bound, of which
-    detectors are not told.
+    known. `eval_changes`: the steps where the eval changed. `stopped_early`: how it is known that the
+    trainer's own early stopping ended it, if it did. `doubts_plan`: its planned end is only an upper bound and is not
+    shown to detectors.
     """
 
     name: str

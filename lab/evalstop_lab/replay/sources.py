@@ -154,7 +154,7 @@ def read_settled_runs(
 
 def list_logs(source: str | Path, open_until: ExitStack, findings: Findings | None = None) -> Iterator[Log]:
     """The logs of a source, readable until `open_until` closes: a file is one log, a folder or a server has many.
-    `findings` is told of files that are left out."""
+    `findings` gets the files that are left out."""
     text = str(source)
     if text.startswith(MLFLOW):
         for item in list_mlflow_runs(text.removeprefix(MLFLOW), open_until):

@@ -259,7 +259,7 @@ def _stays_constant(state: dict[str, Any]) -> bool:
 
 
 def _describe_early_stop(state: dict[str, Any]) -> str:
-    """What the state of transformers' EarlyStoppingCallback tells: that it ended the run, or nothing."""
+    """Whether the state of transformers' EarlyStoppingCallback shows that it ended the run; empty if not."""
     saved = state.get("stateful_callbacks")
     stopping = saved.get("EarlyStoppingCallback") if isinstance(saved, dict) else None
     items: list[Any] = stopping if isinstance(stopping, list) else [stopping]

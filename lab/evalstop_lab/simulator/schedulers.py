@@ -29,7 +29,8 @@ class Scheduler:
 
     `rank`: the rank of a job by its hours of running; the lowest goes first, ties by submission. `preemptive`: running
     jobs may be paused; all jobs are ordered again when a job arrives, ends or crosses a threshold, and every
-    `quantum_hours` while a job waits (None: never). `strict`: no job overtakes one that does not fit. `crossing`: the
+    `quantum_hours` while a job waits (None: never). `strict`: a job that does not fit blocks those behind it.
+    `crossing`: the
     hours of running at which the rank next jumps, by the current hours; None: never.
     """
 

@@ -142,7 +142,7 @@ def keep_highest(world: World, stop: int | None) -> Outcome:
 def compute_figures(judged: Judged, error: float = BOUND_ERROR) -> dict[str, Any]:
     """The figures of a rule over runs as JSON values: overall, by noise, by family, and by known or unknown length.
 
-    `error`: that of the tests to whose delay its delay is compared.
+    `error`: the error of the tests that its delay is compared with.
     """
     return _compute_group(judged, error) | {
         "by_noise": _compute_by(judged, error, lambda world: f"{_round_noise(world.noise.level):g}"),
@@ -196,5 +196,5 @@ def _compute_saved(judged: Judged) -> Any:
 
 
 def _round_noise(level: float) -> float:
-    """The nearest noise level by which runs are grouped."""
+    """The nearest noise level, to group runs."""
     return min(LEVELS, key=lambda known_level: abs(known_level - level))

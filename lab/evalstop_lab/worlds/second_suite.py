@@ -204,7 +204,7 @@ EVALS_AFTER_PEAK = 2  # with fewer no rule could stop the run before its end
 def draw_world(kind: str, seed: int) -> World:
     """Draw the run of this kind and seed; raises KeyError for an unknown kind.
 
-    A run whose label differs from the one that its kind declares is drawn again.
+    If a run's label differs from the label of its kind, the run is drawn again.
     """
     declared = SECOND_SUITE[kind]
     for attempt in range(ATTEMPTS):

@@ -66,7 +66,7 @@ def release_job(database: Database, project_id: UUID, run_id: UUID, now: datetim
 
 
 def find_shared_job(tx: Transaction, run: Run, decision: Decision) -> tuple[Guard, ...]:
-    """The guard of the other live runs in a stop's job, but for those despite which a person released the stop."""
+    """The guard of the other live runs in a stop's job, except those that a person overrode by releasing the stop."""
     return guards.raise_shared_job(hand_overs.list_endangered(tx, run, decision))
 
 
@@ -97,7 +97,7 @@ def withdraw_stop(tx: Transaction, run: Run, decision: Decision, now: datetime) 
 
 
 def hold_stop(tx: Transaction, run: Run, raised: Sequence[Guard], now: datetime) -> Decision | None:
-    """Put the stop of a run, which is locked, on hold; None when none is to go out, or somebody was handed it."""
+    """Put the stop of a run, which is locked, on hold; None if no stop is to go out, or it was handed over."""
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     if decision is None or not decision.life.is_unsent or not raised:
         return None

@@ -84,7 +84,7 @@ def open_link(
 
 
 def _read_secrets(endpoint: Endpoint | None, encryption: Encryption, now: datetime) -> list[str]:
-    """The secrets that links of an endpoint may be signed with; none of one that gets no messages for people."""
+    """The secrets that links of an endpoint may be signed with; no link for an endpoint without messages for people."""
     if endpoint is None or endpoint.format == Format.STANDARD:
         return []
     previous, until = endpoint.previous_secret, endpoint.previous_secret_until

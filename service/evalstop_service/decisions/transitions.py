@@ -56,7 +56,7 @@ def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Deci
        only on the project's seed and the decision's id, so that anybody can repeat it.
     2. Only a stop that would be carried out is checked against the guards, under the lock of the project: of two
        concurrent stops the second counts the first.
-    3. Store the probability with which the run continues, by which evaluation weights the case.
+    3. Store the probability with which the run continues; evaluation weighs the case by it.
     4. Write the decision, its history and its events.
     """
     decision_id, project = new_id(), projects.get_project(tx, run.project_id)
@@ -230,7 +230,7 @@ def list_allowed(tx: Transaction, project: Project, decision: Decision, events: 
 
 
 def _load_lifecycle(tx: Transaction, decision: Decision, *events: Event) -> Lifecycle:
-    """The state of a decision, with as much of its history as these events depend on."""
+    """The state of a decision, with the part of its history that these events depend on."""
     if any(isinstance(event, Postponed) for event in events):
         was_postponed = False  # in the present veto window
         for change in decisions.list_changes(tx, decision):

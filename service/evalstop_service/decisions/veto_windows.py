@@ -82,7 +82,7 @@ class HeardVeto:
     arrived: bool = False
 
     def holds_windows(self, now: float) -> bool:
-        """Whether stops whose windows ended after it was sent have to wait for it."""
+        """Whether stops have to wait for it if their windows ended after it was sent."""
         return now - self.seen <= (ANSWERED_SECONDS if self.arrived else ARRIVING_SECONDS)
 
 

@@ -317,7 +317,7 @@ class _GpuHours:
 
 
 def _read_share_of_gpus(tx: Transaction, run: Run, decision: Decision | None, ended_at: datetime) -> float | None:
-    """The run's share of the GPUs of its job, which count once: what is saved or lost in a job is so for all its runs.
+    """The run's share of the GPUs of its job: all runs of a job save or lose the same GPUs, which count once.
 
     The runs counted are those that ran when the run was to be stopped, else at its end.
     """
@@ -328,7 +328,7 @@ def _read_share_of_gpus(tx: Transaction, run: Run, decision: Decision | None, en
 
 
 def classify_treatment(state: DecisionState) -> Treatment:
-    """What was done about a stop whose decision is in this state when its run has ended."""
+    """The treatment of a stop whose decision was in this state when its run ended."""
     if state in decision_lifecycle.OBSERVED:
         return Treatment.OBSERVED
     return Treatment.STOPPED if state in STOPPING else Treatment.PREVENTED

@@ -66,7 +66,8 @@ Places = NDArray[np.int64]
 
 
 def create_job() -> PeriodicJob:
-    """Imports ruptures, once: with all of scipy it takes a second, for which no transaction should wait."""
+    """Imports ruptures, once. It imports all of scipy, which takes a second, and no transaction should wait for
+    that."""
 
     def import_ruptures(wait: Wait) -> float:
         if not AVAILABLE:

@@ -197,7 +197,7 @@ def _count_by_detector(
 
     1. Count the cases in which nobody stopped the run: after a stop nobody sees whether the detector would have called.
        A case that was held out with the probability p represents 1/p cases.
-    2. Count those in which a detector called, and its call was right or wrong; in all others of its policies it was
+    2. Count the cases in which a detector called rightly or wrongly; in all others of its policies it was
        silent, rightly if the run is healthy.
     """
     split: list[Grouping] = ["policy", *(grouping for grouping in by if grouping not in ("policy", "detector"))]

@@ -76,7 +76,7 @@ class StageCases:
     not_counted: dict[Shortfall, int]
 
     def count_missing(self, required: float) -> int | None:
-        """How many more cases, as often right as those so far, take both lower bounds to what is required.
+        """The number of further cases, as often right as those so far, until both lower bounds reach the requirement.
 
         None: however many there are, they do not, because too many are wrong or undecided.
         """
@@ -238,7 +238,7 @@ def set_rollout_stage(
 
 
 def describe_widening(stage: RolloutStage, terms: StageTerms) -> str:
-    """The terms by which a change permits more stops; empty: none."""
+    """The terms that a change eases, so that it permits more stops; empty: none."""
     widened = []
     if terms.required_precision < stage.required_precision:
         widened.append(f"required_precision = {format_percent(terms.required_precision, 1)}")

@@ -1,6 +1,6 @@
 """What messages change in a run: its row, its new observations, the answers. Pure, in memory.
 
-`append` adds new observations in step order, which is what nearly all messages bring. Whatever is not that is an edit
+`append` adds new observations in step order; nearly all messages contain nothing else. Whatever is not that is an edit
 (`ingest.edits`): late and repeated observations, roles that may change, evals that have to be combined anew,
 checkpoints, resumes; also observations of a run that has ended or whose row has to be corrected.
 """
@@ -257,7 +257,7 @@ def _append_observations(changes: Changes, points: Sequence[PostedObservation], 
 
 
 def find_last_steps(state: RunState, points: Sequence[PostedObservation]) -> dict[str, int] | None:
-    """The last steps with these observations; None if one of them is not past them, or brings a metric whose name may
+    """The last steps with these observations; None if one of them is late or repeated, or has a new metric that may
     change the roles or exceed the quota."""
     if not points:
         return None

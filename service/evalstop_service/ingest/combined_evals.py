@@ -45,7 +45,7 @@ def refuse_own_scores(state: RunState, points: Sequence[PostedObservation]) -> N
 
 
 def append_values(state: RunState, points: Sequence[PostedObservation]) -> tuple[RunState, NewScores] | None:
-    """The state with new values of its evals, and the scores that follow; None: all have to be combined anew."""
+    """The state with new values of its evals, and the scores that follow; None: all have to be combined again."""
     values = select_eval_values(state.run, points)
     if not values:
         return state, NO_SCORES

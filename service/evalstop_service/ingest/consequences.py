@@ -262,7 +262,7 @@ def _raise_request(tx: Transaction, before: RunState, state: RunState, now: date
 
 
 def _find_open_request(state: RunState, request: EvalRequest | None) -> EvalRequest | None:
-    """The request that awaits its answer, if it is still the one that the monitor asks for."""
+    """The request that waits for an answer, if the monitor still makes the same request."""
     asked, attempt = state.requested_eval, state.run.attempt
     is_open = asked is not None and request is not None and (request.attempt, request.step) == (attempt, asked.step)
     return request if is_open else None

@@ -252,7 +252,7 @@ def _catch_up(
 
 
 def _find_unseen_steps(state: RunState) -> dict[str, int]:
-    """The step from which each metric has to be read; empty if nothing was observed."""
+    """The first step to read of each metric; empty if nothing was observed."""
     if state.run.last_step is None:
         return {}
     last, eval_metric = state.monitor.last, state.watch.eval_metric

@@ -131,7 +131,7 @@ Time is measured, because a stored observation costs one policy many times what 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on what is committed together and on what may wait.
+    """Limits on the size of a commit and of the queue.
 
     `commits`: concurrent commits, started when earlier ones are slow; the embedded database has one writer.
     `slow_seconds`: after this long the next commit may start; the slow one is probably waiting for a row lock.
@@ -151,7 +151,7 @@ class Limits:
 
 
 class CostlyRuns(dict[UUID, float]):
-    """The runs whose detectors exceed their budget, with the seconds of the last such step."""
+    """The runs with detectors over their budget, with the seconds of the last such step."""
 
     def __init__(self, budget_seconds: float) -> None:
         super().__init__()

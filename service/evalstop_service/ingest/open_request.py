@@ -1,7 +1,7 @@
 """The request to open a run; a project's `max_mode` and `allowed_policies` limit it.
 
-A run that asks for more is opened anyway, so that it is watched, with the project's defaults instead. Refused is what
-would change which job may end: of another key's run, or of one that has observations.
+A run that asks for more is opened anyway, so that it is watched, with the project's defaults instead. Labels that could
+change which job is ended are refused for another key's run and for a run with observations.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class RunState(msgspec.Struct, frozen=True):
 
     @property
     def agrees_with_row(self) -> bool:
-        """Whether the row says what the rows of the run's observations lead to: another policy or release may differ,
+        """Whether the row has the result of the run's observations. Another policy or release may give another result,
         and so may a process whose detectors do not fail."""
         run = self.run
         return Call(self.monitor.verdict.verdict) is run.verdict.verdict and self.failure == run.detector_failure
@@ -140,8 +140,8 @@ def advance_in_slices(
 
     Late observations and long batches are less urgent than what others wait for, who get at least half of the time.
     numpy releases the interpreter's lock for microseconds several times in each step. Each release wakes the threads
-    that wait for the lock, too late, and their wait, after which the interpreter would hand it over, begins anew: in
-    the middle of a long replay or batch the event loop could wait for 0.1 s.
+    that wait for the lock, but too late, and their switch interval begins again: during a long replay or batch the
+    event loop could wait for 0.1 s.
     """
     if len(observations) <= SLICE or _runs_event_loop():
         return advance(policy, monitor, observations)

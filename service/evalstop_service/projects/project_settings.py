@@ -169,7 +169,7 @@ def set_quotas(database: Database, author: Author, quotas: QuotasIn) -> Project:
 
 
 def describe_widening(project: Project, change: ProjectChange) -> str:
-    """The settings by which a change permits more jobs to be ended, or by fewer people; empty: none."""
+    """The changed settings that permit more jobs to be ended, or fewer people to end them; empty: none."""
     after = replace(project, **_list_values(change))
     widened = list_widened(project, after)
     if after.default_policy != project.default_policy:

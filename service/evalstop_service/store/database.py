@@ -247,7 +247,7 @@ def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
 def read_now(tx: Transaction, here: Callable[[], datetime]) -> datetime:
     """The time that windows, deadlines and leases are compared with: PostgreSQL's, one for all processes.
 
-    `here`: this machine's clock, by which the embedded database goes. Read it once in a transaction.
+    `here`: this machine's clock, which the embedded database uses. Read it once in a transaction.
     """
     if tx.dialect.name != "postgresql":
         return here()

@@ -1,8 +1,10 @@
-"""Hands stops over: to a receiver that claims one, or to the trainer that an answer tells. Then it can't be vetoed.
+"""Hands stops over: to a receiver that claims one, or to the trainer that gets `should_stop` in an answer. Then it
+can't be vetoed.
 
 Without a veto window that happens at once. With one, whoever wants the stop only asks for it, and comes again; the
-processes that hear vetoes hand it over once all of them have written after that (`decisions.veto_windows`). What would
-hold a pending stop holds each one that nobody was handed: a pause, the hours of the project, other runs of its job.
+processes that hear vetoes hand it over once all of them have written after that (`decisions.veto_windows`). Until it is
+handed over, a stop is held by whatever would hold a pending one: a pause, the hours of the project, other runs of its
+job.
 
 Also the decisions on which the service acts by itself: their veto window or deadline is over, or they were refused.
 """

@@ -84,7 +84,7 @@ def is_well_formed(secret: str) -> bool:
 
 
 def authenticate_key(tx: Transaction, secret: str, now: datetime) -> Key | None:
-    """The valid key with this secret, or whose previous secret this is while that is still accepted."""
+    """The valid key with this secret, or with this previous secret while it is still accepted."""
     secret_hash = _hash_secret(secret)
     present = (keys.c.hash == secret_hash) | ((keys.c.previous_hash == secret_hash) & (keys.c.previous_until > now))
     return find_one(tx, Key, sa.select(*COLUMNS).where(present, is_in_use(now)))
@@ -96,7 +96,7 @@ def find_key(tx: Transaction, key_id: UUID, now: datetime) -> Key | None:
 
 
 def find_project_id(tx: Transaction, secret_hash: str) -> UUID | None:
-    """The project of the key, valid or not, whose present or an earlier secret has this hash."""
+    """The project of the key, valid or not, with this hash of its present or an earlier secret."""
     query = sa.select(keys.c.project_id).where((keys.c.hash == secret_hash) | (keys.c.previous_hash == secret_hash))
     earlier = sa.select(retired_key_hashes.c.project_id).where(retired_key_hashes.c.hash == secret_hash)
     return tx.execute(query.union_all(earlier)).scalar()

@@ -204,7 +204,7 @@ def replace_series(
 def add_observations(
     tx: Transaction, run: Run, points: Sequence[PostedObservation], now: datetime, resumed_from: int | None = None
 ) -> None:
-    """Store new observations of a run; those up to the step from which it was resumed belong to the attempt before."""
+    """Store new observations of a run; observations up to the resumed step belong to the previous attempt."""
     rows = [
         {
             "run_id": run.id,
@@ -280,7 +280,7 @@ Series = tuple[UUID, str, int]
 def read_series(
     tx: Transaction, statements: Mapping[str, sa.TextualSelect], series: Sequence[Series], **parameters: Any
 ) -> Iterator[tuple[Series, Sequence[Any]]]:
-    """The rows of a statement of `write_statements`, each with the one of these series that it is about.
+    """The rows of a statement of `write_statements`, each with its series.
 
     Citus routes a statement that is more than a plain join only if it is about one run: others take all at once.
     """

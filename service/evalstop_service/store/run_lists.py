@@ -33,7 +33,7 @@ _SEARCHED = 20_000
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs of a project are wanted: those whose name contains `name`, with this status, and so on; None: any.
+    """Selects runs of a project: their name contains `name`, they have this status, and so on; None: any.
 
     `labels`, `tags`: the run must have all of them. `since`, `until`: opened at or after, and before.
     `order`: `newest`, `updated` or `step`, the highest first. `before`: the runs after this one, by its `place` in the

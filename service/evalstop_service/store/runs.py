@@ -82,7 +82,7 @@ def get_attempt(tx: Transaction, run_id: UUID, attempt: int) -> Attempt:
 
 
 def get_resumed_step(tx: Transaction, run: Run) -> int | None:
-    """The step from which the current attempt was resumed; None for the first."""
+    """The step at which the current attempt was resumed; None for the first."""
     return get_attempt(tx, run.id, run.attempt).resumed_from_step
 
 
@@ -216,7 +216,7 @@ class JobRun:
 
 
 def list_spared_runs(tx: Transaction, run: Run, action: Action) -> list[JobRun]:
-    """The other live runs in the job of a run for which nobody wants this action, oldest first."""
+    """The other live runs in the job of a run that have no such action of their own, oldest first."""
     return [
         JobRun(
             row.id,
@@ -247,7 +247,7 @@ def has_pending_stop(tx: Transaction, run: Run, action: Action, after: datetime 
 
 
 def _reaches(action: Action, run: Run, part: JobPart | None) -> bool:
-    """Whether what is done to a run is done to this part of its job too."""
+    """Whether an action on a run also affects this part of its job."""
     return part is None or find_own_part(run, action) in (None, part)
 
 

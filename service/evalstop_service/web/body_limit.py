@@ -112,7 +112,7 @@ class BodyLimit:
     A body is passed on when it has arrived completely.
     `identify`: identifies the sender of a request by its headers. `report_refused_veto` is called when an authorized
     veto or pause, or a sign-in, is answered with a server error, with the project if known.
-    `compressible`: paths whose bodies may be compressed. `streamed_below`: prefixes of paths whose routes hold little
+    `compressible`: paths whose bodies may be compressed. `streamed_below`: prefixes of paths; their routes hold little
     of a body at a time and enforce their own limits. `refusal`: makes a problem the response to a request for a path.
     """
 

@@ -61,7 +61,8 @@ LONG_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A request in progress. `shared_ms_at_begin`: where the clock of posts stood, None for one that is not shared."""
+    """A request in progress. `shared_ms_at_begin`: the reading of the clock of posts; None for a request that is not
+    shared."""
 
     sender: Work
     is_post: bool

@@ -25,7 +25,7 @@ def add_url(body: str, public_url: str | None, run_id: UUID) -> str:
 
 
 def locate_act_page(public_url: str | None, delivery_id: UUID, secret: str) -> str | None:
-    """The URL by which whoever gets a message can act on the stop that it announces; None without a public URL."""
+    """The URL that lets the recipient of a message act on the stop that it announces; None without a public URL."""
     return None if public_url is None else f"{public_url}/act/{delivery_id}/{_sign(delivery_id, secret)}"
 
 

@@ -177,7 +177,7 @@ class SlurmJobControl:
         return self._describe_present(records, job)
 
     def _describe_present(self, records: list[Record], job: Job) -> Present:
-        """Not `again`: a parked job, which waits until it is resumed, and one that is still cleaned up."""
+        """Not `again`: a parked job, which waits until it is resumed, and a job that is still cleaned up."""
         alive = [record for record in records if record.state not in ENDED]
         before = int(job.facts.get("restarts", "0"))
         again = all(record.restarts > before and record.state != "COMPLETING" for record in alive)

@@ -66,7 +66,7 @@ class Journal:
         """Record a stop that starts now; None if the decision is already known.
 
         A stop that failed, or whose end could not be reported, starts again: the sender requests it again for a reason.
-        So does one that parked its job, if the job must now be stopped. A stop that was taken back never starts again.
+        So does a stop that parked its job, if the job must now be ended. A stop that was taken back never starts again.
         """
         with self._lock:
             known = self._stops.get(request.decision_id)

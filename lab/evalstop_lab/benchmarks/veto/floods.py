@@ -65,7 +65,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Row:
-    """What a flood by so many keys cost, in milliseconds, and how often it was answered with which status."""
+    """The response times during a flood by this many keys, in milliseconds, and the number of answers by status."""
 
     route: str
     keys: int

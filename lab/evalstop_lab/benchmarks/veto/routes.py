@@ -1,6 +1,6 @@
 """The costliest request that each route allows: of the API, of MLflow and of the pages.
 
-A GET asks for as much as it may. What a route does not have in `COSTLIEST` gets the example of its body, or none: it
+A GET requests the largest page. What a route does not have in `COSTLIEST` gets the example of its body, or none: it
 costs a look-up. `LEFT_OUT` says why no flood of a route makes sense.
 """
 

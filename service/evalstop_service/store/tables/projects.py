@@ -124,7 +124,7 @@ class StoredPolicy:
 
     @property
     def reference(self) -> str:
-        """The reference by which a run asks for it."""
+        """The reference that runs request."""
         return f"{self.name}@{self.version}"
 
 

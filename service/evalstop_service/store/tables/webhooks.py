@@ -28,7 +28,7 @@ class Endpoint:
     """One URL with its subscription; secrets are as stored.
 
     `*` in `event_types` covers every informational event but `NAMED_EVENTS`. Events that request an action are for
-    receivers that name them explicitly; a chat, whose messages nobody obeys, gets them by `*` too.
+    receivers that name them explicitly; a chat gets them by `*` too, because no receiver acts on its messages.
 
     `signing_key` adds a signature for receivers that have only `public_key` and so cannot forge events.
 

@@ -83,7 +83,7 @@ def register_checkpoint(
 def list_checkpoints(run_id: RunId, caller: ReadOrReport, database: Db) -> Items[CheckpointOut]:
     """The run's checkpoints by ascending step, without superseded ones.
 
-    A key bound to endpoints sees those of runs whose stop was sent to its endpoints.
+    A key bound to endpoints sees the checkpoints of runs whose stop was sent to these endpoints.
     """
     with database.reading() as tx:
         runs.load_run(tx, caller.project_id, run_id)

@@ -57,7 +57,7 @@ class JsonRoute(APIRoute):
 
 
 class _Parsed(Request):
-    """A request whose body was already read."""
+    """A request with a body that was already read."""
 
     def __init__(self, request: Request, document: Any) -> None:
         super().__init__(request.scope, request.receive)

@@ -191,7 +191,7 @@ def view_run(tx: Transaction, run: Run, context: Context, now: datetime) -> RunO
 
 
 def answer_trainer(database: Database, run: Run, context: Context, now: datetime) -> RunOut:
-    """A run for its trainer: the first answer that tells it to stop hands the stop over."""
+    """A run for its trainer: the first answer with `should_stop` hands the stop over."""
     tell_trainer_of(database, context.clock, run)
     with database.reading() as tx:
         return view_run(tx, run, context, now)

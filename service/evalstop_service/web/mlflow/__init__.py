@@ -59,7 +59,7 @@ _others = APIRouter()
 def open_link() -> RedirectResponse:
     """Redirect the links that MLflow's clients print, `.../mlflow/#/experiments/ID/runs/ID`, to the pages.
 
-    Browsers keep the part after `#`, from which a script of the pages finds the run.
+    Browsers keep the part after `#`, and a script of the pages finds the run in it.
     """
     return RedirectResponse("/runs", headers={"Referrer-Policy": "no-referrer"})
 

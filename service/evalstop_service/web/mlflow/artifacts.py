@@ -274,7 +274,7 @@ _READY = "LOGGED_MODEL_READY"
 
 
 class _Model(NamedTuple):
-    """A logged model; `info` is what MLflow's clients read."""
+    """A logged model; MLflow's clients read `info`."""
 
     run_id: UUID
     step: int | None

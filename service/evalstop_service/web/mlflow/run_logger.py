@@ -80,8 +80,7 @@ class RunLogger:
         self._service_metrics: ServiceMetrics = request.app.state.service_metrics
 
     def finish_run(self, run_id: UUID, status: RunStatus) -> None:
-        """End a run; if a tag names the decision because of which the trainer ended it, the decision becomes
-        `obeyed`."""
+        """End a run; if a tag names the decision that the trainer obeyed, the decision becomes `obeyed`."""
         with self.database.reading() as tx:
             tag = load_run(tx, self.project_id, run_id).labels.get(requests.OBEYED, "")
         obeyed = UUID(tag) if status is RunStatus.COMPLETED and is_uuid(tag) else None

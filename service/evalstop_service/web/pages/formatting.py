@@ -108,7 +108,7 @@ def format_iso(at: datetime) -> str:
 
 
 def suggest_name(kind: str, name: str | None, known: Iterable[str]) -> str:
-    """A sentence about a name that is not among the known ones, with one that is like it; empty if it is."""
+    """A sentence about an unknown name, with a known name that is similar; empty if it is."""
     names = list(known)
     if name is None or name in names:
         return ""
@@ -117,7 +117,7 @@ def suggest_name(kind: str, name: str | None, known: Iterable[str]) -> str:
 
 
 def explain_misnamed(declared: Iterable[str], posted: Iterable[str]) -> list[str]:
-    """A sentence for each posted metric that is not declared, but is like a declared one that was not posted."""
+    """A sentence for each undeclared metric with a name similar to a declared metric that was not posted."""
     posted, declared = list(posted), list(declared)
     waiting = [name for name in declared if name not in posted]
     likely = {name: get_close_matches(name, waiting, 1) for name in posted if name not in declared}

@@ -90,7 +90,7 @@ def install(app: FastAPI) -> None:
 
 
 def redirect_to_start() -> Response:
-    """Redirect to /help/, to which the links of the first page are relative."""
+    """Redirect to /help/: the links of the first page are relative to it."""
     return RedirectResponse("/help/")
 
 

@@ -2,8 +2,8 @@
 
 It connects to addresses that the address policy allows, and to no others (protection against SSRF).
 
-The connections are httpcore2's, which is what httpx2 connects by. What httpx2 adds, such as cookies, redirects, proxies
-of the environment and decompression (of what may be a decompression bomb), is what a delivery must not do. A request
+The connections are httpcore2's, which httpx2 uses too. A delivery must not use the additions of httpx2, such as
+cookies, redirects, proxies of the environment and decompression (of possible decompression bombs). A request
 takes some 1 ms of processor time, five times that of aiohttp: stops are few, and one client is enough.
 """
 
@@ -59,8 +59,8 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 class CheckedNetwork(httpcore2.AsyncNetworkBackend):
     """Looks a host up, checks each address, and connects to an allowed one.
 
-    The address that was checked is the one connected to, so a name that resolves to another address a moment later (DNS
-    rebinding) gains nothing. TLS still verifies the host's name, which `Host` and SNI carry.
+    It connects to the checked address, so a name that resolves to another address a moment later (DNS rebinding) gains
+    nothing. TLS still verifies the host's name, which `Host` and SNI carry.
     """
 
     def __init__(self, address_policy: AddressPolicy, resolve: Resolve | None) -> None:

@@ -66,8 +66,9 @@ T = TypeVar("T")
 class WorkerLimits:
     """The limits of a worker.
 
-    `concurrency`: concurrent attempts; `per_endpoint`: those to one endpoint, so that one that hangs leaves room for
-    the others. `poll_seconds`: between two looks for due deliveries. `lease_seconds`: how long a delivery stays with a
+    `concurrency`: concurrent attempts; `per_endpoint`: deliveries to one endpoint, so that an endpoint that hangs
+    leaves room for the others. `poll_seconds`: between two looks for due deliveries. `lease_seconds`: how long a
+    delivery stays with a
     worker that has died; longer than any attempt.
     """
 

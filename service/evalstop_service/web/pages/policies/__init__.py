@@ -268,7 +268,7 @@ def try_policy(
 
 
 def _let_decide(document: Mapping[str, Any], detector: str) -> dict[str, Any]:
-    """A policy in which this detector alone can stop a run, and those that could observe; raises NotFound."""
+    """A policy in which only this detector can stop a run, and the detectors that could observe; raises NotFound."""
     named = dict(name_members(document))
     if detector not in named:
         raise NotFound
