@@ -168,6 +168,10 @@ class Run:
             return
         for kind, (count, example) in logged.problems.items():
             self._warnings.count_dropped(kind, count, "log: %s", example)
+        planned = self._settings.opening.get("total_steps")
+        if isinstance(planned, int) and logged.step > planned:
+            reason = "step %d is past total_steps=%d, which no longer counts: is the plan in the unit of the steps?"
+            self._warnings.warn_once("overrun", reason, logged.step, planned)
         for part in logged.split(OBSERVATIONS_PER_ENTRY):
             self._put_entry(part)
 

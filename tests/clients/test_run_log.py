@@ -32,6 +32,17 @@ def test_finish_names_the_obeyed_decision(server: FakeServer, service: FakeServi
     assert ends == [{"status": "completed", "obeyed": of_first}, {"status": "failed"}, {"status": "completed"}]
 
 
+def test_overrun_plan_is_logged_once(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A step past `total_steps` says that the plan no longer counts; the last planned step says nothing."""
+    with open_run(server, total_steps=80) as run:
+        run.log({"score": 1.0}, step=80)
+        assert list_messages(caplog) == []
+        for step in (81, 160):
+            run.log({"score": 1.0}, step=step)
+    (message,) = [text for text in list_messages(caplog) if "total_steps" in text]
+    assert message.startswith("evalstop: step 81 is past total_steps=80, which no longer counts")
+
+
 def test_undone_stop_is_not_obeyed(server: FakeServer, service: FakeService) -> None:
     """A run that ends after its stop was undone names no decision."""
     service.stop_at_step = 1

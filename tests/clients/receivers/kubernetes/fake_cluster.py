@@ -14,9 +14,15 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
-from tests.clients.receivers.kubernetes.fake_requests import JOB_FIELDS, SINCE_1_21, Request, Resource
+from tests.clients.receivers.kubernetes.fake_requests import (
+    JOB_FIELDS,
+    SINCE_1_21,
+    Request,
+    Resource,
+    apply_merge_patch,
+    matches_selector,
+)
 from tests.clients.receivers.kubernetes.fake_storage import FakeStorage, Json, StatusError, format_time
 
 ADMIN = "admin-token"
@@ -106,7 +112,7 @@ class FakeCluster:
                 if request.namespace and item["metadata"].get("namespace") != request.namespace:
                     continue
                 uid = item["metadata"]["uid"]
-                matches = _matches(item, request.query.get("labelSelector", "")) and kind != "DELETED"
+                matches = matches_selector(item, request.query.get("labelSelector", "")) and kind != "DELETED"
                 if not matches and uid not in known:
                     continue
                 event_type = ("MODIFIED" if uid in known else "ADDED") if matches else "DELETED"
@@ -132,7 +138,7 @@ class FakeCluster:
     def _list(self, request: Request) -> tuple[int, Json]:
         assert request.resource is not None
         selector = request.query.get("labelSelector", "")
-        items = [item for item in self._list_objects(request) if _matches(item, selector)]
+        items = [item for item in self._list_objects(request) if matches_selector(item, selector)]
         kind = f"{request.resource.kind}List"
         metadata = {"resourceVersion": str(self.storage.version)}
         return 200, {"kind": kind, "apiVersion": request.resource.api_version, "metadata": metadata, "items": items}
@@ -183,7 +189,7 @@ class FakeCluster:
         change = request.body()
         key = self._get_key(request)
         before = self.storage.read(key, request.namespace, request.name, *self._get_names(request))
-        after = _apply_merge_patch(before, change)
+        after = apply_merge_patch(before, change)
         asked = change.get("metadata") or {}
         if asked.get("uid", before["metadata"]["uid"]) != before["metadata"]["uid"]:
             message = f'{request.resource.kind} "{request.name}" is invalid: metadata.uid: field is immutable'
@@ -244,7 +250,11 @@ class FakeCluster:
                     known.pop(item["metadata"]["uid"], None)
                     if kind != "ADDED":
                         known[item["metadata"]["uid"]] = item
-            return {uid: item for uid, item in known.items() if _matches(item, request.query.get("labelSelector", ""))}
+            return {
+                uid: item
+                for uid, item in known.items()
+                if matches_selector(item, request.query.get("labelSelector", ""))
+            }
 
     def _apply_defaults(self, resource: Resource, item: Json) -> None:
         """Drop unknown fields, as the server does without validation, and fill in defaults."""
@@ -379,25 +389,6 @@ class FakeCluster:
         if request.raw and given != media_type:
             message = f"the body of the request was in an unknown format - accepted media types include: {media_type}"
             raise StatusError(415, "UnsupportedMediaType", message)
-
-
-def _apply_merge_patch(before: Any, change: Any) -> Any:
-    """A merge patch of RFC 7386."""
-    if not isinstance(change, dict):
-        return copy.deepcopy(change)
-    after = dict(before) if isinstance(before, dict) else {}
-    for name, value in change.items():
-        if value is None:
-            after.pop(name, None)
-        else:
-            after[name] = _apply_merge_patch(after.get(name), value)
-    return after
-
-
-def _matches(item: Json, selector: str) -> bool:
-    labels = item["metadata"].get("labels", {})
-    wanted = [part.partition("=") for part in selector.split(",") if part]
-    return all(labels.get(name) == value for name, _, value in wanted)
 
 
 def _format_line(kind: str, item: Json) -> bytes:

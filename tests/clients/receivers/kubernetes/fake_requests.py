@@ -1,9 +1,11 @@
-"""A request to the fake API server, parsed, and the resources that it serves."""
+"""A request to the fake API server, parsed, what its patch and its selector mean, and the resources that it serves."""
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from tests.clients.receivers.kubernetes.fake_storage import Json, StatusError
 
@@ -62,3 +64,23 @@ class Request:
         if not isinstance(body, dict):
             raise StatusError(400, "BadRequest", "the object provided is not an object")
         return body
+
+
+def apply_merge_patch(before: Any, change: Any) -> Any:
+    """A merge patch of RFC 7386."""
+    if not isinstance(change, dict):
+        return copy.deepcopy(change)
+    after = dict(before) if isinstance(before, dict) else {}
+    for name, value in change.items():
+        if value is None:
+            after.pop(name, None)
+        else:
+            after[name] = apply_merge_patch(after.get(name), value)
+    return after
+
+
+def matches_selector(item: Json, selector: str) -> bool:
+    """Whether an object has the labels that a selector requires."""
+    labels = item["metadata"].get("labels", {})
+    wanted = [part.partition("=") for part in selector.split(",") if part]
+    return all(labels.get(name) == value for name, _, value in wanted)

@@ -9,18 +9,20 @@ from evalstop_client.receivers.kubernetes.kinds import JOB
 
 from tests.clients.receivers.conformance import make_stop_request
 from tests.clients.receivers.kubernetes.cluster import KubernetesCluster
-from tests.clients.receivers.kubernetes.test_job_control import (  # noqa: F401  # they run here too
+from tests.clients.receivers.kubernetes.test_job_control import (  # noqa: F401  # and these
     test_completed_job_is_gone_and_not_suspended,
     test_every_kind_is_found_stopped_and_resumed,
     test_externally_resumed_workload_is_present_again,
     test_kill_deletes_pods_that_their_controller_left,
-    test_labels_of_another_object_are_refused,
-    test_pod_of_no_workload_is_refused,
     test_pods_are_annotated_by_label_or_option,
     test_pods_of_a_lost_node_are_deleted_after_their_grace,
     test_recreated_workload_is_left_alone,
     test_report_has_the_pods_ends,
     test_resume_of_a_deleted_job_is_refused,
+)
+from tests.clients.receivers.kubernetes.test_job_finding import (  # noqa: F401  # they run here too
+    test_labels_of_another_object_are_refused,
+    test_pod_of_no_workload_is_refused,
     test_runs_of_other_clusters_are_foreign,
 )
 
