@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from html import escape
 from importlib import import_module
+from itertools import islice
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from evalstop_client.errors import AnswerMalformed, LibraryMissing
@@ -25,6 +27,9 @@ class Row(Protocol):
 
 Item = TypeVar("Item", bound=Row)
 
+SHOWN_ROWS = 20
+"""The most rows that a notebook shows of a table."""
+
 
 class Table(Generic[Item]):
     """Records of the service.
@@ -42,6 +47,10 @@ class Table(Generic[Item]):
     def __repr__(self) -> str:
         return "<Table: read it by `for`, or by to_rows(), to_pandas() or to_polars()>"
 
+    def _repr_html_(self) -> str:
+        """The first records as a table, for notebooks."""
+        return _format_html([item.to_row() for item in islice(self, SHOWN_ROWS)])
+
     def __iter__(self) -> Iterator[Item]:
         return iter(self._fetch())
 
@@ -56,6 +65,23 @@ class Table(Generic[Item]):
     def to_polars(self) -> Any:
         """All records as a polars.DataFrame. Raises LibraryMissing."""
         return _import_library("polars").DataFrame(self.to_rows())
+
+
+def _format_html(rows: Sequence[Mapping[str, Cell]]) -> str:
+    """A table of HTML with a column for each name; texts of trainers are escaped."""
+    names = list(rows[0]) if rows else ["none"]
+    lines = [[f"<td>{_format_cell(row[name])}</td>" for name in names] for row in rows]
+    lines.insert(0, [f"<th>{escape(name)}</th>" for name in names])
+    return f"<table>{''.join('<tr>' + ''.join(line) + '</tr>' for line in lines)}</table>"
+
+
+def _format_cell(value: Cell) -> str:
+    text = escape("" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value))
+    return f'<a href="{text}">{text}</a>' if text.startswith(("http://", "https://")) else text
+
+
+def _format_record(record: Row) -> str:
+    return _format_html([{"field": name, "value": value} for name, value in record.to_row().items()])
 
 
 def _import_library(library: str) -> Any:
@@ -138,6 +164,9 @@ class DecisionRecord:
 
     def __str__(self) -> str:
         return self.state
+
+    def _repr_html_(self) -> str:
+        return _format_record(self)
 
     def veto(self, reason: str) -> DecisionRecord:
         """Cancel a stop that is on hold or pending."""
@@ -258,6 +287,9 @@ class RunRecord:
             "ended_at": self.ended_at,
             "url": self.url,
         }
+
+    def _repr_html_(self) -> str:
+        return _format_record(self)
 
     def __repr__(self) -> str:
         shown = (self.name, self.mode, self.policy, self.verdict, self.decision, self.url)

@@ -6,7 +6,7 @@ that differ in one number are compared in pairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Kind, Workload
 from evalstop_lab.simulator.setting import Setting
 from evalstop_lab.simulator.stopping import Stops
-from evalstop_lab.worlds import FAMILIES
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,21 +43,7 @@ def stop_at_peaks(workload: Workload, hidden: Hidden) -> tuple[Stops, Floats]:
     return Stops(after, kept_evals), workload.hours * hidden.peaks
 
 
-HACKING: dict[str, Callable[[Floats, Floats, float], Floats]] = {
-    "tent": lambda t, peak, drop: np.where(t < peak, t / peak, 1 - drop * (t - peak) / (1 - peak)),
-    "gao_rl": lambda t, peak, drop: np.asarray(t / peak * (1 - np.log(t / peak))),
-}
-"""Curves of the eval score over a plan: 0 at the start, 1 at the peak, then a fall.
-
-`t` has a row per job and a column per eval; `peak` is a column with the share of the plan at which the job turns.
-`gao_rl` is the form of Gao et al. (arXiv 2210.10760) under reinforcement learning if d grows linearly: u (1 - ln u),
-which itself determines how far the score falls.
-"""
-
-DIPS = ("curriculum", "v_dip", "u_dip", "sawtooth")
-"""The families of the detection benchmark from which healthy jobs with dips are drawn."""
-
-_STREAMS = ("gaps", "kinds", "sizes", "hours", "estimates", "", "hacking", "peaks", "noise", "proxy", "loss", "dips")
+_STREAMS = ("gaps", "kinds", "sizes", "hours", "estimates", "", "hacking", "peaks", "noise", "proxy", "loss")
 """Each quantity has the random stream of its place; with another one all figures change."""
 
 
@@ -118,12 +103,9 @@ def _draw_truth(setting: Setting, seed: int, rlhf: NDArray[np.bool_]) -> Hidden:
     peaks = np.where(hacking, low + (high - low) * _rng(seed, "peaks").random(n), 1.0)
     t = np.broadcast_to(np.arange(1, setting.evals + 1) / setting.evals, (n, setting.evals))
     eval_scores = np.asarray((1 - np.exp(-setting.healthy_rate * t)) / (1 - np.exp(-setting.healthy_rate)))
-    eval_scores[hacking] = HACKING[setting.curve](t[hacking], peaks[hacking, None], setting.drop)
-    dipping = ~hacking & (_rng(seed, "dips").random(n) < setting.healthy_dip_prob)
-    for job in np.flatnonzero(dipping).tolist():
-        rng = np.random.default_rng((seed, _STREAMS.index("dips"), job))
-        family = FAMILIES[DIPS[int(rng.integers(len(DIPS)))]]
-        eval_scores[job] = family.draw(rng, np.linspace(0, 1, setting.evals)).eval_scores
+    peak = peaks[hacking, None]
+    fall = 1 - setting.drop * (t[hacking] - peak) / (1 - peak)
+    eval_scores[hacking] = np.where(t[hacking] < peak, t[hacking] / peak, fall)
     eval_scores = setting.start + setting.gain * eval_scores
     best = np.where(hacking, setting.start + setting.gain, eval_scores.max(axis=1))
     return Hidden(hacking, peaks, eval_scores, best, setting.gain)

@@ -36,9 +36,8 @@ class Setting:
 
     `load`: the ratio of requested to available GPU-hours. `duration_sd`, `estimate_sd`: of the
     logarithm. `hacking_share`: of the RLHF jobs. `peaks`: the range of peaks of hacking jobs, as shares of their plans.
-    `curve`: a name in `drawing.HACKING`. `drop`: the fall of the eval score from its peak to the end of the plan, as a
-    share of its gain; some curves ignore it. `healthy_rate`: the rate at which a healthy eval score saturates, per
-    plan. `healthy_dip_prob`: the share of healthy jobs with dips. `noise_sd`: of one eval, on the scale of the eval
+    `drop`: the fall of the eval score from its peak to the end of the plan, as a share of its gain. `healthy_rate`: the
+    rate at which a healthy eval score saturates, per plan. `noise_sd`: of one eval, on the scale of the eval
     score, which rises from `start` by `gain`. `measured`: the range of jobs, by submission, whose times are reported,
     without the start, when the cluster is empty, and the end, when no more jobs arrive.
     """
@@ -51,10 +50,8 @@ class Setting:
     estimate_sd: float = 0.4
     hacking_share: float = 0.5
     peaks: tuple[float, float] = (0.5, 0.7)
-    curve: str = "tent"
     drop: float = 0.7
     healthy_rate: float = 3.5
-    healthy_dip_prob: float = 0.0
     evals: int = 10
     noise_sd: float = 0.03
     gain: float = 0.6

@@ -14,7 +14,7 @@ from evalstop_service.background import PeriodicJob, Wait, handle_each
 from evalstop_service.clock import Clock
 from evalstop_service.domain import metric_rules
 from evalstop_service.domain.event_types import EventType
-from evalstop_service.domain.metric_rules import MetricRule, Point, RuleBreach, RuleKind
+from evalstop_service.domain.metric_rules import MetricRule, RuleBreach, RuleKind
 from evalstop_service.domain.run import read_gpus
 from evalstop_service.domain.statuses import RunStatus
 from evalstop_service.errors import Conflict
@@ -95,11 +95,11 @@ def _check_run(tx: Transaction, run: Run, rule: MetricRule, since: datetime, now
         return metric_rules.find_absence(rule, (now - silent_since).total_seconds())
     if rule.metric in USED:
         used = USED[rule.metric]((now - run.created_at).total_seconds() / 3600, read_gpus(run.labels))
-        return None if used is None else metric_rules.find_breach(rule, [Point(run.last_step or 0, used)])
+        return None if used is None else metric_rules.find_breach(rule, [(run.last_step or 0, used)])
     if run.updated_at < since:
         return None
     newest = observations.list_newest(tx, run.id, rule.metric, metric_rules.MOST_OVER * 2)[::-1]
-    points = [Point(item.step, item.value) for item in newest]
+    points = [(item.step, item.value) for item in newest]
     breaches = (
         metric_rules.find_breach(rule, points[: place + 1])
         for place in range(len(points) - 1, -1, -1)

@@ -56,11 +56,8 @@ class MetricRule(NamedTuple):
     pause_seconds: float
 
 
-class Point(NamedTuple):
-    """A value of a metric."""
-
-    step: int
-    value: float
+Point = tuple[int, float]
+"""A step, and the value of a metric there."""
 
 
 class RuleBreach(Struct, frozen=True):
@@ -96,21 +93,16 @@ def parse_rule(text: str) -> MetricRule:
     return MetricRule(text, metric, kind, is_above, number, int(over or _OVER.get(kind, 0)), pause_seconds)
 
 
-def check_rule(text: str) -> str:
-    """The text of a rule; raises ValueError."""
-    return parse_rule(text).text
-
-
 def find_breach(rule: MetricRule, points: Sequence[Point]) -> RuleBreach | None:
     """What meets the rule at the last of these points, which are in the order of their steps; None: nothing does."""
     if rule.kind is RuleKind.ABSENT_FOR or len(points) <= rule.over:
         return None
     step, value = points[-1]
-    earlier = [point.value for point in points[-1 - rule.over : -1]]
+    earlier = [value for _, value in points[-1 - rule.over : -1]]
     compared, said = value, ""
     if rule.kind is RuleKind.CHANGE:
         compared = value - earlier[0]
-        said = f", {compared:+.4g} since step {points[-1 - rule.over].step}"
+        said = f", {compared:+.4g} since step {points[-1 - rule.over][0]}"
     elif rule.kind is RuleKind.Z_SCORE:
         spread = statistics.pstdev(earlier) if all(map(math.isfinite, earlier)) else 0.0
         if not spread:

@@ -22,7 +22,7 @@ from evalstop_service.domain.confidence_sequences import HELD_OUT_SHARE
 from evalstop_service.domain.decision_lifecycle import Mode
 from evalstop_service.domain.fields import Integral, Line, Rule
 from evalstop_service.domain.metric_rules import PATTERN as PATTERN_OF_RULES
-from evalstop_service.domain.metric_rules import check_rule
+from evalstop_service.domain.metric_rules import parse_rule
 from evalstop_service.domain.times import EXAMPLE, PATTERN, StopHours, format_duration, parse_duration
 
 
@@ -75,6 +75,7 @@ Wait = Annotated[
 Seconds = Annotated[
     float, Field(ge=0, le=30 * 86_400, allow_inf_nan=False), BeforeValidator(read_seconds), _describe_seconds(0)
 ]
+RuleText = Annotated[str, Rule(lambda text: parse_rule(text).text, {"pattern": PATTERN_OF_RULES})]
 Count = Annotated[int, Field(ge=1, le=1_000_000), Integral]
 
 
@@ -237,7 +238,11 @@ class ProjectSettings:
         ),
     ] = None
     rules: Annotated[
-        Annotated[list[Annotated[str, Rule(check_rule, {"pattern": PATTERN_OF_RULES})]], Field(max_length=20)] | None,
+        Annotated[
+            list[Annotated[str, Rule(lambda text: parse_rule(text).text, {"pattern": PATTERN_OF_RULES})]],
+            Field(max_length=20),
+        ]
+        | None,
         Setting(
             _NOTICES,
             "Rules",

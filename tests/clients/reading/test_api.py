@@ -160,3 +160,17 @@ def test_any_text_is_a_time_or_an_error(text: str) -> None:
     """Any text is read as a time with a zone, or is a ConfigurationError."""
     with contextlib.suppress(evalstop.ConfigurationError):
         assert parse_since(text, datetime(2026, 3, 1, tzinfo=UTC)).tzinfo is not None
+
+
+def test_notebooks_show_tables(project: Project) -> None:
+    """A list, a run and a decision are tables of HTML, in which names of trainers are escaped and pages are links."""
+    with project.report_run("<b>falls</b>"):
+        run = project.api.run("<b>falls</b>")
+    assert run.decision is not None
+    for shown in (project.api.runs(), run, project.api.decisions(), run.decision):
+        html = shown._repr_html_()
+        assert html.startswith("<table><tr><th>")
+        assert "&lt;b&gt;falls&lt;/b&gt;" in html
+        assert "<b>" not in html
+    assert f'<a href="{run.url}">{run.url}</a>' in run._repr_html_()
+    assert project.api.runs(name="none")._repr_html_() == "<table><tr><th>none</th></tr></table>"

@@ -59,7 +59,7 @@ def test_flags_at_the_last_eval_can_be_excluded() -> None:
 WORLDS = {
     "paper": PAPER,
     "noise 0.1": replace(PAPER, noise_sd=0.1, evals=50),
-    "hard": replace(PAPER, curve="gao_rl", peaks=(0.3, 0.8), evals=50, noise_sd=0.05, healthy_dip_prob=0.2),
+    "hard": replace(PAPER, peaks=(0.3, 0.8), evals=50, noise_sd=0.05),
 }
 
 
@@ -79,7 +79,7 @@ def test_world_has_its_declared_labels_and_load(setting: Setting) -> None:
 def test_changed_parameter_leaves_other_draws_unchanged() -> None:
     """Worlds that differ in one parameter have the same jobs."""
     workload, hidden = draw_jobs(SMALL, 6)
-    noisier, same = draw_jobs(replace(SMALL, noise_sd=0.1, healthy_dip_prob=0.5), 6)
+    noisier, same = draw_jobs(replace(SMALL, noise_sd=0.1), 6)
     assert np.array_equal(workload.hours, noisier.hours)
     assert np.array_equal(hidden.hacking, same.hacking)
     more, _ = draw_jobs(replace(SMALL, hacking_share=0.8), 6)

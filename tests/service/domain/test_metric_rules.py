@@ -15,7 +15,7 @@ value_lists = st.lists(st.one_of(st.integers(-50, 50).map(float), st.just(math.n
 
 
 def build_points(values: list[float]) -> list[Point]:
-    return [Point(10 * place, value) for place, value in enumerate(values)]
+    return [(10 * place, value) for place, value in enumerate(values)]
 
 
 @given(text=st.from_regex(re.compile(PATTERN, re.ASCII), fullmatch=True))
