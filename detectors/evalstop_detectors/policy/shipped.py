@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from evalstop_detectors.observation import MetricRole
-from evalstop_detectors.policy.codec import policy_from_document
+from evalstop_detectors.policy.codec import policy_from_document, policy_to_document
 from evalstop_detectors.policy.policy import Policy
 
 _NOT_FINITE: list[dict[str, Any]] = [
@@ -107,12 +107,13 @@ def with_panel(policy: Policy, names: Sequence[str] | None) -> Policy:
     """A shipped policy, observed by detectors with these names, of which those that decide in it are left out.
 
     Each has the parameters and the threshold with which shipped policies observe it, else its defaults. None: the
-    observers that the policy ships with.
+    observers that the policy ships with. Raises InvalidPolicy for an unknown name, and for too many members.
     """
-    if names is None:
-        return replace(policy, observers=POLICIES[policy.name].observers)
+    document = policy_to_document(replace(policy, observers=()))
     usual = {item["detector"]: item for item in (*_OBSERVERS, _POSTERIOR | _AT_1_PERCENT)}
-    deciding = {member.detector.name for member in policy.members}
-    chosen = [usual.get(name, {"detector": name, "observe": True}) for name in names if name not in deciding]
-    panel = {"name": policy.name, "members": [{"detector": "k_decline", "id": "decides"}, *chosen]}
-    return replace(policy, observers=policy_from_document(panel).observers)
+    if names is None:
+        chosen = [item for item in policy_to_document(POLICIES[policy.name])["members"] if item.get("observe")]
+    else:
+        deciding = {member.detector.name for member in policy.members}
+        chosen = [usual.get(name, {"detector": name, "observe": True}) for name in names if name not in deciding]
+    return policy_from_document(document | {"members": [*document["members"], *chosen]}, stored=True)

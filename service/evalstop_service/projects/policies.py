@@ -8,8 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from evalstop_detectors import DETECTORS, POLICIES, InvalidPolicy, Policy, policy_from_document, policy_to_document
-from evalstop_detectors.policy.catalog import explain_unknown
+from evalstop_detectors import POLICIES, InvalidPolicy, Policy, policy_from_document, policy_to_document
 from evalstop_detectors.policy.shipped import with_panel
 
 from evalstop_service.domain.quotas import Quota
@@ -128,12 +127,13 @@ def create_policy(tx: Transaction, author: Author, policy: Policy) -> StoredPoli
 
 def change_panel(tx: Transaction, author: Author, project: Project) -> None:
     """Store each shipped policy with the panel of the project as its next version, unless it has that; raises Invalid
-    for an unknown detector."""
-    if unknown := [name for name in project.panel or () if name not in DETECTORS]:
-        raise Invalid(f"panel: {explain_unknown(unknown[0])}", "panel", explain_unknown(unknown[0]))
+    for an unknown detector, and for more members than a policy may have."""
     for name in POLICIES:
         latest = policy_from_document(load_version(tx, project.id, name).document, stored=True)
-        create_policy(tx, author, with_panel(latest, project.panel))
+        try:
+            create_policy(tx, author, with_panel(latest, project.panel))
+        except InvalidPolicy as error:
+            raise Invalid(f"panel: {error}", "panel", str(error)) from error
 
 
 def require_storable(policy: Policy) -> None:

@@ -72,7 +72,8 @@ def test_panel_is_observed_by_runs_opened_from_then_on(service: Service) -> None
 
 
 def test_panel_names_different_detectors_and_is_set_by_admins(service: Service) -> None:
-    """A name that is unknown or occurs twice is refused, and changes nothing, as does a key without admin."""
+    """An unknown name, one that occurs twice, and more members than a policy may have are refused, as is a key without
+    admin; nothing changes."""
     name = uuid.uuid4().hex
     installation = service.open_client(None, "admin")
     created = expect_json(installation.post("/projects", json={"name": name, "panel": ["cusum"]}), 201)
@@ -81,9 +82,13 @@ def test_panel_names_different_detectors_and_is_set_by_admins(service: Service) 
         problem = str(expect_problem(tenant.patch("/project", json={"panel": wrong}), 422))
         assert "panel" in problem
         assert said in problem
+    deciding = [{"detector": "k_decline", "id": f"k_decline-{number}"} for number in range(31)]
+    expect_json(tenant.post("/policies", json={"name": "early", "members": deciding}), 201)
+    assert "<= 32" in str(expect_problem(tenant.patch("/project", json={"panel": ["cusum", "floor"]}), 422))
     expect_problem(service.open_client(name, "ingest", "read", "report", "operate").patch("/project", json={}), 403)
     assert expect_json(tenant.get("/project"), 200) == created
-    assert [item["version"] for item in expect_json(tenant.get("/policies/early"), 200)["items"]] == [2, 1]
+    assert [item["version"] for item in expect_json(tenant.get("/policies/early"), 200)["items"]] == [3, 2, 1]
+    assert [item["version"] for item in expect_json(tenant.get("/policies/default"), 200)["items"]] == [2, 1]
 
 
 def test_durations_and_hours_are_written_as_people_write_them(service: Service) -> None:
