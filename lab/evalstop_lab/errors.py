@@ -42,6 +42,7 @@ class UnreadableInput(LabError):
     """The log of a run cannot be read."""
 
     def __init__(self, path: Path | str, problem: str, line: int | None = None) -> None:
+        self.problem = problem
         source = "standard input" if path == Path("-") else str(path)
         super().__init__(f"{source}{'' if line is None else f', line {line}'}: {problem}.")
 

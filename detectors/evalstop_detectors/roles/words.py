@@ -35,7 +35,7 @@ _BOOKKEEPING_WORDS = (
     "samples sample instances count counts total num number tokens token length lengths len size batch step steps "
     "iteration iterations entropy std stderr stdev variance var threshold thresh ratio clip clipped clipfrac "
     "clipping truncated logits logit logps logp grad gradient norm norms scale coef coefficient advantages "
-    "advantage returns values value reward rewards margin margins chosen rejected temperature finish turns"
+    "advantage returns values value reward rewards margin margins chosen rejected temperature finish turns support"
 )
 _ERROR_WORDS = (
     "loss losses error errors err ppl perplexity nll nloglik nllh crossentropy xent ce bce logloss mlogloss "
@@ -45,7 +45,7 @@ _ERROR_WORDS = (
     "harmfulness harm bias biased stereotype invalid failure failures failed failing regret cost penalty miss "
     "misses fallout fall difference divergence disparity distortion leakage jailbreak asr forgetting surprisal "
     "nmse rmsd crps emd wasserstein eer fpr fnr fdr latency der ser ned ade fde epe mcd hausdorff hd levenshtein "
-    "chamfer silog collision collisions"
+    "chamfer silog collision collisions mpjpe dcf l1 l2 sad"
 )
 _SCORE_WORDS = (
     "gold accuracy accuracies acc win winrate pass exact match em score scores f fscore fbeta mf precision recall "
@@ -64,12 +64,12 @@ _BOOKKEEPING, _ERRORS, _SCORES, _AGAINST_ERRORS = (
 _PAIRS = {
     ("cross", "entropy"): True,
     ("learning", "rate"): None,
-    ("per", "second"): None,
-    ("per", "sec"): None,
+    **{("per", word): None for word in ("second", "sec")},
+    **{("predicted", word): None for word in ("positive", "negative")},
     ("edit", "similarity"): False,
     ("levenshtein", "similarity"): False,
     ("levenshtein", "ratio"): False,
-    ("abs", "rel"): True,
+    **dict.fromkeys((("error", "rate"), ("cer", "norm"), ("wer", "norm"), ("abs", "rel")), True),
     ("sq", "rel"): True,
     ("median", "ae"): True,
     ("fall", "out"): True,

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from rich.text import Text
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay import evaluations, mlflow_files, tensorboard_events, wandb_offline
-from evalstop_lab.replay.lines import STANDARD_INPUT
+from evalstop_lab.replay.lines import STANDARD_INPUT, open_log, without_gz
 from evalstop_lab.replay.runs import STEPS, ReadErrors, Run, Runs
 from evalstop_lab.replay.text_logs import ConsoleLog, CsvTable, JsonLines, TrainerState, read_history, read_json_lines
 from evalstop_lab.report import new_table
@@ -61,21 +62,22 @@ LEAST_EVALS = 5
 """Two logs in unrelated folders that begin alike are one run if the shorter has so many evals."""
 
 
+READ = "read"
+
+
 @dataclass
 class Findings:
-    """What was done with the files of a folder: how many of each kind, and why some were not read."""
+    """What was done with the files of a folder: how many of each kind were `READ`, and why others were not."""
 
-    read: Counter[str] = field(default_factory=Counter)
-    not_read: Counter[tuple[str, str]] = field(default_factory=Counter)
+    files: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def print_table(self, folder: Path) -> None:
         """Print one table to standard error."""
         table = new_table(f"read from {folder}", "files", "number", "what became of them", left=1)
         table.columns[2].justify = "left"
-        for kind, count in sorted(self.read.items()):
-            table.add_row(Text(kind), f"{count:,}", "read")
-        for (kind, why), count in sorted(self.not_read.items()):
-            table.add_row(Text(kind), f"{count:,}", Text(f"not read: {why}"))
+        listed = sorted(self.files.items(), key=lambda item: (item[0][1] != READ, *item[0]))
+        for (kind, fate), count in listed:
+            table.add_row(Text(kind), f"{count:,}", Text(fate if fate == READ else f"not read: {fate}"))
         Console(stderr=True, width=max(100, Console(stderr=True).width)).print(table)
 
 
@@ -85,7 +87,7 @@ def name_kind(path: Path) -> str:
         return f"{EVENTS}*"
     if path.is_dir():
         return "mlruns/" if mlflow_files.is_run(path) else f"{EVENTS}*"
-    return path.name if path.name in NAMED_BY_FOLDER else f"*{path.suffix}"
+    return path.name if path.name in NAMED_BY_FOLDER else "*" + path.name.removeprefix(without_gz(path).stem)
 
 
 def choose_reader(path: Path) -> Any:
@@ -94,7 +96,7 @@ def choose_reader(path: Path) -> Any:
         return tensorboard_events
     if path.is_dir():
         return mlflow_files if mlflow_files.is_run(path) else tensorboard_events
-    return _BY_SUFFIX.get(path.suffix, JsonLines)
+    return _BY_SUFFIX.get(without_gz(path).suffix, JsonLines)
 
 
 def list_paths(folder: Path, findings: Findings) -> list[tuple[Path, str]]:
@@ -114,11 +116,11 @@ def list_paths(folder: Path, findings: Findings) -> list[tuple[Path, str]]:
         for name in names:
             kind = _classify(place / name)
             if kind == "other":
-                findings.not_read[f"*{Path(name).suffix}", "it is no log that is known by its name or rows"] += 1
+                findings.files[name_kind(place / name), "it is no log that is known by its name or rows"] += 1
             elif kind is not None:
                 found.setdefault(kind, []).append(place / name)
     if not found:
-        seen = "; ".join(f"{kind}: {why}" for kind, why in findings.not_read)
+        seen = "; ".join(f"{kind}: {why}" for kind, why in findings.files)
         raise UnreadableInput(
             folder,
             f"the folder has no {', '.join(NAMED_BY_FOLDER)}, no console output or JSON lines of a known trainer, no"
@@ -135,15 +137,16 @@ def _classify(path: Path) -> str | None:
     """The kind of a file in a folder; "other" for what may be a log but is not known as one, None for all else."""
     if path.name == STATE:
         return "state"
-    if path.name in TABLES:
+    name, suffix = without_gz(path).name, without_gz(path).suffix
+    if name in TABLES:
         return "table"
     if path.name == EVALUATIONS:
         return "npz"
-    if path.suffix == ".jsonl":
+    if suffix == ".jsonl":
         return "lines" if _counts_steps(path) else "other"
-    if path.suffix in (".log", ".out", ".txt"):
-        return "console" if _starts_as_console(path) else None if path.suffix == ".txt" else "other"
-    return "other" if path.suffix in (".csv", ".tsv") else None
+    if suffix in (".log", ".out", ".txt"):
+        return "console" if _starts_as_console(path) else None if suffix == ".txt" else "other"
+    return "other" if suffix in (".csv", ".tsv") else None
 
 
 def _counts_steps(path: Path) -> bool:
@@ -154,9 +157,9 @@ def _counts_steps(path: Path) -> bool:
 
 def _starts_as_console(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_log(path) as file:
             return ConsoleLog.MARKS.search(file.read(LONGEST_START)) is not None
-    except OSError:
+    except (OSError, EOFError, zlib.error):
         return False
 
 
@@ -178,7 +181,7 @@ def _leave_out_beginnings(states: Sequence[Path], findings: Findings) -> list[tu
             kept.append(path)
             beginnings.update(history)
     if left_out := len(states) - len(kept):
-        findings.not_read[STATE, f"another {STATE} continues it"] += left_out
+        findings.files[STATE, f"another {STATE} continues it"] += left_out
     of_folder = Counter(map(_find_output_folder, kept))
     named = (_find_output_folder(path) if of_folder[_find_output_folder(path)] == 1 else path.parent for path in kept)
     return sorted(zip(kept, map(_to_name, named), strict=True))
@@ -194,10 +197,10 @@ def name_run(path: Path) -> str:
     """The name of the run in a file without names of runs."""
     if path == STANDARD_INPUT:
         return "stdin"
-    if path.name in NAMED_BY_FOLDER or EVENTS in path.name:
+    if without_gz(path).name in NAMED_BY_FOLDER or EVENTS in path.name:
         path = path.parent
     elif not path.is_dir():
-        path = path.with_suffix("")
+        path = without_gz(path).with_suffix("")
     return _to_name(path)
 
 
@@ -233,8 +236,9 @@ def leave_out_copies(folder: Path, runs: Runs, places: Mapping[str, Path], findi
             run, kept = runs.by_name.pop(name), runs.by_name[other]
             kept.total_steps = kept.total_steps or run.total_steps
             kept.stopped_early = kept.stopped_early or run.stopped_early
-            findings.read[name_kind(places[name])] -= 1
-            findings.not_read[name_kind(places[name]), "another log has the same evals"] += 1
+            kind = name_kind(places[name])
+            findings.files += Counter({(kind, "another log has the same evals"): 1})
+            findings.files -= Counter({(kind, READ): 1})
 
 
 _EVAL = np.dtype([("step", ">i8"), ("value", ">f4")])

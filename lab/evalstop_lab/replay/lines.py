@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.runs import ReadErrors
@@ -18,11 +20,20 @@ LONGEST_LINE = 1 << 20
 STANDARD_INPUT = Path("-")
 
 
+def without_gz(path: Path) -> Path:
+    """The name of what a gzipped file holds; other paths as they are."""
+    return path.with_suffix("") if path.suffix == ".gz" else path
+
+
+def open_log(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+
+
 def read_lines(path: Path, errors: ReadErrors | None = None) -> Iterator[tuple[int, str]]:
     """Yield each nonblank line with its number, from 1; invalid text is reported to `errors`."""
     errors = errors or ReadErrors()
     try:
-        with nullcontext(_rewind_standard_input()) if path == STANDARD_INPUT else path.open("rb") as file:
+        with nullcontext(_rewind_standard_input()) if path == STANDARD_INPUT else open_log(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
                 if len(line) > LONGEST_LINE:
                     problem = f"the line is longer than {LONGEST_LINE:,} bytes; write one row per line"
@@ -35,7 +46,9 @@ def read_lines(path: Path, errors: ReadErrors | None = None) -> Iterator[tuple[i
                 except UnreadableInput as error:
                     errors.add(error)
     except OSError as error:
-        errors.add(UnreadableInput(path, f"{error.strerror}; give a readable file"))
+        errors.add(UnreadableInput(path, f"{error.strerror or error}; give a readable file"))
+    except (EOFError, zlib.error) as error:
+        errors.warn(UnreadableInput(path, f"its compression ends early or is damaged; all before is read ({error})"))
 
 
 class NumberedLines:

@@ -225,15 +225,8 @@ class ServiceRun:
 
     remote: Remote
     document: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        return str(self.document["name"])
-
-    @property
-    def roles(self) -> Roles:
-        """The roles that the run gave its metrics."""
-        return read_roles(self.document["metrics"], (self.document.get("recognition") or {}).get("origins", {}))
+    name: str
+    roles: Roles
 
     def read(self, runs: Runs, roles: Roles, errors: ReadErrors) -> None:
         """Fetch the observations that count, without those of superseded attempts."""
@@ -285,4 +278,7 @@ def list_service_runs(address: str, open_until: ExitStack) -> Iterator[ServiceRu
     listed = remote.pages(
         lambda cursor: remote.get("/api/v1/runs", limit=SERVICE_RUNS_A_PAGE, cursor=cursor), "items", "next_cursor"
     )
-    return (ServiceRun(remote, item) for item in listed if item.get("pruned_at") is None)
+    for item in listed:
+        if item.get("pruned_at") is None:
+            roles = read_roles(item["metrics"], (item.get("recognition") or {}).get("origins", {}))
+            yield ServiceRun(remote, item, str(item["name"]), roles)

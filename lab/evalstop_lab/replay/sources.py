@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay.folders import (
+    READ,
     Findings,
     choose_reader,
     find_plan,
@@ -78,6 +79,7 @@ MLFLOW, EVALSTOP = "mlflow+", "evalstop+"
 """Prefixes of addresses, before http:// or https://."""
 
 CONNECTIONS = 8
+NO_ROLE = "no metric of it is an eval, proxy, KL or loss"
 
 SOURCES = """A source is a file or a folder, or the address of a server:
   runs.jsonl, runs.csv          one row per eval, {"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}; also
@@ -256,18 +258,22 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
         for log, (names, fits, log_runs, log_errors) in zip(logs, results, strict=True):
             everything |= names
             if isinstance(log.place, Path):
-                runs_before = _note_log(log.place, fits, log_errors, runs, alone, findings, runs_before)
+                why = log_errors.collected[0].problem if log_errors.collected else NO_ROLE
+                findings.files[name_kind(log.place), READ if fits else why.partition("; ")[0]] += 1
+                if fits and len(runs.by_name) == runs_before + 1:
+                    alone[next(reversed(runs.by_name))] = log.place
+                runs_before = len(runs.by_name)
             is_known = is_known or fits
             for error in log_errors.collected:
                 errors.warn(error)
             if log_runs is not runs:
                 _add_runs(log_runs, runs, source)
             progress.advance(task)
-    if is_known and Path(source).is_dir():
+    if Path(source).is_dir():
         leave_out_copies(Path(source), runs, alone, findings)
         findings.print_table(Path(source))
     if not is_known and (everything or len(errors.collected) == errors_before):
-        expected = [requested.named.get(role, role.value) for role in MetricRole]
+        expected = [requested.named.get(role, role.value) for role in MetricRole if role != "learning_rate"]
         error = UnreadableInput(
             source,
             f"it has none of the columns {', '.join(expected)}, but {_format_columns(everything)}; set the"
@@ -275,20 +281,6 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
         )
         errors.add(error)
     return everything
-
-
-def _note_log(
-    path: Path, fits: bool, errors: ReadErrors, runs: Runs, alone: dict[str, Path], findings: Findings, runs_before: int
-) -> int:
-    """Note what became of a file, and which run it alone holds; returns the number of runs."""
-    if fits:
-        findings.read[name_kind(path)] += 1
-        if len(runs.by_name) == runs_before + 1:
-            alone[next(reversed(runs.by_name))] = path
-    else:
-        why = "it is unreadable, see above" if errors.collected else "no metric of it is an eval, proxy, KL or loss"
-        findings.not_read[name_kind(path), why] += 1
-    return len(runs.by_name)
 
 
 def _add_runs(log_runs: Runs, runs: Runs, source: str | Path) -> None:

@@ -17,7 +17,7 @@ from evalstop_detectors import MetricRole
 from evalstop_detectors.roles.params import EVAL_TAG
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.lines import NumberedLines, read_lines
+from evalstop_lab.replay.lines import NumberedLines, read_lines, without_gz
 from evalstop_lab.replay.runs import (
     STEPS,
     TOTAL_STEPS,
@@ -158,7 +158,7 @@ class CsvTable:
 def _read_csv(path: Path, errors: ReadErrors) -> Iterator[tuple[int, list[str]]]:
     """The validated header, and the rows."""
     numbered = NumberedLines(path, errors)
-    rows = csv.reader(numbered, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+    rows = csv.reader(numbered, delimiter="\t" if without_gz(path).suffix == ".tsv" else ",", strict=True)
     first = True
     while True:
         try:

@@ -84,6 +84,8 @@ def _read_history(path: Path) -> tuple[dict[str, Any], UnreadableInput | None]:
 
 
 def _parse_records(data: bytes) -> Iterator[bytes]:
+    if not data:  # a run that ended before anything was written
+        return
     if data[:4] != b":W&B" or len(data) < 7:
         raise ValueError("it is not an offline run of W&B: it does not start with `:W&B`")
     at, is_incomplete = 7, False

@@ -178,6 +178,20 @@ def test_trainer_is_recognized_by_its_metrics(log: str) -> None:
     assert recognition.preset == (None if log.startswith("unknown trainer") else log.split()[0])
 
 
+@pytest.mark.parametrize(
+    ("metric", "direction"),
+    [
+        *((name, "minimize") for name in ("eval_cer_norm", "eval_token_error_rate", "val_mpjpe", "val_l1", "val_sad")),
+        *((name, None) for name in ("eval_support", "eval_predicted_positive_rate", "eval_num_tokens")),
+        *((name, "maximize") for name in ("eval_true_positive_rate", "eval_exact_match_strict")),
+    ],
+)
+def test_words_tell_an_error_from_a_count(metric: str, direction: str | None) -> None:
+    """An error rate stays one beside words of bookkeeping, and a count is no quality."""
+    role = recognize_roles([metric]).roles.get(metric)
+    assert (role and role.direction) == direction
+
+
 @pytest.mark.parametrize("metric", MISLEADING_NAMES)
 def test_misleading_name_gets_no_role(metric: str) -> None:
     """A name that only looks like a role gets none among the metrics of its trainer, with a reason."""

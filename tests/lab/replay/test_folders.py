@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import zipfile
@@ -13,7 +14,7 @@ import pytest
 from evalstop_detectors import MetricRole
 from evalstop_lab.backtest.cases import assess_outcome, explain_early_end, infer_early_stopping
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay import Run, read_runs
+from evalstop_lab.replay import ReadErrors, Run, read_runs
 from evalstop_service.domain.statuses import RunOutcome
 
 from tests.lab.replay.conftest import write_jsonl
@@ -112,6 +113,35 @@ def test_training_that_was_logged_twice_is_one_run(tmp_path: Path, capsys: pytes
         "*.csv 1 not read: it is no log that is known by its name or rows",
     ):
         assert row in table
+
+
+def test_gzipped_logs_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Text in gzip's format is read as it is without, up to where it is cut off; the table names it."""
+    rows = [{"step": step, "eval": value} for step, value in zip(STEPS, RISING, strict=True)]
+    (tmp_path / "plain").mkdir()
+    plain = write_jsonl(tmp_path / "plain" / "a.jsonl", rows)
+    packed = gzip.compress(plain.read_bytes())
+    for folder, data in (("whole", packed), ("cut", packed[: len(packed) // 2])):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.jsonl.gz").write_bytes(data)
+    expected = list_evals(read_only_run(tmp_path / "plain"))
+    assert list_evals(read_only_run(tmp_path / "whole")) == expected
+    cut = list_evals(read_only_run(tmp_path / "cut"))
+    assert 0 < len(cut) < len(expected)
+    assert cut == expected[: len(cut)]
+    printed = capsys.readouterr().err
+    assert printed.count("*.jsonl.gz") == 2
+    assert "its compression ends early" in printed
+
+
+def test_table_says_why_a_file_was_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reason of each file stands in the table, where nothing is read too."""
+    (tmp_path / "run-empty.wandb").write_bytes(b"")
+    (tmp_path / "notes.csv").write_text("a,b\n")
+    read_runs([tmp_path], errors=ReadErrors(strict=False))
+    printed = capsys.readouterr().err
+    assert "not read: no metrics were logged" in printed
+    assert "not read: it is no log that is known by its name or rows" in printed
 
 
 def test_console_is_found_by_its_lines(tmp_path: Path) -> None:
