@@ -22,25 +22,22 @@ class Hidden:
     """The truth, by job.
 
     `peaks`: the share of its steps, and of its hours, at which the eval score is highest; 1 for healthy jobs.
-    `eval_scores`: noiseless, at each eval. `best`: the highest noiseless eval score at any time.
+    `eval_scores`: noiseless, at each eval.
     """
 
     hacking: NDArray[np.bool_]
     peaks: Floats
     eval_scores: Floats
-    best: Floats
-    gain: float
 
 
 def stop_at_peaks(workload: Workload, hidden: Hidden) -> tuple[Stops, Floats]:
     """The stops of the oracle, and the hours after which each job ends: exactly at the peak, between two evals.
 
-    `Stops.after` is the first eval after the peak; the kept checkpoint is the best one.
+    `Stops.after` is the first eval after the peak.
     """
     evals = hidden.eval_scores.shape[1]
     after = np.where(hidden.hacking, np.ceil(hidden.peaks * evals), 0).astype(np.int64)
-    kept_evals = hidden.eval_scores.argmax(axis=1) + 1
-    return Stops(after, kept_evals), workload.hours * hidden.peaks
+    return Stops(after), workload.hours * hidden.peaks
 
 
 _STREAMS = ("gaps", "kinds", "sizes", "hours", "estimates", "", "hacking", "peaks", "noise", "proxy", "loss")
@@ -107,8 +104,7 @@ def _draw_truth(setting: Setting, seed: int, rlhf: NDArray[np.bool_]) -> Hidden:
     fall = 1 - setting.drop * (t[hacking] - peak) / (1 - peak)
     eval_scores[hacking] = np.where(t[hacking] < peak, t[hacking] / peak, fall)
     eval_scores = setting.start + setting.gain * eval_scores
-    best = np.where(hacking, setting.start + setting.gain, eval_scores.max(axis=1))
-    return Hidden(hacking, peaks, eval_scores, best, setting.gain)
+    return Hidden(hacking, peaks, eval_scores)
 
 
 def _rng(seed: int, stream: str) -> np.random.Generator:

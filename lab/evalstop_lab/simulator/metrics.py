@@ -28,7 +28,6 @@ class Figures:
 
     `gpu_hours`: all. `post_peak`: of hacking jobs after their peak. `false_stop`: of jobs that were stopped wrongly,
     healthy or before their peak. `pauses`: of restores after pauses. `hacking`: of hacking jobs.
-    `eval_lost`: the mean difference between best and kept checkpoint of hacking jobs, as a share of the gain.
     """
 
     jct: float
@@ -40,7 +39,6 @@ class Figures:
     false_stop: float
     pauses: float
     hacking: float
-    eval_lost: float
 
     @property
     def wasted(self) -> float:
@@ -100,7 +98,7 @@ def count_flags(workload: Workload, hidden: Hidden, stops: Stops) -> Counts:
 
 
 def measure_schedule(
-    workload: Workload, hidden: Hidden, stops: Stops, schedule: Schedule, measured: tuple[float, float] = (0.0, 1.0)
+    workload: Workload, hidden: Hidden, schedule: Schedule, measured: tuple[float, float] = (0.0, 1.0)
 ) -> Figures:
     """All figures; times are of the jobs between these shares, in order of submission."""
     n = len(workload.jobs)
@@ -121,17 +119,11 @@ def measure_schedule(
         false_stop=float((schedule.held * gpus)[falsely].sum()),
         pauses=float(((schedule.held - schedule.ran) * gpus).sum()),
         hacking=float((schedule.held * gpus)[hidden.hacking].sum()),
-        eval_lost=_compute_mean(_compute_eval_loss(hidden, stops)[hidden.hacking]),
     )
 
 
 def _find_false_stops(hidden: Hidden, schedule: Schedule, hours: Floats, peak_at: Floats) -> NDArray[np.bool_]:
     return (schedule.ran < hours) & (~hidden.hacking | (schedule.ran < peak_at * (1 - 1e-9)))
-
-
-def _compute_eval_loss(hidden: Hidden, stops: Stops) -> Floats:
-    kept_evals = np.where(stops.kept > 0, stops.kept, hidden.eval_scores.shape[1]) - 1
-    return np.asarray((hidden.best - hidden.eval_scores[np.arange(len(kept_evals)), kept_evals]) / hidden.gain)
 
 
 def _compute_mean(numbers: Floats) -> float:

@@ -98,7 +98,7 @@ def run_cell(cell: Cell) -> list[Row]:
         counts = count_flags(workload, hidden, stops)
         for scheduler in cell.schedulers:
             schedule = simulate_cluster(workload, SCHEDULERS[scheduler], cell.setting.cluster, ends)
-            figures = measure_schedule(workload, hidden, stops, schedule, cell.setting.measured)
+            figures = measure_schedule(workload, hidden, schedule, cell.setting.measured)
             rows.append(Row(cell.world, name, scheduler, figures, counts))
     return rows
 
@@ -247,12 +247,11 @@ def _estimate_saving(rows: Rows, rule: str) -> Figure:
 
 
 def _compute_shares(rows: Rows, rule: str) -> dict[str, float]:
-    """GPU-hours by use under the baseline, as shares of all GPU-hours without stops, and the mean `eval_lost`."""
+    """GPU-hours by use under the baseline, as shares of all GPU-hours without stops."""
     whole = sum(rows.numbers("paper", NONE, BASELINE, lambda figures: figures.gpu_hours))
     by_seed = rows.figures("paper", rule, BASELINE)
     names = ("gpu_hours", "post_peak", "false_stop", "pauses", "hacking")
-    shares = {name: sum(getattr(item, name) for item in by_seed) / whole for name in names}
-    return shares | {"eval_lost": sum(item.eval_lost for item in by_seed) / len(by_seed)}
+    return {name: sum(getattr(item, name) for item in by_seed) / whole for name in names}
 
 
 def _build_paper_table(lines: Sequence[Line]) -> Table:
@@ -266,18 +265,15 @@ def _build_paper_table(lines: Sequence[Line]) -> Table:
 
 def _build_rules_table(rows: Rows) -> Table:
     title = "flags, with / without those at the last eval, which save nothing"
-    table = new_table(
-        title, "rule", "precision", "recall", "false stops", "premature", "eval lost", "saved, of the oracle's"
-    )
+    table = new_table(title, "rule", "precision", "recall", "false stops", "premature", "saved, of the oracle's")
     for rule in STOPPING:
         counts = rows.counts("paper", rule)
         both = [
             f"{format_percent(share().value)} / {format_percent(share(late=False).value)}"
             for share in (counts.precision, counts.recall, counts.false_stops)
         ]
-        lost = _compute_shares(rows, rule)["eval_lost"]
-        others = (format_percent(counts.premature / counts.hacking), format_percent(lost))
-        table.add_row(rule, *both, *others, format_figure(_estimate_saving(rows, rule)))
+        premature = format_percent(counts.premature / counts.hacking)
+        table.add_row(rule, *both, premature, format_figure(_estimate_saving(rows, rule)))
     return table
 
 

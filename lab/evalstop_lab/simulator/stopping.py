@@ -22,11 +22,9 @@ FRACTION, PATIENCE = 0.85, 2
 
 @dataclass(frozen=True, eq=False)
 class Stops:
-    """A rule's stops, by job. `after`: the eval, from 1, after which the job is stopped (0: never). `kept`: the eval
-    whose checkpoint is kept (0: the job's last)."""
+    """A rule's stops, by job. `after`: the eval, from 1, after which the job is stopped (0: never)."""
 
     after: Integers
-    kept: Integers
 
     def ends(self, workload: Workload) -> Floats:
         """The hours of running after which each job ends."""
@@ -39,8 +37,7 @@ class Stops:
 
 
 def no_stops(workload: Workload) -> Stops:
-    zeros = np.zeros(len(workload.jobs), dtype=np.int64)
-    return Stops(zeros, zeros)
+    return Stops(np.zeros(len(workload.jobs), dtype=np.int64))
 
 
 def stop_at_progress(workload: Workload) -> Stops:
@@ -64,8 +61,7 @@ def stop_at_loss_plateau(workload: Workload) -> Stops:
 
 
 def _stop_at_first(rows: Iterable[Sequence[bool]]) -> Stops:
-    after = np.array([row.index(True) + 1 if True in row else 0 for row in map(list, rows)], dtype=np.int64)
-    return Stops(after, np.zeros_like(after))
+    return Stops(np.array([row.index(True) + 1 if True in row else 0 for row in map(list, rows)], dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -90,8 +86,7 @@ def decide_stops(rule: Rule, workload: Workload) -> Stops:
     if isinstance(rule, NaiveRule):
         return rule.decide(workload)
     judged = judge_runs(rule, build_logs(workload, rule.deciding_roles))
-    stops, kept_evals = [item.stop_step for item in judged], [item.best_step for item in judged]
-    return Stops(_to_evals(stops), _to_evals(kept_evals))
+    return Stops(np.array([(item.stop_step or 0) // STEPS_AN_EVAL for item in judged], dtype=np.int64))
 
 
 def plan_steps(job: Job) -> int:
@@ -110,7 +105,3 @@ def build_logs(workload: Workload, roles: frozenset[MetricRole]) -> list[Run]:
                 run.add(role, STEPS_AN_EVAL * number, value, None)
         runs.append(run)
     return runs
-
-
-def _to_evals(steps: Sequence[int | None]) -> Integers:
-    return np.array([(at or 0) // STEPS_AN_EVAL for at in steps], dtype=np.int64)

@@ -12,7 +12,7 @@ from evalstop_lab.simulator.jobs import Kind
 from evalstop_lab.simulator.metrics import Counts, count_flags, measure_schedule
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import PAPER, Setting
-from evalstop_lab.simulator.stopping import RULES, decide_stops, no_stops
+from evalstop_lab.simulator.stopping import RULES, decide_stops
 
 from tests.lab.simulator.conftest import SMALL
 
@@ -32,7 +32,7 @@ def test_oracle_leaves_no_waste() -> None:
     workload, hidden = draw_jobs(SMALL, 2)
     stops, ends = stop_at_peaks(workload, hidden)
     schedule = simulate_cluster(workload, SCHEDULERS["SRTF"], Cluster(), ends)
-    figures = measure_schedule(workload, hidden, stops, schedule)
+    figures = measure_schedule(workload, hidden, schedule)
     assert figures.wasted == pytest.approx(0.0, abs=1e-6)
     counts = count_flags(workload, hidden, stops)
     assert (counts.recall().value, counts.false_stops().value, counts.premature) == (1.0, 0.0, 0)
@@ -42,7 +42,7 @@ def test_gpu_hours_add_up() -> None:
     """GPU-hours are progress plus restores, and those of hacking jobs after their peak are a part of all theirs."""
     workload, hidden = draw_jobs(SMALL, 4)
     schedule = simulate_cluster(workload, SCHEDULERS["SRTF-Est"], Cluster())
-    figures = measure_schedule(workload, hidden, no_stops(workload), schedule)
+    figures = measure_schedule(workload, hidden, schedule)
     assert figures.gpu_hours == pytest.approx(float((workload.hours * workload.gpus).sum()) + figures.pauses)
     assert figures.false_stop == 0.0
     assert 0 < figures.post_peak < figures.hacking < figures.gpu_hours
@@ -71,7 +71,6 @@ def test_world_has_its_declared_labels_and_load(setting: Setting) -> None:
     fallen = (peaks - hidden.eval_scores[:, -1]) / setting.gain
     assert (fallen[~hidden.hacking] < 0.1).all()
     assert (fallen[hidden.hacking] > 0.0).all()
-    assert (peaks <= hidden.best + 1e-9).all()
     load = (workload.hours * workload.gpus).sum() / workload.submitted[-1] / setting.gpus
     assert load == pytest.approx(setting.load, rel=0.1)
 
