@@ -72,8 +72,8 @@ class DatabaseSettings(_Group):
     """`postgresql://USER:PASSWORD@HOST/NAME`, or several `HOST:PORT` with commas between them. None uses the embedded
     database in the data folder."""
 
-    database_connections: Annotated[int, Field(ge=2)] = 20
-    """Maximum number of connections that a process opens."""
+    database_connections: Annotated[int, Field(ge=3)] = 20
+    """Maximum number of connections that a process opens, a quarter of them for posts; at least 3."""
 
     sqlite_synchronous: Literal["FULL", "NORMAL", "EXTRA"] = "FULL"
     """SQLite's `synchronous` pragma. `NORMAL` is faster and may lose the last second on a power failure."""

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import signal
 import threading
+import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from evalstop_service.store.database import Database
 
+from tests.conftest import ClonePostgres
 from tests.faults.conftest import Installation
 from tests.faults.retrying_clients import (
+    RetryingClient,
     Trainer,
     build_batch,
     check_retryable_refusal,
@@ -21,8 +27,8 @@ from tests.faults.retrying_clients import (
     wait_for_batches,
     wait_until,
 )
-from tests.faults.run_records import assert_nothing_lost, find_run, load_observations
-from tests.faults.servers import RestartablePostgres
+from tests.faults.run_records import assert_nothing_lost, create_project_and_key, find_run, load_observations
+from tests.faults.servers import RestartablePostgres, start_replica
 
 pytestmark = pytest.mark.real
 
@@ -90,6 +96,37 @@ def test_readiness_notices_a_server_that_only_reads(installation: Installation) 
             connection.exec_driver_sql(TERMINATE_CONNECTIONS)
             connection.commit()
             assert httpx.get(f"{installation.service.url}/readyz", trust_env=False, timeout=60).status_code == status
+
+
+def test_no_more_connections_are_opened_than_configured(tmp_path: Path, clone_postgres: ClonePostgres) -> None:
+    """While posts wait for rows and others ask for pages, the connections of a process stay within its setting."""
+    database = Database(clone_postgres())
+    _, key = create_project_and_key(database)
+    role, most = f"limited_{uuid.uuid4().hex}", "3"
+    with database.transaction() as tx:
+        tx.exec_driver_sql(f"CREATE ROLE {role} LOGIN PASSWORD 'x' CONNECTION LIMIT {most}")
+        tx.exec_driver_sql(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
+        tx.exec_driver_sql(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}")
+    url = database.url.set(drivername="postgresql", username=role, password="x").render_as_string(False)
+    with start_replica(tmp_path, url, EVALSTOP_DATABASE_CONNECTIONS=most) as service, ThreadPoolExecutor(8) as threads:
+
+        def call(path: str, body: dict[str, Any] | None = None) -> str:
+            with RetryingClient(key, lambda: service.url) as client:
+                answer = client.get(path) if body is None else client.post(path, body)
+                assert (client.refusals, client.connection_errors) == ([], 0)
+                return str(answer.get("id"))
+
+        run_ids = list(threads.map(lambda number: call("/runs", {"name": f"run-{number}"}), range(8)))
+        batch = build_batch(create_observations(0))
+        with database.transaction() as tx:  # each post waits for its run, and after a moment the next one is tried
+            tx.exec_driver_sql("SELECT 1 FROM runs FOR UPDATE")
+            posts = [threads.submit(call, f"/runs/{run_id}/observations", batch) for run_id in run_ids[:4]]
+            for run_id in run_ids * 2:
+                call(f"/runs/{run_id}")
+            assert list(threads.map(lambda run_id: call(f"/runs/{run_id}"), run_ids * 2)) == run_ids * 2
+        assert len([post.result() for post in posts]) == 4
+        assert "too many connections" not in service.programs[0].read_log()
+    database.close()
 
 
 @contextmanager

@@ -78,8 +78,8 @@ class Database:
 
     `url`: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`, with libpq's parameters after a `?`.
     `synchronous`: SQLite's pragma of that name; with FULL every acknowledged row survives a power failure.
-    `connections`: the size of its own engine's pool; connections of `async_engine` come on top. A fifth of them is
-    reserved for decisions, which also go first where transactions queue: see `store.turns`.
+    `connections`: the most that are opened; on PostgreSQL a quarter for `async_engine`, the rest for this pool. A fifth
+    of the pool is reserved for decisions, which also go first where transactions queue: see `store.turns`.
     """
 
     def __init__(self, url: str, synchronous: str = "FULL", connections: int = 20) -> None:
@@ -90,6 +90,8 @@ class Database:
         if not self.embedded:
             ours = {"connect_timeout": str(_CONNECT_SECONDS), "client_encoding": "utf8"} | _TCP_TIMEOUTS
             self.url = self.url.set(query=ours | self.url.query)
+        self.posting_connections = 0 if self.embedded else max(1, connections // 4)
+        connections -= self.posting_connections
         self.engine = sa.create_engine(
             self.url,
             pool_size=connections,
@@ -99,7 +101,7 @@ class Database:
             hide_parameters=True,  # a failed statement is logged, and its parameters may be secrets
             **({} if self.embedded else {"isolation_level": "READ COMMITTED"}),  # at each begin, also through a pooler
         )
-        self.ordinary_connections = connections - max(1, connections // 5)
+        self.ordinary_connections = max(1, connections - max(1, connections // 5))
         self._ordinary = threading.Semaphore(self.ordinary_connections)
         # SQLite allows one writer, and others poll for the lock; queueing here is fairer and faster.
         self.turns = Turns() if self.embedded else None

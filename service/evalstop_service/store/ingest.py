@@ -208,6 +208,7 @@ class PostgresIngest:
         self._engine = database.async_engine()
         self._is_pooled = database.learned[IS_POOLED]
         self._idle: list[_Connection] = []
+        self._free = asyncio.Semaphore(database.posting_connections)
 
     async def read(self, query: Callable[[Transaction], T]) -> T:
         """See `IngestStore`."""
@@ -220,10 +221,10 @@ class PostgresIngest:
         async with self._borrow_connection() as connection:
             if follow_up is None and not self._is_pooled:
                 return {row[0] for row in await connection.raw.fetch(SAVE, *arguments)}
-            write = follow_up or _write_nothing
             async with connection.raw.transaction(isolation="read_committed"):
                 saved = {row[0] for row in await connection.raw.fetch(SAVE, *arguments)}
-                await connection.wrapped.run_sync(_run_in_block(lambda tx: write(tx, saved)))
+                if follow_up is not None:
+                    await connection.wrapped.run_sync(_run_in_block(follow_up, saved))
             return saved
 
     async def close(self) -> None:
@@ -236,9 +237,11 @@ class PostgresIngest:
     async def _borrow_connection(self) -> AsyncIterator[_Connection]:
         """A connection for one use; closed after any error, whatever its state."""
         connection = None
+        await self._free.acquire()
         try:
             connection = await self._find_idle() or await self._connect()
             yield connection
+            self._idle.append(connection)
         except BaseException as error:
             if connection is not None:
                 await _discard_connection(connection)
@@ -246,7 +249,8 @@ class PostgresIngest:
             if isinstance(failure, _FAILURES):
                 raise _translate_error(failure) from error
             raise
-        self._idle.append(connection)
+        finally:
+            self._free.release()
 
     async def _find_idle(self) -> _Connection | None:
         while self._idle:
@@ -261,10 +265,6 @@ class PostgresIngest:
         raw = (await wrapped.get_raw_connection()).driver_connection
         assert raw is not None
         return _Connection(wrapped, raw)
-
-
-def _write_nothing(_tx: Transaction, _saved: Collection[UUID]) -> None:
-    """The `FollowUp` of a save without consequences."""
 
 
 async def _discard_connection(connection: _Connection) -> None:
@@ -312,12 +312,12 @@ def _to_columns(rows: Sequence[tuple[Any, ...]]) -> list[Sequence[Any]]:
 _NUMBER = attrgetter("run.id.int")
 
 
-def _run_in_block(query: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
+def _run_in_block(query: Callable[..., T], *arguments: object) -> Callable[[Transaction], T]:
     """The query in a transaction block, so that SQLAlchemy is not left in a transaction."""
 
     def run(tx: Transaction) -> T:
         with tx.begin():
-            return query(tx)
+            return query(tx, *arguments)
 
     return run
 
