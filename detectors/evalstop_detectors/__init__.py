@@ -1,7 +1,6 @@
 """Online detectors of the moment when a training run stops getting better: no clock, no randomness, no I/O."""
 
 from evalstop_detectors.checkpoint.choice import (
-    BestCheckpoint,
     Score,
     Scores,
     choose_best,
@@ -17,7 +16,6 @@ from evalstop_detectors.policy.catalog import (
     NOTHING_SEEN,
     Action,
     Call,
-    Finding,
     Ground,
     GuardKind,
     Verdict,
@@ -43,7 +41,7 @@ from evalstop_detectors.policy.state import (
 )
 from evalstop_detectors.roles.meanings import RoleOrigin
 from evalstop_detectors.roles.params import derive_total_steps, find_total_steps
-from evalstop_detectors.roles.recognition import RecognizedRoles, Role, choose_direction, recognize_roles
+from evalstop_detectors.roles.recognition import Role, choose_direction, recognize_roles
 
 __all__ = [
     "DETECTORS",
@@ -51,7 +49,6 @@ __all__ = [
     "POLICIES",
     "ROLES",
     "Action",
-    "BestCheckpoint",
     "Call",
     "Column",
     "Columns",
@@ -62,7 +59,6 @@ __all__ = [
     "EvalRequests",
     "EvalValue",
     "Evidence",
-    "Finding",
     "Ground",
     "GuardKind",
     "InvalidPolicy",
@@ -74,7 +70,6 @@ __all__ = [
     "OutOfOrder",
     "PastRun",
     "Policy",
-    "RecognizedRoles",
     "Role",
     "RoleOrigin",
     "Score",

@@ -7,7 +7,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from itertools import chain, compress, count, repeat
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -122,10 +122,6 @@ class Column(NamedTuple):
         progress = None if self.progress is None else self.progress[places]
         observations = None if self.observations is None else self.observations[places]
         return Column(self.steps[places], self.values[places], stderrs, progress, observations)
-
-    def list_finite(self) -> list[int]:
-        """The places of its finite values."""
-        return list(compress(count(), map(math.isfinite, self.values)))
 
     def place_finite(self, steps: Sequence[int] | NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Its finite values, and the index in `steps` of the eval that each precedes; past the last: their count."""

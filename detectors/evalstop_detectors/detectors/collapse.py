@@ -208,7 +208,7 @@ class Collapse(Detector[CollapseState], frozen=True):
         if state.noise.seen or MetricRole.EVAL not in columns or MetricRole.PAIRED in columns:
             return self.fold_at_evals(state, evidence, columns, _take_values)
         evals = columns[MetricRole.EVAL]
-        finite = evals.list_finite()
+        finite = np.flatnonzero(np.isfinite(evals.values)).tolist()
         proxies = columns.get(MetricRole.PROXY, NO_VALUES).values
         if len(finite) <= _LEAST_EVALS or any(FAR < abs(value) < math.inf for value in proxies):
             return self.fold_at_evals(state, evidence, columns, _take_values)

@@ -329,7 +329,7 @@ def _given(state: PosteriorState, observation: Observation, value: float) -> Giv
 def _trace(columns: Columns, course: Course) -> Trace:
     """The evidence of a run with this course, at each eval."""
     evals, rank = columns[MetricRole.EVAL], RANK[MetricRole.EVAL]
-    finite = evals.list_finite()
+    finite = np.flatnonzero(np.isfinite(evals.values)).tolist()
     first = min((column.steps[0], RANK[role]) for role, column in columns.items())
     orders = [(evals.steps[place], rank) for place in finite]
     before = [first] if first < orders[0] else []

@@ -9,7 +9,6 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -65,20 +64,17 @@ LEAST_EVALS = 5
 READ = "read"
 
 
-@dataclass
-class Findings:
-    """What was done with the files of a folder: how many of each kind were `READ`, and why others were not."""
+Findings = Counter[tuple[str, str]]
+"""How many files of each kind in a folder were `READ`, and why others were not."""
 
-    files: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def print_table(self, folder: Path) -> None:
-        """Print one table to standard error."""
-        table = new_table(f"read from {folder}", "files", "number", "what became of them", left=1)
-        table.columns[2].justify = "left"
-        listed = sorted(self.files.items(), key=lambda item: (item[0][1] != READ, *item[0]))
-        for (kind, fate), count in listed:
-            table.add_row(Text(kind), f"{count:,}", Text(fate if fate == READ else f"not read: {fate}"))
-        Console(stderr=True, width=max(100, Console(stderr=True).width)).print(table)
+def print_findings(findings: Findings, folder: Path) -> None:
+    """Print one table to standard error."""
+    table = new_table(f"read from {folder}", "files", "number", "what became of them", left=1)
+    table.columns[2].justify = "left"
+    for (kind, fate), count in sorted(findings.items(), key=lambda item: (item[0][1] != READ, *item[0])):
+        table.add_row(Text(kind), f"{count:,}", Text(fate if fate == READ else f"not read: {fate}"))
+    Console(stderr=True, width=max(100, Console(stderr=True).width)).print(table)
 
 
 def name_kind(path: Path) -> str:
@@ -116,11 +112,11 @@ def list_paths(folder: Path, findings: Findings) -> list[tuple[Path, str]]:
         for name in names:
             kind = _classify(place / name)
             if kind == "other":
-                findings.files[name_kind(place / name), "it is no log that is known by its name or rows"] += 1
+                findings[name_kind(place / name), "it is no log that is known by its name or rows"] += 1
             elif kind is not None:
                 found.setdefault(kind, []).append(place / name)
     if not found:
-        seen = "; ".join(f"{kind}: {why}" for kind, why in findings.files)
+        seen = "; ".join(f"{kind}: {why}" for kind, why in findings)
         raise UnreadableInput(
             folder,
             f"the folder has no {', '.join(NAMED_BY_FOLDER)}, no console output or JSON lines of a known trainer, no"
@@ -181,7 +177,7 @@ def _leave_out_beginnings(states: Sequence[Path], findings: Findings) -> list[tu
             kept.append(path)
             beginnings.update(history)
     if left_out := len(states) - len(kept):
-        findings.files[STATE, f"another {STATE} continues it"] += left_out
+        findings[STATE, f"another {STATE} continues it"] += left_out
     of_folder = Counter(map(_find_output_folder, kept))
     named = (_find_output_folder(path) if of_folder[_find_output_folder(path)] == 1 else path.parent for path in kept)
     return sorted(zip(kept, map(_to_name, named), strict=True))
@@ -237,8 +233,8 @@ def leave_out_copies(folder: Path, runs: Runs, places: Mapping[str, Path], findi
             kept.total_steps = kept.total_steps or run.total_steps
             kept.stopped_early = kept.stopped_early or run.stopped_early
             kind = name_kind(places[name])
-            findings.files += Counter({(kind, "another log has the same evals"): 1})
-            findings.files -= Counter({(kind, READ): 1})
+            findings += Counter({(kind, "another log has the same evals"): 1})
+            findings -= Counter({(kind, READ): 1})
 
 
 _EVAL = np.dtype([("step", ">i8"), ("value", ">f4")])

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from evalstop_lab.replay import ReadErrors, RequestedRoles
+from evalstop_lab.replay.folders import Findings
 from evalstop_lab.replay.runs import NO_METRICS
 from evalstop_lab.replay.sources import Log, add_source_parser, choose_roles, get_requested_roles, list_logs
 from evalstop_lab.report import new_table
@@ -53,7 +54,7 @@ def explain_roles(sources: Sequence[str], requested: RequestedRoles, errors: Rea
     """The roles of the metrics of these sources; logs with the same metrics are explained once."""
     kinds: dict[tuple[frozenset[str], tuple[str, ...]], tuple[Log, int]] = {}
     with ExitStack() as stack:
-        for log in (log for source in sources for log in list_logs(source, stack)):
+        for log in (log for source in sources for log in list_logs(source, stack, Findings())):
             metrics = frozenset(log.metrics(errors))
             if not metrics - NO_METRICS:
                 continue

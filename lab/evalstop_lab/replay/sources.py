@@ -29,6 +29,7 @@ from evalstop_lab.replay.folders import (
     list_paths,
     name_kind,
     name_run,
+    print_findings,
 )
 from evalstop_lab.replay.runs import NO_METRICS, STEPS, ReadErrors, Roles, Run, Runs
 from evalstop_lab.replay.servers import list_mlflow_runs, list_service_runs
@@ -154,7 +155,7 @@ def read_settled_runs(
     return list(runs.by_name.values())
 
 
-def list_logs(source: str | Path, open_until: ExitStack, findings: Findings | None = None) -> Iterator[Log]:
+def list_logs(source: str | Path, open_until: ExitStack, findings: Findings) -> Iterator[Log]:
     """The logs of a source, readable until `open_until` closes: a file is one log, a folder or a server has many.
     `findings` gets the files that are left out."""
     text = str(source)
@@ -172,7 +173,7 @@ def list_logs(source: str | Path, open_until: ExitStack, findings: Findings | No
         raise UnusableArguments(f"{text}: give the kind of server, {MLFLOW}{text} or {EVALSTOP}{text}.")
     else:
         file = Path(text)
-        paths = list_paths(file, findings or Findings()) if file.is_dir() else [(file, name_run(file))]
+        paths = list_paths(file, findings) if file.is_dir() else [(file, name_run(file))]
         for path, name in paths:
             module = choose_reader(path)
             read = partial(_read_file, module, path, name)
@@ -259,7 +260,7 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
             everything |= names
             if isinstance(log.place, Path):
                 why = log_errors.collected[0].problem if log_errors.collected else NO_ROLE
-                findings.files[name_kind(log.place), READ if fits else why.partition("; ")[0]] += 1
+                findings[name_kind(log.place), READ if fits else why.partition("; ")[0]] += 1
                 if fits and len(runs.by_name) == runs_before + 1:
                     alone[next(reversed(runs.by_name))] = log.place
                 runs_before = len(runs.by_name)
@@ -271,7 +272,7 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
             progress.advance(task)
     if Path(source).is_dir():
         leave_out_copies(Path(source), runs, alone, findings)
-        findings.print_table(Path(source))
+        print_findings(findings, Path(source))
     if not is_known and (everything or len(errors.collected) == errors_before):
         expected = [requested.named.get(role, role.value) for role in MetricRole if role != "learning_rate"]
         error = UnreadableInput(

@@ -239,7 +239,10 @@ class TrainerState:
         run.stopped_early = _describe_early_stop(state)
         callbacks = state.get("stateful_callbacks")
         stops_early = isinstance(callbacks, dict) and "EarlyStoppingCallback" in callbacks
-        run.doubts_plan = not is_plan_meant(is_constant=_stays_constant(state), stops_early=stops_early)
+        rows = [row for row in state["log_history"] if isinstance(row, dict)]
+        rates = [rate for row in rows if isinstance(rate := row.get("learning_rate"), float)]
+        is_constant = len(rates) > 1 and rates[-2] == rates[-1] == max(rates)
+        run.doubts_plan = not is_plan_meant(is_constant=is_constant, stops_early=stops_early)
         if isinstance(planned := state.get("max_steps"), int) and planned > 0:
             run.total_steps = planned
         evals = run.series[MetricRole.EVAL].values if MetricRole.EVAL in run.series else ()
@@ -249,13 +252,6 @@ class TrainerState:
                 f"evalstop-lab: {path}: the worst {roles.columns[MetricRole.EVAL]} was kept as the best:"
                 f" {state['best_metric']:g}; its greater_is_better contradicts the name of the metric\n"
             )
-
-
-def _stays_constant(state: dict[str, Any]) -> bool:
-    """Whether the learning rate stays at its highest value."""
-    rows = [row for row in state["log_history"] if isinstance(row, dict)]
-    rates = [rate for row in rows if isinstance(rate := row.get("learning_rate"), float)]
-    return len(rates) > 1 and rates[-2] == rates[-1] == max(rates)
 
 
 def _describe_early_stop(state: dict[str, Any]) -> str:

@@ -84,9 +84,7 @@ def _read_history(path: Path) -> tuple[dict[str, Any], UnreadableInput | None]:
 
 
 def _parse_records(data: bytes) -> Iterator[bytes]:
-    if not data:  # a run that ended before anything was written
-        return
-    if data[:4] != b":W&B" or len(data) < 7:
+    if data and (data[:4] != b":W&B" or len(data) < 7):  # without data it ended before anything was written
         raise ValueError("it is not an offline run of W&B: it does not start with `:W&B`")
     at, is_incomplete = 7, False
     parts = bytearray()
