@@ -73,6 +73,16 @@ def _name_properties(schema: Any) -> None:
 
 FILES, DOCUMENT = "/docs-files", "/openapi.json"
 
+_DARK = """<script>
+const dark = matchMedia("(prefers-color-scheme: dark)");
+dark.onchange = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+dark.onchange();
+"""
+_PRINTED = """<meta name="color-scheme" content="light dark"><style media="print">
+.auth-wrapper, .try-out, .copy-to-clipboard, .opblock-control-arrow { display: none !important; }
+.opblock { break-inside: avoid; }
+</style>"""
+
 
 def install(app: FastAPI) -> None:
     """Add the OpenAPI document and the API reference to an app: Swagger UI with local files, without a CDN."""
@@ -85,6 +95,7 @@ def install(app: FastAPI) -> None:
         swagger_favicon_url=f"{FILES}/favicon.png",
     )
 
+    page = HTMLResponse(bytes(page.body).decode().replace("<head>", f"<head>{_PRINTED}").replace("<script>", _DARK, 1))
     # Swagger UI sets inline styles, and one inline script starts it.
     script = re.search(r"<script>(.*?)</script>", bytes(page.body).decode(), re.DOTALL)
     assert script is not None

@@ -181,6 +181,13 @@ def test_chart_options_are_kept_in_the_address(window: Window, embedded_database
     page.get_by_role("button", name="Compare selected").click()
     wait_for_chart_value(window, f"{TRACES}.length", 8)
     assert evaluate(window, f"{TRACES}[0].x") == [item.step for item in CLIMBING_EVALS]  # the newest run comes first
+    page.select_option("[name=by]", "label:lr")
+    wait_for_chart_value(window, f"{TRACES}.length", 12)  # the mean and the band of two groups in three panels
+    expect(page.locator("[data-groups] li")).to_have_text(
+        ["3e-5: mean and range of 1 run", "1e-5: mean and range of 1 run"]
+    )
+    page.select_option("[name=by]", "")
+    wait_for_chart_value(window, f"{TRACES}.length", 8)
 
     page.select_option("[name=x]", "sqrt_kl")
     wait_for_chart_value(window, f"{TRACES}.length", 6)  # KL is not drawn over KL

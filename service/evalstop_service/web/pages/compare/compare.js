@@ -1,7 +1,7 @@
 // The charts of a comparison: panels for eval, proxy and KL with one common axis, and a line for each run. The choices are
 // kept in the address.
 
-import { axis, axisTitle, draw, drawable, loadPlotly, loneValues, narrow, palette, redrawn, toggles } from "./charts.js";
+import { axis, axisTitle, band, draw, drawable, loadPlotly, loneValues, narrow, palette, redrawn, toggles } from "./charts.js";
 import { fetchSameOrigin } from "./live.js";
 
 const PANELS = [["eval", "eval", 2], ["proxy", "proxy", 1.2], ["kl", "KL", 1.2]]; // role, title, share of the height
@@ -22,6 +22,9 @@ const legend = document.querySelector(".legend");
 const choices = document.getElementById("choices");
 const [xChoice, alignChoice, smoothing] = ["x", "align", "smoothing"].map((name) => choices.querySelector(`[name=${name}]`));
 const shown = Object.fromEntries([...legend.querySelectorAll("[data-toggle]")].map((key) => [key.dataset.toggle, key.getAttribute("aria-pressed") === "true"]));
+const by = choices.querySelector("[name=by]"); // missing if nothing differs between the runs
+if (by) by.value = new URL(location.href).searchParams.get("by") ?? "";
+if (by && by.selectedIndex < 0) by.value = "";
 let zoom = "from" in main.dataset ? [Number(main.dataset.from), Number(main.dataset.to)] : null;
 let runs = null;
 let followed = false;
@@ -48,8 +51,11 @@ async function drawChart() {
   if (panels.length === 0) return;
   const color = palette();
   const places = panels.map((panel, i) => ({ role: panel[0], title: panel[1], share: panel[2], axis: i === 0 ? "y" : `y${i + 1}` }));
-  const traces = places.flatMap((panel) => present.flatMap((one) => lines(color, panel, one, x)));
-  await draw(chart, [...traces, ...(places[0].role === "eval" ? present.flatMap((one) => bestMark(color, one, x)) : [])], layout(color, places, x, traces));
+  const groups = by?.value ? groupRuns(present) : null;
+  showGroups(groups, present);
+  const traces = places.flatMap((panel) => (groups ? groups.flatMap((group, i) => groupLines(color, panel, group, i, x)) : present.flatMap((one) => lines(color, panel, one, x))));
+  const marks = places[0].role === "eval" && !groups ? present.flatMap((one) => bestMark(color, one, x)) : [];
+  await draw(chart, [...traces, ...marks], layout(color, places, x, traces));
   if (!followed) followZoom();
 }
 
@@ -90,6 +96,67 @@ function lines(color, panel, { run, index, shift }, x) {
   return [
     { ...common, y: line.values, opacity: 0.22, hoverinfo: "skip" },
     { ...common, ...hover, y: smooth(line.values, weight) },
+  ];
+}
+
+// The runs by their value of the chosen field, as the table shows it.
+function groupRuns(present) {
+  const groups = new Map();
+  for (const one of present) {
+    const row = document.querySelector(`[data-run="${one.run.id}"]`);
+    const value = row.querySelectorAll(".c-field")[by.selectedIndex - 1].textContent.trim();
+    if (!groups.has(value)) groups.set(value, []);
+    groups.get(value).push(one);
+  }
+  return [...groups].map(([value, members]) => ({ value, members }));
+}
+
+function hueOf(index) {
+  return `key hue-${(index % HUES) + 1}${index < HUES ? "" : " dashed"}`;
+}
+
+// The legend of the groups; the keys of runs have the colors of their groups.
+function showGroups(groups, present) {
+  for (const { run, index } of present) {
+    const group = groups?.findIndex(({ members }) => members.some((one) => one.run === run)) ?? index;
+    legend.querySelector(`[data-toggle="${run.id}"]`).className = hueOf(group);
+  }
+  const list = document.querySelector("[data-groups]");
+  list.hidden = !groups;
+  list.replaceChildren(...(groups ?? []).map(({ value, members }, i) => {
+    const item = document.createElement("li");
+    item.className = hueOf(i);
+    item.append(document.createElement("i"), `${value}: mean and range of ${members.length} run${members.length === 1 ? "" : "s"}`);
+    return item;
+  }));
+}
+
+// The mean of a group wherever one of its runs has a value, and the band between its lowest and its highest run there.
+function groupLines(color, panel, { members }, index, x) {
+  const drawn = members.map(({ run, shift }) => {
+    const line = lineOf(run, panel.role);
+    if (!line) return [];
+    const values = smooth(line.values, Number(smoothing.value));
+    const at = line.steps.map((step, i) => x.of({ step, seconds: line.seconds[i], kl: line.kl[i] }));
+    return at.flatMap((value, i) => (value === null || values[i] === null ? [] : [[value - shift, values[i]]])).sort((a, b) => a[0] - b[0]);
+  });
+  const xs = [...new Set(drawn.flatMap((points) => points.map(([at]) => at)))].sort((a, b) => a - b);
+  const there = xs.map(() => []);
+  for (const points of drawn) {
+    let i = 0;
+    xs.forEach((at, place) => {
+      if (!points.length || at < points[0][0] || at > points[points.length - 1][0]) return;
+      while (i < points.length - 2 && points[i + 1][0] < at) i += 1;
+      const [[x0, y0], [x1, y1]] = [points[i], points[Math.min(i + 1, points.length - 1)]];
+      there[place].push(x1 > x0 ? y0 + ((y1 - y0) * (at - x0)) / (x1 - x0) : y0);
+    });
+  }
+  const common = { type: "scatter", mode: "lines", name: `group ${index + 1}`, yaxis: panel.axis };
+  const outline = band(xs, there.map((values) => Math.min(...values)), there.map((values) => Math.max(...values)));
+  return [
+    { ...common, ...outline, fill: "toself", fillcolor: `${paint(color, index)}26`, line: { width: 0 }, hoverinfo: "skip" },
+    { ...common, x: xs, y: there.map((values) => values.reduce((a, b) => a + b, 0) / values.length), line: { color: paint(color, index), width: 2, dash: index < HUES ? "solid" : "dash" },
+      hovertemplate: `group ${index + 1}, mean %{y:.4~g}<extra></extra>` },
   ];
 }
 
@@ -169,7 +236,8 @@ function followZoom() {
 function writeAddress() {
   const address = new URL(location.href);
   const query = address.searchParams;
-  for (const name of ["x", "align", "smoothing", "from", "to", "hidden"]) query.delete(name);
+  for (const name of ["x", "align", "smoothing", "by", "from", "to", "hidden"]) query.delete(name);
+  if (by?.value) query.set("by", by.value);
   if (xChoice.value !== "step") query.set("x", xChoice.value);
   if (alignChoice.value !== "start") query.set("align", alignChoice.value);
   if (Number(smoothing.value) > 0) query.set("smoothing", smoothing.value);
@@ -192,7 +260,7 @@ function emphasize(id) {
 }
 
 function paintEmphasis() {
-  if (!chart.data || chart.hidden) return;
+  if (!chart.data || chart.hidden || by?.value) return;
   Plotly.restyle(chart, { opacity: chart.data.map((trace) => (trace.hoverinfo === "skip" ? 0.22 : 1) * (emphasized === null || trace.meta === emphasized ? 1 : 0.18)) });
 }
 
