@@ -242,8 +242,9 @@ class Run:
     def flush(self, timeout_seconds: float | None = None) -> bool:
         """Wait until the service has everything, by default for `flush_seconds`; False on timeout.
 
-        At its exit a process sends what it has logged, also a child of `multiprocessing`. If a process was killed, or
-        ended by `os._exit`, the next run of its name on this machine sends what had reached the disk.
+        At its exit a process sends what it has logged, also a child of `multiprocessing`. If a process was killed, as
+        the workers of `with Pool()` are, or ended by `os._exit`, the next run of its name on this machine sends what
+        had reached the disk.
         """
         if self._reporter is None or self._finished:
             return True
