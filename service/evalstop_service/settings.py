@@ -7,6 +7,7 @@ packages define (networks, keys, grants) are parsed there, when the app is creat
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -17,20 +18,18 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 def _read_database_url(url: str) -> str:
-    usable = url.startswith(("sqlite:///", "postgresql://"))
-    if several := re.fullmatch(r"(postgresql://(?:[^@/?]*@)?)([\w.:-]+(?:,[\w.:-]+)+)(/[^?]*)?(?:\?(.*))?", url):
-        # libpq's HOST:PORT,HOST:PORT as its parameters `host` and `port`, in which both drivers take a list.
+    url = re.sub("^postgres://", "postgresql://", url)
+    address = r"[\w.:%-]+(?:,[\w.:%-]+)+|%2[Ff][\w.:%-]+"
+    if several := re.fullmatch(rf"(postgresql://(?:[^@/?]*@)?)({address})(/[^?]*)?(?:\?(.*))?", url):
+        # libpq's HOST:PORT,HOST:PORT and sockets as its parameters `host` and `port`, which both drivers understand.
         account, servers, name, query = several.groups("")
         hosts, ports = zip(*(server.partition(":")[::2] for server in servers.split(",")), strict=True)
         listed = f"host={','.join(hosts)}&port={','.join(port or '5432' for port in ports)}"
         url = f"{account}{name or '/'}?{listed}{query and '&'}{query}"
-    try:
-        sa.make_url(url)
-    except (ValueError, sa.exc.ArgumentError):
-        usable = False
-    if not usable:
-        raise ValueError("write a database as sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
-    return url
+    with suppress(ValueError, sa.exc.ArgumentError):
+        if url.startswith(("sqlite:///", "postgresql://")) and sa.make_url(url):
+            return url
+    raise ValueError("write a database as sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
 
 
 def _check_issuer(url: str) -> str:

@@ -58,7 +58,6 @@ def find_fault(error: BaseException) -> Fault:
         if is_away and _REFUSED.search(str(error.orig)):
             return Fault.REFUSED
         return Fault.AWAY if is_away else Fault.BUG
-    known = [beginning for beginning in _FAULTS if code.startswith(beginning)]
-    if known:
+    if known := [beginning for beginning in _FAULTS if code.startswith(beginning)]:
         return _FAULTS[max(known, key=len)]
     return Fault.NO_SCHEMA if _NO_SUCH.match(str(error.orig)) else Fault.BUG

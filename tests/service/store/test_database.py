@@ -198,6 +198,26 @@ def test_list_of_servers_is_for_both_drivers(postgres_database: Database) -> Non
     assert read_by_both_drivers(postgres_database.url.update_query_dict(servers).render_as_string(False)) == [1, 1]
 
 
+@pytest.mark.parametrize("written", ["postgres://{user}@{socket}/{name}", "postgresql://{user}@{socket}:5432/{name}"])
+def test_socket_in_the_address_is_for_both_drivers(postgres_database: Database, written: str) -> None:
+    """A percent-encoded folder of the server's socket may stand where the host does, as libpq has it."""
+    url = postgres_database.url
+    socket = str(url.query["host"]).replace("/", "%2F")
+    settings = Settings(database_url=written.format(user=url.username, socket=socket, name=url.database))
+    assert read_by_both_drivers(settings.url) == [1, 1]
+
+
+def test_parameters_of_a_file_are_for_both_drivers(
+    postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service file may name the server, and a setting of the session may stand in the URL."""
+    url, services = postgres_database.url, tmp_path / "services"
+    services.write_text(f"[mine]\nhost={url.query['host']}\nuser={url.username}\ndbname={url.database}\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(services))
+    written = Settings(database_url="postgresql:///?service=mine&options=-c%20work_mem%3D8MB").url
+    assert read_by_both_drivers(written, "SHOW work_mem") == ["8MB", "8MB"]
+
+
 def test_isolation_is_the_services_own(empty_postgres_url: str) -> None:
     """A role or database that defaults to another level changes nothing: concurrent inserts would fail there."""
     database = Database(empty_postgres_url)
