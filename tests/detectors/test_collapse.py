@@ -33,6 +33,12 @@ def draw_fall(rng: np.random.Generator, depth: float, noise: float = 0.08) -> Fl
     return np.where(FALLEN, 1 - depth + noise * rng.standard_normal(EVALS), draw_rise(rng, 0.08))
 
 
+def draw_half_fall(rng: np.random.Generator) -> Floats:
+    """A fall by 0.55 with less noise: more is left than a dead model has."""
+    scores: Floats = draw_rise(rng, 0.04)
+    return np.where(FALLEN, 0.45 + 0.04 * rng.standard_normal(EVALS), scores)
+
+
 def find_stop(scores: Floats, proxy: Floats | None = None, kl: Floats | None = None) -> tuple[int, int | None] | None:
     """The eval at which the detector stops the run, and the turn that it names."""
     series = {MetricRole.KL: kl, MetricRole.PROXY: proxy, MetricRole.EVAL: scores}
@@ -70,6 +76,17 @@ def test_fall_below_the_start_is_stopped_at_the_sixth_eval(depth: float, noise: 
     assert stops.count((AT + 5, AT - 1)) > 93
 
 
+def test_fall_that_leaves_a_third_of_the_rise_is_stopped() -> None:
+    """However old the run is: a stricter grader hardly ever takes most of what a run has gained."""
+    old = np.repeat(1.0, 400)
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        scores = np.concatenate([draw_rise(rng, 0.05)[:AT], old, np.full(9, 0.3)])
+        stop = find_stop(scores)
+        assert stop is not None
+        assert stop[0] == AT + 405
+
+
 @pytest.mark.parametrize("factor", [3.5, 60.0])
 def test_jump_of_kl_confirms_a_fall(factor: float) -> None:
     """A fall by 0.7 of the gain is certain within six evals if KL becomes several times as large."""
@@ -80,23 +97,23 @@ def test_jump_of_kl_confirms_a_fall(factor: float) -> None:
 @pytest.mark.parametrize("move", [-0.7, 1.5])
 def test_jump_of_the_proxy_confirms_a_fall(move: float) -> None:
     """So it is, after a fifth of the evals before it, if the proxy falls along or is exploited."""
-    assert count_stops(lambda rng: [draw_fall(rng, 0.7), draw_proxy(rng) + move * FALLEN], AT + 9) > 93
-    assert count_stops(lambda rng: [draw_fall(rng, 0.7), draw_proxy(rng) + move * FALLEN], AT + 8) == 0
+    assert count_stops(lambda rng: [draw_half_fall(rng), draw_proxy(rng) + move * FALLEN], AT + 9) > 93
+    assert count_stops(lambda rng: [draw_half_fall(rng), draw_proxy(rng) + move * FALLEN], AT + 8) <= 5
 
 
 def test_changed_grader_is_only_suspect() -> None:
     """Only the eval falls, to a level above the start: hardly any run is stopped, nearly all are suspect."""
     assert count_stops(lambda rng: [draw_fall(rng, 0.7), draw_proxy(rng), draw_kl(rng)]) <= 2
-    assert count_stops(lambda rng: [draw_fall(rng, 0.7)]) <= 2
-    evidence = collect_evidence(Collapse(), eval_series(draw_fall(np.random.default_rng(0), 0.7).tolist()))
+    assert count_stops(lambda rng: [draw_half_fall(rng)]) <= 5
+    evidence = collect_evidence(Collapse(), eval_series(draw_half_fall(np.random.default_rng(0)).tolist()))
     assert evidence[AT + 3].value == pytest.approx(4 / 6)
     assert "a changed grader looks the same" in evidence[AT + 3].note
 
 
 def judge_with_answers(answers: dict[int, tuple[float, float | None]]) -> list[float]:
-    """The values at each eval of a run that falls by 0.7, with paired evaluations after these evals."""
+    """The values at each eval of a run that falls by 0.55, with paired evaluations after these evals."""
     detector, state, values = Collapse(), Collapse().start(), []
-    for item in eval_series(draw_fall(np.random.default_rng(0), 0.7).tolist()):
+    for item in eval_series(draw_half_fall(np.random.default_rng(0)).tolist()):
         state, evidence = detector.step(state, item)
         if item.step in answers:
             answer = Observation(MetricRole.PAIRED, item.step, *answers[item.step])
@@ -107,8 +124,8 @@ def judge_with_answers(answers: dict[int, tuple[float, float | None]]) -> list[f
 
 def test_paired_evaluation_confirms_a_fall() -> None:
     """One of many standard errors makes the sixth eval certain; one without or with a large error changes nothing."""
-    assert judge_with_answers({AT + 3: (-0.7, 0.025)})[AT + 5] == 1.0
-    for answer in ((-0.7, 0.3), (-0.7, None)):
+    assert judge_with_answers({AT + 3: (-0.55, 0.025)})[AT + 5] == 1.0
+    for answer in ((-0.55, 0.3), (-0.55, None)):
         assert judge_with_answers({AT + 3: answer})[AT + 5] == 0.9
 
 

@@ -8,13 +8,15 @@ Kernel      A fall is sudden if, in one eval or two, the score goes from near it
             first three.
 Confirmed   A changed grader moves the eval alone. A run has broken if something else changed with it:
             (1) KL is three times as large as ever before within three evals; (2) the last `k` evals moved by at most a
-            tenth of what the `k` before the fall did: a constant; (3) the last `k` evals lie on average below the
-            start, by a quarter of the rise if the proxy stayed still; (4) the proxy jumped, down as the policy broke or
+            tenth of what the `k` before the fall did: a constant; (3) the last `k` evals lie on average at most 0.35
+            of the rise above the start, or 0.25 below it if the proxy stayed still: a stricter grader takes a part of
+            what a run has gained, hardly ever most of it; (4) the proxy jumped, down as the policy broke or
             up as it was exploited, by 0.3 of its range and four times its usual move; (5) a paired evaluation found at
             least half of the fall, three standard errors above it. One that finds less, two standard errors below it,
             clears the fall: the new level is the start.
-Age         A run that is rolled back looks the same while it is broken, which is short relative to its age. So (3)
-            and (5) need `k` evals, or an eighth of those before the fall if that is more, (4) a fifth.
+Age         A run whose proxy fell too may heal by itself, the later the older it is. So (4) needs `k` evals, or a fifth
+            of those before the fall if that is more; the others need `k`. A run that a person will roll back to a
+            checkpoint looks the same while it is broken; a stop keeps the checkpoint that they would choose.
 State       The noise of the eval score, which holds its last values, the mean of the first three evals, the best median
             of three, proxy and KL so far, and the fall in progress. O(1).
 Evidence    A statistic: the number of evals since the fall, divided by those needed; at most 0.9 while nothing confirms
@@ -46,8 +48,7 @@ _LEAST_EVALS = 5
 
 _RISEN_SIGMAS = 5.0
 _STAY_SIGMAS = 2.0  # above the line: one eval may be lucky
-_START_SIGMAS = 0.5
-_DEEP = 0.25  # of the rise, below the start
+_LEFT, _DEEP = 0.35, 0.25  # of the rise, above and below the start
 _NEAR = 0.4  # of the fall: what was lost before the last two evals is no part of a sudden one
 _HEALED = 0.25
 _UNCONFIRMED = 0.9
@@ -56,7 +57,7 @@ _QUIET_SHARE = 0.1
 _PROXY_SHARE, _PROXY_MOVES = 0.3, 4.0
 _MEASURED_SHARE = 0.5  # of the fall, by a paired evaluation
 _ABOVE, _BELOW = 3.0, 2.0  # standard errors
-_WAIT, _WAIT_AFTER_JUMP = 8, 5  # an eighth, a fifth of the evals before the fall
+_WAIT_AFTER_JUMP = 5  # a fifth of the evals before the fall
 
 _QUIET = Evidence(Kind.STATISTIC, 0.0, None, "no sudden fall")
 
@@ -114,7 +115,7 @@ class Fall(Struct, frozen=True):
     """A fall in progress: the step before it, the `line` below which it stays, its depth, and its last evals.
 
     `first` is the sum of its first three evals. All values are relative to the run's first eval. `age`: evals before
-    it. `floor`, `deep`: means from here down lie below the start, or far below. `moved`: the range of the last evals
+    it. `floor`, `deep`: means from here down lie near the start, or far below. `moved`: the range of the last evals
     before it. `proxy`, `jump`, `kl`: what the proxy was, by how much it must change, and what KL must reach. `changed`
     are sum and number of the proxies of its first evals. `certain`, `jumped`, `measured`: (1), (4), (5) of the module's
     docstring.
@@ -294,7 +295,7 @@ class Collapse(Detector[CollapseState], frozen=True):
                     line=line + _STAY_SIGMAS * sd,
                     depth=depth,
                     age=state.noise.seen + 2 - back,
-                    floor=state.start + _START_SIGMAS * sd,
+                    floor=state.start + _LEFT * rise,
                     deep=state.start - _DEEP * rise,
                     moved=max(before) - min(before),
                     proxy=sorted(course.last)[len(course.last) // 2] if course.last else 0.0,
@@ -308,16 +309,19 @@ class Collapse(Detector[CollapseState], frozen=True):
             return _QUIET
         lasted = fall.evals >= self.k
         note = f"fell at once and stayed down for {format_count(fall.evals, 'eval')}"
-        if fall.certain or (lasted and max(last) - min(last) <= _QUIET_SHARE * fall.moved):
+        if fall.certain or fall.measured or (lasted and self._has_lost(fall, last)):
             value = fall.evals / self.k
-        elif fall.measured or (lasted and add_up(last) <= self.k * (fall.deep if fall.is_still else fall.floor)):
-            value = fall.evals / max(self.k, fall.age // _WAIT)
         elif fall.jumped:
             value = fall.evals / max(self.k, fall.age // _WAIT_AFTER_JUMP)
         else:
             value = min(fall.evals / self.k, _UNCONFIRMED)
             note = f"{note}; only the eval shows it, and a changed grader looks the same"
         return Evidence(Kind.STATISTIC, value, fall.before_step, note)
+
+    def _has_lost(self, fall: Fall, last: tuple[float, ...]) -> bool:
+        """Whether the last evals are those of a dead model: a constant, or not far above the start."""
+        is_constant = max(last) - min(last) <= _QUIET_SHARE * fall.moved
+        return is_constant or add_up(last) <= self.k * (fall.deep if fall.is_still else fall.floor)
 
 
 def _is_sudden(recent: Sequence[Any], top: Any, line: Any) -> Any:

@@ -258,7 +258,7 @@ def draw_world(name: str, seed: int, kinds: Mapping[str, Kind] = THIRD_SUITE) ->
         broken[starts[kind.breaks] : None if kind.shift_ends is None else starts[kind.shift_ends]] = True
     unit = label_curve(steps, clean, None).unit
     level = float(np.exp(rng.uniform(*np.log(kind.noise))))
-    noise = Noise(rng.choice(NOISE_KINDS), level, 0.0, stderr_given=bool(rng.random() < 0.3))
+    noise = Noise(NoiseKind(rng.choice(NOISE_KINDS)), level, 0.0, stderr_given=bool(rng.random() < 0.3))
     noisy = add_noise(rng, noise.kind, clean, level * unit, rng.standard_normal(len(clean)))
     spread = np.where(broken, kind.after, 1.0)
     scores = clean + spread * (noisy.values - clean)
