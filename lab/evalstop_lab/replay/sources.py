@@ -270,7 +270,7 @@ def _read_source(source: str | Path, runs: Runs, requested: RequestedRoles, erro
             if log_runs is not runs:
                 _add_runs(log_runs, runs, source)
             progress.advance(task)
-    if Path(source).is_dir():
+    if Path(source).is_dir() and (is_known or len(logs) > 1):  # else the error says it
         leave_out_copies(Path(source), runs, alone, findings)
         print_findings(findings, Path(source))
     if not is_known and (everything or len(errors.collected) == errors_before):
