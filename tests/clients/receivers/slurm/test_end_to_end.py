@@ -191,18 +191,22 @@ def test_healthy_run_in_the_same_job_lives_on(deployment: Deployment, start: str
 
 
 REQUEUES = """
-trap 'scontrol requeue $SLURM_JOB_ID' USR1  # as Lightning and submitit do
+trap 'scontrol requeue $SLURM_JOB_ID' {signal}  # as Lightning does by USR1, and submitit by USR2
 {python} {trainer} {run} {folder} & wait $!
 while kill -0 $! 2>/dev/null; do wait $!; done
 """
 
 
-def test_job_that_requeues_itself_when_asked_to_save_is_ended(deployment: Deployment) -> None:
+@pytest.mark.parametrize(
+    "signal", ["USR1", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("USR2", "HUP"))]
+)
+def test_job_that_requeues_itself_when_asked_to_save_is_ended(deployment: Deployment, signal: str) -> None:
     """The requeue that the stop provoked is cancelled too: confirmed means that the job does not wait to run again."""
-    deployment.start_listening_receiver("requeues", "--checkpoint-signal", "USR1@batch")
-    folder = deployment.make_folder("requeues-itself")
-    script = REQUEUES.format(python=sys.executable, trainer=trainer.__file__, run="requeues-itself", folder=folder)
-    job = deployment.submit_script("requeues-itself", script)
+    run = f"requeues-itself-{signal}"
+    deployment.start_listening_receiver(run, "--checkpoint-signal", f"{signal}@batch")
+    folder = deployment.make_folder(run)
+    values = {"python": sys.executable, "trainer": trainer.__file__, "run": run, "folder": folder}
+    job = deployment.submit_script(run, REQUEUES.format(signal=signal, **values))
     details = deployment.wait_for_confirmation(job)
     assert (details["how"], details["scheduler_state"]) == ("cancelled", "CANCELLED")
     assert deployment.cluster.get_job_field(job.id, "Restarts") == "1"
