@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 value_lists = st.lists(st.one_of(st.integers(-50, 50).map(float), st.just(math.nan), st.just(math.inf)), max_size=30)
 
 
-def build_points(values: list[float]) -> list[Point]:
+def observe_values(values: list[float]) -> list[Point]:
     return [(10 * place, value) for place, value in enumerate(values)]
 
 
@@ -43,7 +43,7 @@ def test_other_texts_are_refused(text: str) -> None:
 @given(values=value_lists, bound=st.integers(-60, 60))
 def test_threshold_compares_the_last_value(values: list[float], bound: int) -> None:
     """A threshold is met exactly if the last value is beyond it; NaN never is."""
-    breach = find_breach(parse_rule(f"kl > {bound}"), build_points(values))
+    breach = find_breach(parse_rule(f"kl > {bound}"), observe_values(values))
     assert (breach is not None) == (bool(values) and values[-1] > bound)
     if breach is not None:
         assert breach.step == 10 * (len(values) - 1)
@@ -55,7 +55,7 @@ def test_change_compares_with_an_earlier_value(values: list[float], over: int, s
     rule = parse_rule(f"loss change {sign} 3 over {over}")
     change = values[-1] - values[-1 - over] if len(values) > over else math.nan
     expected = change > 3 if sign == ">" else change < 3
-    assert (find_breach(rule, build_points(values)) is not None) == expected
+    assert (find_breach(rule, observe_values(values)) is not None) == expected
 
 
 @given(values=st.lists(st.integers(-50, 50).map(float), max_size=30), over=st.integers(2, 10))
@@ -63,19 +63,19 @@ def test_z_score_is_in_deviations_of_the_values_before(values: list[float], over
     """A z-score needs enough values that differ, and does not depend on the unit."""
     rule = parse_rule(f"grad_norm z_score > 2 over {over}")
     earlier = values[-1 - over : -1] if len(values) > over else []
-    found = find_breach(rule, build_points(values)) is not None
+    found = find_breach(rule, observe_values(values)) is not None
     if len(set(earlier)) < 2:
         assert not found
         return
     beyond = values[-1] - statistics.fmean(earlier) - 2 * statistics.pstdev(earlier)
-    scaled = find_breach(rule, build_points([4 * value + 128 for value in values])) is not None
+    scaled = find_breach(rule, observe_values([4 * value + 128 for value in values])) is not None
     assert abs(beyond) < 1e-6 or (found, scaled) == (beyond > 0, beyond > 0)
 
 
 @given(values=value_lists, text=st.sampled_from(["kl > 3", "kl change > 3 over 4", "kl z_score > 1 over 4"]))
 def test_only_the_values_that_a_rule_needs_count(values: list[float], text: str) -> None:
     """Values before those that a rule needs change nothing."""
-    rule, points = parse_rule(text), build_points(values)
+    rule, points = parse_rule(text), observe_values(values)
     assert repr(find_breach(rule, points)) == repr(find_breach(rule, points[-1 - rule.over :]))
 
 
