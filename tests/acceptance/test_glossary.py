@@ -75,7 +75,6 @@ EXCEPTIONS = {
     "tests.test_gold_of_overoptimizes_peaks_and_falls_while_the_proxy_climbs",
     "tests.test_label_noise_is_the_share_of_pairs_labeled_against_gold",
     "tests.test_only_metrics_depend_on_the_truth",
-    "tests.test_recorded_runs_keep_their_labels_and_their_truth",
     "tests.test_without_noise_labels_agree_with_gold",
 }
 
