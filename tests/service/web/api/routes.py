@@ -175,6 +175,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("PATCH", "/runs/{run_id}/metrics"): {"metrics": {"gold": {"role": "eval", "direction": "maximize"}}},
     ("POST", "/runs/{run_id}/resume"): {"step": 3},
     ("POST", "/runs/{run_id}/eval-changes"): {"step": 3, "reason": "another grader"},
+    ("POST", "/runs/{run_id}/alerts"): {"title": "the grader is slow"},
     ("POST", "/runs/{run_id}/stop"): {"actor": "dana", "reason": "it diverged"},
     ("POST", "/runs/{run_id}/finish"): {"status": "completed"},
     ("POST", "/runs/{run_id}/outcome"): {"outcome": "wrong", "note": "n", "turn_step": 1, "actor": "dana"},

@@ -60,6 +60,7 @@ ACTIONS = {
 
 NOT_AUDITED = {
     ("POST", "/runs/{run_id}/heartbeat"),
+    ("POST", "/runs/{run_id}/alerts"),
     ("POST", "/observations"),
     ("POST", "/runs/{run_id}/observations"),
     ("POST", "/runs/{run_id}/checkpoints"),

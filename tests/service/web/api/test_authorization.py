@@ -173,6 +173,7 @@ def list_id_parameters(openapi: dict[str, Any]) -> Iterator[tuple[tuple[str, str
 
 
 RESOURCE_OF_PARAMETER = {
+    "id": "run_id",
     "cursor": "decision_id",
     "after": "delivery_id",
     "opening": "run_id",
