@@ -32,6 +32,8 @@ COMMANDS = {
     "policy": ("policies", "List, backtest and add policies, and move them between rollout stages."),
     "proposals": ("policies", "List, confirm and refuse what waits for another person."),
     "project": ("project", "Show or change the settings of the key's project."),
+    "pause": ("project", "Pause all stops in the project until it is resumed."),
+    "resume": ("project", "Resume stops in a paused project."),
     "key": ("project", "List, create and revoke keys of the project; requires the scope admin."),
     "doctor": ("doctor", "Explain on one screen why a run is not stopped."),
 }

@@ -73,7 +73,7 @@ def _check_project(api: Api) -> Iterator[Check]:
     yield Check("key", FINE, f"{key['name']}: {', '.join(key['scopes'])}{until}")
     project = connection.get("/project")
     if project["paused_at"] is not None:
-        yield Check("project", BLOCKS, f"paused by {project['paused_by']}: `evalstop project resume`")
+        yield Check("project", BLOCKS, f"paused by {project['paused_by']}: `evalstop resume`")
     if project["max_mode"] == "shadow":
         yield Check("project", BLOCKS, "max_mode is shadow: no run can be stopped")
     else:

@@ -32,7 +32,7 @@ LISTS = {"allowed_policies": "any", "panel": "shipped", "rules": "none"}
 WORDS = {"none": None, "yes": True, "no": False}
 SET_ELSEWHERE = {
     "quotas": "by `PUT /api/v1/projects/{id}/quotas`, with a key to the installation",
-    "paused_at": "by `evalstop project pause` and `evalstop project resume`",
+    "paused_at": "by `evalstop pause` and `evalstop resume`",
 }
 """How to change what `show` prints and `set` does not take."""
 
@@ -47,12 +47,18 @@ def add_project(commands: Subcommands, text: str) -> None:
         metavar="SETTING=VALUE",
         help="such as max_mode=enforce; `none` for no value; commas between several; any policies, the shipped panel",
     )
-    pausing = add_command(verbs, "pause", pause_project)
+
+
+def add_pause(commands: Subcommands, text: str) -> None:
+    pausing = add_command(commands, "pause", pause_project)
     pausing.add_argument("--reason", default="", help="shown with each stop on hold")
     pausing.add_argument(
         "--until", metavar="TIME", type=_parse_end, help="when it resumes by itself: 4h, 2d, or a time (default: never)"
     )
-    add_command(verbs, "resume", resume_project)
+
+
+def add_resume(commands: Subcommands, text: str) -> None:
+    add_command(commands, "resume", resume_project)
 
 
 def show_project(options: argparse.Namespace) -> int:

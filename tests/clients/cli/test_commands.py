@@ -128,10 +128,10 @@ def test_project_settings_are_changed(shell: Shell, project: Project) -> None:
 def test_project_is_paused_and_resumed(shell: Shell, project: Project) -> None:
     """A second pause says that one is there, and the reason is kept."""
     for already in ("", " (it was paused already"):
-        paused = shell.run("project", "pause", "--reason", "the eval set is broken")
+        paused = shell.run("pause", "--reason", "the eval set is broken")
         assert paused.startswith(f"project {project.name} is paused by key test: nothing is stopped{already}")
     assert shell.read("project", "show")["paused_reason"] == "the eval set is broken"
-    assert shell.run("project", "resume") == f"project {project.name} is resumed\n"
+    assert shell.run("resume") == f"project {project.name} is resumed\n"
 
 
 def test_stop_may_need_a_second_person(shell: Shell, project: Project) -> None:

@@ -64,7 +64,7 @@ def test_stop_on_hold_and_paused_project_block(examine: Examine, project: Projec
         assert set(blocked) == {"decision"}
         assert blocked["decision"].startswith("on_hold (no_checkpoint): ")
         project.api.connection.post("/project/pause", {"reason": "the eval set is broken"})
-        assert "evalstop project resume" in list_blocking(examine("unsaved"))["project"]
+        assert "evalstop resume" in list_blocking(examine("unsaved"))["project"]
 
 
 def test_pending_stop_says_until_when(examine: Examine, real_service: tuple[str, Database]) -> None:
