@@ -20,7 +20,7 @@ import asyncpg
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from evalstop_service.domain.run import Verdict
 from evalstop_service.store.database import IS_POOLED, Database, Transaction, save_row
@@ -205,8 +205,8 @@ class PostgresIngest:
     """An `IngestStore` on PostgreSQL. Connections are opened on demand and kept open."""
 
     def __init__(self, database: Database) -> None:
-        self._engine = database.async_engine()
-        self._is_pooled = database.learned[IS_POOLED]
+        self._database = database
+        self._engine: AsyncEngine | None = None
         self._idle: list[_Connection] = []
         self._free = asyncio.Semaphore(database.posting_connections)
 
@@ -219,7 +219,7 @@ class PostgresIngest:
         """See `IngestStore`."""
         arguments = save_arguments(changes, now)
         async with self._borrow_connection() as connection:
-            if follow_up is None and not self._is_pooled:
+            if follow_up is None and not self._database.learned[IS_POOLED]:
                 return {row[0] for row in await connection.raw.fetch(SAVE, *arguments)}
             async with connection.raw.transaction(isolation="read_committed"):
                 saved = {row[0] for row in await connection.raw.fetch(SAVE, *arguments)}
@@ -231,7 +231,8 @@ class PostgresIngest:
         """See `IngestStore`."""
         while (connection := await self._find_idle()) is not None:
             await connection.wrapped.close()
-        await self._engine.dispose()
+        if self._engine is not None:
+            await self._engine.dispose()
 
     @asynccontextmanager
     async def _borrow_connection(self) -> AsyncIterator[_Connection]:
@@ -261,6 +262,8 @@ class PostgresIngest:
         return None
 
     async def _connect(self) -> _Connection:
+        if self._engine is None:  # only now: the database may be away when the service starts
+            self._engine = await asyncio.to_thread(self._database.async_engine)
         wrapped = await self._engine.connect()
         raw = (await wrapped.get_raw_connection()).driver_connection
         assert raw is not None
