@@ -36,8 +36,8 @@ MOST_PROPOSALS = 50
 
 MOST_DECISIONS = 8
 
-WIDEST_INTERVAL = 0.3
-"""Wider intervals are too uncertain to show a figure."""
+WIDEST_INTERVAL = 0.5
+"""Wider intervals are too uncertain to show a figure; those of single detectors are often nearly as wide."""
 
 
 @dataclass(frozen=True)
