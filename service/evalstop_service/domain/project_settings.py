@@ -238,11 +238,7 @@ class ProjectSettings:
         ),
     ] = None
     rules: Annotated[
-        Annotated[
-            list[Annotated[str, Rule(lambda text: parse_rule(text).text, {"pattern": PATTERN_OF_RULES})]],
-            Field(max_length=20),
-        ]
-        | None,
+        Annotated[list[RuleText], Field(max_length=20)] | None,
         Setting(
             _NOTICES,
             "Rules",

@@ -109,6 +109,19 @@ def test_durations_and_hours_are_written_as_people_write_them(service: Service) 
         assert problem["errors"][0]["pointer"] == f"/{name}"
 
 
+def test_rules_on_metrics_are_set_by_the_api(service: Service) -> None:
+    """A project keeps its rules as they are written; one that cannot be read is refused, with examples."""
+    name = uuid.uuid4().hex
+    expect_json(service.open_client(None, "admin").post("/projects", json={"name": name}), 201)
+    tenant = service.open_client(name)
+    rules = ["kl > 20", "eval/gsm8k absent_for 2h every 6h"]
+    assert expect_json(tenant.patch("/project", json={"rules": rules}), 200)["rules"] == rules
+    for wrong in ("kl above 20", 7):
+        problem = expect_problem(tenant.patch("/project", json={"rules": ["kl > 20", wrong]}), 422)
+        assert problem["errors"][0]["pointer"] == "/rules/1"
+    assert expect_json(tenant.get("/project"), 200)["rules"] == rules
+
+
 def test_pause_ends_by_itself(service: Service) -> None:
     """Of two pauses the one that ends later holds, whichever came first, and the second says that one is there."""
     tenant = service.open_client(service.create_project())
