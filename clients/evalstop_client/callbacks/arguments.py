@@ -86,9 +86,8 @@ def open_run(arguments: CallbackArguments) -> Run:
     """Open the run of a training, which a framework begins.
 
     An earlier training of this name in this process has ended, perhaps by an exception, as when a failed notebook cell
-    is run again. Most frameworks do not report an exception to callbacks. If its run still counted as alive, the new
-    one
-    would attach to it.
+    is run again. Most frameworks do not report an exception to callbacks. If the earlier run still counted as alive,
+    the new one would attach to it.
     """
     name = arguments.get("name")
     earlier = _latest_runs.pop(name, None)

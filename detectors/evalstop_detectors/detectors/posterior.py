@@ -18,9 +18,8 @@ Paired      An evaluation of the best and the current checkpoint on the same pro
             the detector asks for one: from a probability on, or once half of the gain was lost at once while the proxy
             was still, a limited number of times, each once the last is answered and the run has been below its best 1.6
             times as long as then, and only if that costs at most a tenth of what is left of the run.
-Shifts A sudden fall while the proxy was still may be caused by the grader. While it waits for an answer, such a fall
-does not call for a stop at the eval that asked and at the next one; then it does, answered or
-            not.
+Shifts      A sudden fall while the proxy was still may be caused by the grader. While an answer is awaited, such a fall
+            does not call for a stop at the eval that asked and at the next one; then it does, answered or not.
 Evidence    A posterior, 0 to 1 in steps of 2^-14. The turn is placed at the eval of the best median of three.
 Outlook     In addition, how much of its final range the run has covered: by the network's quantiles of the gain still
             to come. A run near 1 has levelled off, whether or not it has turned.

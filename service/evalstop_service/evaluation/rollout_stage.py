@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 EVERY_SECONDS = 60.0
 
 _MOST_FORECAST = 100_000
+"""The most further cases that a forecast counts."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class StageCases:
 
         None: however many there are, they do not, because too many are wrong or undecided.
         """
-        known = [(e.decided + e.undecided, (e.value or 0.0) * e.decided) for e in (self.of_version, self.since)]
+        precisions = (self.of_version, self.since)
+        known = [(item.decided + item.undecided, (item.value or 0.0) * item.decided) for item in precisions]
         share = known[0][1] / max(1, known[0][0])
 
         def find_low(more: int) -> float:
