@@ -134,12 +134,15 @@ def test_waiting_migration_lets_short_transactions_pass(
     migrated: Database, next_migrations: Path, relation: str
 ) -> None:
     """A migration that waits for a long transaction does not block short ones, and succeeds afterwards."""
-    with upgrade_in_thread(migrated, next_migrations) as failures, migrated.transaction() as long_transaction:
+    with ExitStack() as stack:
+        long_transaction = stack.enter_context(migrated.transaction())
         long_transaction.exec_driver_sql(f"LOCK TABLE {relation} IN ROW EXCLUSIVE MODE")
-        wait_until(lambda: find_waiting_process(migrated, relation))
-        for _ in range(3):
-            with migrated.transaction() as short_transaction:  # queued behind the migration
-                short_transaction.exec_driver_sql(f"LOCK TABLE {relation} IN ROW EXCLUSIVE MODE")
+        with upgrade_in_thread(migrated, next_migrations) as failures:
+            wait_until(lambda: find_waiting_process(migrated, relation))
+            for _ in range(3):
+                with migrated.transaction() as short_transaction:  # queued behind the migration
+                    short_transaction.exec_driver_sql(f"LOCK TABLE {relation} IN ROW EXCLUSIVE MODE")
+            stack.close()
     assert failures == []
     assert schema.current_revision(migrated) == schema.head_revision(next_migrations)
 
@@ -162,10 +165,13 @@ def test_deadlocked_migration_is_retried(migrated: Database, next_migrations: Pa
 @pytest.mark.nightly
 def test_migration_can_be_repeated_after_a_lost_connection(migrated: Database, next_migrations: Path) -> None:
     """A migration whose connection is terminated leaves the schema unchanged and can be run again."""
-    with upgrade_in_thread(migrated, next_migrations) as failures, migrated.transaction() as long_transaction:
+    with ExitStack() as stack:
+        long_transaction = stack.enter_context(migrated.transaction())
         long_transaction.exec_driver_sql("LOCK TABLE runs IN ROW EXCLUSIVE MODE")
-        pid = wait_until(lambda: find_waiting_process(migrated, "runs"))
-        long_transaction.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+        with upgrade_in_thread(migrated, next_migrations) as failures:
+            pid = wait_until(lambda: find_waiting_process(migrated, "runs"))
+            long_transaction.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+            stack.close()
     assert len(failures) == 1
     assert schema.current_revision(migrated) == schema.head_revision()
     schema.upgrade_schema(migrated, folder=next_migrations)
