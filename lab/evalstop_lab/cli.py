@@ -16,7 +16,7 @@ from evalstop_lab.errors import LabError, UnusableArguments
 SUBCOMMANDS = {
     "backtest": "evalstop_lab.backtest.command",
     "calibrate": "evalstop_lab.calibrate.command",
-    "cluster": "evalstop_lab.simulator.command",
+    "cluster": "evalstop_lab.simulator.reproduce",
     "demo": "evalstop_lab.rlhf.demo",
     "replay": "evalstop_lab.replay.command",
     "roles": "evalstop_lab.replay.roles",

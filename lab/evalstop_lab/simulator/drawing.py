@@ -6,15 +6,67 @@ that differ in one number are compared in pairs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evalstop_lab.simulator.engine import Cluster
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Kind, Workload
-from evalstop_lab.simulator.setting import Setting
-from evalstop_lab.simulator.stopping import Stops
+
+
+@dataclass(frozen=True)
+class Offered:
+    """Jobs of one kind: their share of all jobs, the median of their hours, and the shares of gang sizes."""
+
+    share: float
+    median_hours: float
+    sizes: tuple[tuple[int, float], ...]
+
+
+OFFERED: Mapping[Kind, Offered] = {
+    Kind.RLHF: Offered(0.8, 6.0, ((2, 0.2), (4, 0.4), (8, 0.3), (16, 0.1))),
+    Kind.DPO: Offered(0.1, 3.0, ((2, 0.4), (4, 0.4), (8, 0.2))),
+    Kind.LORA: Offered(0.1, 1.5, ((1, 0.5), (2, 0.3), (4, 0.2))),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A world from which the jobs of `OFFERED` are drawn; shares are between 0 and 1.
+
+    `load`: the ratio of requested to available GPU-hours. `duration_sd`, `estimate_sd`: of the
+    logarithm. `hacking_share`: of the RLHF jobs. `peaks`: the range of peaks of hacking jobs, as shares of their plans.
+    `drop`: the fall of the eval score from its peak to the end of the plan, as a share of its gain. `healthy_rate`: the
+    rate at which a healthy eval score saturates, per plan. `noise_sd`: of one eval, on the scale of the eval
+    score, which rises from `start` by `gain`. `measured`: the range of jobs, by submission, whose times are reported,
+    without the start, when the cluster is empty, and the end, when no more jobs arrive.
+    """
+
+    jobs: int = 1500
+    gpus: int = 64
+    load: float = 0.86
+    duration_sd: float = 0.8
+    estimate_sd: float = 0.4
+    hacking_share: float = 0.5
+    peaks: tuple[float, float] = (0.5, 0.7)
+    drop: float = 0.7
+    healthy_rate: float = 3.5
+    evals: int = 10
+    noise_sd: float = 0.03
+    gain: float = 0.6
+    start: float = 0.2
+    loss_noise: float = 0.05
+    restore_hours: float = 0.1
+    measured: tuple[float, float] = (0.2, 0.9)
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster(self.gpus, self.restore_hours)
+
+
+PAPER = Setting()
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,14 +82,11 @@ class Hidden:
     eval_scores: Floats
 
 
-def stop_at_peaks(workload: Workload, hidden: Hidden) -> tuple[Stops, Floats]:
-    """The stops of the oracle, and the hours after which each job ends: exactly at the peak, between two evals.
-
-    `Stops.after` is the first eval after the peak.
-    """
+def stop_at_peaks(workload: Workload, hidden: Hidden) -> tuple[Integers, Floats]:
+    """The oracle's stops, and the hours after which each job ends: exactly at the peak, between two evals."""
     evals = hidden.eval_scores.shape[1]
     after = np.where(hidden.hacking, np.ceil(hidden.peaks * evals), 0).astype(np.int64)
-    return Stops(after), workload.hours * hidden.peaks
+    return after, workload.hours * hidden.peaks
 
 
 _STREAMS = ("gaps", "kinds", "sizes", "hours", "estimates", "", "hacking", "peaks", "noise", "proxy", "loss")
@@ -47,12 +96,13 @@ _STREAMS = ("gaps", "kinds", "sizes", "hours", "estimates", "", "hacking", "peak
 def draw_jobs(setting: Setting, seed: int) -> tuple[Workload, Hidden]:
     """The jobs of this seed, by submission, and the truth about them."""
     n = setting.jobs
-    kinds = _draw_kinds(setting, seed)
-    medians = np.array([setting.offered[kind].median_hours for kind in kinds])
+    places = _choose([item.share for item in OFFERED.values()], _rng(seed, "kinds").random(n))
+    kinds = [list(OFFERED)[place] for place in places.tolist()]
+    medians = np.array([OFFERED[kind].median_hours for kind in kinds])
     hours = medians * np.exp(setting.duration_sd * _rng(seed, "hours").standard_normal(n))
     estimates = hours * np.exp(setting.estimate_sd * _rng(seed, "estimates").standard_normal(n))
     submitted = np.cumsum(_rng(seed, "gaps").exponential(_compute_gap_hours(setting), n))
-    gpus = _draw_sizes(setting, kinds, _rng(seed, "sizes").random(n))
+    gpus = _draw_sizes(kinds, _rng(seed, "sizes").random(n))
     hidden = _draw_truth(setting, seed, np.array([kind is Kind.RLHF for kind in kinds], dtype=bool))
     t = np.arange(1, setting.evals + 1) / setting.evals
     shape = (n, setting.evals)
@@ -67,30 +117,29 @@ def draw_jobs(setting: Setting, seed: int) -> tuple[Workload, Hidden]:
     return Workload(jobs, eval_scores, proxy), hidden
 
 
-def _draw_kinds(setting: Setting, seed: int) -> tuple[Kind, ...]:
-    shares = np.cumsum([item.share for item in setting.offered.values()])
-    places = np.searchsorted(shares / shares[-1], _rng(seed, "kinds").random(setting.jobs), side="right")
-    return tuple(list(setting.offered)[place] for place in places.tolist())
-
-
 def _compute_gap_hours(setting: Setting) -> float:
     """The mean time between two submissions at which the load is `setting.load`."""
-    shares = sum(item.share for item in setting.offered.values())
+    shares = sum(item.share for item in OFFERED.values())
     gpu_hours = sum(
         item.share / shares * item.median_hours * sum(size * part for size, part in item.sizes)
-        for item in setting.offered.values()
+        for item in OFFERED.values()
     ) * np.exp(setting.duration_sd**2 / 2)
     return float(gpu_hours / (setting.gpus * setting.load))
 
 
-def _draw_sizes(setting: Setting, kinds: Sequence[Kind], uniform: Floats) -> Integers:
+def _draw_sizes(kinds: Sequence[Kind], uniform: Floats) -> Integers:
     gpus = np.zeros(len(kinds), dtype=np.int64)
-    for kind, item in setting.offered.items():
+    for kind, item in OFFERED.items():
         sizes, parts = zip(*item.sizes, strict=True)
         of_kind = np.array([other is kind for other in kinds], dtype=bool)
-        shares = np.cumsum(parts)
-        gpus[of_kind] = np.array(sizes)[np.searchsorted(shares / shares[-1], uniform[of_kind], side="right")]
+        gpus[of_kind] = np.array(sizes)[_choose(parts, uniform[of_kind])]
     return gpus
+
+
+def _choose(shares: Sequence[float], uniform: Floats) -> Integers:
+    """Indices of these shares, in proportion to them."""
+    sums = np.cumsum(shares)
+    return np.searchsorted(sums / sums[-1], uniform, side="right")
 
 
 def _draw_truth(setting: Setting, seed: int, rlhf: NDArray[np.bool_]) -> Hidden:

@@ -1,7 +1,7 @@
 """The jobs of a cluster, as visible to schedulers and stopping rules. All times are in hours.
 
-The truth about a job (whether it is hacking, where its eval score peaks) is in `hidden`, which neither the engine nor a
-scheduler may import.
+The truth about a job (whether it is hacking, where its eval score peaks) is in `drawing.Hidden`, which neither the
+engine nor a scheduler may import.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from scipy import stats
 
 from evalstop_lab.simulator.drawing import Hidden
 from evalstop_lab.simulator.engine import Schedule
-from evalstop_lab.simulator.jobs import Floats, Workload
-from evalstop_lab.simulator.stopping import Stops
+from evalstop_lab.simulator.jobs import Floats, Integers, Workload
 from evalstop_lab.worlds.scoring import Figure, Share, estimate_mean, wilson
 
 
@@ -82,10 +81,10 @@ class Counts:
         return self.wrong + (self.late_healthy if late else 0)
 
 
-def count_flags(workload: Workload, hidden: Hidden, stops: Stops) -> Counts:
+def count_flags(workload: Workload, hidden: Hidden, stops: Integers) -> Counts:
     evals = np.array([job.evals for job in workload.jobs])
-    late, early = stops.after == evals, (stops.after > 0) & (stops.after < evals)
-    premature = early & hidden.hacking & (stops.after < hidden.peaks * evals)
+    late, early = stops == evals, (stops > 0) & (stops < evals)
+    premature = early & hidden.hacking & (stops < hidden.peaks * evals)
     return Counts(
         hacking=int(hidden.hacking.sum()),
         healthy=int((~hidden.hacking).sum()),

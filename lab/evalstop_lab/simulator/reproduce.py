@@ -1,10 +1,15 @@
 """`evalstop-lab cluster reproduce`: reproduces the table of EvalStop (arXiv 2606.04145), on seeds not used for
-fitting."""
+fitting.
+
+The unit of work is one seed of one world, so that results do not depend on the number of workers.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
@@ -15,9 +20,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from evalstop_lab.report import format_figure, format_percent, new_table
-from evalstop_lab.simulator import study
-from evalstop_lab.simulator.drawing import draw_jobs, stop_at_peaks
+from evalstop_lab.arguments import positive_number, whole_number
+from evalstop_lab.report import format_figure, format_percent, new_table, to_json_values
+from evalstop_lab.simulator.drawing import OFFERED, PAPER, Setting, draw_jobs, stop_at_peaks
 from evalstop_lab.simulator.engine import simulate_cluster
 from evalstop_lab.simulator.metrics import (
     Change,
@@ -29,18 +34,18 @@ from evalstop_lab.simulator.metrics import (
     measure_schedule,
 )
 from evalstop_lab.simulator.schedulers import SCHEDULERS
-from evalstop_lab.simulator.setting import PAPER, Setting
-from evalstop_lab.simulator.stopping import RULES, Rule, decide_stops, no_stops
+from evalstop_lab.simulator.stopping import compute_ends, decide_stops
+from evalstop_lab.sweep import BACKENDS, LOCAL, add_jobs_option, sweep
 from evalstop_lab.worlds.scoring import Figure, estimate_mean
 
 NONE, ORACLE = "none", "oracle"
-SEEDS = 12
+SEEDS, REPORTING_SEED = 12, 30_000
 JOBS = 3000
 BASELINE = "SRTF-Est"
 COUNTED_ON = "FIFO-Skip"  # the cheapest scheduler, for settings in which only flags are counted
 FEWER = 5  # those settings have this factor fewer jobs
-POLICIES = tuple(RULES[name] for name in ("paper", "default", "fixed-progress", "loss-plateau"))
-STOPPING = (*(policy.name for policy in POLICIES), ORACLE)
+COMPARED = ("paper", "default", "fixed-progress", "loss-plateau")
+STOPPING = (*COMPARED, ORACLE)
 NOISES = (0.01, 0.02, 0.03, 0.04, 0.05)
 HACKING = (0.2, 0.35, 0.5, 0.65, 0.8)
 TOLERANCE = 0.02
@@ -70,7 +75,7 @@ class Cell:
     world: str
     setting: Setting
     seed: int
-    rules: Sequence[Rule]
+    rules: Sequence[str]
     schedulers: Sequence[str]
 
 
@@ -88,11 +93,11 @@ class Row:
 def run_cell(cell: Cell) -> list[Row]:
     """Draw the cell's jobs once, let each rule decide once, and simulate each scheduler under each rule."""
     workload, hidden = draw_jobs(cell.setting, cell.seed)
-    unstopped = no_stops(workload)
-    decided = {NONE: (unstopped, unstopped.ends(workload)), ORACLE: stop_at_peaks(workload, hidden)}
+    never = np.zeros(len(workload.jobs), dtype=np.int64)
+    decided = {NONE: (never, workload.hours), ORACLE: stop_at_peaks(workload, hidden)}
     for rule in cell.rules:
         stops = decide_stops(rule, workload)
-        decided[rule.name] = stops, stops.ends(workload)
+        decided[rule] = stops, compute_ends(workload, stops)
     rows = []
     for name, (stops, ends) in decided.items():
         counts = count_flags(workload, hidden, stops)
@@ -142,36 +147,63 @@ class Line:
         return abs(self.ours.value - self.paper) <= TOLERANCE + 1e-9
 
 
+EXAMPLES = """examples:
+  evalstop-lab cluster reproduce
+  evalstop-lab cluster reproduce --seeds 4 --json
+"""
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("reproduce", help="reproduce the paper's table, with intervals")
-    study.add_common(parser, seeds=SEEDS)
+    cluster = subparsers.add_parser(
+        "cluster",
+        help="simulate a GPU cluster to measure what stopping saves, by scheduler and rule",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = cluster.add_subparsers(required=True, metavar="COMMAND")
+    parser = commands.add_parser("reproduce", help="reproduce the paper's table, with intervals")
+    parser.add_argument("--seeds", type=positive_number, default=SEEDS, help=f"number of seeds (default: {SEEDS})")
+    parser.add_argument(
+        "--first-seed",
+        type=whole_number,
+        default=REPORTING_SEED,
+        help="the first seed (default: seeds not used for fitting)",
+    )
+    parser.add_argument(
+        "--cluster-jobs", type=positive_number, default=JOBS, metavar="JOBS", help="number of jobs per seed"
+    )
+    add_jobs_option(parser)
+    parser.add_argument("--backend", choices=BACKENDS, default=LOCAL, help="where to compute (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    setting = replace(PAPER, jobs=args.cluster_jobs or JOBS)
-    seeds = study.get_seeds(args)
-    by_cell = study.sweep_each(args, run_cell, _build_cells(setting, seeds), "reproducing")
+    setting = replace(PAPER, jobs=args.cluster_jobs)
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    by_cell = sweep(run_cell, _build_cells(setting, seeds), "reproducing", args.jobs, chunk=1, backend=args.backend)
     rows = Rows(chain.from_iterable(by_cell))
     lines, changes = build_lines(rows), compare_schedulers(rows)
-    report = {
-        "lines": [asdict(line) | {"matches": line.matches} for line in lines],
-        "changes": {
-            scheduler: {quantity: asdict(change) for quantity, change in by_figure.items()}
-            for scheduler, by_figure in changes.items()
-        },
-        "rules": {rule: asdict(rows.counts("paper", rule)) for rule in STOPPING},
-        "saved": {rule: asdict(_estimate_saving(rows, rule)) for rule in STOPPING},
-        "gpu_hours": {rule: _compute_shares(rows, rule) for rule in (NONE, *STOPPING)},
-        "setting": study.encode_setting(setting, seeds),
-        "fitted": " ".join(FITTED.split()),
-    }
-
-    def show(console: Console) -> None:
-        tables = (_build_paper_table(lines), _build_rules_table(rows))
-        console.print(*tables, _build_changes_table(changes), " ".join(FITTED.split()), sep="\n")
-
-    return study.print_report(args, report, show)
+    if args.json:
+        report = {
+            "lines": [asdict(line) | {"matches": line.matches} for line in lines],
+            "changes": {
+                scheduler: {quantity: asdict(change) for quantity, change in by_figure.items()}
+                for scheduler, by_figure in changes.items()
+            },
+            "rules": {rule: asdict(rows.counts("paper", rule)) for rule in STOPPING},
+            "saved": {rule: asdict(_estimate_saving(rows, rule)) for rule in STOPPING},
+            "gpu_hours": {rule: _compute_shares(rows, rule) for rule in (NONE, *STOPPING)},
+            "setting": asdict(setting)
+            | {"offered": {kind: asdict(item) for kind, item in OFFERED.items()}, "seeds": [seeds[0], seeds[-1]]},
+            "fitted": " ".join(FITTED.split()),
+        }
+        sys.stdout.write(json.dumps(to_json_values(report)) + "\n")
+        return 0
+    console = Console() if sys.stdout.isatty() else Console(width=180)
+    tables = (_build_paper_table(lines), _build_rules_table(rows), _build_changes_table(changes))
+    console.print(*tables, " ".join(FITTED.split()), sep="\n")
+    return 0
 
 
 def build_lines(rows: Rows) -> list[Line]:
@@ -214,10 +246,8 @@ def _build_cells(setting: Setting, seeds: Sequence[int]) -> list[Cell]:
     fewer = replace(setting, jobs=math.ceil(setting.jobs / FEWER))
     worlds = {_name_noise(sd): replace(fewer, noise_sd=sd) for sd in NOISES}
     worlds |= {_name_share(share): replace(fewer, hacking_share=share) for share in HACKING}
-    cells = [Cell("paper", setting, seed, POLICIES, tuple(SCHEDULERS)) for seed in seeds]
-    cells += [
-        Cell(name, world, seed, (RULES["paper"],), (COUNTED_ON,)) for name, world in worlds.items() for seed in seeds
-    ]
+    cells = [Cell("paper", setting, seed, COMPARED, tuple(SCHEDULERS)) for seed in seeds]
+    cells += [Cell(name, world, seed, ("paper",), (COUNTED_ON,)) for name, world in worlds.items() for seed in seeds]
     return cells
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from evalstop_lab.cli import main
+from evalstop_lab.simulator.drawing import PAPER, Setting
 from evalstop_lab.simulator.engine import Schedule
 from evalstop_lab.simulator.jobs import Workload
-from evalstop_lab.simulator.setting import PAPER, Setting
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from evalstop_lab.simulator.drawing import draw_jobs, stop_at_peaks
+from evalstop_lab.simulator.drawing import PAPER, Setting, draw_jobs, stop_at_peaks
 from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.jobs import Kind
 from evalstop_lab.simulator.metrics import Counts, count_flags, measure_schedule
 from evalstop_lab.simulator.schedulers import SCHEDULERS
-from evalstop_lab.simulator.setting import PAPER, Setting
-from evalstop_lab.simulator.stopping import RULES, decide_stops
+from evalstop_lab.simulator.stopping import decide_stops
 
 from tests.lab.simulator.conftest import SMALL
 
@@ -20,11 +19,11 @@ from tests.lab.simulator.conftest import SMALL
 def test_paper_stops_at_the_third_decline() -> None:
     """Without noise every hacking job with three evals after its peak is stopped at the third decline, and no other."""
     workload, hidden = draw_jobs(replace(SMALL, noise_sd=0.0, evals=20), 1)
-    stops = decide_stops(RULES["paper"], workload)
-    assert (stops.after[~hidden.hacking] == 0).all()
+    stops = decide_stops("paper", workload)
+    assert (stops[~hidden.hacking] == 0).all()
     for job in np.flatnonzero(hidden.hacking):
         falls = np.flatnonzero(np.diff(hidden.eval_scores[job]) < 0)
-        assert stops.after[job] == falls[2] + 2
+        assert stops[job] == falls[2] + 2
 
 
 def test_oracle_leaves_no_waste() -> None:

@@ -14,7 +14,7 @@ from evalstop_lab.simulator.engine import Cluster, simulate_cluster
 from evalstop_lab.simulator.metrics import compare_paired, correct_p_values, count_flags, measure_schedule
 from evalstop_lab.simulator.reproduce import Cell, Row, run_cell
 from evalstop_lab.simulator.schedulers import SCHEDULERS
-from evalstop_lab.simulator.stopping import RULES, decide_stops
+from evalstop_lab.simulator.stopping import RULES, compute_ends, decide_stops
 from evalstop_lab.sweep import DASK, RAY, sweep
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ from tests.lab.simulator.conftest import SMALL, property_settings, read_report
 
 pytestmark = pytest.mark.slow
 
-POLICIES = tuple(RULES.values())
+EVERY_RULE = tuple(RULES)
 
 
 def run_rules(cell: Cell) -> dict[tuple[str, str], Row]:
@@ -32,9 +32,9 @@ def run_rules(cell: Cell) -> dict[tuple[str, str], Row]:
 
 def test_figures_of_a_rule_do_not_depend_on_other_rules() -> None:
     """A rule's figures depend neither on the other rules nor on their order."""
-    separate = run_rules(Cell("w", SMALL, 1, (RULES["paper"],), ("SRTF-Est",)))
-    together = run_rules(Cell("w", SMALL, 1, POLICIES, tuple(SCHEDULERS)))
-    reverse = run_rules(Cell("w", SMALL, 1, POLICIES[::-1], tuple(SCHEDULERS)[::-1]))
+    separate = run_rules(Cell("w", SMALL, 1, ("paper",), ("SRTF-Est",)))
+    together = run_rules(Cell("w", SMALL, 1, EVERY_RULE, tuple(SCHEDULERS)))
+    reverse = run_rules(Cell("w", SMALL, 1, EVERY_RULE[::-1], tuple(SCHEDULERS)[::-1]))
     assert together == reverse
     assert {key: together[key] for key in separate} == separate
 
@@ -48,16 +48,16 @@ def test_only_metrics_depend_on_the_truth(seed: int, rule: str) -> None:
     order = np.random.default_rng(seed).permutation(setting.jobs)
     columns = ("hacking", "peaks", "eval_scores")
     permuted = replace(hidden, **{name: getattr(hidden, name)[order] for name in columns})
-    stops = decide_stops(RULES[rule], workload)
-    schedule = simulate_cluster(workload, SCHEDULERS["LAS"], Cluster(), stops.ends(workload))
+    stops = decide_stops(rule, workload)
+    schedule = simulate_cluster(workload, SCHEDULERS["LAS"], Cluster(), compute_ends(workload, stops))
     right, wrong = (measure_schedule(workload, truth, schedule) for truth in (hidden, permuted))
     assert (right.jct, right.jct_p95, right.gpu_hours) == (wrong.jct, wrong.jct_p95, wrong.gpu_hours)
     flags = [count_flags(workload, truth, stops) for truth in (hidden, permuted)]
     stopped = [item.right + item.premature + item.wrong + item.late_hacking + item.late_healthy for item in flags]
-    assert stopped[0] == stopped[1] == np.count_nonzero(stops.after)
+    assert stopped[0] == stopped[1] == np.count_nonzero(stops)
 
 
-SWEPT_CELLS = [Cell("small", SMALL, seed, (RULES["paper"],), ("FIFO", "LAS")) for seed in range(3)]
+SWEPT_CELLS = [Cell("small", SMALL, seed, ("paper",), ("FIFO", "LAS")) for seed in range(3)]
 
 
 @pytest.fixture(scope="module")
